@@ -1,0 +1,136 @@
+// Shared memory of one device session: what the three processes map, and who writes what.
+//
+// A session has four memfds. Each page has exactly one writer, so no process ever performs a
+// read-modify-write on another's word, and a hostile notebook cannot touch the gate, its memory
+// grant or the answers (its descriptors of those pages are read-only).
+//
+//   log     written by the client   ring of `capacity` bytes, mapped twice in a row
+//   client  written by the client   ClientPage
+//   worker  written by the worker   WorkerPage, then the answer ring
+//   agent   written by the agent    AgentPage
+//
+// Positions are 64-bit byte counts that never wrap; byte p of the log lies at p % capacity.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace sing {
+
+inline constexpr uint64_t kMagic = 0x31474e4953594a31;  // "1JYSING1"
+inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr size_t kPageBytes = 4096;
+inline constexpr size_t kAnswerRingBytes = size_t{4} << 20;
+inline constexpr size_t kAnswerChunkBytes = size_t{512} << 10;  // published piecewise
+inline constexpr size_t kRecordBytesMax = size_t{16} << 20;
+inline constexpr size_t kLine = 64;
+
+template <class T>
+using Word = std::atomic<T>;
+static_assert(Word<uint64_t>::is_always_lock_free && Word<uint32_t>::is_always_lock_free);
+
+// The worker of this session, as the client must treat it (AgentPage::presence).
+enum class Presence : uint32_t {
+  absent = 0,   // no worker: an append must ring the agent's bell
+  present = 1,  // a worker lives: wake it if it sleeps
+  ended = 2,    // the session is over: AgentPage::reason says why, and nothing will execute
+};
+
+struct ClientPage {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t pid;
+  // Futex word: the low half of head. Bytes below head are complete records.
+  alignas(kLine) Word<uint64_t> head;
+  // Number of threads that sleep on WorkerPage::bell.
+  alignas(kLine) Word<uint32_t> sleepers;
+  // End position of the request whose answer is awaited, 0 if none. Set before head covers it.
+  Word<uint64_t> answer_wanted;
+  // Bytes of that answer that were copied out. Futex word: the low half.
+  Word<uint64_t> answer_taken;
+  // Device bytes of live storages, now and at most; bytes asked of the agent (with a sequence).
+  alignas(kLine) Word<uint64_t> memory_used;
+  Word<uint64_t> memory_peak;
+  Word<uint64_t> memory_wanted;
+  Word<uint64_t> want_sequence;
+  Word<uint64_t> operators;
+  // Activity as the notebook sees it: cells now running, CLOCK_MONOTONIC of the last change.
+  alignas(kLine) Word<uint32_t> cells_running;
+  Word<uint64_t> cell_changed_ns;
+};
+
+struct WorkerPage {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t pid;
+  // Every record below this position has been executed.
+  alignas(kLine) Word<uint64_t> consumed;
+  // Futex word: counts everything a client may wait for from the worker.
+  alignas(kLine) Word<uint32_t> bell;
+  // Nonzero while the worker sleeps on ClientPage::head or ::answer_taken.
+  Word<uint32_t> asleep;
+  Word<uint32_t> gate_open;
+  Word<uint64_t> epoch;  // incarnations of the worker, the first is 1
+  // The answer to the request that ends at answer_position; bytes lie in the ring modulo its size.
+  alignas(kLine) Word<uint64_t> answer_position;
+  Word<uint32_t> answer_status;  // AnswerStatus
+  Word<uint64_t> answer_bytes;
+  Word<uint64_t> answer_produced;
+  alignas(kLine) Word<uint64_t> busy_ns;          // time spent executing, this session in total
+  Word<uint64_t> active_ns;        // CLOCK_MONOTONIC when it last ran dry
+  Word<uint64_t> memory_resident;  // device bytes that the worker holds for storages
+};
+
+struct AgentPage {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t device_kind;  // DeviceKind
+  // Futex word: counts every change of this page.
+  alignas(kLine) Word<uint32_t> bell;
+  Word<uint32_t> presence;  // Presence
+  // Records below this position are in a complete snapshot; their bytes may be overwritten.
+  Word<uint64_t> retained;
+  Word<uint64_t> log_budget;  // bytes since `retained` at which a snapshot should begin
+  // Device bytes that the session may use; the answer to ClientPage::want_sequence.
+  alignas(kLine) Word<uint64_t> memory_granted;
+  Word<uint64_t> grant_sequence;
+  Word<uint64_t> memory_total;  // of the device
+  Word<uint64_t> memory_free;   // of the device, as last metered
+  Word<uint32_t> threads;       // compute threads of a software device
+  Word<uint32_t> snapshots;     // taken so far
+  alignas(kLine) char device_name[64];
+  char reason[256];  // zero-terminated UTF-8, for people
+};
+
+enum class DeviceKind : uint32_t { software = 0, cuda = 1 };
+enum class AnswerStatus : uint32_t { ok = 0, error = 1 };
+
+static_assert(sizeof(ClientPage) <= kPageBytes && sizeof(WorkerPage) <= kPageBytes &&
+              sizeof(AgentPage) <= kPageBytes);
+// kernelproxy/oplog.py reads and writes these words by offset; docs/format.md lists them.
+static_assert(offsetof(ClientPage, head) == 64 && offsetof(ClientPage, sleepers) == 128 &&
+              offsetof(ClientPage, answer_wanted) == 136 &&
+              offsetof(ClientPage, answer_taken) == 144 &&
+              offsetof(ClientPage, memory_used) == 192 && offsetof(ClientPage, memory_peak) == 200 &&
+              offsetof(ClientPage, memory_wanted) == 208 &&
+              offsetof(ClientPage, want_sequence) == 216 && offsetof(ClientPage, operators) == 224 &&
+              offsetof(ClientPage, cells_running) == 256 &&
+              offsetof(ClientPage, cell_changed_ns) == 264);
+static_assert(offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, bell) == 128 &&
+              offsetof(WorkerPage, asleep) == 132 && offsetof(WorkerPage, gate_open) == 136 &&
+              offsetof(WorkerPage, epoch) == 144 && offsetof(WorkerPage, answer_position) == 192 &&
+              offsetof(WorkerPage, answer_status) == 200 &&
+              offsetof(WorkerPage, answer_bytes) == 208 &&
+              offsetof(WorkerPage, answer_produced) == 216 && offsetof(WorkerPage, busy_ns) == 256 &&
+              offsetof(WorkerPage, active_ns) == 264 &&
+              offsetof(WorkerPage, memory_resident) == 272);
+static_assert(offsetof(AgentPage, device_kind) == 12 && offsetof(AgentPage, bell) == 64 &&
+              offsetof(AgentPage, presence) == 68 && offsetof(AgentPage, retained) == 72 &&
+              offsetof(AgentPage, log_budget) == 80 && offsetof(AgentPage, memory_granted) == 128 &&
+              offsetof(AgentPage, grant_sequence) == 136 &&
+              offsetof(AgentPage, memory_total) == 144 && offsetof(AgentPage, memory_free) == 152 &&
+              offsetof(AgentPage, threads) == 160 && offsetof(AgentPage, snapshots) == 164 &&
+              offsetof(AgentPage, device_name) == 192 && offsetof(AgentPage, reason) == 256);
+
+}  // namespace sing
