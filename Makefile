@@ -1,0 +1,82 @@
+# Two commands for users of a clone: `make lab` and `make test`. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+FUZZ_SECONDS ?= 20
+
+CPP := $(shell find native -name '*.h' -o -name '*.cpp')
+PY := jupyter_sing kernelproxy tests benchmarks hatch_build.py
+
+.DEFAULT_GOAL := help
+.PHONY: help system venv native lab test test-fast test-cpp fuzz lint format bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+system:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "Python's venv module is needed (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig; p = sysconfig.get_paths()["include"]; \
+	  raise SystemExit(not os.path.exists(p + "/Python.h"))' || \
+	  { echo "Python's C headers are needed (Debian, Ubuntu: apt install python3-dev)"; exit 1; }
+	@command -v $(or $(firstword $(CXX)),g++) >/dev/null || \
+	  { echo "A C++20 compiler is needed (Debian, Ubuntu: apt install g++)"; exit 1; }
+
+$(VENV)/.created: | system
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch first and alone: nothing that follows may choose another one.
+$(VENV)/.torch: constraints.txt | $(VENV)/.created
+	$(PIP) install --constraint constraints.txt torch
+	@touch $@
+
+$(VENV)/.package: pyproject.toml hatch_build.py $(VENV)/.torch
+	$(PIP) install --constraint constraints.txt --editable '.[test,lint]'
+	@touch $@
+
+venv: $(VENV)/.package native ## set everything up in .venv; again in a second when nothing changed
+
+# Looks at the sources itself: returns at once when the libraries for them are there.
+native: $(VENV)/.package
+	@$(BIN)/python -m kernelproxy.native >/dev/null
+
+lab: venv ## JupyterLab with the tutorial
+	JUPYTER_DEFAULT_PROVISIONER_NAME=sing $(BIN)/jupyter lab docs/tutorial.ipynb
+
+test: venv test-cpp fuzz ## all tests
+	$(PYTEST)
+
+test-fast: venv ## what is quick: under two minutes
+	$(PYTEST) -m 'not slow and not e2e'
+
+TORCH_DIR = $$($(BIN)/python -m kernelproxy.native --torch-dir)
+IN_NATIVE = $(MAKE) --no-print-directory -C native PYTHON=$(abspath $(BIN)/python)
+
+test-cpp: venv
+	$(IN_NATIVE) test TORCH_DIR="$(TORCH_DIR)"
+
+fuzz: venv
+	$(IN_NATIVE) fuzz TORCH_DIR="$(TORCH_DIR)" SECONDS=$(FUZZ_SECONDS)
+
+lint: $(VENV)/.package ## style and types
+	$(BIN)/ruff check $(PY)
+	$(BIN)/ruff format --check $(PY)
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+
+format: $(VENV)/.package ## put the sources in shape
+	$(BIN)/ruff check --fix --exit-zero $(PY)
+	$(BIN)/ruff format $(PY)
+	$(BIN)/clang-format -i $(CPP)
+
+bench: venv ## measure, and write BENCHMARKS.md
+	$(BIN)/python -m benchmarks.bench --write
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache native/build
