@@ -22,7 +22,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before a wheel is made; an editable install uses the tree as it is."""
+        """Called by hatchling before a wheel is made; editable installs use the tree itself."""
         if version == "editable":
             return
         root = Path(self.root)

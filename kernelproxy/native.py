@@ -1,0 +1,462 @@
+"""The native part for one torch: found, or built once.
+
+`libsing_client.so` goes into kernels, `libsing_worker.so` into workers. Both use torch's C++
+interface, so there is one pair for each torch version and Python. A pair is looked for in the
+installed package, then in the user's cache, and is otherwise compiled into that cache.
+
+The libraries carry no path to torch: they are loaded into processes that have loaded torch's own
+libraries before, so one pair serves every environment with the same torch.
+
+Standard library only: kernels use this module under their own interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelproxy.errors import NativeError
+
+PACKAGE = Path(__file__).resolve().parent
+TORCH_MIN, TORCH_END = (2, 11), (2, 14)
+PROBE_SECONDS = 60
+COMPILE_SECONDS = 1200
+OBJECTS_KEPT = 200
+
+# Sources of each library, as directories of the native tree.
+LIBRARIES = {"client": ("oplog", "client"), "worker": ("oplog", "worker")}
+LINKED = {"client": ("torch_python", "torch_cpu", "c10"), "worker": ("torch_cpu", "c10")}
+
+COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread")
+SANITIZE_FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
+STRICT_FLAGS = ("-Wall", "-Wextra", "-Werror")
+
+Message = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class TorchInfo:
+    """The torch of one environment, as far as compiling against it needs to know."""
+
+    version: str
+    """Complete, with the local part: `2.13.0+cpu`."""
+    directory: Path
+    python_tag: str
+    machine: str
+    python_include: Path
+
+    @property
+    def library_directory(self) -> Path:
+        return self.directory / "lib"
+
+    @property
+    def include_directories(self) -> tuple[Path, ...]:
+        """Torch's headers, then those of the interpreter."""
+        include = self.directory / "include"
+        return include, include / "torch" / "csrc" / "api" / "include", self.python_include
+
+
+@dataclass(frozen=True)
+class NativeParts:
+    """The two libraries."""
+
+    client: Path
+    worker: Path
+
+    @classmethod
+    def inside(cls, directory: Path) -> NativeParts | None:
+        """The pair in `directory`, or None."""
+        parts = cls(directory / "libsing_client.so", directory / "libsing_worker.so")
+        return parts if parts.client.is_file() and parts.worker.is_file() else None
+
+
+# ---------------------------------------------------------------- which torch
+
+
+def _facts(directory: str | None = None) -> dict[str, str]:
+    """Describe this interpreter and its torch without importing it.
+
+    The source of this function is also sent to other interpreters, so it imports what it needs.
+    """
+    import importlib.util
+    import os
+    import platform
+    import re
+    import sys
+    import sysconfig
+
+    if directory is None:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or not spec.origin:
+            return {}
+        directory = os.path.dirname(spec.origin)
+    with open(os.path.join(directory, "version.py"), encoding="utf-8") as file:
+        found = re.search(r"^__version__ = '([^']+)'", file.read(), re.MULTILINE)
+    return {
+        "version": found.group(1) if found else "unknown",
+        "directory": directory,
+        "python_tag": str(sys.implementation.cache_tag),
+        "machine": platform.machine(),
+        "python_include": sysconfig.get_paths()["include"],
+    }
+
+
+def _torch_info(facts: dict[str, Any], where: str) -> TorchInfo:
+    if not facts:
+        raise NativeError(f"{where} has no torch")
+    return TorchInfo(
+        version=facts["version"],
+        directory=Path(facts["directory"]),
+        python_tag=facts["python_tag"],
+        machine=facts["machine"],
+        python_include=Path(facts["python_include"]),
+    )
+
+
+def describe(directory: Path | None = None) -> TorchInfo:
+    """Describe the torch of the running interpreter, without importing it.
+
+    Parameters
+    ----------
+    directory : Path, optional
+        Where torch lies, for callers that have found its spec already.
+
+    Raises
+    ------
+    NativeError
+        This interpreter has no torch, or its directory is not one of torch.
+    """
+    try:
+        return _torch_info(_facts(str(directory) if directory else None), "this environment")
+    except OSError as error:
+        raise NativeError(f"torch could not be read: {error}") from error
+
+
+def find_torch(python: str, env: dict[str, str] | None = None) -> TorchInfo:
+    """Describe the torch of another interpreter, without importing it.
+
+    Parameters
+    ----------
+    python : str
+        Path of the interpreter.
+    env : dict, optional
+        Its environment variables, this process's by default.
+
+    Raises
+    ------
+    NativeError
+        The interpreter cannot be run, or has no torch.
+    """
+    # The working directory is not where an installed torch is, but could hold a `torch/`.
+    code = (
+        "import sys; sys.path[:] = [p for p in sys.path if p]\n"
+        f"{inspect.getsource(_facts)}\nimport json; print(); print(json.dumps(_facts()))"
+    )
+    code = "from __future__ import annotations\n" + code
+    try:
+        done = subprocess.run(
+            [python, "-c", code],
+            capture_output=True,
+            text=True,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            timeout=PROBE_SECONDS,
+            check=True,
+        )
+        facts = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        raise NativeError(f"{python} failed: {_last_line(error.stderr)}") from error
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise NativeError(f"{python} could not be asked for its torch: {error}") from error
+    return _torch_info(facts, python)
+
+
+# ---------------------------------------------------------------- which libraries
+
+
+def ensure(
+    info: TorchInfo,
+    message: Message | None = None,
+    *,
+    sanitize: bool = False,
+    cache: Path | None = None,
+) -> NativeParts:
+    """Find the libraries for a torch; build them if nobody has.
+
+    Parameters
+    ----------
+    info : TorchInfo
+        From `describe` or `find_torch`.
+    message : callable, optional
+        Is told, in one sentence, that a build begins or is being waited for.
+    sanitize : bool
+        Build with the address and undefined-behaviour sanitizers, for development.
+    cache : Path, optional
+        Where to build; the user's cache by default.
+
+    Returns
+    -------
+    NativeParts
+
+    Raises
+    ------
+    NativeError
+        This torch is not supported, or the libraries cannot be built here.
+    """
+    _check_version(info)
+    tree = _source_tree()
+    key = _key(info, tree, sanitize)
+    cache = cache or cache_directory()
+    for directory in (PACKAGE / "_native_lib" / key, cache / key):
+        if parts := NativeParts.inside(directory):
+            return parts
+    say = message or (lambda text: None)
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(cache / f"{key}.lock", say):
+            if parts := NativeParts.inside(cache / key):
+                return parts
+            say(f"Preparing the device client for torch {info.version}, once: a minute or two.")
+            return _build(info, tree, cache, key, sanitize)
+    except OSError as error:
+        raise NativeError(f"the native part cannot be built in {cache}: {error}") from error
+
+
+def cache_directory() -> Path:
+    """Where libraries that were built at first use are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jupyter_sing" / "native"
+
+
+def _check_version(info: TorchInfo) -> None:
+    found = re.match(r"(\d+)\.(\d+)", info.version)
+    version = (int(found.group(1)), int(found.group(2))) if found else (0, 0)
+    if not TORCH_MIN <= version < TORCH_END and os.environ.get("JUPYTER_SING_ANY_TORCH") != "1":
+        raise NativeError(
+            f"torch {info.version} is not supported: 2.{TORCH_MIN[1]} to 2.{TORCH_END[1] - 1} are"
+            " (JUPYTER_SING_ANY_TORCH=1 tries anyway)"
+        )
+
+
+def _source_tree() -> Path:
+    """The native sources: shipped in the package, or beside it in a checkout."""
+    shipped = PACKAGE / "_native"
+    return shipped if shipped.is_dir() else PACKAGE.parent / "native"
+
+
+def _sources(tree: Path, parts: Iterable[str], suffixes: Sequence[str]) -> list[Path]:
+    files = (file for part in parts for file in (tree / part).glob("*"))
+    return sorted(file for file in files if file.suffix in suffixes)
+
+
+def _key(info: TorchInfo, tree: Path, sanitize: bool) -> str:
+    """Name what a pair depends on: torch, Python, machine, sources, and how they are compiled."""
+    digest = hashlib.sha256(repr((COMPILE_FLAGS, LIBRARIES, LINKED)).encode())
+    files = _sources(tree, ("oplog", "client", "worker"), (".h", ".cpp"))
+    for file in files:
+        digest.update(f"\0{file.relative_to(tree)}\0".encode() + file.read_bytes())
+    if not files:
+        raise NativeError("this installation of jupyter_sing lacks its native sources")
+    version = re.sub(r"[^\w.+]", "_", info.version)
+    kind = "-sanitize" if sanitize else ""
+    return f"torch{version}-{info.python_tag}-{info.machine}-{digest.hexdigest()[:16]}{kind}"
+
+
+@contextlib.contextmanager
+def _locked(path: Path, say: Message) -> Iterator[None]:
+    """Hold the lock file `path`: one process builds, the others wait for it."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Waiting for another process that is preparing the device client.")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# ---------------------------------------------------------------- building
+
+
+def _build(info: TorchInfo, tree: Path, cache: Path, key: str, sanitize: bool) -> NativeParts:
+    """Compile and publish by renaming, so that a pair exists whole or not at all."""
+    # We hold the key's lock: whatever lies under this name was left by a build that was killed.
+    for stale in cache.glob(f".{key}.*"):
+        shutil.rmtree(stale)
+    developing = tree != PACKAGE / "_native"
+    with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=cache) as name:
+        scratch = Path(name)
+        objects = cache / "objects" if developing else scratch / "objects"
+        objects.mkdir(exist_ok=True)
+        staged = scratch / "libraries"
+        staged.mkdir()
+        _Compiler(info, tree, objects, sanitize, strict=developing).build(staged)
+        if developing:
+            _prune(objects)
+        target = cache / key
+        if target.exists():  # without a whole pair inside, or we would not be here
+            shutil.rmtree(target)
+        staged.rename(target)
+    parts = NativeParts.inside(target)
+    if parts is None:
+        raise NativeError(f"the build left no libraries in {target}")
+    return parts
+
+
+class _Compiler:
+    """Compiles the translation units in parallel and links the two libraries."""
+
+    def __init__(
+        self, info: TorchInfo, tree: Path, objects: Path, sanitize: bool, *, strict: bool
+    ) -> None:
+        self.info, self.tree, self.objects = info, tree, objects
+        self.command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+        if shutil.which(self.command[0]) is None:
+            raise NativeError(
+                f"there is no C++ compiler ({self.command[0]}) to build the native part with"
+            )
+        if not (info.python_include / "Python.h").is_file():
+            raise NativeError(f"the C headers of Python are missing in {info.python_include}")
+        self.flags = [*COMPILE_FLAGS, *(SANITIZE_FLAGS if sanitize else ())]
+        self.link_flags = ["-shared", "-pthread", *(SANITIZE_FLAGS if sanitize else ())]
+        # Warnings stop us, not users whose compiler is newer than ours.
+        self.flags += STRICT_FLAGS if strict else ("-w",)
+        self.flags += [f"-I{tree}"]
+        for directory in info.include_directories:
+            self.flags += ["-isystem", str(directory)]
+
+    def build(self, directory: Path) -> None:
+        """Put both libraries into `directory`."""
+        units = {
+            unit for parts in LIBRARIES.values() for unit in _sources(self.tree, parts, (".cpp",))
+        }
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            futures = {unit: pool.submit(self.compile, unit) for unit in sorted(units)}
+            try:
+                compiled = {unit: future.result() for unit, future in futures.items()}
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        for name, parts in LIBRARIES.items():
+            objects = [compiled[unit] for unit in _sources(self.tree, parts, (".cpp",))]
+            if not objects:
+                raise NativeError(f"the native sources hold no {name}")
+            self.link(directory / f"libsing_{name}.so", objects, LINKED[name])
+
+    def compile(self, unit: Path) -> Path:
+        """Compile one unit, unless an object of the same text and flags is there."""
+        digest = hashlib.sha256(repr((self.command, self.flags, self.info)).encode())
+        for file in _includes(unit, self.tree):
+            digest.update(f"\0{file}\0".encode() + file.read_bytes())
+        target = self.objects / f"{unit.parent.name}-{unit.stem}-{digest.hexdigest()[:20]}.o"
+        if target.exists():
+            os.utime(target)
+            return target
+        partial = target.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self._run([*self.command, *self.flags, "-c", str(unit), "-o", str(partial)])
+            partial.rename(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return target
+
+    def link(self, target: Path, objects: Sequence[Path], libraries: Sequence[str]) -> None:
+        """Link one library against those of torch."""
+        found = [f"-L{self.info.library_directory}", *(f"-l{library}" for library in libraries)]
+        self._run([*self.command, *self.link_flags, *map(str, objects), "-o", str(target), *found])
+
+    def _run(self, command: list[str]) -> None:
+        """Run the compiler.
+
+        Raises
+        ------
+        NativeError
+            It failed; the first error that it reports is the message, its whole output a note.
+        """
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "LC_ALL": "C"},
+                timeout=COMPILE_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NativeError(f"the C++ compiler could not be run: {error}") from error
+        if done.returncode:
+            lines = done.stderr.splitlines()
+            first = next((line for line in lines if "error" in line), _last_line(done.stderr))
+            failure = NativeError(f"the C++ compiler failed: {first.strip()}")
+            failure.add_note(done.stderr)
+            raise failure
+
+
+def _includes(unit: Path, tree: Path) -> list[Path]:
+    """List a unit and all files of ours that it includes, directly or not."""
+    seen: dict[Path, None] = {}
+    waiting = [unit]
+    while waiting:
+        file = waiting.pop()
+        if file in seen:
+            continue
+        seen[file] = None
+        names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', file.read_text("utf-8"), re.MULTILINE)
+        for name in names:
+            candidates = (file.parent / name, tree / name)
+            waiting += [found for found in candidates if found.is_file()]
+    return sorted(seen)
+
+
+def _prune(objects: Path) -> None:
+    """Keep the objects that were used last."""
+    files = sorted(objects.glob("*.o"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[OBJECTS_KEPT:]:
+        file.unlink(missing_ok=True)
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no output"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build for an interpreter and print the two paths: `python -m kernelproxy.native`."""
+    parser = argparse.ArgumentParser(prog="python -m kernelproxy.native", description=main.__doc__)
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has the torch")
+    parser.add_argument("--sanitize", action="store_true", help="with address sanitizer and UBSan")
+    parser.add_argument("--torch-dir", action="store_true", help="print only where its torch lies")
+    options = parser.parse_args(arguments)
+    try:
+        info = find_torch(options.python)
+        if options.torch_dir:
+            print(info.directory)
+            return 0
+        parts = ensure(info, lambda text: print(text, file=sys.stderr), sanitize=options.sanitize)
+    except NativeError as error:
+        for line in (*getattr(error, "__notes__", ()), f"{parser.prog}: {error}"):
+            print(line, file=sys.stderr)
+        return 1
+    print(parts.client, parts.worker, sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""The native part: which torch, which libraries, and building them once."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import threading
+import venv
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernelproxy import native
+
+ROOT = Path(__file__).resolve().parents[2]
+
+UNITS = {
+    "oplog/shared.h": "#pragma once\nint sing_shared();\n",
+    "oplog/shared.cpp": '#include "oplog/shared.h"\nint sing_shared() { return 40; }\n',
+    "client/client.cpp": (
+        '#include <Python.h>\n#include "oplog/shared.h"\n'
+        'extern "C" int sing_test() { return sing_shared() + 2; }\n'
+    ),
+    "worker/worker.cpp": (
+        '#include "oplog/shared.h"\nextern "C" int sing_test() { return sing_shared() + 3; }\n'
+    ),
+}
+
+
+def write_units(tree: Path) -> None:
+    for name, text in UNITS.items():
+        file = tree / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Small sources, as if this package had been installed with them."""
+    package = tmp_path / "site" / "kernelproxy"
+    write_units(package / "_native")
+    monkeypatch.setattr(native, "PACKAGE", package)
+    monkeypatch.delenv("JUPYTER_SING_ANY_TORCH", raising=False)
+    return package / "_native"
+
+
+@pytest.fixture
+def fake_torch(tmp_path: Path) -> Path:
+    """A directory that looks like torch, with empty libraries of the right names."""
+    directory = tmp_path / "env" / "torch"
+    (directory / "lib").mkdir(parents=True)
+    (directory / "__init__.py").write_text("raise ImportError('must not be imported')")
+    (directory / "version.py").write_text("__version__ = '2.13.0+cpu'\n")
+    for library in native.LINKED["client"]:
+        target = directory / "lib" / f"lib{library}.so"
+        subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(target)], check=True)
+    return directory
+
+
+@pytest.fixture
+def info(fake_torch: Path) -> native.TorchInfo:
+    return native.describe(fake_torch)
+
+
+def test_torch_is_described_without_importing_it(fake_torch: Path) -> None:
+    info = native.describe(fake_torch)
+    assert info.version == "2.13.0+cpu"
+    assert info.directory == fake_torch
+    assert info.python_tag == sys.implementation.cache_tag
+
+
+def test_torch_of_another_interpreter_is_found(fake_torch: Path) -> None:
+    env = {"PYTHONPATH": str(fake_torch.parent), "PATH": "/usr/bin:/bin"}
+    info = native.find_torch(sys.executable, env)
+    assert info == native.describe(fake_torch)
+
+
+def test_environment_without_torch_is_named(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    with pytest.raises(native.NativeError, match=r"bin/python has no torch$"):
+        native.find_torch(python)
+
+
+def test_interpreter_that_is_missing_or_broken_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(native.NativeError, match="could not be asked"):
+        native.find_torch(str(tmp_path / "python"))
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'bad interpreter' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(native.NativeError, match=r"failed: bad interpreter$"):
+        native.find_torch(str(broken))
+
+
+def test_libraries_are_built_once_and_work(
+    tree: Path, info: native.TorchInfo, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    first = native.ensure(info, said.append, cache=tmp_path / "cache")
+    assert ctypes.PyDLL(str(first.client)).sing_test() == 42
+    assert ctypes.PyDLL(str(first.worker)).sing_test() == 43
+    assert said == ["Preparing the device client for torch 2.13.0+cpu, once: a minute or two."]
+    assert native.ensure(info, said.append, cache=tmp_path / "cache") == first
+    assert len(said) == 1
+
+
+def test_changed_source_or_torch_is_another_pair(
+    tree: Path, info: native.TorchInfo, tmp_path: Path
+) -> None:
+    first = native.ensure(info, cache=tmp_path / "cache")
+    other = native.ensure(replace(info, version="2.12.1"), cache=tmp_path / "cache")
+    (tree / "oplog" / "shared.h").write_text("#pragma once\nint sing_shared();  // changed\n")
+    changed = native.ensure(info, cache=tmp_path / "cache")
+    assert len({first.client, other.client, changed.client}) == 3
+
+
+def test_concurrent_first_use_builds_once(
+    tree: Path, info: native.TorchInfo, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    found: list[native.NativeParts] = []
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(native.ensure(info, said.append, cache=tmp_path / "c"))
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert sum(text.startswith("Preparing") for text in said) == 1
+
+
+def test_libraries_in_the_package_are_used_first(
+    tree: Path, info: native.TorchInfo, tmp_path: Path
+) -> None:
+    built = native.ensure(info, cache=tmp_path / "cache")
+    shipped = tree.parent / "_native_lib"
+    shipped.mkdir()
+    built.client.parent.rename(shipped / built.client.parent.name)
+    found = native.ensure(info, cache=tmp_path / "empty")
+    assert found.client.parent.parent == shipped
+    assert not (tmp_path / "empty").exists()
+
+
+def test_failing_compiler_is_one_line_and_leaves_nothing(
+    tree: Path, info: native.TorchInfo, tmp_path: Path
+) -> None:
+    (tree / "worker" / "worker.cpp").write_text("int broken( {\n")
+    with pytest.raises(native.NativeError, match=r"worker\.cpp:1:.*error") as caught:
+        native.ensure(info, cache=tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    assert "\n" in caught.value.__notes__[0]
+    assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_missing_compiler_is_named(
+    tree: Path, info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    with pytest.raises(native.NativeError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
+        native.ensure(info, cache=tmp_path / "cache")
+
+
+def test_cache_that_cannot_be_written_is_named(
+    tree: Path, info: native.TorchInfo, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("a file, not a directory")
+    with pytest.raises(native.NativeError, match="cannot be built in"):
+        native.ensure(info, cache=tmp_path / "cache")
+
+
+def test_rest_of_a_killed_build_is_removed(
+    tree: Path, info: native.TorchInfo, tmp_path: Path
+) -> None:
+    parts = native.ensure(info, cache=tmp_path / "cache")
+    key = parts.client.parent.name
+    parts.worker.unlink()
+    (tmp_path / "cache" / f".{key}.killed").mkdir()
+    assert native.ensure(info, cache=tmp_path / "cache") == parts
+    assert parts.worker.exists()
+    assert not list((tmp_path / "cache").glob(f".{key}.*"))
+
+
+@pytest.mark.parametrize("version", ["2.10.3", "2.14.0", "3.0.0", "1.13.1", "unknown"])
+def test_unsupported_torch_is_refused_in_one_sentence(
+    tree: Path,
+    info: native.TorchInfo,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+) -> None:
+    other = replace(info, version=version)
+    with pytest.raises(native.NativeError, match=rf"^torch {version} is not supported: 2.11 to"):
+        native.ensure(other, cache=tmp_path / "cache")
+    monkeypatch.setenv("JUPYTER_SING_ANY_TORCH", "1")
+    assert native.ensure(other, cache=tmp_path / "cache").client.exists()
+
+
+def test_checkout_compiles_only_what_changed(
+    info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "PACKAGE", tmp_path / "clone" / "kernelproxy")
+    write_units(tmp_path / "clone" / "native")
+    native.ensure(info, cache=tmp_path / "cache")
+    objects = tmp_path / "cache" / "objects"
+    before = {file.name for file in objects.iterdir()}
+    assert len(before) == 3
+    changed = tmp_path / "clone" / "native" / "worker" / "worker.cpp"
+    changed.write_text(changed.read_text() + "// changed\n")
+    native.ensure(info, cache=tmp_path / "cache")
+    assert {file.name.split("-")[0] for file in objects.iterdir() if file.name not in before} == {
+        "worker"
+    }
+
+
+def test_checkout_refuses_warnings_that_users_never_see(
+    tree: Path, info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unused = "namespace { int unused() { return 1; } }\n"
+    (tree / "worker" / "worker.cpp").write_text(UNITS["worker/worker.cpp"] + unused)
+    native.ensure(info, cache=tmp_path / "cache")
+    monkeypatch.setattr(native, "PACKAGE", tmp_path / "clone" / "kernelproxy")
+    (tmp_path / "clone").mkdir()
+    tree.rename(tmp_path / "clone" / "native")
+    with pytest.raises(native.NativeError, match="unused"):
+        native.ensure(info, cache=tmp_path / "strict")
+
+
+@pytest.mark.slow
+def test_installed_wheel_builds_for_an_environment_without_our_package(
+    fake_torch: Path, tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        clone.mkdir(exist_ok=True)
+        (clone / name).write_text((ROOT / name).read_text())
+    for name in ("kernelproxy/errors.py", "kernelproxy/native.py", "kernelproxy/__init__.py"):
+        (clone / name).parent.mkdir(exist_ok=True)
+        (clone / name).write_text((ROOT / name).read_text())
+    (clone / "jupyter-config").mkdir()
+    (clone / "jupyter-config" / "jupyter_sing.json").write_text("{}")
+    (clone / "jupyter_sing").mkdir()
+    (clone / "jupyter_sing" / "__init__.py").touch()
+    write_units(clone / "native")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=clone, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    assert (site / "kernelproxy" / "_native" / "client" / "client.cpp").is_file()
+
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    purelib = subprocess.check_output(
+        [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True
+    ).strip()
+    fake_torch.rename(Path(purelib) / "torch")
+    run = [sys.executable, "-m", "kernelproxy.native", "--python", str(python)]
+    env = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / "x")}
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    client, worker = map(Path, done.stdout.split())
+    assert client.parent.parent == tmp_path / "x" / "jupyter_sing" / "native"
+    assert ctypes.PyDLL(str(worker)).sing_test() == 43
+    assert done.stderr.splitlines() == [
+        "Preparing the device client for torch 2.13.0+cpu, once: a minute or two."
+    ]
+
+
+def test_native_module_needs_only_the_standard_library() -> None:
+    code = (
+        "import sys, json; before = set(sys.modules); import kernelproxy.native;"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before};"
+        "print(json.dumps(sorted(new - set(sys.stdlib_module_names))))"
+    )
+    done = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert json.loads(done) == ["kernelproxy"]
