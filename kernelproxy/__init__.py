@@ -1,0 +1,1 @@
+"""How a kernel runs under a device proxy: activation, agent, worker, devices."""

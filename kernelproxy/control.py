@@ -1,0 +1,252 @@
+"""Synchronous access to the daemon, for kernels and front ends (standard library only)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from kernelproxy import paths
+from kernelproxy.errors import ControlError, ProtocolError
+from kernelproxy.protocol import Error, Message, recv_message, send_message
+
+__all__ = ["Control", "ControlError", "connect", "runtime_dir"]
+
+runtime_dir = paths.runtime_dir
+
+START_SECONDS_MAX = 30.0
+_LOG_BYTES_MAX = 1 << 20
+Reply = TypeVar("Reply", bound=Message)
+
+
+class Control:
+    """A connection to the daemon. Not for use by several threads at once.
+
+    Parameters
+    ----------
+    sock : socket.socket
+        A connected socket, owned from now on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock: socket.socket | None = sock
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def call(self, request: Message, timeout: float | None = None) -> Message:
+        """Send a request and wait for its reply.
+
+        Parameters
+        ----------
+        request : Message
+            One of the requests of `kernelproxy.protocol`.
+        timeout : float or None
+            Seconds to wait; None: as long as it takes.
+
+        Raises
+        ------
+        ControlError
+            If the daemon refuses, is gone, or does not answer in time. After the last two the
+            connection is closed: a late reply could be taken for the next one's.
+        """
+        reply, fds = self.call_with_fds(request, timeout)
+        for fd in fds:
+            os.close(fd)
+        return reply
+
+    def call_with_fds(
+        self, request: Message, timeout: float | None = None
+    ) -> tuple[Message, list[int]]:
+        """Like `call`, and also return the reply's descriptors, which become the caller's."""
+        if self._sock is None:
+            raise ControlError("The connection to the jupyter_sing daemon is closed.", "no-daemon")
+        self._sock.settimeout(timeout)
+        try:
+            send_message(self._sock, request)
+            reply, fds = recv_message(self._sock)
+        except TimeoutError as error:
+            self.close()
+            raise ControlError(
+                f"The jupyter_sing daemon did not answer within {timeout:g} seconds.", "timeout"
+            ) from error
+        except (OSError, ProtocolError) as error:
+            self.close()
+            raise ControlError(
+                f"The connection to the jupyter_sing daemon broke ({error}).", "no-daemon"
+            ) from error
+        if isinstance(reply, Error):
+            raise ControlError(reply.message, reply.reason)
+        return reply, fds
+
+    def expect(
+        self, reply_type: type[Reply], request: Message, timeout: float | None = None
+    ) -> Reply:
+        """Like `call`, for a reply of one type.
+
+        Raises
+        ------
+        ControlError
+            As `call`, and if the daemon answers with something else.
+        """
+        reply = self.call(request, timeout)
+        if not isinstance(reply, reply_type):
+            raise ControlError("The jupyter_sing daemon gave an unexpected answer.", "failed")
+        return reply
+
+    def detach(self) -> socket.socket:
+        """Give up the socket, blocking and without a timeout: it becomes the caller's.
+
+        Raises
+        ------
+        ControlError
+            If the connection is closed.
+        """
+        if self._sock is None:
+            raise ControlError("The connection to the jupyter_sing daemon is closed.", "no-daemon")
+        sock, self._sock = self._sock, None
+        sock.settimeout(None)
+        return sock
+
+    def close(self) -> None:
+        """Close the connection; doing it twice is no error."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+def connect(start: bool = True) -> Control:
+    """Connect to this user's daemon.
+
+    Parameters
+    ----------
+    start : bool
+        Start the daemon if none runs. Never done in a kernel (``SING_SOCKET`` is set): the
+        daemon that had its session is gone, and a new one would not know it.
+
+    Raises
+    ------
+    ControlError
+        If there is no daemon (reason ``no-daemon``) or it cannot be started.
+    """
+    path = paths.socket_path()
+    absent = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)
+    with absent, _lock(path.parent, fcntl.LOCK_SH):
+        return Control(_open(path))
+    if os.environ.get("SING_SOCKET"):
+        raise ControlError(
+            "The jupyter_sing daemon of this kernel is gone: restart the kernel.", "no-daemon"
+        )
+    if not start:
+        raise ControlError("No jupyter_sing daemon is running.", "no-daemon")
+    with _lock(path.parent, fcntl.LOCK_EX):
+        # Somebody else may have started it while we waited for the lock.
+        with absent:
+            return Control(_open(path))
+        _start(path.parent)
+        try:
+            return Control(_open(path))
+        except OSError as error:
+            raise ControlError(
+                f"The jupyter_sing daemon started and left at once; see {path.parent}/agent.log.",
+                "no-daemon",
+            ) from error
+
+
+@contextlib.contextmanager
+def _lock(directory: Path, operation: int) -> Iterator[None]:
+    """Hold the lock that orders connecting (shared), starting and leaving (exclusive).
+
+    A daemon that leaves holds it until its process has ended, so that nobody connects to a
+    daemon that will not serve him, and no two start.
+    """
+    try:
+        fd = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise ControlError("No jupyter_sing daemon is running.", "no-daemon") from None
+    try:
+        fcntl.flock(fd, operation)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _open(path: Path) -> socket.socket:
+    """Connect to the socket at `path`."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with paths.short_path(path) as name:
+            sock.connect(name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _start(directory: Path) -> None:
+    """Start a detached daemon and wait until it listens (or says why it cannot)."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("SING_SESSION", "SING_SOCKET")}
+    environment["JUPYTER_SING_RUNTIME_DIR"] = str(directory)
+    # This interpreter may know us only by a path that its environment does not name.
+    search = [str(paths.bundle_dir()), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, search))
+    log_path = directory / "agent.log"
+    with contextlib.suppress(FileNotFoundError):
+        if log_path.stat().st_size > _LOG_BYTES_MAX:
+            log_path.replace(directory / "agent.log.old")
+    ready, write_end = os.pipe()
+    try:
+        with open(log_path, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "kernelproxy.agent", "--ready-fd", str(write_end)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(write_end,),
+                cwd="/",
+                env=environment,
+            )
+        process.wait()  # it forks the daemon and ends: nobody's child is left to be reaped
+        os.close(write_end)
+        write_end = -1
+        said = _read_line(ready, START_SECONDS_MAX)
+    finally:
+        os.close(ready)
+        if write_end >= 0:
+            os.close(write_end)
+    if said == "ready":
+        return
+    raise ControlError(
+        f"The jupyter_sing daemon could not start: {said or f'see {log_path}'}", "no-daemon"
+    )
+
+
+def _read_line(fd: int, seconds: float) -> str:
+    """Read a pipe to its end or to the end of a line, for at most `seconds`."""
+    deadline, text = time.monotonic() + seconds, b""
+    while not text.endswith(b"\n"):
+        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return "it took too long."
+        data = os.read(fd, 4096)
+        if not data:
+            break
+        text += data
+    return text.decode(errors="replace").strip()

@@ -1,0 +1,59 @@
+"""The exceptions of this package.
+
+SingError                  anything of ours that a person should read
+├── ControlError           the daemon refused a request, or cannot be reached
+├── DeviceError            the configured devices make no sense, or are not there
+├── NativeError            the native part is not available for an environment
+├── ProtocolError          a peer sent what is not a message
+├── WorkerError            a worker or a zygote died, hung, or refused an order
+└── InternalError          an invariant is broken: our bug
+"""
+
+from __future__ import annotations
+
+
+class SingError(Exception):
+    """Base of all our errors; its text is one sentence for people."""
+
+    #: Whether the same request may succeed later without anything being repaired by hand.
+    recoverable = False
+
+
+class ControlError(SingError):
+    """The daemon refused a request, or cannot be reached.
+
+    Parameters
+    ----------
+    message : str
+        One sentence for people.
+    reason : str
+        One lower-case word for programs, such as ``unknown-session``; see `protocol.Error`.
+    """
+
+    def __init__(self, message: str, reason: str = "failed") -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.recoverable = reason in ("no-daemon", "no-room", "timeout")
+
+
+class DeviceError(SingError):
+    """The configured devices make no sense, or are not there."""
+
+
+class NativeError(SingError):
+    """The native part is not available for an environment."""
+
+
+class ProtocolError(SingError):
+    """A peer sent what is not a message."""
+
+
+class WorkerError(SingError):
+    """A worker or a zygote died, hung, or refused an order."""
+
+    recoverable = True
+
+
+class InternalError(SingError):
+    """An invariant is broken: our bug."""

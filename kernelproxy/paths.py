@@ -1,0 +1,120 @@
+"""Where the daemon's socket, its state and the checkpoints lie (standard library only)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kernelproxy.errors import ControlError
+
+SOCKET_NAME = "agent.sock"
+_PACKAGES = ("kernelproxy", "jupyter_sing")
+
+
+def runtime_dir() -> Path:
+    """Directory of the daemon's socket and state; created, for its owner alone, if missing.
+
+    Returns
+    -------
+    Path
+        ``JUPYTER_SING_RUNTIME_DIR``, else ``sing`` in Jupyter's runtime directory.
+
+    Raises
+    ------
+    ControlError
+        If the directory belongs to somebody else or others may write to it: whoever can replace
+        the socket could read every notebook.
+    """
+    configured = os.environ.get("JUPYTER_SING_RUNTIME_DIR")
+    directory = Path(configured) if configured else jupyter_runtime_dir() / "sing"
+    directory = Path(os.path.abspath(directory))
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.stat()
+    if found.st_uid != os.getuid():
+        raise ControlError(f"{directory} belongs to another user.", "unsafe-directory")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ControlError(
+            f"{directory} may be written by others: chmod 700 it.", "unsafe-directory"
+        )
+    return directory
+
+
+def data_dir() -> Path:
+    """Directory of the checkpoints: ``JUPYTER_SING_DATA_DIR``, else ``sing`` in Jupyter's data."""
+    configured = os.environ.get("JUPYTER_SING_DATA_DIR")
+    directory = Path(configured) if configured else jupyter_data_dir() / "sing"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def jupyter_runtime_dir() -> Path:
+    """Jupyter's runtime directory, by Jupyter's own rule whether or not it is installed here."""
+    try:
+        from jupyter_core.paths import jupyter_runtime_dir as rule
+    except ImportError:
+        configured = os.environ.get("JUPYTER_RUNTIME_DIR")
+        return Path(configured) if configured else jupyter_data_dir() / "runtime"
+    return Path(rule())
+
+
+def jupyter_data_dir() -> Path:
+    """Jupyter's data directory of this user, by Jupyter's own rule."""
+    try:
+        from jupyter_core.paths import jupyter_data_dir as rule
+    except ImportError:
+        configured = os.environ.get("JUPYTER_DATA_DIR")
+        if configured:
+            return Path(configured)
+        home = os.environ.get("XDG_DATA_HOME")
+        return (Path(home) if home else Path.home() / ".local" / "share") / "jupyter"
+    return Path(rule())
+
+
+def socket_path() -> Path:
+    """Socket of the daemon: ``SING_SOCKET`` (set in kernels), else in `runtime_dir`."""
+    named = os.environ.get("SING_SOCKET")
+    return Path(named) if named else runtime_dir() / SOCKET_NAME
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Name a socket by its directory's descriptor: its own path may exceed the 108 bytes of
+    ``sockaddr_un``, as the deep runtime directories of hubs and tests do.
+    """
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def package_parent() -> Path:
+    """Directory that holds this package: what must be on the path for it to be importable."""
+    return Path(__file__).resolve().parent.parent
+
+
+def bundle_dir() -> Path:
+    """Directory with nothing but links to our packages, for the path of another environment.
+
+    A kernel's environment need not have us installed, and putting our own site-packages on its
+    path would expose everything else in there. The name depends on the installation, so that
+    two of them can use one runtime directory.
+    """
+    parent = package_parent()
+    key = hashlib.sha256(os.fsencode(parent)).hexdigest()[:8]
+    bundle = runtime_dir() / f"bundle-{key}"
+    bundle.mkdir(mode=0o700, exist_ok=True)
+    for name in _PACKAGES:
+        target, link = parent / name, bundle / name
+        if not target.is_dir() or (link.is_symlink() and Path(os.readlink(link)) == target):
+            continue
+        temporary = bundle / f".{name}.{os.getpid()}"
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        temporary.symlink_to(target)
+        temporary.rename(link)  # atomic: another process may be importing through it
+    return bundle
