@@ -1,0 +1,246 @@
+"""Training programs as people write them: they name a device and know nothing else.
+
+A program is made by a function of (device, small), which returns its step: a function that trains
+on one batch and returns the loss, a tensor on the device. Models and data are made on the CPU with
+a fixed seed and the generators are seeded last, so on any device the same things happen.
+Text models also return what they generate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Step = Callable[[], torch.Tensor]
+Program = Callable[[str, bool], Step]
+
+BATCHES = 8
+VOCABULARY = 256
+
+
+def _training(
+    model: nn.Module,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    loss_of: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    device: str,
+) -> Step:
+    """Make the step of an ordinary training loop; batches come from host memory."""
+    taken = 0
+
+    def step() -> torch.Tensor:
+        nonlocal taken
+        inputs, targets = (tensor.to(device) for tensor in batches[taken % len(batches)])
+        taken += 1
+        optimizer.zero_grad()
+        loss = loss_of(model, inputs, targets)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    model.train()
+    torch.manual_seed(1)
+    return step
+
+
+def _classify(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(inputs), targets)
+
+
+def _images(count: int, *shape: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(count, *shape), torch.randint(10, (count,))) for _ in range(BATCHES)]
+
+
+def _tokens(count: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    sequences = [torch.randint(VOCABULARY, (count, length + 1)) for _ in range(BATCHES)]
+    return [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()) for tokens in sequences]
+
+
+def mlp(device: str, small: bool) -> Step:
+    """Four linear layers, SGD with momentum."""
+    torch.manual_seed(0)
+    width = 64 if small else 512
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(width, 10)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return _training(model, _images(16 if small else 128, width), _classify, optimizer, device)
+
+
+def cnn(device: str, small: bool) -> Step:
+    """Convolutions with batch norm and pooling, AdamW."""
+    torch.manual_seed(0)
+    width, side = (8, 16) if small else (32, 32)
+    model = nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * width, 10),
+    ).to(device)  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = _images(8 if small else 64, 3, side, side)
+    return _training(model, batches, _classify, optimizer, device)
+
+
+class _Encoder(nn.Module):
+    """A language model of encoder layers with dropout."""
+
+    def __init__(self, width: int, heads: int, layers: int, length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.1, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.tokens(tokens) + self.positions
+        return self.head(self.layers(hidden)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def transformer(device: str, small: bool) -> Step:
+    """A transformer encoder with dropout, Adam."""
+    torch.manual_seed(0)
+    width, length, count = (32, 16, 4) if small else (128, 64, 16)
+    model = _Encoder(width, 4, 2, length).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    return _training(model, _tokens(count, length), _classify, optimizer, device)
+
+
+class _Recurrent(nn.Module):
+    """A language model of a two-layer recurrent network."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.layers = kind(width, width, num_layers=2, batch_first=True)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.layers(self.tokens(tokens))
+        return self.head(hidden).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def _recurrent(kind: type[nn.LSTM] | type[nn.GRU], device: str, small: bool) -> Step:
+    torch.manual_seed(0)
+    width, length, count = (32, 12, 4) if small else (128, 32, 32)
+    model = _Recurrent(kind, width).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    return _training(model, _tokens(count, length), _classify, optimizer, device)
+
+
+def lstm(device: str, small: bool) -> Step:
+    """A two-layer LSTM, Adam."""
+    return _recurrent(nn.LSTM, device, small)
+
+
+def gru(device: str, small: bool) -> Step:
+    """A two-layer GRU, Adam."""
+    return _recurrent(nn.GRU, device, small)
+
+
+# ---------------------------------------------------------------- transformers
+
+
+def _gpt2(small: bool) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    width, layers = (32, 2) if small else (128, 4)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY, n_embd=width, n_layer=layers, n_head=4, n_positions=128,
+            bos_token_id=0, eos_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def _llama(small: bool) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    width, layers = (32, 2) if small else (128, 4)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=2 * width,
+            num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=128, bos_token_id=0, eos_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def _bert(small: bool) -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    width, layers = (32, 2) if small else (128, 4)
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=VOCABULARY, hidden_size=width, intermediate_size=2 * width,
+            num_hidden_layers=layers, num_attention_heads=4, max_position_embeddings=128,
+        )
+    )  # fmt: skip
+
+
+_MODELS: dict[str, Callable[[bool], Any]] = {"gpt2": _gpt2, "llama": _llama, "bert": _bert}
+
+
+def _labelled(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=inputs, labels=targets).loss  # type: ignore[no-any-return]
+
+
+def language_model(kind: str, device: str, small: bool) -> tuple[Any, Step]:
+    """Make one of transformers' models and the step that trains it.
+
+    BERT learns to restore tokens; the others predict the next one, shifting labels themselves.
+    """
+    torch.manual_seed(0)
+    model = _MODELS[kind](small).to(device)
+    length, count = (16, 4) if small else (64, 8)
+    batches = [(tokens, tokens) for tokens, _ in _tokens(count, length)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return model, _training(model, batches, _labelled, optimizer, device)
+
+
+def gpt2(device: str, small: bool) -> Step:
+    """transformers' GPT-2 with random weights and dropout, AdamW."""
+    return language_model("gpt2", device, small)[1]
+
+
+def llama(device: str, small: bool) -> Step:
+    """transformers' Llama with random weights, AdamW."""
+    return language_model("llama", device, small)[1]
+
+
+def bert(device: str, small: bool) -> Step:
+    """transformers' BERT with random weights and dropout, AdamW."""
+    return language_model("bert", device, small)[1]
+
+
+def generate(model: Any, device: str, count: int, *, sample: bool) -> torch.Tensor:
+    """Continue a fixed prompt by `count` tokens, greedily or by sampling."""
+    prompt = torch.arange(1, 9).reshape(1, 8).to(device)
+    choice = {"do_sample": True, "top_k": 20} if sample else {"do_sample": False}
+    model.eval()
+    torch.manual_seed(2)
+    with torch.no_grad():
+        tokens: torch.Tensor = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count,
+            min_new_tokens=count, pad_token_id=0, **choice,
+        )  # fmt: skip
+    return tokens
+
+
+def gpt2_generate(device: str, small: bool) -> Step:
+    """Generation of transformers' GPT-2; a step generates 32 tokens."""
+    model, _ = language_model("gpt2", device, small)
+    return lambda: generate(model, device, 8 if small else 32, sample=False)[0, -1]
+
+
+TRAINING: dict[str, Program] = {
+    "mlp": mlp, "cnn": cnn, "transformer": transformer, "lstm": lstm, "gru": gru,
+}  # fmt: skip
+TRANSFORMERS: dict[str, Program] = {"gpt2": gpt2, "llama": llama, "bert": bert}
