@@ -1,7 +1,7 @@
 """Typed messages between front ends, kernels, agent, zygotes and workers (standard library only).
 
 A message is a frame on a stream socket: ``u32`` length (little-endian), then a JSON object
-``{"kind": "open_session", ...fields}``. Descriptors travel by ``SCM_RIGHTS`` with the first bytes
+``{"kind": "OpenSession", ...fields}``. Descriptors travel by ``SCM_RIGHTS`` with the first bytes
 of their frame, whose object then also counts them (``"fds": 4``), so that a reader which took
 several frames at once knows whose they are. Decoding is strict: unknown kinds and fields, missing
 fields and wrong types raise `ProtocolError`; nothing is ever unpickled.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import array
 import json
 import os
-import re
 import socket
 import struct
 import types
@@ -271,13 +270,7 @@ class Ended(Message):
 
 MessageType = type[Message]
 
-
-def kind_of(message: MessageType) -> str:
-    """Name of a message on the wire: ``OpenSession`` is ``open_session``."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", message.__name__).lower()
-
-
-_KINDS: dict[str, MessageType] = {kind_of(each): each for each in Message.__subclasses__()}
+_KINDS: dict[str, MessageType] = {each.__name__: each for each in Message.__subclasses__()}
 _HINTS = {each: typing.get_type_hints(each) for each in _KINDS.values()}
 
 
@@ -289,7 +282,7 @@ def encode(message: Message, fd_count: int = 0) -> bytes:
     ProtocolError
         If the frame would be longer than `FRAME_BYTES_MAX`, or carry too many descriptors.
     """
-    body: dict[str, Any] = {"kind": kind_of(type(message)), **asdict(message)}
+    body: dict[str, Any] = {"kind": type(message).__name__, **asdict(message)}
     if fd_count:
         body["fds"] = fd_count
     text = json.dumps(body, separators=(",", ":")).encode()

@@ -1,0 +1,154 @@
+"""Messages survive the wire, and nothing but messages is accepted from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kernelproxy import protocol
+from kernelproxy.errors import ProtocolError
+from kernelproxy.protocol import (
+    Attached,
+    Bell,
+    Done,
+    Message,
+    Open,
+    OpenSession,
+    StatusReply,
+    Suspend,
+    recv_message,
+    send_message,
+)
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    left, right = socket.socketpair()
+    with left, right:
+        yield left, right
+
+
+MESSAGES = [
+    Bell(),
+    Done(),
+    OpenSession("Übung.ipynb", "k", "python", 600, None, True),
+    OpenSession("n", "", "python", 0.5, "cpu:0"),
+    StatusReply([{"id": "cpu:0", "sessions": ["a"]}], []),
+    Open("s", "cpu", 2, 1 << 60, [1, 2], True, False),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_back_as_it_was_sent(pair: Pair, message: Message) -> None:
+    send_message(pair[0], message)
+    assert recv_message(pair[1]) == (message, [])
+
+
+def test_a_message_of_many_megabytes_passes(pair: Pair) -> None:
+    message = Suspend("s", "x" * (4 << 20))
+    sender = threading.Thread(target=send_message, args=(pair[0], message))
+    sender.start()
+    assert recv_message(pair[1]) == (message, [])
+    sender.join()
+
+
+def test_descriptors_come_with_their_message(pair: Pair) -> None:
+    read_end, write_end = os.pipe()
+    send_message(pair[0], Bell())
+    send_message(pair[0], Attached("s"), [write_end])
+    send_message(pair[0], Done())
+    assert recv_message(pair[1]) == (Bell(), [])
+    message, (received,) = recv_message(pair[1])
+    assert message == Attached("s")
+    assert recv_message(pair[1]) == (Done(), [])
+    os.write(received, b"!")
+    assert os.read(read_end, 1) == b"!"
+    assert not os.get_inheritable(received)
+    for fd in (read_end, write_end, received):
+        os.close(fd)
+
+
+def test_a_decoder_gives_each_of_several_frames_its_descriptors() -> None:
+    decoder = protocol.FrameDecoder()
+    fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    frames = protocol.encode(Bell()) + protocol.encode(Attached("s"), 2) + protocol.encode(Done())
+    decoder.feed(frames[:10])
+    assert decoder.next_message() is None
+    decoder.feed(frames[10:], fds)
+    assert decoder.next_message() == (Bell(), [])
+    assert decoder.next_message() == (Attached("s"), fds)
+    assert decoder.next_message() == (Done(), [])
+    assert decoder.next_message() is None
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"[" * 100_000,
+        b'{"kind": "Nothing"}',
+        b'{"kind": ["Bell"]}',
+        b'{"kind": "Bell", "extra": 1}',
+        b'{"kind": "Bell", "fds": -1}',
+        b'{"kind": "Bell", "fds": true}',
+        b'{"kind": "CloseSession"}',
+        b'{"kind": "CloseSession", "session": 1}',
+        b'{"kind": "OpenSession", "name": "n", "kernel_id": "", "python": "p", "script": 1}',
+        b'{"kind": "OpenSession", "name": "", "kernel_id": "", "python": "", "idle_timeout": "1"}',
+        b'{"kind": "Open", "session": "s", "device": "cpu", "threads": true, "epoch": 1,'
+        b' "skip": [], "snapshot": false, "gate": true}',
+        b'{"kind": "Open", "session": "s", "device": "cpu", "threads": 1, "epoch": 1,'
+        b' "skip": ["1"], "snapshot": false, "gate": true}',
+    ],
+)
+def test_what_is_no_message_is_refused(pair: Pair, body: bytes) -> None:
+    pair[0].sendall(struct.pack("<I", len(body)) + body)
+    with pytest.raises(ProtocolError):
+        recv_message(pair[1])
+
+
+def test_a_huge_length_is_refused_before_anything_is_read(pair: Pair) -> None:
+    pair[0].sendall(struct.pack("<I", protocol.FRAME_BYTES_MAX + 1))
+    with pytest.raises(ProtocolError, match="too large"):
+        recv_message(pair[1])
+
+
+def test_unclaimed_descriptors_are_refused_and_closed(pair: Pair) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    body = json.dumps({"kind": "Bell"}).encode()
+    socket.send_fds(pair[0], [struct.pack("<I", len(body)) + body], [0, 0])
+    with pytest.raises(ProtocolError, match="descriptors"):
+        recv_message(pair[1])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_too_many_descriptors_are_refused_and_closed(pair: Pair) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    socket.send_fds(pair[0], [protocol.encode(Bell())], [0] * (protocol.FDS_MAX + 20))
+    with pytest.raises(ProtocolError, match="Too many"):
+        recv_message(pair[1])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_closed_connection_is_a_connection_error(pair: Pair) -> None:
+    pair[0].sendall(b"\x10\0\0\0{")
+    pair[0].close()
+    with pytest.raises(ConnectionError):
+        recv_message(pair[1])
+
+
+def test_too_large_a_message_is_not_sent(pair: Pair) -> None:
+    with pytest.raises(ProtocolError, match="too large"):
+        send_message(pair[0], Suspend("s", "x" * protocol.FRAME_BYTES_MAX))
