@@ -1,0 +1,140 @@
+// C interface of libsing_client, called by kernelproxy/activation through ctypes.PyDLL.
+//
+// Functions that return PyObject* follow Python's convention: null with an exception set.
+#include <Python.h>
+
+#include <string>
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
+
+#include "client/device.h"
+#include "client/generators.h"
+#include "client/kernels.h"
+#include "client/plans.h"
+#include "client/session.h"
+
+namespace {
+
+using sing::client::Session;
+
+std::string& error_text() {
+  static std::string text;
+  return text;
+}
+
+PyObject* number(uint64_t value) { return PyLong_FromUnsignedLongLong(value); }
+
+bool put(PyObject* dict, const char* name, PyObject* value) {
+  const bool done = value != nullptr && PyDict_SetItemString(dict, name, value) == 0;
+  Py_XDECREF(value);
+  return done;
+}
+
+PyObject* dict_of(std::initializer_list<std::pair<const char*, uint64_t>> values) {
+  PyObject* dict = PyDict_New();
+  if (dict == nullptr) return nullptr;
+  for (const auto& [name, value] : values) {
+    if (!put(dict, name, number(value))) {
+      Py_DECREF(dict);
+      return nullptr;
+    }
+  }
+  return dict;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+const char* sing_client_error() { return error_text().c_str(); }
+
+// Joins this process to a session; to be called before torch is imported. Descriptors stay the
+// caller's, except `bell_fd`, which is kept. Returns 0, or -1 with the text in sing_client_error().
+int sing_client_connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
+  try {
+    Session::connect(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
+    sing::client::register_device();
+    sing::client::register_kernels();
+    return 0;
+  } catch (const c10::Error& error) {
+    error_text() = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    error_text() = error.what();
+  }
+  return -1;
+}
+
+// Waits until everything was executed; raises a pending error, or KeyboardInterrupt.
+PyObject* sing_client_synchronize() {
+  HANDLE_TH_ERRORS
+  Session::get().synchronize();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* sing_client_memory() {
+  HANDLE_TH_ERRORS
+  Session& session = Session::get();
+  return dict_of({{"used", session.client().memory_used.load()},
+                  {"peak", session.client().memory_peak.load()},
+                  {"granted", session.agent().memory_granted.load()},
+                  {"total", session.agent().memory_total.load()},
+                  {"free", session.agent().memory_free.load()},
+                  {"allocations", session.counters().allocations},
+                  {"frees", session.counters().frees}});
+  END_HANDLE_TH_ERRORS
+}
+
+void sing_client_reset_peak() {
+  if (Session::connected() && !Session::forked()) Session::get().reset_peak();
+}
+
+PyObject* sing_client_statistics() {
+  HANDLE_TH_ERRORS
+  const auto& counters = Session::get().counters();
+  const auto& cache = sing::client::PlanCache::get();
+  return dict_of({{"operators", counters.operators},
+                  {"records", counters.records},
+                  {"bytes", counters.bytes},
+                  {"requests", counters.requests},
+                  {"cache_hits", cache.hits()},
+                  {"cache_misses", cache.misses()}});
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* sing_client_device() {
+  HANDLE_TH_ERRORS
+  const auto& agent = Session::get().agent();
+  const bool software =
+      agent.device_kind == static_cast<uint32_t>(sing::DeviceKind::software);
+  PyObject* dict =
+      dict_of({{"total", agent.memory_total.load()}, {"threads", agent.threads.load()}});
+  const std::string name(agent.device_name, strnlen(agent.device_name, sizeof(agent.device_name)));
+  if (dict != nullptr && put(dict, "kind", PyUnicode_FromString(software ? "software" : "cuda")) &&
+      put(dict, "name", PyUnicode_FromStringAndSize(name.data(),
+                                                    static_cast<Py_ssize_t>(name.size())))) {
+    return dict;
+  }
+  Py_XDECREF(dict);
+  return nullptr;
+  END_HANDLE_TH_ERRORS
+}
+
+// The device's default generator; valid once torch has been imported.
+PyObject* sing_client_default_generator() {
+  HANDLE_TH_ERRORS
+  return THPGenerator_Wrap(sing::client::default_generator());
+  END_HANDLE_TH_ERRORS
+}
+
+// A cell begins (+1) or ends (-1).
+void sing_client_cell(int running) {
+  if (Session::connected() && !Session::forked()) Session::get().cell(running);
+}
+
+int sing_client_forked() { return Session::forked() ? 1 : 0; }
+
+}  // extern "C"
+#pragma GCC visibility pop

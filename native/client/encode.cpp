@@ -1,0 +1,129 @@
+#include "client/encode.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include "client/generators.h"
+
+namespace sing::client {
+
+void Encoder::call(Operator& op, c10::ArrayRef<c10::IValue> operands) {
+  op_ = &op;
+  record_.clear();
+  key_.clear();
+  tensors_.clear();
+  has_mask_ = false;
+  record_.put<uint32_t>(op.number());
+  record_.put<uint16_t>(static_cast<uint16_t>(op.operands));
+  record_.put<uint16_t>(static_cast<uint16_t>(op.returns));
+  key_.put<const void*>(&op.schema);
+  for (size_t i = 0; i < operands.size(); ++i) value(operands[i], op.relevance[i]);
+}
+
+void Encoder::tensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    both(Tag::undefined);
+    return;
+  }
+  if (!on_device(tensor)) {
+    host_tensor(tensor);
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, op_->name,
+                              ": only strided tensors live on a proxied device, not ",
+                              tensor.layout());
+  both(Tag::tensor);
+  record_.put<uint32_t>(slot_of(tensor)->id);
+  const size_t at = record_.size();
+  put_geometry(record_, tensor);
+  key_.put_bytes(record_.view().data() + at, record_.size() - at);
+  tensors_.push_back(&tensor);
+  const auto dtype = tensor.scalar_type();
+  has_mask_ = has_mask_ || dtype == at::kBool || dtype == at::kByte;
+}
+
+void Encoder::host_tensor(const at::Tensor& tensor) {
+  // Larger ones were moved or refused before (calls.cpp); numbers travel in the record.
+  const at::Tensor bytes = tensor.contiguous().resolve_conj().resolve_neg();
+  both(Tag::host_tensor);
+  const size_t at = record_.size();
+  put_geometry(record_, bytes.scalar_type(), bytes.sizes(), bytes.strides(), 0,
+               tensor_flags(tensor) & kWrappedNumber);
+  key_.put_bytes(record_.view().data() + at, record_.size() - at);
+  record_.put<uint32_t>(static_cast<uint32_t>(bytes.nbytes()));
+  record_.put_bytes(bytes.const_data_ptr(), bytes.nbytes());
+}
+
+void Encoder::list(const c10::IValue& value) {
+  const auto items = value.toListRef();
+  const auto count = static_cast<uint32_t>(items.size());
+  if (value.isIntList() || value.isSymIntList()) {
+    both(Tag::integers);
+    both(count);
+    for (const auto& item : items) {
+      both<int64_t>(item.isInt() ? item.toInt() : item.toSymInt().guard_int(__FILE__, __LINE__));
+    }
+  } else if (value.isDoubleList()) {
+    both(Tag::reals);
+    both(count);
+    for (const auto& item : items) both<double>(item.toDouble());
+  } else if (value.isBoolList()) {
+    both(Tag::booleans);
+    both(count);
+    for (const auto& item : items) both<uint8_t>(item.toBool());
+  } else {
+    both(Tag::list);
+    both(count);
+    for (const auto& item : items) this->value(item, Relevance::type_only);
+  }
+}
+
+void Encoder::value(const c10::IValue& value, Relevance relevance) {
+  const bool keyed = relevance == Relevance::value;
+  if (value.isTensor()) {
+    tensor(value.toTensor());
+  } else if (value.isNone()) {
+    both(Tag::none);
+  } else if (value.isInt()) {
+    both(Tag::integer);
+    record_.put<int64_t>(value.toInt());
+    if (keyed) key_.put<int64_t>(value.toInt());
+  } else if (value.isDouble()) {
+    both(Tag::real);
+    record_.put<double>(value.toDouble());
+    if (keyed) key_.put<double>(value.toDouble());
+  } else if (value.isBool()) {
+    both(Tag::boolean);
+    both<uint8_t>(value.toBool());
+  } else if (value.isComplexDouble()) {
+    const auto number = value.toComplexDouble();
+    both(Tag::complex);
+    record_.put<double>(number.real());
+    record_.put<double>(number.imag());
+  } else if (value.isSymInt()) {
+    both(Tag::integer);
+    both<int64_t>(value.toSymInt().guard_int(__FILE__, __LINE__));
+  } else if (value.isString()) {
+    const auto& text = value.toStringRef();
+    both(Tag::string);
+    record_.put_string(text);
+    key_.put_string(text);
+  } else if (value.isDevice()) {
+    both(Tag::device);
+    both<uint8_t>(value.toDevice().type() == kDevice);
+  } else if (value.isGenerator()) {
+    const auto& generator = value.toGenerator();
+    if (!generator.defined()) {
+      both(Tag::none);
+    } else {
+      both(Tag::generator);
+      record_.put<uint32_t>(generator_number(generator));
+    }
+  } else if (value.isList()) {
+    list(value);
+  } else {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, op_->name, ": an operand of type ", value.tagKind(),
+                                " cannot be sent to a proxied device");
+  }
+}
+
+}  // namespace sing::client

@@ -1,0 +1,41 @@
+// Writes an operator's operands as a call record, and the key of its geometry.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+
+#include "client/operators.h"
+#include "client/tensors.h"
+
+namespace sing::client {
+
+class Encoder {
+ public:
+  // The operands of `op`; raises NotImplementedError for what cannot travel.
+  void call(Operator& op, c10::ArrayRef<c10::IValue> operands);
+
+  std::span<const std::byte> key() const { return key_.view(); }
+  Writer& record() { return record_; }
+  // Device tensors among the operands, in the order of their encoding.
+  const c10::SmallVectorImpl<const at::Tensor*>& tensors() const { return tensors_; }
+  bool has_mask() const { return has_mask_; }
+
+ private:
+  void value(const c10::IValue& value, Relevance relevance);
+  void list(const c10::IValue& value);
+  void tensor(const at::Tensor& tensor);
+  void host_tensor(const at::Tensor& tensor);
+  template <class T>
+  void both(T value) {
+    record_.put(value);
+    key_.put(value);
+  }
+
+  const Operator* op_ = nullptr;
+  Writer record_;
+  Writer key_;
+  c10::SmallVector<const at::Tensor*, 16> tensors_;
+  bool has_mask_ = false;
+};
+
+}  // namespace sing::client

@@ -1,0 +1,120 @@
+#include "client/generators.h"
+
+#include <atomic>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GeneratorImpl.h>
+
+#include "client/tensors.h"
+
+namespace sing::client {
+
+namespace {
+
+void put_head(Writer& out, uint32_t number, GeneratorAction action) {
+  out.put<uint32_t>(number);
+  out.put<uint8_t>(static_cast<uint8_t>(action));
+  for (int i = 0; i < 3; ++i) out.put<uint8_t>(0);
+}
+
+class DeviceGenerator final : public c10::GeneratorImpl {
+ public:
+  explicit DeviceGenerator(uint32_t number)
+      : GeneratorImpl(c10::Device(kDevice, 0), kKeys), number_(number) {}
+
+  ~DeviceGenerator() override {
+    if (number_ == 0 || !Session::connected() || Session::forked()) return;
+    Writer out;
+    put_head(out, number_, GeneratorAction::free);
+    try {
+      Session::get().append(RecordKind::generator, out.view());
+    } catch (const std::exception&) {
+      // The session has ended, and with it the generator.
+    }
+  }
+
+  static c10::DeviceType device_type() { return kDevice; }
+  uint32_t number() const { return number_; }
+
+  void set_current_seed(uint64_t seed) override {
+    seed_ = seed;
+    Writer out;
+    put_head(out, number_, GeneratorAction::seed);
+    out.put<uint64_t>(seed);
+    Session::get().append(RecordKind::generator, out.view());
+  }
+  uint64_t current_seed() const override { return seed_; }
+  uint64_t seed() override {
+    set_current_seed(c10::detail::getNonDeterministicRandom(true));
+    return seed_;
+  }
+  void set_offset(uint64_t) override {
+    TORCH_CHECK(false, "the generator of a proxied device has a state but no offset");
+  }
+  uint64_t get_offset() const override {
+    TORCH_CHECK(false, "the generator of a proxied device has a state but no offset");
+  }
+
+  void set_state(const c10::TensorImpl& state) override {
+    TORCH_CHECK(state.dtype() == caffe2::TypeMeta::Make<uint8_t>() && state.is_contiguous() &&
+                    state.device().is_cpu(),
+                "RNG state must be a torch.ByteTensor");
+    Writer out;
+    put_head(out, number_, GeneratorAction::set_state);
+    out.put<uint64_t>(static_cast<uint64_t>(state.numel()));
+    const auto* bytes = static_cast<const std::byte*>(state.data());
+    Session::get().append(RecordKind::generator, out.view(),
+                          {bytes, static_cast<size_t>(state.numel())});
+    // A refused state must not be found out later.
+    Session::get().synchronize();
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    Writer out;
+    put_head(out, number_, GeneratorAction::get_state);
+    const auto bytes = Session::get().request(RecordKind::generator, out.view());
+    at::Tensor state = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions(at::kByte));
+    std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
+    return state.getIntrusivePtr();
+  }
+
+ private:
+  DeviceGenerator* clone_impl() const override;
+
+  const uint32_t number_;
+  uint64_t seed_ = c10::default_rng_seed_val;
+};
+
+std::atomic<uint32_t> next_number{1};
+
+DeviceGenerator* DeviceGenerator::clone_impl() const {
+  auto* copy = new DeviceGenerator(next_number++);
+  copy->seed_ = seed_;
+  Writer out;
+  put_head(out, copy->number_, GeneratorAction::copy);
+  out.put<uint32_t>(number_);
+  Session::get().append(RecordKind::generator, out.view());
+  return copy;
+}
+
+}  // namespace
+
+const at::Generator& default_generator() {
+  static const auto* generator = new at::Generator(c10::make_intrusive<DeviceGenerator>(0u));
+  return *generator;
+}
+
+at::Generator new_generator() {
+  auto generator = at::Generator(c10::make_intrusive<DeviceGenerator>(next_number++));
+  generator.set_current_seed(c10::default_rng_seed_val);
+  return generator;
+}
+
+uint32_t generator_number(const at::Generator& generator) {
+  const auto* ours = dynamic_cast<const DeviceGenerator*>(generator.unsafeGetGeneratorImpl());
+  TORCH_CHECK(ours != nullptr, "Expected a 'cuda' device type for generator but found '",
+              generator.device().type(), "'");
+  return ours->number();
+}
+
+}  // namespace sing::client

@@ -1,0 +1,13 @@
+// Random number generators of the device: their state lives in the worker.
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+namespace sing::client {
+
+// The device's default generator, number 0.
+const at::Generator& default_generator();
+at::Generator new_generator();
+uint32_t generator_number(const at::Generator& generator);
+
+}  // namespace sing::client

@@ -1,0 +1,244 @@
+#include "client/kernels.h"
+
+#include <string_view>
+#include <unordered_set>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/is_set_to_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include "client/attention.h"
+#include "client/calls.h"
+#include "client/copies.h"
+#include "client/tensors.h"
+
+namespace sing::client {
+
+namespace {
+
+// ------------------------------------------------------------------ storages and views: local
+
+at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<at::Device> device,
+                 std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
+                              "only strided tensors live on a proxied device, not ", *layout);
+  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
+  TORCH_CHECK(!device.has_value() || device->index() <= 0,
+              "CUDA error: invalid device ordinal");
+  return at::detail::empty_generic(sizes, allocator(), kKeys, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                         std::optional<at::Device> device, std::optional<bool> pinned) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
+                              "only strided tensors live on a proxied device, not ", *layout);
+  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
+  TORCH_CHECK(!device.has_value() || device->index() <= 0,
+              "CUDA error: invalid device ordinal");
+  return at::detail::empty_strided_generic(sizes, strides, allocator(), kKeys,
+                                           c10::dtype_or_default(dtype));
+}
+
+void ensure_storage(const at::Tensor& self) {
+  auto* storage = self.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  const uint64_t needed = geometry_of(self).storage_bytes();
+  if (needed > storage->nbytes()) resize_storage(storage, needed);
+}
+
+const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes,
+                          std::optional<at::MemoryFormat> format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  if (self.sizes() != sizes) {
+    impl->set_sizes_contiguous(sizes);
+    ensure_storage(self);
+  }
+  if (format.has_value() && *format != at::MemoryFormat::Preserve) {
+    impl->empty_tensor_restride(*format);
+  }
+  return self;
+}
+
+at::Tensor& set_storage_at(at::Tensor& self, at::Storage source, int64_t offset,
+                           at::IntArrayRef sizes, at::IntArrayRef strides) {
+  at::native::checkSetStorage(self, std::move(source), offset, sizes, strides);
+  auto* impl = self.unsafeGetTensorImpl();
+  if (strides.empty() && !sizes.empty()) {
+    impl->set_storage_offset(offset);
+    impl->set_sizes_contiguous(sizes);
+  } else {
+    impl->set_sizes_and_strides(sizes, strides, offset);
+  }
+  ensure_storage(self);
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
+  const int64_t count = static_cast<int64_t>(source.nbytes() / self.element_size());
+  return set_storage_at(self, std::move(source), 0, {count}, {int64_t{1}});
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  return set_storage_at(self, make_storage(Session::get().allocate(0, true)), 0, {0}, {int64_t{1}});
+}
+
+at::Tensor view(const at::Tensor& self, at::IntArrayRef sizes) {
+  return at::native::view(self, sizes);
+}
+
+at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides,
+                      std::optional<int64_t> offset) {
+  return at::native::as_strided_tensorimpl(self, sizes, strides, offset);
+}
+
+at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  return at::native::_reshape_alias(self, sizes, strides);
+}
+
+void record_stream(at::Tensor&, at::Stream) {}
+
+bool is_pinned(const at::Tensor&, std::optional<at::Device>) { return false; }
+
+// ------------------------------------------------------------------ operators: shipped
+
+// Operators with a composite kernel that would split them into many.
+bool travels_whole(std::string_view name) {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::convolution",
+      "aten::convolution_overrideable",
+      "aten::convolution_backward",
+      "aten::convolution_backward_overrideable",
+      "aten::native_layer_norm",
+      "aten::native_layer_norm_backward",
+      "aten::native_group_norm",
+      "aten::native_group_norm_backward",
+      "aten::native_batch_norm",
+      "aten::native_batch_norm_backward",
+      "aten::_native_batch_norm_legit",
+      "aten::_native_batch_norm_legit_functional",
+      "aten::_native_batch_norm_legit_no_training",
+      "aten::_batch_norm_with_update",
+      "aten::_batch_norm_no_update",
+      "aten::batch_norm_backward",
+      "aten::_fused_rms_norm",
+      "aten::_fused_rms_norm_backward",
+      "aten::_scaled_dot_product_flash_attention_for_cpu",
+      "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+      "aten::_thnn_fused_lstm_cell",
+      "aten::_thnn_fused_lstm_cell_backward_impl",
+      "aten::_thnn_fused_gru_cell",
+      "aten::_thnn_fused_gru_cell_backward",
+      "aten::_transformer_encoder_layer_fwd",
+      "aten::_native_multi_head_attention",
+      "aten::_embedding_bag",
+      "aten::_embedding_bag_forward_only",
+      "aten::_embedding_bag_dense_backward",
+      "aten::_cdist_forward",
+      "aten::_cdist_backward",
+      "aten::repeat_interleave.Tensor",
+      "aten::linalg_lstsq",
+      "aten::_weight_norm_interface",
+      "aten::_weight_norm_interface_backward",
+      "aten::_trilinear",
+      "aten::_linalg_svd",
+      "aten::linalg_matrix_exp",
+      "aten::dist",
+      "aten::logical_and.out",
+      "aten::logical_or.out",
+      "aten::logical_xor.out",
+      "aten::logical_not.out",
+  };
+  return names.count(name) != 0 || name.starts_with("aten::_foreach_") ||
+         name.starts_with("aten::_fused_");
+}
+
+// Kernels of this file and of copies.cpp; also composites of the same names must not be replaced.
+const std::unordered_set<std::string_view>& local_operators() {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::empty.memory_format",
+      "aten::empty_strided",
+      "aten::view",
+      "aten::as_strided",
+      "aten::_reshape_alias",
+      "aten::unfold",
+      "aten::view_as_real",
+      "aten::view_as_complex",
+      "aten::copy_",
+      "aten::_local_scalar_dense",
+      "aten::resize_",
+      "aten::set_.source_Storage",
+      "aten::set_.source_Storage_storage_offset",
+      "aten::set_.source_Tensor",
+      "aten::set_",
+      "aten::is_set_to",
+      "aten::record_stream",
+      "aten::is_pinned"};
+  return names;
+}
+
+bool is_shipped(const c10::OperatorHandle& op, const std::string& name) {
+  if (local_operators().count(name) != 0) return false;
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  return travels_whole(name) || op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+void register_shipped(torch::Library& library) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = dispatcher.findSchema(name);
+    const std::string full =
+        name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (op.has_value() && is_shipped(*op, full)) {
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&call>());
+    }
+  }
+}
+
+}  // namespace
+
+void register_kernels() {
+  // Never unregistered: kernels run until the process ends.
+  static auto* fallback = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::CUDA,
+                                             __FILE__, __LINE__);
+  fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&call>());
+
+  static auto* kernels = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
+                                            __FILE__, __LINE__);
+  register_shipped(*kernels);
+  kernels->impl("empty.memory_format", &empty);
+  kernels->impl("empty_strided", &empty_strided);
+  kernels->impl("view", &view);
+  kernels->impl("as_strided", &as_strided);
+  kernels->impl("_reshape_alias", &reshape_alias);
+  kernels->impl("unfold", &at::native::unfold);
+  kernels->impl("view_as_real", &at::native::view_as_real);
+  kernels->impl("view_as_complex", &at::native::view_as_complex);
+  kernels->impl("copy_", &copy_);
+  kernels->impl("_local_scalar_dense", &local_scalar);
+  kernels->impl("resize_", &resize_);
+  kernels->impl("set_.source_Storage", &set_storage);
+  kernels->impl("set_.source_Storage_storage_offset", &set_storage_at);
+  kernels->impl("set_.source_Tensor", &at::native::set_tensor_);
+  kernels->impl("set_", &set_nothing);
+  kernels->impl("is_set_to", &at::native::is_set_to);
+  kernels->impl("record_stream", &record_stream);
+  kernels->impl("is_pinned", &is_pinned);
+  kernels->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+
+  static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
+                                             c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
+  autograd->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+}
+
+}  // namespace sing::client

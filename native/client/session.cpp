@@ -1,0 +1,587 @@
+#include "client/session.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <sstream>
+
+#include <c10/util/Exception.h>
+
+#include "client/waiting.h"
+#include "oplog/futex.h"
+
+namespace sing::client {
+
+namespace {
+
+constexpr uint64_t kChargeBytes = 512;
+constexpr size_t kReservationBytes = size_t{1} << 44;
+constexpr size_t kPendingEntriesMax = 4096;
+constexpr uint64_t kPendingFreeBytes = uint64_t{4} << 20;
+constexpr auto kWait = std::chrono::milliseconds(50);  // bound on missing a signal, not a poll
+// About 30 us of spinning where a core is left for it; answers mostly come sooner.
+constexpr int kSpinsAlone = 800;
+constexpr int kSpinsCrowded = 60;
+constexpr std::string_view kBell = R"({"kind": "Bell"})";
+
+Session* session = nullptr;
+bool is_forked = false;
+
+uint64_t monotonic_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+std::string as_size(uint64_t bytes) {
+  std::ostringstream out;
+  out.precision(2);
+  out << std::fixed;
+  if (bytes < (1u << 20)) {
+    out << static_cast<double>(bytes) / 1024.0 << " KiB";
+  } else if (bytes < (1u << 30)) {
+    out << static_cast<double>(bytes) / 1048576.0 << " MiB";
+  } else {
+    out << static_cast<double>(bytes) / 1073741824.0 << " GiB";
+  }
+  return out.str();
+}
+
+void pause_core() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+template <class Error>
+[[noreturn]] void raise(std::string message) {
+  throw Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::move(message));
+}
+
+[[noreturn]] void raise(ErrorKind kind, std::string message) {
+  switch (kind) {
+    case ErrorKind::out_of_memory:
+      raise<c10::OutOfMemoryError>(std::move(message));
+    case ErrorKind::not_implemented:
+      raise<c10::NotImplementedError>(std::move(message));
+    case ErrorKind::index:
+      raise<c10::IndexError>(std::move(message));
+    case ErrorKind::value:
+      raise<c10::ValueError>(std::move(message));
+    case ErrorKind::type:
+      raise<c10::TypeError>(std::move(message));
+    case ErrorKind::linear_algebra:
+      raise<c10::LinAlgError>(std::move(message));
+    case ErrorKind::runtime:
+    case ErrorKind::lost_operand:
+      break;
+  }
+  raise<c10::Error>(std::move(message));
+}
+
+}  // namespace
+
+Session& Session::get() {
+  TORCH_CHECK(!is_forked,
+              "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+              "you must use the 'spawn' start method");
+  TORCH_CHECK(session != nullptr, "this process has no device session");
+  return *session;
+}
+
+bool Session::connected() { return session != nullptr; }
+bool Session::forked() { return is_forked; }
+
+void Session::connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
+  TORCH_CHECK(session == nullptr, "this process has a device session already");
+  // Never deleted: tensors are freed during and after the exit of static objects.
+  session = new Session(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
+  pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
+}
+
+Session::Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd)
+    : capacity_(file_bytes(log_fd)),
+      log_map_(map_ring(log_fd, capacity_, true)),
+      client_(map_page<ClientPage>(client_fd, true)),
+      worker_(map_page<const WorkerPage>(worker_fd, false, kAnswerRingBytes)),
+      agent_(map_page<const AgentPage>(agent_fd, false)),
+      log_(log_map_.data()),
+      answers_(worker_.following().data()),
+      bell_fd_(bell_fd) {
+  client_->pid = static_cast<uint32_t>(getpid());
+  head_ = client_->head.load();
+  TORCH_CHECK(head_ == 0, "the log of this session belongs to another process");
+
+  void* reserved = mmap(nullptr, kReservationBytes, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TORCH_CHECK(reserved != MAP_FAILED, "cannot reserve device addresses: ", std::strerror(errno));
+  reservation_ = static_cast<std::byte*>(reserved);
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  const bool crowded = agent_->device_kind == static_cast<uint32_t>(DeviceKind::software) &&
+                       agent_->threads.load() + 1 > static_cast<uint64_t>(cores);
+  spins_ = crowded ? kSpinsCrowded : kSpinsAlone;
+}
+
+// ---------------------------------------------------------------- appending
+
+bool Session::has_room(uint64_t bytes) const noexcept {
+  return head_ + bytes - agent_->retained.load(std::memory_order_acquire) <= capacity_;
+}
+
+void Session::write_locked(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
+                           std::span<const std::byte> tail) {
+  const size_t used = sizeof(RecordHeader) + payload.size() + tail.size();
+  const size_t total = padded(used);
+  std::byte* at = log_ + head_ % capacity_;
+  const RecordHeader header{static_cast<uint32_t>(total), static_cast<uint8_t>(kind), flags, 0};
+  std::memcpy(at, &header, sizeof(header));
+  if (!payload.empty()) std::memcpy(at + sizeof(header), payload.data(), payload.size());
+  if (!tail.empty()) {
+    std::memcpy(at + sizeof(header) + payload.size(), tail.data(), tail.size());
+  }
+  std::memset(at + used, 0, total - used);
+  head_ += total;
+  ++counters_.records;
+  counters_.operators += kind == RecordKind::call;
+  counters_.bytes += total;
+}
+
+void Session::flush_locked() {
+  if (pending_.empty()) return;
+  const uint32_t prefix[2] = {static_cast<uint32_t>(pending_.size()), 0};
+  write_locked(RecordKind::storages, 0, std::as_bytes(std::span(prefix)),
+               std::as_bytes(std::span(pending_)));
+  for (const StorageEntry& entry : pending_) {
+    if (entry.action == static_cast<uint32_t>(StorageAction::free)) free_ids_.push_back(entry.id);
+  }
+  pending_.clear();
+  pending_bytes_ = 0;
+}
+
+void Session::publish_locked() {
+  client_->operators.store(counters_.operators, std::memory_order_relaxed);
+  client_->head.store(head_, std::memory_order_seq_cst);
+}
+
+// After head was published. The worker and the agent set their words before they look at head
+// again, so one of both sides always sees the other.
+void Session::notify() {
+  switch (static_cast<Presence>(agent_->presence.load(std::memory_order_seq_cst))) {
+    case Presence::present:
+      if (worker_->asleep.load(std::memory_order_seq_cst) != 0) futex_wake(low_half(client_->head));
+      if (head_ - agent_->retained.load(std::memory_order_relaxed) >
+          agent_->log_budget.load(std::memory_order_relaxed)) {
+        ring_if_needed();
+      }
+      return;
+    case Presence::absent:
+      ring_if_needed();
+      return;
+    case Presence::ended:
+      return;
+  }
+}
+
+void Session::ring() noexcept {
+  char frame[4 + kBell.size()];
+  const uint32_t count = static_cast<uint32_t>(kBell.size());
+  std::memcpy(frame, &count, sizeof(count));
+  std::memcpy(frame + sizeof(count), kBell.data(), kBell.size());
+  ssize_t sent = 0;
+  do {
+    sent = send(bell_fd_, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  // A full buffer means that bells are waiting to be read: one more would say nothing new.
+  if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) agent_gone_ = true;
+}
+
+// One bell for each state of the agent's page: it changes whenever the agent has acted.
+void Session::ring_if_needed() noexcept {
+  const uint32_t seen = agent_->bell.load(std::memory_order_seq_cst);
+  {
+    std::lock_guard lock(mutex_);
+    if (rung_once_ && rung_ == seen) return;
+    rung_once_ = true;
+    rung_ = seen;
+  }
+  ring();
+}
+
+void Session::check_usable() const {
+  if (agent_->presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::ended)) {
+    char reason[sizeof(agent_->reason) + 1] = {};
+    std::memcpy(reason, agent_->reason, sizeof(agent_->reason));
+    TORCH_CHECK(false, "CUDA error: the device session has ended. ", reason);
+  }
+  TORCH_CHECK(!agent_gone_,
+              "CUDA error: the device daemon of jupyter_sing is gone, and with it this kernel's "
+              "device session. Restart the kernel to get a new one.");
+}
+
+uint64_t Session::append_record(RecordKind kind, uint8_t flags,
+                                std::span<const std::byte> payload,
+                                std::span<const std::byte> tail) {
+  const uint64_t total = padded(sizeof(RecordHeader) + payload.size() + tail.size());
+  TORCH_CHECK(total <= kRecordBytesMax, "operator with too many operands for one log record");
+  uint64_t end = 0;
+  for (;;) {
+    check_usable();
+    uint64_t needed = total;
+    {
+      std::lock_guard lock(mutex_);
+      if (!pending_.empty()) {
+        needed += padded(sizeof(RecordHeader) + 8 + pending_.size() * sizeof(StorageEntry));
+      }
+      if (has_room(needed)) {
+        flush_locked();
+        if (flags & kRequest) {
+          client_->answer_taken.store(0, std::memory_order_relaxed);
+          client_->answer_wanted.store(head_ + total, std::memory_order_release);
+          ++counters_.requests;
+        }
+        write_locked(kind, flags, payload, tail);
+        publish_locked();
+        end = head_;
+        break;
+      }
+    }
+    ring_if_needed();
+    wait_agent([&] {
+      std::lock_guard lock(mutex_);
+      return has_room(needed);
+    });
+  }
+  notify();
+  return end;
+}
+
+void Session::append(RecordKind kind, std::span<const std::byte> payload,
+                     std::span<const std::byte> tail) {
+  append_record(kind, 0, payload, tail);
+}
+
+void Session::flush_storages() {
+  {
+    std::lock_guard lock(mutex_);
+    if (pending_.empty()) return;
+    const uint64_t needed =
+        padded(sizeof(RecordHeader) + 8 + pending_.size() * sizeof(StorageEntry));
+    if (!has_room(needed)) return;  // the next record brings them
+    flush_locked();
+    publish_locked();
+  }
+  notify();
+}
+
+// ---------------------------------------------------------------- waiting
+
+void Session::wait_answer(const std::function<bool()>& ready) {
+  for (int i = 0; i < spins_; ++i) {
+    if (ready()) return;
+    pause_core();
+  }
+  Waiting waiting;
+  client_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  struct Awake {
+    Word<uint32_t>& sleepers;
+    ~Awake() { sleepers.fetch_sub(1, std::memory_order_relaxed); }
+  } awake{client_->sleepers};
+  for (;;) {
+    const uint32_t bell = worker_->bell.load(std::memory_order_seq_cst);
+    if (ready()) return;
+    check_usable();
+    const bool woken = futex_wait(&worker_->bell, bell, kWait) == Woken::woken;
+    waiting.check_signals(!woken);
+  }
+}
+
+void Session::wait_agent(const std::function<bool()>& ready) {
+  Waiting waiting;
+  for (;;) {
+    const uint32_t bell = agent_->bell.load(std::memory_order_seq_cst);
+    if (ready()) return;
+    check_usable();
+    ring_if_needed();
+    const bool woken = futex_wait(&agent_->bell, bell, kWait) == Woken::woken;
+    waiting.check_signals(!woken);
+  }
+}
+
+// ---------------------------------------------------------------- requests
+
+void Session::answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve) {
+  wait_answer([&] {
+    return worker_->answer_position.load(std::memory_order_acquire) == position;
+  });
+  const auto status =
+      static_cast<AnswerStatus>(worker_->answer_status.load(std::memory_order_relaxed));
+  const uint64_t total = worker_->answer_bytes.load(std::memory_order_relaxed);
+  std::vector<std::byte> failure;
+  std::byte* to = nullptr;
+  if (status == AnswerStatus::error) {
+    failure.resize(total);
+    to = failure.data();
+  } else {
+    to = reserve(total);
+  }
+  uint64_t taken = 0;
+  while (taken < total) {
+    uint64_t produced = 0;
+    wait_answer([&] {
+      produced = worker_->answer_produced.load(std::memory_order_acquire);
+      return produced > taken;
+    });
+    produced = std::min(produced, total);
+    while (taken < produced) {
+      const uint64_t at = taken % kAnswerRingBytes;
+      const uint64_t count = std::min(produced - taken, kAnswerRingBytes - at);
+      std::memcpy(to + taken, answers_ + at, count);
+      taken += count;
+    }
+    client_->answer_taken.store(taken, std::memory_order_seq_cst);
+    if (worker_->asleep.load(std::memory_order_seq_cst) != 0) {
+      futex_wake(low_half(client_->answer_taken));
+    }
+  }
+  if (status == AnswerStatus::error) raise_answer(failure);
+}
+
+void Session::raise_answer(std::span<const std::byte> bytes) {
+  Reader in(bytes);
+  const auto kind = static_cast<ErrorKind>(in.get<uint8_t>());
+  const uint64_t position = in.get<uint64_t>();
+  const std::string name(in.get_string());
+  std::string message(in.get_string());
+  TORCH_CHECK(in.ok(), "the device worker sent an error that cannot be read");
+  if (kind == ErrorKind::out_of_memory) message = "CUDA out of memory. " + message;
+  if (!name.empty()) {
+    message += " [" + name + ", position " + std::to_string(position) + " of the device log]";
+  }
+  raise(kind, std::move(message));
+}
+
+namespace {
+// The awaited answer is taken back when a wait ends by an exception: the worker must not wait for
+// somebody who left.
+class Wanted {
+ public:
+  explicit Wanted(ClientPage& page) : page_(page) {}
+  ~Wanted() {
+    page_.answer_wanted.store(0, std::memory_order_seq_cst);
+    futex_wake(low_half(page_.answer_taken));
+  }
+  Wanted(const Wanted&) = delete;
+  Wanted& operator=(const Wanted&) = delete;
+
+ private:
+  ClientPage& page_;
+};
+}  // namespace
+
+void Session::request(RecordKind kind, std::span<const std::byte> payload,
+                      std::span<std::byte> destination) {
+  const auto lock = lock_without_gil(request_mutex_);
+  const Wanted wanted(*client_);
+  const uint64_t position = append_record(kind, kRequest, payload, {});
+  answer(position, [&](uint64_t total) {
+    TORCH_CHECK(total == destination.size(), "the device worker answered ", total,
+                " bytes where ", destination.size(), " were asked for");
+    return destination.data();
+  });
+}
+
+std::vector<std::byte> Session::request(RecordKind kind, std::span<const std::byte> payload) {
+  const auto lock = lock_without_gil(request_mutex_);
+  const Wanted wanted(*client_);
+  const uint64_t position = append_record(kind, kRequest, payload, {});
+  std::vector<std::byte> bytes;
+  answer(position, [&](uint64_t total) {
+    bytes.resize(total);
+    return bytes.data();
+  });
+  return bytes;
+}
+
+void Session::synchronize() { request(RecordKind::synchronize, {}, {}); }
+
+bool Session::reached(uint64_t position) const noexcept {
+  return worker_->consumed.load(std::memory_order_acquire) >= position;
+}
+
+uint32_t Session::define(const std::string& name, const std::string& overload) {
+  uint32_t number = 0;
+  {
+    std::lock_guard lock(mutex_);
+    number = operators_++;
+  }
+  Writer out;
+  out.put<uint32_t>(number);
+  out.put_string(name);
+  out.put_string(overload);
+  append(RecordKind::define, out.view());
+  return number;
+}
+
+// ---------------------------------------------------------------- storages
+
+// Size classes with three significant bits, so that a freed range soon fits again.
+std::byte* Session::take_address(uint64_t bytes, uint32_t& address_class) {
+  if (bytes == 0) {
+    address_class = 0;
+    return nullptr;
+  }
+  const uint64_t units = (bytes + kChargeBytes - 1) / kChargeBytes;
+  const int shift = std::max(0, static_cast<int>(std::bit_width(units)) - 3);
+  const uint64_t rounded = ((units + (uint64_t{1} << shift) - 1) >> shift) << shift;
+  address_class = static_cast<uint32_t>(shift) * 16 + static_cast<uint32_t>(rounded >> shift);
+  auto& list = addresses_[address_class];
+  if (!list.empty()) {
+    std::byte* address = list.back();
+    list.pop_back();
+    return address;
+  }
+  const uint64_t span = rounded * kChargeBytes;
+  TORCH_CHECK(reservation_used_ + span <= kReservationBytes, "out of device addresses");
+  std::byte* address = reservation_ + reservation_used_;
+  reservation_used_ += span;
+  return address;
+}
+
+bool Session::want(uint64_t bytes) {
+  flush_storages();
+  const auto lock = lock_without_gil(want_mutex_);
+  const uint64_t sequence = client_->want_sequence.load() + 1;
+  client_->memory_wanted.store(bytes);
+  client_->want_sequence.store(sequence, std::memory_order_seq_cst);
+  ring();
+  wait_agent([&] { return agent_->grant_sequence.load(std::memory_order_seq_cst) >= sequence; });
+  return agent_->memory_granted.load() >= bytes;
+}
+
+bool Session::try_reserve(uint64_t more) {
+  uint64_t wanted = 0;
+  {
+    std::lock_guard lock(mutex_);
+    wanted = used_ + more;
+  }
+  return agent_->memory_granted.load() >= wanted || want(wanted);
+}
+
+Slot* Session::allocate(uint64_t bytes, bool announced) {
+  const uint64_t charged = (bytes + kChargeBytes - 1) / kChargeBytes * kChargeBytes;
+  for (;;) {
+    uint64_t wanted = 0;
+    {
+      std::lock_guard lock(mutex_);
+      wanted = used_ + charged;
+      if (charged == 0 || wanted <= agent_->memory_granted.load(std::memory_order_acquire)) {
+        auto slot = std::make_unique<Slot>();
+        slot->bytes = bytes;
+        slot->charged = charged;
+        slot->address = take_address(bytes, slot->address_class);
+        if (free_ids_.empty()) {
+          slot->id = next_id_++;
+        } else {
+          slot->id = free_ids_.back();
+          free_ids_.pop_back();
+        }
+        used_ = wanted;
+        peak_ = std::max(peak_, used_);
+        client_->memory_used.store(used_, std::memory_order_relaxed);
+        client_->memory_peak.store(peak_, std::memory_order_relaxed);
+        ++counters_.allocations;
+        if (announced) {
+          pending_.push_back({slot->id, static_cast<uint32_t>(StorageAction::allocate), bytes});
+        }
+        return slot.release();
+      }
+    }
+    if (!want(wanted)) {
+      const uint64_t total = agent_->memory_total.load();
+      raise<c10::OutOfMemoryError>(
+          "CUDA out of memory. Tried to allocate " + as_size(bytes) +
+          ". GPU 0 has a total capacity of " + as_size(total) + " of which " +
+          as_size(agent_->memory_free.load()) + " is free. This kernel uses " +
+          as_size(wanted - charged) +
+          ". Delete tensors that are no longer needed and try again.");
+    }
+  }
+}
+
+void Session::charge(Slot* slot, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  resize_locked(slot, bytes);
+}
+
+void Session::resize_locked(Slot* slot, uint64_t bytes) {
+  const uint64_t charged = (bytes + kChargeBytes - 1) / kChargeBytes * kChargeBytes;
+  used_ = used_ - slot->charged + charged;
+  peak_ = std::max(peak_, used_);
+  client_->memory_used.store(used_, std::memory_order_relaxed);
+  client_->memory_peak.store(peak_, std::memory_order_relaxed);
+  if (slot->address != nullptr) addresses_[slot->address_class].push_back(slot->address);
+  slot->bytes = bytes;
+  slot->charged = charged;
+  slot->address = take_address(bytes, slot->address_class);
+}
+
+void Session::free(Slot* slot) noexcept {
+  if (is_forked) return;
+  bool flush = false;
+  {
+    std::lock_guard lock(mutex_);
+    used_ -= slot->charged;
+    client_->memory_used.store(used_, std::memory_order_relaxed);
+    if (slot->address != nullptr) addresses_[slot->address_class].push_back(slot->address);
+    pending_.push_back({slot->id, static_cast<uint32_t>(StorageAction::free), 0});
+    pending_bytes_ += slot->charged;
+    ++counters_.frees;
+    flush = pending_bytes_ > kPendingFreeBytes || pending_.size() > kPendingEntriesMax;
+  }
+  delete slot;
+  if (flush) flush_storages();
+}
+
+void Session::resize(Slot* slot, uint64_t bytes) {
+  const uint64_t charged = (bytes + kChargeBytes - 1) / kChargeBytes * kChargeBytes;
+  if (charged > slot->charged) {
+    // Reserves by a storage of the difference, so that there is one way to be out of memory.
+    Slot* more = allocate(charged - slot->charged, false);
+    free(more);
+  }
+  Writer out;
+  out.put<uint32_t>(slot->id);
+  out.put<uint32_t>(0);
+  out.put<uint64_t>(bytes);
+  append(RecordKind::resize, out.view());
+  std::lock_guard lock(mutex_);
+  resize_locked(slot, bytes);
+}
+
+void Session::reset_peak() {
+  std::lock_guard lock(mutex_);
+  peak_ = used_;
+  client_->memory_peak.store(peak_, std::memory_order_relaxed);
+}
+
+void Session::cell(int running) {
+  {
+    std::lock_guard lock(mutex_);
+    const int now = static_cast<int>(client_->cells_running.load()) + running;
+    client_->cells_running.store(static_cast<uint32_t>(std::max(now, 0)));
+    client_->cell_changed_ns.store(monotonic_ns());
+  }
+  if (running < 0) flush_storages();
+}
+
+}  // namespace sing::client

@@ -1,0 +1,138 @@
+// The notebook's end of a device session: appends records, waits for answers and for memory.
+//
+// Threads. Python's threads and autograd's append at once; `mutex_` orders them. One request is
+// outstanding at a time (`request_mutex_`).
+//
+// Note [GIL]: a thread may hold the GIL when it comes here. It never waits for another process, and
+// never blocks on request_mutex_, while it holds it; and nobody takes the GIL while holding
+// mutex_. Otherwise an interrupt could not be delivered, or two threads would wait for each other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "oplog/codec.h"
+#include "oplog/mapping.h"
+
+namespace sing::client {
+
+// One storage as the client knows it; DataPtr contexts point to these.
+struct Slot {
+  uint32_t id;
+  uint64_t bytes;         // as the tensor library asked
+  uint64_t charged;       // as accounted: rounded up to kChargeBytes
+  std::byte* address;     // in the reservation; never dereferenced
+  uint32_t address_class; // size class of the address, for its reuse
+};
+
+struct Counters {
+  uint64_t operators = 0, records = 0, bytes = 0, requests = 0;
+  uint64_t allocations = 0, frees = 0;
+};
+
+class Session {
+ public:
+  // The session of this process; connect() was called.
+  static Session& get();
+  static bool connected();
+  // True in a process forked from one that was connected: the device is not usable there.
+  static bool forked();
+  static void connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
+
+  // Appends one record whose payload is `payload` followed by `tail`. Pending allocations and
+  // frees go before it. Blocks while the log is full.
+  void append(RecordKind kind, std::span<const std::byte> payload,
+              std::span<const std::byte> tail = {});
+
+  // Appends a request and waits for its answer: the bytes go to `destination`, which must have
+  // their exact size. Raises what the worker reports, or KeyboardInterrupt.
+  void request(RecordKind kind, std::span<const std::byte> payload,
+               std::span<std::byte> destination);
+  // The same for an answer of unknown size.
+  std::vector<std::byte> request(RecordKind kind, std::span<const std::byte> payload);
+
+  // Everything appended so far was executed; raises a pending error.
+  void synchronize();
+
+  // A new storage. `announced`: tell the worker with the next record; otherwise the record that
+  // the caller is about to append binds the number. Throws OutOfMemoryError.
+  Slot* allocate(uint64_t bytes, bool announced);
+  void free(Slot* slot) noexcept;
+  // Gives a slot the size that the worker has given it, and an address.
+  void charge(Slot* slot, uint64_t bytes);
+  // Grows or shrinks; the slot gets a new address. Appends the resize.
+  void resize(Slot* slot, uint64_t bytes);
+  // Asks for room for `more` bytes beyond what is in use now.
+  bool try_reserve(uint64_t more);
+  void flush_storages();
+
+  uint32_t define(const std::string& name, const std::string& overload);
+
+  void cell(int running);
+  bool reached(uint64_t position) const noexcept;
+  uint64_t head() const noexcept { return head_; }
+
+  const ClientPage& client() const { return *client_; }
+  const AgentPage& agent() const { return *agent_; }
+  Counters& counters() { return counters_; }
+  void reset_peak();
+
+ private:
+  Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
+
+  uint64_t append_record(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
+                         std::span<const std::byte> tail);
+  bool has_room(uint64_t bytes) const noexcept;
+  void write_locked(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
+                    std::span<const std::byte> tail);
+  void flush_locked();
+  void publish_locked();
+  void resize_locked(Slot* slot, uint64_t bytes);
+  void notify();
+  void ring() noexcept;
+  void ring_if_needed() noexcept;
+  void check_usable() const;
+  void answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve);
+  [[noreturn]] void raise_answer(std::span<const std::byte> bytes);
+  void wait_answer(const std::function<bool()>& ready);
+  void wait_agent(const std::function<bool()>& ready);
+  bool want(uint64_t bytes);
+  std::byte* take_address(uint64_t bytes, uint32_t& address_class);
+
+  const uint64_t capacity_;
+  const Mapping log_map_;
+  const Page<ClientPage> client_;
+  const Page<const WorkerPage> worker_;
+  const Page<const AgentPage> agent_;
+  std::byte* const log_;
+  const std::byte* const answers_;
+  const int bell_fd_;
+  int spins_ = 0;
+
+  std::mutex mutex_;  // everything below
+  uint64_t head_ = 0;
+  uint64_t used_ = 0, peak_ = 0;
+  std::vector<StorageEntry> pending_;
+  uint64_t pending_bytes_ = 0;
+  std::vector<uint32_t> free_ids_;
+  uint32_t next_id_ = 1;
+  uint32_t operators_ = 1;
+  uint32_t rung_ = 0;
+  bool rung_once_ = false;
+  bool agent_gone_ = false;
+  Counters counters_;
+  std::byte* reservation_ = nullptr;
+  uint64_t reservation_used_ = 0;
+  std::unordered_map<uint32_t, std::vector<std::byte*>> addresses_;
+
+  std::mutex request_mutex_;
+  std::mutex want_mutex_;
+};
+
+}  // namespace sing::client

@@ -1,0 +1,221 @@
+// Shape functions of operators that torch gives none in C++, and that programs with growing shapes
+// call for every token. Each says false for operands it is not sure of; the worker then answers.
+#include <cmath>
+#include <limits>
+#include <unordered_map>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/native/TypeProperties.h>
+
+#include "client/operators.h"
+#include "client/tensors.h"
+
+namespace sing::client {
+
+namespace {
+
+using Operands = c10::ArrayRef<c10::IValue>;
+
+bool all_strided(std::initializer_list<const at::Tensor*> tensors) {
+  for (const at::Tensor* tensor : tensors) {
+    if (!tensor->defined() || !on_device(*tensor)) return false;
+  }
+  return true;
+}
+
+at::Tensor as_meta(const at::Tensor& tensor) {
+  return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+}
+
+// What TensorIterator gives an elementwise operator's new output.
+Output pointwise(std::initializer_list<const at::Tensor*> inputs, at::ScalarType dtype) {
+  c10::SmallVector<at::Tensor, 3> metas;
+  for (const at::Tensor* input : inputs) metas.push_back(as_meta(*input));
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(false).check_all_same_dtype(false).allow_cpu_scalars(true);
+  config.declare_static_dtype_and_device(dtype, at::kMeta);
+  config.add_owned_output(at::Tensor());
+  for (const at::Tensor& meta : metas) config.add_const_input(meta);
+  auto iterator = config.build();
+  const at::Tensor& output = iterator.output();
+  return tensor_output(dtype, output.sizes(), output.strides());
+}
+
+// The out= operand is a fresh empty tensor, as torch's composite kernels make it.
+bool into_empty(const c10::IValue& out, uint16_t operand, const Output& result, Plan& plan) {
+  const at::Tensor& tensor = out.toTensor();
+  if (tensor.dim() != 1 || tensor.numel() != 0 ||
+      tensor.scalar_type() != result.geometry.dtype) {
+    return false;
+  }
+  Change change;
+  change.operand = operand;
+  change.bytes = result.bytes;
+  change.geometry = result.geometry;
+  plan.changes.push_back(std::move(change));
+  return true;
+}
+
+bool relu(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  if (!all_strided({&self}) || self.scalar_type() == at::kBool) return false;
+  plan.outputs.push_back(pointwise({&self}, self.scalar_type()));
+  return true;
+}
+
+bool where(Operands operands, Plan& plan) {
+  const at::Tensor& condition = operands[0].toTensor();
+  const at::Tensor& self = operands[1].toTensor();
+  const at::Tensor& other = operands[2].toTensor();
+  if (!all_strided({&condition, &self, &other}) || condition.scalar_type() != at::kBool ||
+      self.scalar_type() != other.scalar_type()) {
+    return false;
+  }
+  plan.outputs.push_back(pointwise({&condition, &self, &other}, self.scalar_type()));
+  return true;
+}
+
+bool logical_not_out(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  if (!all_strided({&self})) return false;
+  return into_empty(operands[1], 1, pointwise({&self}, at::kBool), plan);
+}
+
+bool logical_binary_out(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  const at::Tensor& other = operands[1].toTensor();
+  if (!all_strided({&self, &other})) return false;
+  return into_empty(operands[2], 2, pointwise({&self, &other}, at::kBool), plan);
+}
+
+bool arange_out(Operands operands, Plan& plan) {
+  const at::Tensor& out = operands[3].toTensor();
+  if (!out.defined() || !operands[0].isInt() || !operands[1].isInt() || !operands[2].isInt() ||
+      !at::isIntegralType(out.scalar_type(), false)) {
+    return false;
+  }
+  const int64_t start = operands[0].toInt(), end = operands[1].toInt(), step = operands[2].toInt();
+  if (step == 0 || (step > 0 && start > end) || (step < 0 && start < end) ||
+      std::abs(start) > (int64_t{1} << 52) || std::abs(end) > (int64_t{1} << 52)) {
+    return false;  // the worker raises torch's own error
+  }
+  const int64_t count =
+      static_cast<int64_t>(std::ceil(static_cast<double>(end - start) / static_cast<double>(step)));
+  return into_empty(operands[3], 3, contiguous_output(out.scalar_type(), {count}), plan);
+}
+
+bool index_select(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  const int64_t dim = operands[1].toInt();
+  const at::Tensor& index = operands[2].toTensor();
+  if (!all_strided({&self, &index}) || self.dim() == 0 || index.dim() != 1 || dim < -self.dim() ||
+      dim >= self.dim() || !at::isIntegralType(index.scalar_type(), false)) {
+    return false;
+  }
+  Dimensions sizes(self.sizes().begin(), self.sizes().end());
+  sizes[static_cast<size_t>(dim < 0 ? dim + self.dim() : dim)] = index.numel();
+  plan.outputs.push_back(contiguous_output(self.scalar_type(), sizes));
+  return true;
+}
+
+bool native_dropout(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  if (!all_strided({&self}) || !self.is_contiguous() || !at::isFloatingType(self.scalar_type())) {
+    return false;
+  }
+  plan.outputs.push_back(contiguous_output(self.scalar_type(), self.sizes()));
+  plan.outputs.push_back(contiguous_output(at::kBool, self.sizes()));
+  return true;
+}
+
+bool native_layer_norm(Operands operands, Plan& plan) {
+  const at::Tensor& input = operands[0].toTensor();
+  const auto normalized = operands[1].toListRef();
+  const auto axis = input.dim() - static_cast<int64_t>(normalized.size());
+  // Other dtypes keep their statistics in a type that depends on the device.
+  if (!all_strided({&input}) || axis < 0 || normalized.empty() ||
+      (input.scalar_type() != at::kFloat && input.scalar_type() != at::kDouble)) {
+    return false;
+  }
+  for (size_t i = 0; i < normalized.size(); ++i) {
+    if (!normalized[i].isInt() ||
+        normalized[i].toInt() != input.size(axis + static_cast<int64_t>(i))) {
+      return false;
+    }
+  }
+  Dimensions statistics(input.sizes().begin(), input.sizes().end());
+  for (int64_t i = axis; i < input.dim(); ++i) statistics[static_cast<size_t>(i)] = 1;
+  plan.outputs.push_back(contiguous_output(input.scalar_type(), input.sizes()));
+  plan.outputs.push_back(contiguous_output(input.scalar_type(), statistics));
+  plan.outputs.push_back(contiguous_output(input.scalar_type(), statistics));
+  return true;
+}
+
+// Outputs are computed as (batch, sequence, heads, size) and returned transposed.
+bool flash_attention_for_cpu(Operands operands, Plan& plan) {
+  const at::Tensor& query = operands[0].toTensor();
+  if (!all_strided({&query}) || query.dim() != 4 ||
+      (query.scalar_type() != at::kFloat && query.scalar_type() != at::kDouble)) {
+    return false;
+  }
+  const int64_t batch = query.size(0), heads = query.size(1), rows = query.size(2),
+                width = query.size(3);
+  plan.outputs.push_back(tensor_output(query.scalar_type(), {batch, heads, rows, width},
+                                       {rows * heads * width, width, heads * width, 1}));
+  plan.outputs.push_back(
+      tensor_output(query.scalar_type(), {batch, heads, rows}, {rows * heads, 1, heads}));
+  return true;
+}
+
+bool multinomial(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  if (!all_strided({&self}) || (self.dim() != 1 && self.dim() != 2) || !operands[1].isInt() ||
+      operands[1].toInt() <= 0 || operands[2].toBool()) {
+    return false;
+  }
+  Dimensions sizes;
+  if (self.dim() == 2) sizes.push_back(self.size(0));
+  sizes.push_back(operands[1].toInt());
+  plan.outputs.push_back(contiguous_output(at::kLong, sizes));
+  return true;
+}
+
+bool foreach_norm(Operands operands, Plan& plan) {
+  Output list;
+  list.tag = Tag::list;
+  for (const c10::IValue& item : operands[0].toListRef()) {
+    const at::Tensor& tensor = item.toTensor();
+    if (!all_strided({&tensor}) || !at::isFloatingType(tensor.scalar_type()) ||
+        !operands[2].isNone()) {
+      return false;
+    }
+    list.items.push_back(contiguous_output(tensor.scalar_type(), {}));
+  }
+  plan.outputs.push_back(std::move(list));
+  return true;
+}
+
+}  // namespace
+
+ShapeRule find_shape_rule(const std::string& name) {
+  static const std::unordered_map<std::string, ShapeRule> rules = {
+      {"aten::relu", &relu},
+      {"aten::where.self", &where},
+      {"aten::logical_not.out", &logical_not_out},
+      {"aten::logical_and.out", &logical_binary_out},
+      {"aten::logical_or.out", &logical_binary_out},
+      {"aten::logical_xor.out", &logical_binary_out},
+      {"aten::arange.start_out", &arange_out},
+      {"aten::index_select", &index_select},
+      {"aten::native_dropout", &native_dropout},
+      {"aten::native_layer_norm", &native_layer_norm},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention_for_cpu},
+      {"aten::multinomial", &multinomial},
+      {"aten::_foreach_norm.Scalar", &foreach_norm},
+  };
+  const auto found = rules.find(name);
+  return found == rules.end() ? nullptr : found->second;
+}
+
+}  // namespace sing::client
