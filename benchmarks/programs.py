@@ -38,7 +38,7 @@ def _training(
         taken += 1
         optimizer.zero_grad()
         loss = loss_of(model, inputs, targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 
@@ -206,17 +206,17 @@ def language_model(kind: str, device: str, small: bool) -> tuple[Any, Step]:
 
 
 def gpt2(device: str, small: bool) -> Step:
-    """transformers' GPT-2 with random weights and dropout, AdamW."""
+    """GPT-2 of transformers with random weights and dropout, AdamW."""
     return language_model("gpt2", device, small)[1]
 
 
 def llama(device: str, small: bool) -> Step:
-    """transformers' Llama with random weights, AdamW."""
+    """Llama of transformers with random weights, AdamW."""
     return language_model("llama", device, small)[1]
 
 
 def bert(device: str, small: bool) -> Step:
-    """transformers' BERT with random weights and dropout, AdamW."""
+    """BERT of transformers with random weights and dropout, AdamW."""
     return language_model("bert", device, small)[1]
 
 
@@ -235,7 +235,7 @@ def generate(model: Any, device: str, count: int, *, sample: bool) -> torch.Tens
 
 
 def gpt2_generate(device: str, small: bool) -> Step:
-    """Generation of transformers' GPT-2; a step generates 32 tokens."""
+    """Generation by GPT-2 of transformers; a step generates 32 tokens."""
     model, _ = language_model("gpt2", device, small)
     return lambda: generate(model, device, 8 if small else 32, sample=False)[0, -1]
 

@@ -1,0 +1,171 @@
+"""Fixtures that all tests share: an isolated daemon, and a watch over what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kernelproxy import control
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import Stop
+
+ROOT = Path(__file__).resolve().parents[1]
+END_SECONDS = 30.0
+
+RunProgram = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's daemon, settings and checkpoints out of every test."""
+    base = tmp_path_factory.mktemp("sing")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("SING_", "JUPYTER_SING_", "JUPYTER_DEFAULT_PROVISIONER")):
+                patch.delenv(name)
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+            patch.setenv(name, str(base / name.lower()))
+        # Warnings are errors in our process; a kernel's or a server's are its own affair.
+        patch.delenv("PYTHONWARNINGS", raising=False)
+        with daemon_directory(base / "runtime", patch):
+            yield
+
+
+@pytest.fixture
+def runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory of this test alone; a daemon in it is stopped at the end."""
+    with daemon_directory(tmp_path / "runtime", monkeypatch) as directory:
+        yield directory
+
+
+@contextmanager
+def daemon_directory(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Name a runtime directory in the environment; at the end, stop its daemon.
+
+    Fails the test if a process of that daemon outlives it.
+    """
+    directory.mkdir(mode=0o700)
+    patch.setenv("JUPYTER_SING_RUNTIME_DIR", str(directory))
+    patch.setenv("JUPYTER_SING_DATA_DIR", str(directory / "data"))
+    try:
+        yield directory
+    finally:
+        patch.setenv("JUPYTER_SING_RUNTIME_DIR", str(directory))
+        stop_daemon(directory)
+
+
+def stop_daemon(directory: Path) -> None:
+    """Stop the daemon of a runtime directory, and fail if a process of it stays.
+
+    `JUPYTER_SING_RUNTIME_DIR` must name the directory.
+    """
+    try:
+        with control.connect(start=False) as connection:
+            connection.call(Stop(), timeout=END_SECONDS)
+    except ControlError as error:
+        if error.reason != "no-daemon":
+            raise
+    deadline = time.monotonic() + END_SECONDS
+    left = []
+    for pid, command in _processes_in(directory).items():
+        if not _wait_for_end(pid, deadline):
+            left.append(f"{pid}: {command}")
+            os.kill(pid, signal.SIGKILL)
+    if left:
+        log = directory / "agent.log"
+        tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        pytest.fail("processes outlived their daemon:\n" + "\n".join(left) + "\n" + tail)
+
+
+def _processes_in(directory: Path) -> dict[int, str]:
+    """Processes, by number, that were started for a runtime directory."""
+    wanted = f"JUPYTER_SING_RUNTIME_DIR={directory}".encode()
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (path / "environ").read_bytes().split(b"\0"):
+                command = (path / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(path.name)] = command.decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it ended meanwhile, or is somebody else's
+    return found
+
+
+def _wait_for_end(pid: int, deadline: float) -> bool:
+    """Wait until a process has ended; False if it lives at the deadline."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        seconds = max(0.0, deadline - time.monotonic())
+        return bool(select.select([fd], [], [], seconds)[0])
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(_isolated: None) -> Iterator[None]:
+    """Fail a test after which this process has more children or memfds than before."""
+    before = _held()
+    yield
+    if _held() - before:
+        gc.collect()
+    if left := _held() - before:
+        pytest.fail("left behind: " + ", ".join(sorted(left)))
+
+
+def _held() -> set[str]:
+    """Children, and open or mapped memfds, of this process."""
+    held = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            held |= {f"process {pid}" for pid in (task / "children").read_text().split()}
+        except FileNotFoundError:
+            continue  # the thread ended meanwhile
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # the one that listed the directory
+        if target.startswith("/memfd:"):
+            held.add(f"descriptor {name} ({target})")
+    maps = Path("/proc/self/maps").read_text()
+    return held | set(re.findall(r"^(\S+) .*/memfd:sing", maps, re.MULTILINE))
+
+
+@pytest.fixture(scope="session")
+def run_program() -> RunProgram:
+    """Run a Python program, plainly or under a device session; its output is returned.
+
+    The function takes the program's path and arguments, `proxied`, and `env`, variables added
+    to the environment. A program that fails fails the test, with what it printed.
+    """
+
+    def run(
+        program: Path, *arguments: str, proxied: bool, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        under = ["-m", "jupyter_sing.cli", "run"] if proxied else []
+        done = subprocess.run(
+            [sys.executable, *under, str(program), *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            pytest.fail(f"{program.name} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        return done
+
+    return run

@@ -1,0 +1,119 @@
+"""Imports run one way: jupyter_sing -> kernelproxy, and kernels need nothing but torch."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STANDARD = set(sys.stdlib_module_names)
+
+# What runs in kernels and workers, hence in environments that have torch but not our dependencies.
+KERNEL_SIDE = {
+    "kernelproxy/__init__.py", "kernelproxy/activation", "kernelproxy/control.py",
+    "kernelproxy/errors.py", "kernelproxy/ipython.py", "kernelproxy/native.py",
+    "kernelproxy/oplog.py", "kernelproxy/paths.py", "kernelproxy/protocol.py",
+    "kernelproxy/run.py", "kernelproxy/worker.py", "kernelproxy/zygote.py",
+    "jupyter_sing/__init__.py", "jupyter_sing/magics.py",
+}  # fmt: skip
+
+
+def imports(source: str) -> Iterator[str]:
+    """Names of the modules that a module cannot do without.
+
+    An import whose failure is handled is optional, and one for type checkers is none.
+    """
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Try) and any(_handles_missing(h) for h in node.handlers):
+            waiting += [*node.handlers, *node.orelse, *node.finalbody]
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def _handles_missing(handler: ast.ExceptHandler) -> bool:
+    caught = ast.unparse(handler.type) if handler.type else "BaseException"
+    return any(name in caught for name in ("ImportError", "ModuleNotFoundError", "Exception"))
+
+
+def modules(*prefixes: str) -> list[Path]:
+    files = [file for top in ("jupyter_sing", "kernelproxy") for file in (ROOT / top).rglob("*.py")]
+    return sorted(
+        file
+        for file in files
+        if any(
+            (name := file.relative_to(ROOT).as_posix()) == prefix or name.startswith(f"{prefix}/")
+            for prefix in prefixes
+        )
+    )
+
+
+def outside(file: Path, allowed: set[str]) -> list[str]:
+    """Imports of a file that are neither of the standard library nor below an allowed name."""
+    return [
+        name
+        for name in imports(file.read_text("utf-8"))
+        if name.split(".")[0] not in STANDARD
+        and not any(name == known or name.startswith(f"{known}.") for known in allowed)
+    ]
+
+
+def test_imports_are_told_from_optional_ones() -> None:
+    source = (
+        "import a.b\nfrom c import d\nfrom typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import types_only\n"
+        "try:\n    import optional\nexcept ImportError:\n    import e\n"
+        "def f():\n    import g\n    try:\n        import h\n    finally:\n        pass\n"
+    )
+    assert set(imports(source)) == {"a.b", "c.d", "e", "g", "h", "typing.TYPE_CHECKING"}
+
+
+def test_kernelproxy_does_not_know_jupyter_sing() -> None:
+    files = modules("kernelproxy")
+    assert files
+    wrong = {
+        file.relative_to(ROOT).as_posix(): names
+        for file in files
+        if (names := [n for n in imports(file.read_text("utf-8")) if n.startswith("jupyter_sing")])
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    "file", modules(*KERNEL_SIDE), ids=lambda f: f.relative_to(ROOT).as_posix()
+)
+def test_kernel_side_needs_only_torch(file: Path) -> None:
+    ours = {
+        path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for path in KERNEL_SIDE
+        if not path.endswith("__init__.py")
+    }
+    ipython = {"IPython"} if file.name in ("ipython.py", "magics.py") else set()
+    assert outside(file, {"torch", *ours, *ipython}) == []
+
+
+def test_scheduler_is_pure() -> None:
+    forbidden = {"socket", "time", "random", "threading", "asyncio", "subprocess", "os"}
+    wrong = {
+        file.name: names
+        for file in modules("jupyter_sing/scheduler")
+        if (
+            names := [
+                *outside(file, {"jupyter_sing.scheduler"}),
+                *(n for n in imports(file.read_text("utf-8")) if n.split(".")[0] in forbidden),
+            ]
+        )
+    }
+    assert wrong == {}
