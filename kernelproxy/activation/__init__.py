@@ -1,0 +1,131 @@
+"""Activation: makes ``import torch`` in a kernel find a device session behind ``cuda``.
+
+Needs the standard library only, so that it works in environments that have torch but not us.
+
+    activate()            with SING_SESSION set: watch for the import of torch
+    └ hook.py             at that import: native client, session, then torch itself
+      ├ client.py         the native client's C functions
+      ├ bindings.py       the names of ``torch._C`` that CPU wheels lack, set before torch uses them
+      └ surface.py        what is left to be patched when torch is imported
+
+Until torch begins to execute, any failure means: one plain line, and torch as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kernelproxy.activation.client import NativeClient
+
+__all__ = ["Activation", "activate", "cell", "current"]
+
+# Whoever is activated leaves its process id here, so that a process which inherits the variables
+# of a kernel does not become a second client of the kernel's session.
+CLIENT_VARIABLE = "SING_CLIENT"
+
+
+@dataclass
+class Activation:
+    """What activation came to in this process.
+
+    Parameters
+    ----------
+    session : str
+        Id of the session, "" if there is none.
+    reason : str
+        Why torch runs on CPU only, "" if it does not (or was not imported yet).
+    client : NativeClient or None
+        The native client, once torch was imported and joined the session.
+    cells : int
+        Cells that run now.
+    """
+
+    session: str = ""
+    reason: str = ""
+    client: NativeClient | None = None
+    cells: int = 0
+
+
+_lock = threading.Lock()
+_current = Activation()
+
+
+def current() -> Activation:
+    """Return what activation came to in this process."""
+    return _current
+
+
+def activate() -> bool:
+    """Proxy the torch that this process is going to import, if it is the kernel of a session.
+
+    Called once, early: by the IPython extension in kernels, by ``jupyter sing run`` in programs.
+    Without ``SING_SESSION`` (or ``SING_REASON``, see below) it does nothing at all.
+
+    Returns
+    -------
+    bool
+        Whether torch is going to be proxied.
+
+    Notes
+    -----
+    ``SING_REASON`` says why this kernel has no session although it was meant to have one; it is
+    shown when torch is imported, which is when its user is concerned.
+    """
+    session, reason = os.environ.get("SING_SESSION", ""), os.environ.get("SING_REASON", "")
+    if not (session or reason) or _current.session or _current.reason:
+        return bool(_current.session and not _current.reason)
+    if os.environ.get(CLIENT_VARIABLE, str(os.getpid())) != str(os.getpid()):
+        return False
+    os.environ[CLIENT_VARIABLE] = str(os.getpid())
+    _leave_python_path()
+    from kernelproxy.activation import hook
+
+    _current.session = session
+    if not session:
+        _current.reason = reason
+    elif os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        _current.reason = "CUDA_VISIBLE_DEVICES hides all devices"
+    elif "torch" in sys.modules:
+        explain("torch was imported before the device session could be joined")
+        return False
+    sys.meta_path.insert(0, hook.TorchFinder(_current))
+    return not _current.reason
+
+
+def explain(reason: str) -> None:
+    """Say, in one plain line, why torch has no device here."""
+    _current.reason = reason
+    print(f"jupyter_sing: CPU only: {reason}.", file=sys.stderr)
+
+
+def cell(change: int) -> None:
+    """Count a cell that begins (1) or ends (-1), whether or not torch was imported yet."""
+    with _lock:
+        _current.cells += change
+        if _current.client is not None:
+            _current.client.cell(change)
+
+
+def joined(client: NativeClient) -> None:
+    """Called by the hook when the session was joined, perhaps in the middle of a cell."""
+    with _lock:
+        _current.client = client
+        for _ in range(_current.cells):
+            client.cell(1)
+
+
+def _leave_python_path() -> None:
+    """Take our directory out of PYTHONPATH: child processes are no business of ours."""
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    bundle = os.environ.pop("SING_BUNDLE", ours)
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [entry for entry in entries if entry and entry != bundle]
+    if kept:
+        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+    else:
+        os.environ.pop("PYTHONPATH", None)

@@ -1,0 +1,298 @@
+"""The names of ``torch._C`` that ``torch.cuda`` needs and builds without CUDA lack.
+
+They are set when the extension module has executed and nothing has looked at it yet; so
+``torch.cuda`` captures ours wherever it captures any. Builds with CUDA have these names, bound to
+the driver: they are replaced, because this process must never open a context on a GPU.
+
+What cannot work behind a proxy is there too and refuses with a sentence: a missing attribute
+would tell the user nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from kernelproxy.activation.client import NativeClient
+from kernelproxy.activation.memory import MemoryStatistics
+from kernelproxy.activation.streams import CUDA, CudaGraph, event_base, refuse, stream_base
+
+# Names that refuse, by the reason.
+_REFUSALS = {
+    "it would hand out addresses of device memory, which lies in another process": (
+        "_cuda_cudaCachingAllocator_raw_alloc",
+        "_cuda_cudaCachingAllocator_raw_delete",
+        "_cuda_cudaHostAllocator",
+        "_cuda_customAllocator",
+        "_cuda_changeCurrentAllocator",
+        "_cuda_getAllocator",
+        "_cuda_getCurrentBlasHandle",
+        "_cuda_getCurrentSolverHandle",
+        "_cuda_getStreamFromExternal",
+        "_construct_CUDA_Tensor_From_Storage_And_Metadata",
+    ),
+    "CUDA graphs cannot be captured, as the device's process may be replaced": (
+        "_graph_pool_handle",
+        "_cuda_beginAllocateCurrentStreamToPool",
+        "_cuda_beginAllocateCurrentThreadToPool",
+        "_cuda_beginAllocateToPool",
+        "_cuda_endAllocateToPool",
+        "_cuda_releasePool",
+        "_cuda_checkPoolLiveAllocations",
+        "_cuda_getCheckpointState",
+        "_cuda_setCheckpointPoolState",
+    ),
+    "allocations are not recorded one by one": (
+        "_cuda_attach_out_of_memory_observer",
+        "_cuda_memorySnapshot",
+        "_cuda_record_memory_history",
+        "_cuda_record_memory_history_legacy",
+        "_cuda_allocationTraceback",
+        "_cuda_getMemoryMetadata",
+        "_cuda_setMemoryMetadata",
+    ),
+    "how much a session may use is decided by the agent": (
+        "_cuda_setMemoryFraction",
+        "_cuda_getMemoryFraction",
+        "_cuda_cudaCachingAllocator_enable",
+    ),
+    "CUDA source cannot be compiled for this device": (
+        "_cuda_jiterator_compile_and_launch_kernel",
+        "_cuda_sleep",
+    ),
+    "the device's libraries are not in this process": (
+        "_cuda_getCublasWorkspaceSize",
+        "_cuda_setCublasWorkspaceSize",
+        "_cuda_getCublasLtWorkspaceSize",
+        "_cuda_setCublasLtWorkspaceSize",
+        "_cuda_tunableop_enable",
+        "_cuda_tunableop_tuning_enable",
+    ),
+}
+# What builds with CUDA have and must not keep: it makes torch believe what is not so.
+_REMOVED = (
+    "_nccl_all_reduce",  # torch.cuda.nccl.is_available()
+    "_cudnn",
+)
+_HOST_STATISTICS = ("allocation", "segment", "allocated_bytes", "reserved_bytes")
+
+_module: ModuleType | None = None
+_before: dict[str, Any] = {}
+_ABSENT = object()
+
+
+class DeviceProperties:
+    """``torch.cuda.get_device_properties``: what a client may know of its device.
+
+    Software devices claim compute capability 8.0, the oldest one with bfloat16.
+    """
+
+    is_integrated = 0
+    is_multi_gpu_board = 0
+    max_threads_per_multi_processor = 2048
+    max_threads_per_block = 1024
+    warp_size = 32
+    regs_per_multiprocessor = 65536
+    L2_cache_size = 0
+    gcnArchName = ""  # noqa: N815
+    shared_memory_per_block = 49152
+    shared_memory_per_block_optin = 49152
+    shared_memory_per_multiprocessor = 102400
+    clock_rate = 0
+    memory_clock_rate = 0
+    memory_bus_width = 0
+    pci_bus_id = 0
+    pci_device_id = 0
+    pci_domain_id = 0
+    uuid = "00000000-0000-0000-0000-000000000000"
+
+    def __init__(self, device: dict[str, Any]) -> None:
+        self.name = str(device["name"])
+        self.total_memory = int(device["total"])
+        self.major, self.minor = int(device.get("major", 8)), int(device.get("minor", 0))
+        self.multi_processor_count = max(1, int(device.get("threads", 0) or 1))
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory >> 20}MB, "
+            f"multi_processor_count={self.multi_processor_count})"
+        )
+
+
+def install(c: ModuleType, client: NativeClient) -> None:
+    """Set the names in the extension module `c`.
+
+    Called by the import hook between the execution of ``torch._C`` and its first use.
+    """
+    global _module
+    _module = c
+    names: dict[str, Any] = _refusals()
+    names |= _device_names(c, client)
+    names |= _memory_names(client)
+    names |= _stream_names(c)
+    names |= {"_has_cuda": True, "_has_cudnn": False, "_nvtx": _nvtx()}
+    names |= {"_cudart": _cudart(MemoryStatistics(client))}
+    for name, value in names.items():
+        _before.setdefault(name, getattr(c, name, _ABSENT))
+        setattr(c, name, value)
+    for name in _REMOVED:
+        if hasattr(c, name):
+            _before.setdefault(name, getattr(c, name))
+            delattr(c, name)
+
+
+def withdraw() -> None:
+    """Take everything back: without these names torch has no CUDA device."""
+    for name, value in _before.items():
+        if value is _ABSENT:
+            with contextlib.suppress(AttributeError):
+                delattr(_module, name)
+        else:
+            setattr(_module, name, value)
+    _before.clear()
+
+
+def _refusals() -> dict[str, Any]:
+    def make(name: str, why: str) -> Callable[..., Any]:
+        def refusal(*args: Any, **kwargs: Any) -> Any:
+            refuse(name.removeprefix("_cuda_").lstrip("_"), why)
+
+        refusal.__name__ = name
+        return refusal
+
+    return {name: make(name, why) for why, names in _REFUSALS.items() for name in names}
+
+
+def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
+    """Devices: there is one, its index is 0, and it is always the current one."""
+
+    def init() -> None:
+        # What the C++ initialisation of builds with CUDA does.
+        cuda = sys.modules["torch.cuda"].__dict__
+        cuda["default_generators"] = (client.default_generator(),)
+        cuda["_get_device_properties"] = lambda device: DeviceProperties(client.device())
+
+    def set_device(index: int) -> None:
+        if index not in (-1, 0):
+            raise c.AcceleratorError(
+                f"CUDA error: invalid device ordinal {index}: a session has one device, cuda:0"
+            )
+
+    def exchange(index: int) -> int:
+        set_device(index)
+        return 0 if index >= 0 else -1
+
+    sync_debug = SimpleNamespace(mode=0)
+    return {
+        "_CudaDeviceProperties": DeviceProperties,
+        "_cuda_init": init,
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_setDevice": set_device,
+        "_cuda_exchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_hasPrimaryContext": lambda index: index == 0,
+        "_cuda_canDeviceAccessPeer": lambda device, peer: False,
+        "_cuda_isInBadFork": client.forked,
+        "_cuda_synchronize": client.synchronize,
+        "_cuda_getArchFlags": lambda: None,
+        "_cuda_getCompiledVersion": lambda: 0,
+        "_cuda_get_sync_debug_mode": lambda: sync_debug.mode,
+        "_cuda_set_sync_debug_mode": lambda mode: setattr(sync_debug, "mode", mode),
+        "_cuda_tunableop_is_enabled": lambda: False,
+        "_cuda_tunableop_tuning_is_enabled": lambda: False,
+        "_cuda_record_untuned_is_enabled": lambda: False,
+        "_cuda_clearCublasWorkspaces": lambda: None,
+    }
+
+
+def _memory_names(client: NativeClient) -> dict[str, Any]:
+    memory = MemoryStatistics(client)
+    empty = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+    return {
+        "_cuda_memoryStats": memory.stats,
+        "_cuda_resetPeakMemoryStats": memory.reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": memory.reset_peak,
+        "_cuda_emptyCache": lambda: None,  # there is no cache to be emptied
+        "_cuda_ipc_collect": lambda: None,
+        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_isHistoryEnabled": lambda: False,
+        "_cuda_hostMemoryStats": lambda: {name: dict(empty) for name in _HOST_STATISTICS},
+        "_cuda_resetPeakHostMemoryStats": lambda: None,
+        "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
+        "_host_emptyCache": lambda: None,
+    }
+
+
+def _stream_names(c: ModuleType) -> dict[str, Any]:
+    def current(device: int) -> tuple[int, int, int]:
+        return int(c._accelerator_getStream(0).stream_id), 0, CUDA
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        c._accelerator_setStream(
+            c.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
+        )
+
+    return {
+        "_CudaStreamBase": stream_base(c),
+        "_CudaEventBase": event_base(c),
+        "_CUDAGraph": CudaGraph,
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_getCurrentStream": current,
+        "_cuda_getCurrentRawStream": lambda device: current(device)[0],
+        "_cuda_getDefaultStream": lambda device: (0, 0, CUDA),
+        "_cuda_setStream": set_stream,
+    }
+
+
+def _cudart(memory: MemoryStatistics) -> ModuleType:
+    """The part of the CUDA runtime that ``torch.cuda.cudart()`` shows."""
+    module = ModuleType("torch._C._cudart")
+
+    class cudaError(int):  # noqa: N801 (its name is fixed)
+        success = 0
+
+    module.__dict__.update(
+        cudaError=cudaError,
+        cudaGetErrorString=lambda error: f"CUDA error {int(error)}",
+        cudaMemGetInfo=memory.mem_get_info,
+        cudaProfilerStart=lambda: 0,
+        cudaProfilerStop=lambda: 0,
+        cudaHostRegister=lambda address, size, flags: refuse(
+            "cudaHostRegister", "device memory lies in another process"
+        ),
+        cudaHostUnregister=lambda address: 0,
+    )
+    return module
+
+
+def _nvtx() -> ModuleType:
+    """Markers for a profiler that is not attached: nothing happens, as without this proxy."""
+    module = ModuleType("torch._C._nvtx")
+    depth = 0
+
+    def push(text: str) -> int:
+        nonlocal depth
+        depth += 1
+        return depth - 1
+
+    def pop() -> int:
+        nonlocal depth
+        depth = max(depth - 1, -1)
+        return depth
+
+    module.__dict__.update(
+        rangePushA=push,
+        rangePop=pop,
+        rangeStartA=lambda text: 0,
+        rangeEnd=lambda identifier: None,
+        markA=lambda text: None,
+        deviceRangeStart=lambda text, stream: None,
+        deviceRangeEnd=lambda handle, stream: None,
+    )
+    return module

@@ -1,0 +1,124 @@
+"""The native client as Python sees it: a typed face of `libsing_client.so`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelproxy.errors import NativeError
+
+# In the order of their dependencies. The first brings what torch's own loader would bring.
+TORCH_LIBRARIES = (
+    "libtorch_global_deps.so",
+    "libc10.so",
+    "libtorch_cpu.so",
+    "libtorch.so",
+    "libtorch_python.so",
+)
+_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
+    "sing_client_connect": ([ctypes.c_int] * 5, ctypes.c_int),
+    "sing_client_error": ([], ctypes.c_char_p),
+    "sing_client_installed": ([], None),
+    "sing_client_synchronize": ([], ctypes.py_object),
+    "sing_client_memory": ([], ctypes.py_object),
+    "sing_client_reset_peak": ([], None),
+    "sing_client_statistics": ([], ctypes.py_object),
+    "sing_client_device": ([], ctypes.py_object),
+    "sing_client_default_generator": ([], ctypes.py_object),
+    "sing_client_cell": ([ctypes.c_int], None),
+    "sing_client_forked": ([], ctypes.c_int),
+}
+
+
+class NativeClient:
+    """The functions of the native client; the docstrings say what they do there.
+
+    Parameters
+    ----------
+    library : ctypes.PyDLL or object
+        The library; functions are called with the GIL held and release it where they wait.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    @classmethod
+    def load(cls, path: Path, torch_directory: Path) -> NativeClient:
+        """Load the client and, before it, the torch libraries that it needs.
+
+        Raises
+        ------
+        NativeError
+            If one of them cannot be loaded, or is not the library that we know.
+        """
+        try:
+            for name in TORCH_LIBRARIES:
+                ctypes.CDLL(str(torch_directory / "lib" / name), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+            library = ctypes.PyDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+            for name, (arguments, result) in _FUNCTIONS.items():
+                function = getattr(library, name)
+                function.argtypes, function.restype = arguments, result
+        except (OSError, AttributeError) as error:
+            raise NativeError(f"the native client cannot be loaded ({error})") from error
+        return cls(library)
+
+    def connect(self, fds: Sequence[int], bell_fd: int) -> None:
+        """Join a session, given its log and its client, worker and agent pages.
+
+        They stay the caller's; `bell_fd` is the client's from now on.
+
+        Raises
+        ------
+        NativeError
+            If they are not what they should be.
+        """
+        if self._library.sing_client_connect(*fds, bell_fd) != 0:
+            text = self._library.sing_client_error() or b"unknown reason"
+            raise NativeError(f"the session cannot be joined ({text.decode(errors='replace')})")
+
+    def installed(self) -> None:
+        """Register what can be registered only after ``import torch``."""
+        self._library.sing_client_installed()
+
+    def synchronize(self) -> None:
+        """Wait until everything was executed.
+
+        Raises
+        ------
+        RuntimeError
+            What an operator raised since the last synchronisation.
+        KeyboardInterrupt
+            If the user interrupts the wait.
+        """
+        self._library.sing_client_synchronize()
+
+    def memory(self) -> dict[str, int]:
+        """Count memory: used, peak, granted, total, free (bytes), allocations, frees (numbers)."""
+        return dict(self._library.sing_client_memory())
+
+    def reset_peak(self) -> None:
+        """Let the peak begin at what is used now."""
+        self._library.sing_client_reset_peak()
+
+    def statistics(self) -> dict[str, int]:
+        """Counters: operators, records, bytes, cache_hits, cache_misses, requests."""
+        return dict(self._library.sing_client_statistics())
+
+    def device(self) -> dict[str, Any]:
+        """Describe the device: kind ("software" or "cuda"), name, total (bytes), threads."""
+        return dict(self._library.sing_client_device())
+
+    def default_generator(self) -> Any:
+        """Return the device's default `torch.Generator`."""
+        return self._library.sing_client_default_generator()
+
+    def cell(self, change: int) -> None:
+        """Tell the agent that a cell began (1) or ended (-1)."""
+        self._library.sing_client_cell(change)
+
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that joined."""
+        return bool(self._library.sing_client_forked())

@@ -1,0 +1,158 @@
+"""The import hook: joins the session when torch is imported.
+
+Two imports are watched. ``torch``: before its module executes, the native client is loaded and the
+session joined, because torch latches its device hooks while it initialises. ``torch._C``: after
+it executed and before anything of ``torch`` looks at it, it gets the names that builds without
+CUDA lack (`bindings`), so that ``torch.cuda`` finds them where it looks for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from kernelproxy import activation, native
+from kernelproxy.activation import bindings, surface
+from kernelproxy.activation.client import NativeClient
+from kernelproxy.control import connect
+from kernelproxy.errors import NativeError, SingError
+from kernelproxy.protocol import Attach, Attached
+
+ATTACH_SECONDS_MAX = 30.0
+
+
+class TorchFinder(MetaPathFinder):
+    """Wraps the execution of ``torch`` and ``torch._C``; leaves the path when torch is there."""
+
+    def __init__(self, state: activation.Activation) -> None:
+        self._state = state
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Called by the import system for every module that is not imported yet."""
+        if fullname not in ("torch", "torch._C"):
+            return None
+        spec = self._find(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        if fullname == "torch":
+            _wrap(spec, lambda execute, module: self._import_torch(spec, execute, module))
+        elif self._state.client is not None:
+            _wrap(spec, self._import_bindings)
+        return spec
+
+    def _find(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        """Ask the other finders."""
+        for finder in sys.meta_path:
+            if finder is not self:
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+    def _import_torch(
+        self, spec: ModuleSpec, execute: Callable[[ModuleType], None], module: ModuleType
+    ) -> None:
+        """Called by the import system to execute the module ``torch``."""
+        if self._state.client is None:
+            self._join(spec)
+        execute(module)
+        sys.meta_path.remove(self)
+        if self._state.client is not None:
+            _install(lambda: surface.install(module, self._client()))
+
+    def _import_bindings(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        """Called by the import system to execute the extension module ``torch._C``."""
+        execute(module)
+        _install(lambda: bindings.install(module, self._client()))
+
+    def _client(self) -> NativeClient:
+        if self._state.client is None:
+            raise NativeError("the session was not joined")
+        return self._state.client
+
+    def _join(self, spec: ModuleSpec) -> None:
+        """Join the session or say why not; never raises."""
+        if self._state.reason:
+            activation.explain(self._state.reason)
+            return
+        try:
+            activation.joined(join_session(self._state.session, spec))
+        except (SingError, OSError) as error:
+            activation.explain(str(error).rstrip("."))
+        except Exception as error:
+            # Our bug must not cost the user their torch.
+            activation.explain(f"internal error, please report it: {type(error).__name__}: {error}")
+
+
+def _wrap(
+    spec: ModuleSpec, around: Callable[[Callable[[ModuleType], None], ModuleType], None]
+) -> None:
+    """Run `around` in place of the loader's ``exec_module``, once; the loader keeps its type."""
+    loader = spec.loader
+    execute = loader.exec_module  # type: ignore[union-attr]
+
+    def exec_module(module: ModuleType) -> None:
+        with contextlib.suppress(AttributeError):
+            del loader.exec_module  # type: ignore[union-attr]
+        around(execute, module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign, union-attr]
+
+
+def _install(step: Callable[[], None]) -> None:
+    """Do a step of the installation; if it fails, say so and let torch be without a device."""
+    try:
+        step()
+    except Exception as error:
+        bindings.withdraw()
+        activation.explain(f"this torch could not be adapted: {type(error).__name__}: {error}")
+
+
+def join_session(session: str, spec: ModuleSpec) -> NativeClient:
+    """Load the native client for the torch that `spec` names and join a session with it.
+
+    Raises
+    ------
+    SingError
+        If there is no native client for it, or the daemon refuses.
+    """
+    if not spec.origin:
+        raise NativeError("torch has no directory")
+    info = native.describe(Path(spec.origin).parent)
+    parts = native.ensure(info, lambda text: print(f"jupyter_sing: {text}", file=sys.stderr))
+    control = connect(start=False)
+    try:
+        reply, fds = control.call_with_fds(Attach(session, info.version), ATTACH_SECONDS_MAX)
+        try:
+            if not isinstance(reply, Attached) or len(fds) != 4:
+                raise NativeError("the daemon gave an unexpected answer")
+            client = NativeClient.load(parts.client, info.directory)
+            bell = control.detach().detach()
+            client.connect(fds, bell)
+        finally:
+            for fd in fds:
+                os.close(fd)
+    finally:
+        control.close()
+    os.register_at_fork(after_in_child=lambda: _disown(bell))
+    return client
+
+
+def _disown(fd: int) -> None:
+    """Called in a forked child: its copy of the connection must not keep the session alive.
+
+    The number stays taken, so that nothing of the child's can be mistaken for the connection.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, fd, inheritable=False)
+    os.close(null)

@@ -1,0 +1,72 @@
+"""``torch.cuda`` memory statistics from the client's own accounting.
+
+The names are those of the CUDA caching allocator. Memory is charged when a storage is made and
+returned when it is freed; there is no cache, so *active* equals *allocated*, and *reserved* is
+what the agent granted to the session.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelproxy.activation.client import NativeClient
+
+_POOLS = ("small_pool", "large_pool")
+
+
+def _stat(current: int = 0, peak: int = 0, allocated: int = 0, freed: int = 0) -> dict[str, int]:
+    return {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
+
+
+def _pools(whole: dict[str, int]) -> dict[str, dict[str, int]]:
+    """One statistic for all pools; everything counts as large, as there is but one pool."""
+    return {"all": whole, "small_pool": _stat(), "large_pool": dict(whole)}
+
+
+class MemoryStatistics:
+    """Answers ``torch._C._cuda_memoryStats`` and its relatives."""
+
+    def __init__(self, client: NativeClient) -> None:
+        self._client = client
+        self._reserved_peak = 0
+
+    def stats(self, device: int) -> dict[str, Any]:
+        """Called by ``torch.cuda.memory_stats``, which flattens the result."""
+        found = self._client.memory()
+        used, peak, granted = found["used"], found["peak"], found["granted"]
+        self._reserved_peak = max(self._reserved_peak, granted)
+        allocations, frees = found["allocations"], found["frees"]
+        # Totals since the start; the client may not keep them, then what is known is a bound.
+        taken = found.get("allocated_bytes", used)
+        in_bytes = _stat(used, peak, taken, max(taken - used, 0))
+        live = allocations - frees
+        count = _stat(live, found.get("peak_count", live), allocations, frees)
+        return {
+            "allocation": _pools(count),
+            "active": _pools(count),
+            "segment": _pools(_stat(1, 1, 1, 0)),
+            "inactive_split": _pools(_stat()),
+            "allocated_bytes": _pools(in_bytes),
+            "active_bytes": _pools(in_bytes),
+            "requested_bytes": _pools(in_bytes),
+            "reserved_bytes": _pools(_stat(granted, self._reserved_peak, granted, 0)),
+            "inactive_split_bytes": _pools(_stat()),
+            "oversize_allocations": _stat(),
+            "oversize_segments": _stat(),
+            "num_alloc_retries": 0,
+            "num_ooms": found.get("ooms", 0),
+            "num_sync_all_streams": 0,
+            "num_device_alloc": allocations,
+            "num_device_free": frees,
+            "max_split_size": -1,
+        }
+
+    def reset_peak(self, device: int) -> None:
+        """Called by ``torch.cuda.reset_peak_memory_stats``."""
+        self._client.reset_peak()
+        self._reserved_peak = self._client.memory()["granted"]
+
+    def mem_get_info(self, device: int) -> tuple[int, int]:
+        """Free and total bytes of the device, as ``cudaMemGetInfo``."""
+        found = self._client.memory()
+        return found["free"], found["total"]

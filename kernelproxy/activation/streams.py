@@ -1,0 +1,122 @@
+"""Bases of ``torch.cuda.Stream``, ``Event`` and ``CUDAGraph``, on torch's generic ones.
+
+A session executes in one order, so streams are names: work on two of them is not reordered, and
+waiting for one waits for what was issued before. Events are real: they are recorded in the log,
+answer when the device has come so far, and measure the time between two points of its execution.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NoReturn
+
+REFUSED = "{} is not available behind a device proxy: {}."
+CUDA = 1  # c10::DeviceType::CUDA
+
+
+def refuse(what: str, why: str) -> NoReturn:
+    """Raise what users see when they ask for what cannot work here.
+
+    Raises
+    ------
+    RuntimeError
+        Always.
+    """
+    raise RuntimeError(REFUSED.format(what, why))
+
+
+def stream_base(c: ModuleType) -> type:
+    """Make ``torch._C._CudaStreamBase`` for the extension module `c`."""
+
+    class CudaStreamBase(c.Stream):  # type: ignore[misc, name-defined]
+        def __new__(
+            cls,
+            priority: int = 0,
+            stream_id: int = 0,
+            device_index: int = 0,
+            device_type: int = 0,
+            stream_ptr: int = 0,
+        ) -> Any:
+            if stream_ptr:
+                refuse("An external CUDA stream", "it belongs to another library in this process")
+            if stream_id or device_index or device_type:
+                return super().__new__(
+                    cls, stream_id=stream_id, device_index=device_index, device_type=CUDA
+                )
+            return super().__new__(cls, device=c.device("cuda", 0), priority=priority)
+
+        @property
+        def cuda_stream(self) -> int:
+            return int(self.stream_id)
+
+        @property
+        def priority(self) -> int:
+            return 0
+
+        @staticmethod
+        def priority_range() -> tuple[int, int]:
+            return 0, -1
+
+    return CudaStreamBase
+
+
+def event_base(c: ModuleType) -> type:
+    """Make ``torch._C._CudaEventBase`` for the extension module `c`."""
+
+    class CudaEventBase(c.Event):  # type: ignore[misc, name-defined]
+        # A torch.Event for isinstance(), but what is recorded is `_event`: torch measures time
+        # only between events of exactly that type, not between subclasses.
+        _event: Any
+
+        def __new__(
+            cls,
+            enable_timing: bool = False,
+            blocking: bool = False,
+            interprocess: bool = False,
+            external: bool = False,
+        ) -> Any:
+            if interprocess:
+                refuse("An interprocess CUDA event", "the device belongs to this process alone")
+            device = c.device("cuda", 0)
+            made = super().__new__(cls, device=device)
+            made._event = c.Event(device=device, enable_timing=enable_timing, blocking=blocking)
+            return made
+
+        def record(self, stream: Any = None) -> None:
+            self._event.record(stream)
+
+        def wait(self, stream: Any = None) -> None:
+            self._event.wait(stream)
+
+        def query(self) -> bool:
+            return bool(self._event.query())
+
+        def synchronize(self) -> None:
+            self._event.synchronize()
+
+        def elapsed_time(self, end_event: Any) -> float:
+            return float(self._event.elapsed_time(getattr(end_event, "_event", end_event)))
+
+        @property
+        def event_id(self) -> int:
+            return int(self._event.event_id)
+
+        @property
+        def cuda_event(self) -> int:
+            return int(self._event.event_id)
+
+        @classmethod
+        def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
+            refuse("An interprocess CUDA event", "the device belongs to this process alone")
+
+        def ipc_handle(self) -> bytes:
+            refuse("An interprocess CUDA event", "the device belongs to this process alone")
+
+    return CudaEventBase
+
+
+class CudaGraph:
+    """``torch._C._CUDAGraph``: refuses, because a graph holds addresses of one GPU process."""
+
+    def __new__(cls, keep_graph: bool = False) -> CudaGraph:
+        refuse("CUDA graph capture", "the device's process may be replaced at any time")

@@ -1,0 +1,148 @@
+"""What is patched when ``torch`` has been imported: holes that no name in ``torch._C`` fills.
+
+Each patch names the C++ that it makes up for: code that is compiled only with CUDA, and tests a
+constant instead of the registered device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kernelproxy.activation import tensor_types
+from kernelproxy.activation.client import NativeClient
+from kernelproxy.activation.streams import refuse
+
+_NO_POINTERS = "device memory lies in another process"
+
+
+def install(torch: ModuleType, client: NativeClient) -> None:
+    """Patch the imported `torch`. Called by the import hook, once."""
+    client.installed()
+    # device_count() asks NVML before anything else; that would count what this session has not.
+    torch.cuda._cached_device_count = 1
+    torch.cuda._get_pynvml_handler = _no_nvml
+    torch.cuda.list_gpu_processes = torch.cuda.memory.list_gpu_processes = _no_nvml
+    _patch_storage(torch)
+    _patch_printing(torch)
+    _patch_exports(torch)
+    tensor_types.install(torch)
+
+
+def _no_nvml(device: Any = None) -> Any:
+    refuse("NVML", "it would show a GPU that other sessions use too")
+
+
+def _is_cuda(torch: ModuleType, device: Any) -> bool:
+    if device is None:
+        return False
+    if isinstance(device, int):
+        return True
+    return bool(torch.device(device).type == "cuda")
+
+
+def _patch_storage(torch: ModuleType) -> None:
+    """Storages on the device: ``THPStorage_pynew`` and ``resize_`` know CUDA only if built so.
+
+    ``torch.load`` makes its storages here.
+    """
+    original_new = torch.UntypedStorage.__new__
+    original_resize = torch.UntypedStorage.resize_
+
+    @functools.wraps(original_new)
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not _is_cuda(torch, kwargs.get("device")):
+            return original_new(cls, *args, **kwargs)
+        device = kwargs["device"]
+        content = args[0] if args else kwargs.get("size", 0)
+        if isinstance(content, int):
+            made = torch.empty(content, dtype=torch.uint8, device=device)
+        else:
+            made = torch.tensor(list(content), dtype=torch.uint8).to(device)
+        return made.untyped_storage()
+
+    @functools.wraps(original_resize)
+    def resize_(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return original_resize(self, size)
+        if size < self.nbytes():
+            refuse("Shrinking a device storage", "make a new tensor instead")
+        torch.empty(0, dtype=torch.uint8, device=self.device).set_(self).resize_(size)
+        return self
+
+    torch.UntypedStorage.__new__ = staticmethod(new)
+    torch.UntypedStorage.resize_ = resize_
+
+    def shared(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse("Sharing a device tensor with another process", "a session has one process")
+
+    torch.UntypedStorage._share_cuda_ = shared
+
+
+def _patch_printing(torch: ModuleType) -> None:
+    """Print device tensors from a copy: printing reads element by element, a round trip each."""
+    tensor_str = torch._tensor_str
+    original: Callable[..., str] = tensor_str._tensor_str
+
+    @functools.wraps(original)
+    def print_copy(self: Any, indent: int) -> str:
+        if self.device.type == "cuda" and self.layout is torch.strided:
+            self = _host_copy(torch, self, tensor_str.PRINT_OPTS)
+        return original(self, indent)
+
+    tensor_str._tensor_str = print_copy
+
+
+def _host_copy(torch: ModuleType, tensor: Any, options: Any) -> Any:
+    """Copy a tensor to the host, of a large one only what will be printed."""
+    if tensor.numel() <= options.threshold:
+        return tensor.cpu()
+    edge = options.edgeitems
+    shown, places = tensor, []
+    for axis, size in enumerate(tensor.shape):
+        if size > 2 * edge:
+            place = torch.cat((torch.arange(edge), torch.arange(size - edge, size)))
+            shown = shown.index_select(axis, place.to(tensor.device))
+        else:
+            place = torch.arange(size)
+        places.append(place)
+    # The rest of it is never written nor read, and so never takes memory.
+    host = torch.empty(tensor.shape, dtype=tensor.dtype)
+    host[torch.meshgrid(*places, indexing="ij")] = shown.cpu()
+    return host
+
+
+def _patch_exports(torch: ModuleType) -> None:
+    """Refuse to hand addresses of device memory to other libraries in this process."""
+    original_dlpack = torch.Tensor.__dlpack__
+    original_interface = torch.Tensor.__cuda_array_interface__
+    original_capsule = torch._C._to_dlpack
+
+    @functools.wraps(original_dlpack)
+    def dlpack(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "cuda":
+            raise BufferError(f"A device tensor cannot be exported: {_NO_POINTERS}; use .cpu().")
+        return original_dlpack(self, *args, **kwargs)
+
+    @functools.wraps(original_capsule)
+    def capsule(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if tensor.device.type == "cuda":
+            raise BufferError(f"A device tensor cannot be exported: {_NO_POINTERS}; use .cpu().")
+        return original_capsule(tensor, *args, **kwargs)
+
+    def interface(self: Any) -> Any:
+        if self.device.type == "cuda":
+            # AttributeError, so that libraries which ask by hasattr() take another way.
+            raise AttributeError(
+                f"A device tensor has no __cuda_array_interface__: {_NO_POINTERS}; use .cpu()."
+            )
+        return original_interface.__get__(self)
+
+    torch.Tensor.__dlpack__ = dlpack
+    torch.Tensor.__cuda_array_interface__ = property(interface)
+    torch._C._to_dlpack = capsule
+    for module in (torch, torch.utils.dlpack):
+        if getattr(module, "to_dlpack", None) is original_capsule:
+            module.__dict__["to_dlpack"] = capsule
