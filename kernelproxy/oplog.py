@@ -159,6 +159,7 @@ class WorkerPage(Page):
     busy_ns = Word(256)
     active_ns = Word(264)
     memory_resident = Word(272)
+    furthest = Word(280)
 
 
 class AgentPage(Page):

@@ -80,6 +80,9 @@ struct WorkerPage {
   alignas(kLine) Word<uint64_t> busy_ns;          // time spent executing, this session in total
   Word<uint64_t> active_ns;        // CLOCK_MONOTONIC when it last ran dry
   Word<uint64_t> memory_resident;  // device bytes that the worker holds for storages
+  // Set when a worker opens: what any worker before it had executed. Below, records are replayed;
+  // they ran within the grant of their time and are not held to that of now.
+  Word<uint64_t> furthest;
 };
 
 struct AgentPage {
@@ -124,7 +127,7 @@ static_assert(offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, bell)
               offsetof(WorkerPage, answer_bytes) == 208 &&
               offsetof(WorkerPage, answer_produced) == 216 && offsetof(WorkerPage, busy_ns) == 256 &&
               offsetof(WorkerPage, active_ns) == 264 &&
-              offsetof(WorkerPage, memory_resident) == 272);
+              offsetof(WorkerPage, memory_resident) == 272 && offsetof(WorkerPage, furthest) == 280);
 static_assert(offsetof(AgentPage, device_kind) == 12 && offsetof(AgentPage, bell) == 64 &&
               offsetof(AgentPage, presence) == 68 && offsetof(AgentPage, retained) == 72 &&
               offsetof(AgentPage, log_budget) == 80 && offsetof(AgentPage, memory_granted) == 128 &&
