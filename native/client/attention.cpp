@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
@@ -14,7 +15,14 @@ namespace sing::client {
 namespace {
 
 // SDPBackend of ATen/native/transformers/sdp_utils_cpp.h.
+constexpr int64_t kMath = 0;
 constexpr int64_t kFlash = 1;
+
+// In a CUDA build torch's own choice would ask the driver for the GPU's properties.
+int64_t choose_math(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                    const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) {
+  return kMath;
+}
 
 bool is_software() {
   return Session::get().agent().device_kind == static_cast<uint32_t>(DeviceKind::software);
@@ -28,6 +36,10 @@ std::optional<at::Tensor> additive(const std::optional<at::Tensor>& mask, at::Sc
 }
 
 }  // namespace
+
+void register_attention_choice() {
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_math);
+}
 
 at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,
                                         const at::Tensor& value,

@@ -5,6 +5,9 @@
 
 namespace sing::client {
 
+// Without a kernel choice of ours torch takes the mathematical form.
+void register_attention_choice();
+
 // Kernel of aten::scaled_dot_product_attention on the device, with and without autograd. A
 // software device takes what torch takes on a CPU, so that results agree bit for bit.
 at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,

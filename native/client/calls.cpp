@@ -89,8 +89,10 @@ void prepare_operands(const Operator& op, Stack& stack) {
 
 // ------------------------------------------------------------------ results
 
+using Results = c10::SmallVector<c10::IValue, 4>;
+
 // Drops the operands and pushes the results; results that are operands are taken from them.
-void finish(const Operator& op, Stack& stack, std::vector<c10::IValue>&& fresh) {
+void finish(const Operator& op, Stack& stack, Results&& fresh) {
   const size_t base = stack.size() - op.operands;
   for (size_t i = 0; i < op.returns; ++i) {
     if (op.aliases[i] >= 0) fresh[i] = stack[base + static_cast<size_t>(op.aliases[i])];
@@ -102,7 +104,7 @@ void finish(const Operator& op, Stack& stack, std::vector<c10::IValue>&& fresh) 
 void send_in_place(Operator& op, Encoder& encoder, Stack& stack) {
   for (size_t i = 0; i < op.returns; ++i) encoder.record().put(Tag::none);
   Session::get().append(RecordKind::call, encoder.record().view());
-  finish(op, stack, std::vector<c10::IValue>(op.returns));
+  finish(op, stack, Results(op.returns));
 }
 
 // Builds planned outputs and writes them to the record.
@@ -148,7 +150,7 @@ class Emitter {
  private:
   Encoder& encoder_;
   Writer& out_;
-  std::vector<at::Tensor> results_;
+  c10::SmallVector<at::Tensor, 4> results_;
 };
 
 at::Tensor element(const c10::IValue& operand, uint16_t index) {
@@ -177,7 +179,7 @@ void send_planned(Operator& op, Encoder& encoder, const Plan& plan, Stack& stack
     encoder.call(op, operands_of(op, stack));
   }
   Emitter emitter(encoder);
-  std::vector<c10::IValue> fresh(op.returns);
+  Results fresh(op.returns);
   for (size_t i = 0; i < op.returns; ++i) {
     fresh[i] = emitter.output(plan.outputs.empty() ? Output{} : plan.outputs[i]);
   }
@@ -251,11 +253,11 @@ class Request {
   Request& operator=(const Request&) = delete;
 
   // The results, and the plan for the next call with such operands (null: do not remember).
-  std::vector<c10::IValue> run(c10::ArrayRef<c10::IValue> operands, std::shared_ptr<Plan>& plan) {
+  Results run(c10::ArrayRef<c10::IValue> operands, std::shared_ptr<Plan>& plan) {
     const std::vector<std::byte> bytes = send();
     Reader in(bytes);
     plan = std::make_shared<Plan>();
-    std::vector<c10::IValue> results(op_.returns);
+    Results results(op_.returns);
     for (size_t i = 0; i < op_.returns; ++i) {
       Output planned;
       results[i] = read(in, planned);
@@ -378,7 +380,7 @@ class Request {
 
 void call_and_wait(Operator& op, Encoder& encoder, Stack& stack) {
   std::shared_ptr<Plan> plan;
-  std::vector<c10::IValue> results;
+  Results results;
   {
     Request request(op, encoder);
     results = request.run(operands_of(op, stack), plan);

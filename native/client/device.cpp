@@ -73,15 +73,12 @@ struct EventState {
   uint64_t position;  // of the log when it was recorded
 };
 
-void put_event(uint32_t number, EventAction action, uint32_t other = 0) {
+Writer event_record(uint32_t number, EventAction action) {
   Writer out;
   out.put<uint32_t>(number);
   out.put<uint8_t>(static_cast<uint8_t>(action));
   for (int i = 0; i < 3; ++i) out.put<uint8_t>(0);
-  if (action == EventAction::elapsed) {
-    out.put<uint32_t>(other);
-  }
-  Session::get().append(RecordKind::event, out.view());
+  return out;
 }
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
@@ -121,7 +118,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       state = new EventState{flag == c10::EventFlag::BACKEND_DEFAULT ? ++last_event : 0, 0};
       *event = state;
     }
-    if (state->number != 0) put_event(state->number, EventAction::record);
+    if (state->number != 0) {
+      Session::get().append(RecordKind::event,
+                            event_record(state->number, EventAction::record).view());
+    }
     state->position = Session::get().head();
   }
   void block(void*, const c10::Stream&) const override {}
@@ -136,7 +136,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (state == nullptr) return;
     if (state->number != 0 && !Session::forked()) {
       try {
-        put_event(state->number, EventAction::free);
+        Session::get().append(RecordKind::event,
+                              event_record(state->number, EventAction::free).view());
       } catch (const std::exception&) {
         // The session has ended, and with it the event.
       }
@@ -150,10 +151,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
                 "Both events must be recorded before calculating elapsed time.");
     TORCH_CHECK(from->number != 0 && to->number != 0,
                 "Both events must be created with argument 'enable_timing=True'.");
-    Writer out;
-    out.put<uint32_t>(from->number);
-    out.put<uint8_t>(static_cast<uint8_t>(EventAction::elapsed));
-    for (int i = 0; i < 3; ++i) out.put<uint8_t>(0);
+    Writer out = event_record(from->number, EventAction::elapsed);
     out.put<uint32_t>(to->number);
     double milliseconds = 0;
     Session::get().request(RecordKind::event, out.view(),

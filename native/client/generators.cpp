@@ -12,10 +12,12 @@ namespace sing::client {
 
 namespace {
 
-void put_head(Writer& out, uint32_t number, GeneratorAction action) {
+Writer generator_record(uint32_t number, GeneratorAction action) {
+  Writer out;
   out.put<uint32_t>(number);
   out.put<uint8_t>(static_cast<uint8_t>(action));
   for (int i = 0; i < 3; ++i) out.put<uint8_t>(0);
+  return out;
 }
 
 class DeviceGenerator final : public c10::GeneratorImpl {
@@ -25,8 +27,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
 
   ~DeviceGenerator() override {
     if (number_ == 0 || !Session::connected() || Session::forked()) return;
-    Writer out;
-    put_head(out, number_, GeneratorAction::free);
+    Writer out = generator_record(number_, GeneratorAction::free);
     try {
       Session::get().append(RecordKind::generator, out.view());
     } catch (const std::exception&) {
@@ -39,8 +40,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
 
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
-    Writer out;
-    put_head(out, number_, GeneratorAction::seed);
+    Writer out = generator_record(number_, GeneratorAction::seed);
     out.put<uint64_t>(seed);
     Session::get().append(RecordKind::generator, out.view());
   }
@@ -60,8 +60,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     TORCH_CHECK(state.dtype() == caffe2::TypeMeta::Make<uint8_t>() && state.is_contiguous() &&
                     state.device().is_cpu(),
                 "RNG state must be a torch.ByteTensor");
-    Writer out;
-    put_head(out, number_, GeneratorAction::set_state);
+    Writer out = generator_record(number_, GeneratorAction::set_state);
     out.put<uint64_t>(static_cast<uint64_t>(state.numel()));
     const auto* bytes = static_cast<const std::byte*>(state.data());
     Session::get().append(RecordKind::generator, out.view(),
@@ -70,8 +69,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     Session::get().synchronize();
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    Writer out;
-    put_head(out, number_, GeneratorAction::get_state);
+    Writer out = generator_record(number_, GeneratorAction::get_state);
     const auto bytes = Session::get().request(RecordKind::generator, out.view());
     at::Tensor state = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions(at::kByte));
     std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
@@ -90,8 +88,7 @@ std::atomic<uint32_t> next_number{1};
 DeviceGenerator* DeviceGenerator::clone_impl() const {
   auto* copy = new DeviceGenerator(next_number++);
   copy->seed_ = seed_;
-  Writer out;
-  put_head(out, copy->number_, GeneratorAction::copy);
+  Writer out = generator_record(copy->number_, GeneratorAction::copy);
   out.put<uint32_t>(number_);
   Session::get().append(RecordKind::generator, out.view());
   return copy;

@@ -239,6 +239,7 @@ void register_kernels() {
   static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
                                              c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
   autograd->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+  register_attention_choice();
 }
 
 }  // namespace sing::client

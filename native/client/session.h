@@ -8,13 +8,13 @@
 // mutex_. Otherwise an interrupt could not be delivered, or two threads would wait for each other.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <mutex>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "oplog/codec.h"
@@ -30,6 +30,9 @@ struct Slot {
   std::byte* address;     // in the reservation; never dereferenced
   uint32_t address_class; // size class of the address, for its reuse
 };
+
+// Size classes of addresses: three significant bits of a 64-bit number of units.
+inline constexpr uint32_t kAddressClasses = 64 * 16;
 
 struct Counters {
   uint64_t operators = 0, records = 0, bytes = 0, requests = 0;
@@ -129,7 +132,7 @@ class Session {
   Counters counters_;
   std::byte* reservation_ = nullptr;
   uint64_t reservation_used_ = 0;
-  std::unordered_map<uint32_t, std::vector<std::byte*>> addresses_;
+  std::array<std::vector<std::byte*>, kAddressClasses> addresses_;
 
   std::mutex request_mutex_;
   std::mutex want_mutex_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <mutex>
 
 struct _ts;  // PyThreadState
@@ -9,6 +10,11 @@ struct _ts;  // PyThreadState
 namespace sing::client {
 
 // While it lives, this thread does not hold the GIL.
+//
+// Note [Interrupts]: Python runs signal handlers on the main thread only. There, a wait lets them
+// run and throws what they raise. Autograd waits on threads of its own while the main thread sits
+// in backward() where Python cannot interrupt it; such a wait watches for SIGINT itself and ends
+// with an error, upon which the main thread returns to Python and raises KeyboardInterrupt.
 class Waiting {
  public:
   Waiting();
@@ -16,12 +22,15 @@ class Waiting {
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
 
-  // Runs Python's signal handlers if the last run is some time ago (or `now`); throws what they
-  // raise, as python_error, so that KeyboardInterrupt leaves a wait.
+  // Looks for signals if the last look is some time ago, or `now`; throws if the wait must end.
   void check_signals(bool now);
 
  private:
+  void run_handlers();
+
   _ts* state_;
+  const bool on_main_thread_;
+  uint32_t interrupts_ = 0;
   std::chrono::steady_clock::time_point checked_;
 };
 
