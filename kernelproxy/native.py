@@ -38,6 +38,7 @@ TORCH_MIN, TORCH_END = (2, 11), (2, 14)
 PROBE_SECONDS = 60
 COMPILE_SECONDS = 1200
 OBJECTS_KEPT = 200
+PAIRS_KEPT = 8
 
 # Sources of each library, as directories of the native tree.
 LIBRARIES = {"client": ("oplog", "client"), "worker": ("oplog", "worker")}
@@ -45,7 +46,8 @@ LINKED = {"client": ("torch_python", "torch_cpu", "c10"), "worker": ("torch_cpu"
 
 COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread")
 SANITIZE_FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
-STRICT_FLAGS = ("-Wall", "-Wextra", "-Werror")
+# GCC's guess about uninitialised values is often wrong about inlined headers of torch.
+STRICT_FLAGS = ("-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized")
 
 Message = Callable[[str], object]
 
@@ -219,7 +221,7 @@ def ensure(
     NativeError
         This torch is not supported, or the libraries cannot be built here.
     """
-    _check_version(info)
+    check_version(info)
     tree = _source_tree()
     key = _key(info, tree, sanitize)
     cache = cache or cache_directory()
@@ -244,7 +246,8 @@ def cache_directory() -> Path:
     return Path(base) / "jupyter_sing" / "native"
 
 
-def _check_version(info: TorchInfo) -> None:
+def check_version(info: TorchInfo) -> None:
+    """Raise `NativeError` if this torch is not supported."""
     found = re.match(r"(\d+)\.(\d+)", info.version)
     version = (int(found.group(1)), int(found.group(2))) if found else (0, 0)
     if not TORCH_MIN <= version < TORCH_END and os.environ.get("JUPYTER_SING_ANY_TORCH") != "1":
@@ -306,12 +309,12 @@ def _build(info: TorchInfo, tree: Path, cache: Path, key: str, sanitize: bool) -
         staged = scratch / "libraries"
         staged.mkdir()
         _Compiler(info, tree, objects, sanitize, strict=developing).build(staged)
-        if developing:
-            _prune(objects)
         target = cache / key
         if target.exists():  # without a whole pair inside, or we would not be here
             shutil.rmtree(target)
         staged.rename(target)
+    if developing:
+        _prune(cache)
     parts = NativeParts.inside(target)
     if parts is None:
         raise NativeError(f"the build left no libraries in {target}")
@@ -425,11 +428,17 @@ def _includes(unit: Path, tree: Path) -> list[Path]:
     return sorted(seen)
 
 
-def _prune(objects: Path) -> None:
-    """Keep the objects that were used last."""
-    files = sorted(objects.glob("*.o"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in files[OBJECTS_KEPT:]:
+def _prune(cache: Path) -> None:
+    """Keep what was built or used last: a checkout makes another pair with every change."""
+
+    def oldest(files: Iterable[Path], kept: int) -> list[Path]:
+        return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[kept:]
+
+    for file in oldest((cache / "objects").glob("*.o"), OBJECTS_KEPT):
         file.unlink(missing_ok=True)
+    for lock in oldest(cache.glob("torch*.lock"), PAIRS_KEPT):
+        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+        lock.unlink(missing_ok=True)
 
 
 def _last_line(text: str) -> str:
