@@ -223,6 +223,19 @@ def test_checkout_compiles_only_what_changed(
     }
 
 
+def test_checkout_keeps_the_last_pairs_only(
+    info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "PACKAGE", tmp_path / "clone" / "kernelproxy")
+    monkeypatch.setattr(native, "PAIRS_KEPT", 2)
+    write_units(tmp_path / "clone" / "native")
+    for patch in range(4):
+        last = native.ensure(replace(info, version=f"2.13.{patch}"), cache=tmp_path / "cache")
+    pairs = [file for file in (tmp_path / "cache").glob("torch*") if file.is_dir()]
+    assert len(pairs) == 2
+    assert last.client.parent in pairs
+
+
 def test_checkout_refuses_warnings_that_users_never_see(
     tree: Path, info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
