@@ -21,7 +21,6 @@ TORCH_LIBRARIES = (
 _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_connect": ([ctypes.c_int] * 5, ctypes.c_int),
     "sing_client_error": ([], ctypes.c_char_p),
-    "sing_client_installed": ([], None),
     "sing_client_synchronize": ([], ctypes.py_object),
     "sing_client_memory": ([], ctypes.py_object),
     "sing_client_reset_peak": ([], None),
@@ -78,10 +77,6 @@ class NativeClient:
         if self._library.sing_client_connect(*fds, bell_fd) != 0:
             text = self._library.sing_client_error() or b"unknown reason"
             raise NativeError(f"the session cannot be joined ({text.decode(errors='replace')})")
-
-    def installed(self) -> None:
-        """Register what can be registered only after ``import torch``."""
-        self._library.sing_client_installed()
 
     def synchronize(self) -> None:
         """Wait until everything was executed.

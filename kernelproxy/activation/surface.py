@@ -12,15 +12,13 @@ from types import ModuleType
 from typing import Any
 
 from kernelproxy.activation import tensor_types
-from kernelproxy.activation.client import NativeClient
 from kernelproxy.activation.streams import refuse
 
 _NO_POINTERS = "device memory lies in another process"
 
 
-def install(torch: ModuleType, client: NativeClient) -> None:
+def install(torch: ModuleType) -> None:
     """Patch the imported `torch`. Called by the import hook, once."""
-    client.installed()
     # device_count() asks NVML before anything else; that would count what this session has not.
     torch.cuda._cached_device_count = 1
     torch.cuda._get_pynvml_handler = _no_nvml

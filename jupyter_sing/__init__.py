@@ -1,0 +1,24 @@
+"""What Jupyter sees of device sessions: server extension, REST, `%sing`, `jupyter sing`.
+
+Importing this changes nothing, and needs the standard library only: kernels import it for `%sing`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+
+def _jupyter_server_extension_points() -> list[dict[str, Any]]:
+    """Called by jupyter_server to find the extension."""
+    from jupyter_sing.extension import SingExtension
+
+    return [{"module": "jupyter_sing", "app": SingExtension}]
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """Called by ``%load_ext jupyter_sing``; kernels of the provisioner have it already."""
+    from jupyter_sing import magics
+
+    magics.load_ipython_extension(ip)

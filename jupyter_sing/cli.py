@@ -1,0 +1,252 @@
+"""``jupyter sing``: device sessions on the command line.
+
+Exit status 0, or 1 and one line on stderr, or 2 for usage. With ``--json`` a verb prints one JSON
+object, also when it fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jupyter_sing import table
+from kernelproxy import native, paths
+from kernelproxy.control import connect
+from kernelproxy.errors import ControlError, SingError
+from kernelproxy.protocol import (
+    CloseSession,
+    OpenSession,
+    Prepare,
+    Resume,
+    SessionOpened,
+    SessionReply,
+    Status,
+    StatusReply,
+    Stop,
+    Suspend,
+)
+
+ANSWER_SECONDS_MAX = 30.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb and return the exit status; the entry point of ``jupyter-sing``."""
+    options = _parser().parse_args(arguments)
+    verb: Callable[[argparse.Namespace], int] = options.function
+    try:
+        return verb(options)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (SingError, OSError) as error:
+        reason = error.reason if isinstance(error, ControlError) else "failed"
+        if options.json:
+            _print_json({"message": str(error), "reason": reason})
+        else:
+            print(f"jupyter sing: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser = argparse.ArgumentParser(prog="jupyter sing", description="Device sessions.")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+
+    def add(name: str, function: Callable[[argparse.Namespace], int], text: str) -> Any:
+        verb = verbs.add_parser(name, parents=[common], help=text, description=text)
+        verb.set_defaults(function=function)
+        return verb
+
+    add("status", status, "devices and sessions")
+    add("devices", devices, "devices")
+    run = add("run", run_program, "run a Python program under a device session")
+    run.add_argument("--name", help="name of the session (default: the script's)")
+    run.add_argument("--device", help="id of the device (default: the agent chooses)")
+    run.add_argument("--python", default=sys.executable, help="interpreter that has torch")
+    run.add_argument("script", help="Python program")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    suspend_parser = add("suspend", suspend, "free a session's device, keep its state")
+    resume_parser = add("resume", resume, "bring a session back onto its device")
+    for each in (suspend_parser, resume_parser):
+        each.add_argument("session", help="id, unique prefix of one, or name")
+    daemon_parser = add("daemon", daemon, "start the daemon, which else starts at first need")
+    daemon_parser.add_argument("--foreground", action="store_true", help="and stay with it")
+    add("stop", stop, "stop the daemon and every session")
+    return parser
+
+
+def status(options: argparse.Namespace) -> int:
+    """``status``: without a daemon both lists are empty, and none is started."""
+    found = _status()
+    if options.json:
+        _print_json({"devices": found.devices, "sessions": found.sessions})
+    elif not found.devices:
+        print("No daemon is running: it starts with the first notebook or program.")
+    else:
+        print(table.devices_table(found.devices))
+        print()
+        print(table.sessions_table(found.sessions) if found.sessions else "No sessions.")
+    return 0
+
+
+def devices(options: argparse.Namespace) -> int:
+    """``devices``: like `status`, without the sessions."""
+    found = _status()
+    if options.json:
+        _print_json({"devices": found.devices})
+    elif not found.devices:
+        print("No daemon is running: it starts with the first notebook or program.")
+    else:
+        print(table.devices_table(found.devices))
+    return 0
+
+
+def suspend(options: argparse.Namespace) -> int:
+    """``suspend S``: returns when the device is free."""
+    request = Suspend(options.session, "suspended by jupyter sing suspend")
+    with connect(start=False) as control:
+        return _show_session(options, control.expect(SessionReply, request))
+
+
+def resume(options: argparse.Namespace) -> int:
+    """``resume S``: returns when the session is on its device."""
+    with connect(start=False) as control:
+        return _show_session(options, control.expect(SessionReply, Resume(options.session)))
+
+
+def daemon(options: argparse.Namespace) -> int:
+    """``daemon``: start it; with ``--foreground``, be it."""
+    if options.foreground:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "kernelproxy.agent", "--foreground"])
+    with connect():
+        pass
+    _done(options, f"The daemon listens at {paths.socket_path()}.")
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """``stop``: no daemon is no error."""
+    try:
+        with connect(start=False) as control:
+            control.call(Stop())
+    except ControlError as error:
+        if error.reason != "no-daemon":
+            raise
+        _done(options, "No daemon was running.")
+    else:
+        _done(options, "The daemon and its sessions have ended.")
+    return 0
+
+
+def run_program(options: argparse.Namespace) -> int:
+    """``run SCRIPT``: under a session if possible, else plainly; returns its exit status."""
+    script = os.path.abspath(options.script)
+    if not os.path.isfile(script):
+        raise ControlError(f"There is no program {options.script}.", "bad-request")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SING_")}
+    name = options.name or os.path.basename(script)
+    try:
+        session = _open_session(options.python, name, options.device)
+    except (SingError, OSError) as error:
+        if options.device:
+            raise  # asked for explicitly: without it, it is another program
+        print(f"jupyter_sing: CPU only: {str(error).rstrip('.')}.", file=sys.stderr)
+        return _wait(subprocess.Popen([options.python, script, *options.arguments], env=env))
+    bundle = str(paths.bundle_dir())
+    search = [bundle, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    env |= {
+        "PYTHONPATH": os.pathsep.join(search),
+        "SING_BUNDLE": bundle,
+        "SING_SESSION": session,
+        "SING_SOCKET": str(paths.socket_path()),
+    }
+    under = [options.python, "-m", "kernelproxy.activation.script"]
+    try:
+        return _wait(subprocess.Popen([*under, script, *options.arguments], env=env))
+    finally:
+        _close_session(session)
+
+
+def _open_session(python: str, name: str, device: str | None) -> str:
+    """Open a session for a program; an environment without a usable torch gets none."""
+    native.check_version(native.find_torch(python))
+    request = OpenSession(
+        name=name, kernel_id="", python=python, idle_timeout=None, device=device, script=True
+    )
+    with connect() as control:
+        session = control.expect(SessionOpened, request, timeout=ANSWER_SECONDS_MAX).session
+        control.call(Prepare(python), timeout=ANSWER_SECONDS_MAX)
+    return session
+
+
+def _close_session(session: str) -> None:
+    try:
+        with connect(start=False) as control:
+            control.call(CloseSession(session), timeout=ANSWER_SECONDS_MAX)
+    except ControlError as error:
+        if error.reason != "no-daemon":  # with it, its sessions went
+            print(f"jupyter sing: {error}", file=sys.stderr)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a program; return its exit status, 128 + n if signal n killed it.
+
+    A terminal sends its signals to us both, so ours are left to the program; what is sent to us
+    alone is passed on.
+    """
+
+    def forward(number: int, frame: Any) -> None:
+        if process.poll() is None:
+            process.send_signal(number)
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, forward),
+    }
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def _status() -> StatusReply:
+    try:
+        with connect(start=False) as control:
+            return control.expect(StatusReply, Status(), timeout=ANSWER_SECONDS_MAX)
+    except ControlError as error:
+        if error.reason != "no-daemon":
+            raise
+        return StatusReply(devices=[], sessions=[])
+
+
+def _show_session(options: argparse.Namespace, reply: SessionReply) -> int:
+    if options.json:
+        _print_json(reply.session)
+    else:
+        print(f"{reply.session['name']}: {table.state_text(reply.session)}")
+    return 0
+
+
+def _done(options: argparse.Namespace, text: str) -> None:
+    if options.json:
+        _print_json({"message": text})
+    else:
+        print(text)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

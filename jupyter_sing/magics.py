@@ -1,0 +1,119 @@
+"""``%sing`` in notebooks (standard library and IPython only).
+
+Each verb prints one short line and shows a table or nothing; errors are one line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jupyter_sing import table
+from kernelproxy import activation
+from kernelproxy.control import connect
+from kernelproxy.errors import ControlError, SingError
+from kernelproxy.protocol import Message, Resume, SessionReply, Status, StatusReply, Suspend
+
+HELP = """\
+%sing status    what this notebook has on its device (also: %sing)
+%sing suspend   free the device, keep the state; the next cell that needs it resumes
+%sing resume    bring the state back onto the device now
+%sing help      this text"""
+
+# Resuming may wait for room, and suspending for the operator that runs now.
+VERB_SECONDS_MAX = 600.0
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+def sing(line: str) -> Any:
+    """Called by IPython for ``%sing line``; what it returns is displayed."""
+    words = line.split()
+    verb = words[0] if words else "status"
+    function = _VERBS.get(verb)
+    if function is None or len(words) > 1:
+        _complain(f"%sing {line.strip()} is no command; %sing help lists them")
+        return None
+    try:
+        return function()
+    except ControlError as error:
+        _complain(error.message)
+    except (SingError, OSError) as error:
+        _complain(str(error))
+    return None
+
+
+def status() -> Any:
+    """``%sing status``: one line about this notebook, a table of its session."""
+    session_id = _session_id()
+    if not session_id:
+        return None
+    found = _call(StatusReply, Status())
+    for session in found.sessions:
+        if session["id"] == session_id:
+            memory = table.bytes_text(session["memory"])
+            print(f"{table.state_text(session)} ({session['device'] or 'no device'}, {memory})")
+            return table.sessions_table([session])
+    _complain("the daemon does not know this session any more: restart the kernel")
+    return None
+
+
+def suspend() -> None:
+    """``%sing suspend``: first everything that was issued is executed."""
+    session_id = _session_id()
+    if session_id:
+        client = activation.current().client
+        if client is not None:
+            client.synchronize()
+        found = _call(SessionReply, Suspend(session_id, "suspended by %sing suspend"))
+        print(table.state_text(found.session))
+
+
+def resume() -> None:
+    """``%sing resume``."""
+    session_id = _session_id()
+    if session_id:
+        found = _call(SessionReply, Resume(session_id))
+        session = found.session
+        print(f"{table.state_text(session)} on {session['device'] or 'no device'}")
+
+
+def show_help() -> None:
+    """``%sing help``."""
+    print(HELP)
+
+
+_VERBS: dict[str, Callable[[], Any]] = {
+    "status": status,
+    "suspend": suspend,
+    "resume": resume,
+    "help": show_help,
+}
+
+
+def _session_id() -> str:
+    """Id of this kernel's session, or "" after having said why there is none."""
+    state = activation.current()
+    reason = state.reason or os.environ.get("SING_REASON", "")
+    if reason:
+        print(f"CPU only: {reason}")
+        return ""
+    if not state.session:
+        print("CPU only: this kernel was not started with a device session")
+    return state.session
+
+
+def _call(reply_type: type[Reply], request: Message) -> Reply:
+    with connect(start=False) as control:
+        return control.expect(reply_type, request, timeout=VERB_SECONDS_MAX)
+
+
+def _complain(text: str) -> None:
+    print(f"jupyter_sing: {text.rstrip('.')}.", file=sys.stderr)
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """Register ``%sing``; called by IPython, directly or by `kernelproxy.ipython`."""
+    ip.register_magic_function(sing, magic_kind="line", magic_name="sing")

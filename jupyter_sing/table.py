@@ -1,0 +1,105 @@
+"""Sessions and devices as words and tables for people (standard library only)."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# One word for each state; what happens next is in the session's own reason.
+WORDS = {
+    "running": "Running",
+    "idle": "Idle",
+    "queued": "Queued",
+    "suspended": "Suspended",
+    "restoring": "Restoring",
+    "migrating": "Migrating",
+    "failed": "Error",
+}
+NEXT = {"suspended": "resumes when you run a cell", "queued": "starts when there is room"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that shows itself as text and as HTML (IPython asks for either).
+
+    Parameters
+    ----------
+    header : sequence of str
+    rows : sequence of sequences of str
+        As long as the header.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
+        texts = (
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            for line in lines
+        )
+        return "\n".join(text.rstrip() for text in texts)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def row(tag: str, cells: Sequence[str]) -> str:
+            inner = "".join(
+                f'<{tag} style="text-align:left">{html.escape(c)}</{tag}>' for c in cells
+            )
+            return f"<tr>{inner}</tr>"
+
+        head, body = row("th", self.header), "".join(row("td", cells) for cells in self.rows)
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def bytes_text(count: int) -> str:
+    """Write a number of bytes for people: ``1.5 GiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def state_text(session: dict[str, Any]) -> str:
+    """Write a session's state and what happens next: ``Suspended: resumes when you …``."""
+    state = str(session["state"])
+    word, following = WORDS.get(state, state.capitalize()), NEXT.get(state)
+    return f"{word}: {following}" if following else word
+
+
+def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
+    """Make the table of sessions."""
+    rows = [
+        (
+            s["id"][:8],
+            s["name"],
+            WORDS.get(s["state"], s["state"].capitalize()),
+            s["device"] or "",
+            bytes_text(s["memory"]),
+            f"{s['operators']:,}",
+            s["reason"],
+        )
+        for s in sessions
+    ]
+    return Table(("id", "name", "state", "device", "memory", "operators", "reason"), rows)
+
+
+def devices_table(devices: Sequence[dict[str, Any]]) -> Table:
+    """Make the table of devices."""
+    rows = [
+        (
+            d["id"],
+            d["kind"],
+            bytes_text(d["memory_used"]),
+            bytes_text(d["memory_total"]),
+            str(len(d["sessions"])),
+        )
+        for d in devices
+    ]
+    return Table(("device", "kind", "used", "memory", "sessions"), rows)

@@ -1,0 +1,69 @@
+"""The IPython extension that the provisioner loads into kernels (``--ext=kernelproxy.ipython``).
+
+It must never be the reason that a kernel does not start, so nothing that it does may raise.
+Needs the standard library and IPython only.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from kernelproxy import activation
+
+_counter: CellCounter | None = None
+
+
+class CellCounter:
+    """Tells the agent when cells begin and end.
+
+    IPython's events do not come strictly in pairs: ``post_run_cell`` also comes for cells that
+    were refused before they ran (blank ones), and an interrupted cell gets a new result object.
+    So begun cells are kept on a stack for each thread (subshells run cells in threads of their
+    own, and a cell may run another one), and an end is matched by the cell's text.
+    """
+
+    def __init__(self) -> None:
+        self._begun = threading.local()
+
+    def pre_run_cell(self, info: Any) -> None:
+        """Called by IPython before a cell runs."""
+        self._stack().append(info.raw_cell)
+        activation.cell(1)
+
+    def post_run_cell(self, result: Any) -> None:
+        """Called by IPython after a cell ran, failed or was interrupted."""
+        stack = self._stack()
+        text = result.info.raw_cell if result.info is not None else None
+        if text not in stack:
+            return
+        while stack:
+            activation.cell(-1)
+            if stack.pop() == text:
+                return
+
+    def _stack(self) -> list[Any]:
+        if not hasattr(self._begun, "stack"):
+            self._begun.stack = []
+        stack: list[Any] = self._begun.stack
+        return stack
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """Called by IPython when the kernel starts, before any cell."""
+    global _counter
+    try:
+        activation.activate()
+        if activation.current().session and _counter is None:
+            _counter = CellCounter()
+            ip.events.register("pre_run_cell", _counter.pre_run_cell)
+            ip.events.register("post_run_cell", _counter.post_run_cell)
+    except Exception as error:
+        print(f"jupyter_sing: CPU only: {type(error).__name__}: {error}.", file=sys.stderr)
+    try:
+        from jupyter_sing import magics
+
+        magics.load_ipython_extension(ip)
+    except Exception as error:
+        print(f"jupyter_sing: %sing is not available: {error}.", file=sys.stderr)

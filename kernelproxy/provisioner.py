@@ -1,0 +1,214 @@
+"""The kernel provisioner ``sing``: a local kernel, with a device session if it can have one.
+
+It never is the reason that a kernel does not start. Whatever fails here, the kernel starts as an
+ordinary one; the reason goes to the server's log, and to the kernel, which shows it where it
+matters: when torch is imported and in ``%sing status``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from traitlets import Float, Unicode, default
+
+from kernelproxy import native, paths
+from kernelproxy.control import connect
+from kernelproxy.errors import ControlError, NativeError
+from kernelproxy.protocol import CloseSession, Message, OpenSession, Prepare, SessionOpened
+
+EXTENSION = "kernelproxy.ipython"
+# Importing our packages needs this; torch 2.11 supports older ones too.
+PYTHON_MIN = (3, 11)
+
+T = TypeVar("T")
+# What interpreters have, by their path and the time of its last change: asking takes a process.
+_torch_of: dict[tuple[str, float], native.TorchInfo | NativeError] = {}
+
+
+class SingProvisioner(LocalProvisioner):
+    """Starts a kernel locally and opens a device session for it."""
+
+    idle_timeout = Float(
+        help="Seconds without use after which a session is suspended; 0: never.", config=True
+    )
+    device = Unicode("", help="Id of the device to use; empty: the agent chooses.", config=True)
+    open_timeout = Float(20.0, help="Seconds to wait for the daemon at kernel start.", config=True)
+
+    session: str = ""
+
+    @default("idle_timeout")
+    def _default_idle_timeout(self) -> float:
+        text = os.environ.get("JUPYTER_SING_IDLE_TIMEOUT", "600")
+        try:
+            return float(text)
+        except ValueError:
+            self.log.warning("JUPYTER_SING_IDLE_TIMEOUT is not a number: %r; using 600.", text)
+            return 600.0
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Called by the kernel manager before each launch, also at a restart.
+
+        Returns
+        -------
+        dict
+            The launch parameters, with a session's variables if there is one.
+        """
+        kwargs = await super().pre_launch(**kwargs)
+        try:
+            await self._close()  # a restart ends the old session: its variables are gone
+            await self._propose(kwargs)
+        except Exception as error:
+            self._decline(f"internal error: {type(error).__name__}: {error}")
+        return kwargs
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Called by the kernel manager when the kernel has ended; `restart`: a launch follows."""
+        try:
+            await self._close()
+        finally:
+            await super().cleanup(restart=restart)
+
+    async def _propose(self, kwargs: dict[str, Any]) -> None:
+        """Add a session to the launch parameters, or leave the kernel as it is."""
+        command: list[str] = kwargs["cmd"]
+        env: dict[str, str] = kwargs.setdefault("env", os.environ.copy())
+        for name in ("SING_SESSION", "SING_SOCKET", "SING_REASON", "SING_CLIENT", "SING_BUNDLE"):
+            env.pop(name, None)  # of a kernel in which this server was started
+        python = ipykernel_interpreter(self.kernel_spec.language, command, env)
+        if python is None:
+            return
+        try:
+            info = await self._torch(python, env)
+        except NativeError as error:
+            self._decline(str(error))
+            return
+        reason = ""
+        if _python_version(info.python_tag) < PYTHON_MIN:
+            self._decline(f"{python} is older than Python {'.'.join(map(str, PYTHON_MIN))}")
+            return
+        try:
+            native.check_version(info)
+            self.session = await self._open(python, _session_name(env, self.kernel_id))
+        except (ControlError, NativeError) as error:
+            reason = str(error).rstrip(".")
+            self._decline(reason)
+        bundle = str(paths.bundle_dir())
+        search = [bundle, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+        env["PYTHONPATH"] = os.pathsep.join(search)
+        env["SING_BUNDLE"] = bundle
+        if self.session:
+            env["SING_SESSION"] = self.session
+            env["SING_SOCKET"] = str(paths.socket_path())
+        else:
+            env["SING_REASON"] = reason
+        kwargs["cmd"] = [*command, f"--ext={EXTENSION}"]
+
+    async def _torch(self, python: str, env: dict[str, str]) -> native.TorchInfo:
+        """Ask an interpreter for its torch, once.
+
+        Raises
+        ------
+        NativeError
+            If it has none.
+        """
+        key = (python, os.stat(python).st_mtime)
+        found = _torch_of.get(key)
+        if found is None:
+            try:
+                found = await _in_thread(lambda: native.find_torch(python, env))
+                _torch_of[key] = found
+            except NativeError as error:
+                found = error  # not kept: the user may install it and restart the kernel
+        if isinstance(found, NativeError):
+            raise found
+        return found
+
+    async def _open(self, python: str, name: str) -> str:
+        """Open a session at the daemon, which starts if need be, and let it prepare workers.
+
+        Raises
+        ------
+        ControlError
+            If it cannot, or takes longer than `open_timeout`.
+        """
+        request = OpenSession(
+            name=name,
+            kernel_id=self.kernel_id or "",
+            python=python,
+            idle_timeout=self.idle_timeout,
+            device=self.device or None,
+        )
+
+        def open_session() -> str:
+            with connect() as control:
+                reply = control.expect(SessionOpened, request, timeout=self.open_timeout)
+                control.call(Prepare(python), timeout=self.open_timeout)
+                return reply.session
+
+        return await _in_thread(open_session)
+
+    async def _close(self) -> None:
+        """Close the session, if there is one. If the daemon is gone, so is the session."""
+        session, self.session = self.session, ""
+        if not session:
+            return
+        request: Message = CloseSession(session)
+
+        def close_session() -> None:
+            with connect(start=False) as control:
+                control.call(request, timeout=self.open_timeout)
+
+        try:
+            await _in_thread(close_session)
+        except ControlError as error:
+            self.log.warning("jupyter_sing: session %s was not closed: %s", session, error)
+
+    def _decline(self, reason: str) -> None:
+        """Say in the server's log why this kernel is an ordinary one."""
+        self.log.warning("jupyter_sing: kernel %s runs on CPU only: %s", self.kernel_id, reason)
+
+
+def ipykernel_interpreter(language: str, command: list[str], env: dict[str, str]) -> str | None:
+    """Find the Python interpreter of a command that starts ipykernel.
+
+    Returns
+    -------
+    str or None
+        Its absolute path; None if the command starts something else, or starts ipykernel through
+        something that we do not understand: that kernel is left alone.
+    """
+    if language.lower() != "python" or "-m" not in command:
+        return None
+    module = command.index("-m")
+    options = command[1:module]  # such as -Xfrozen_modules=off, or -X frozen_modules=off
+    plain = all(text.startswith("-") or options[i - 1] == "-X" for i, text in enumerate(options))
+    if not plain or command[module + 1 : module + 2] not in (["ipykernel_launcher"], ["ipykernel"]):
+        return None
+    python = shutil.which(command[0], path=env.get("PATH"))
+    if python is None or not re.match(r"python[\d.]*$", Path(python).name):
+        return None
+    return os.path.abspath(python)
+
+
+def _python_version(tag: str) -> tuple[int, int]:
+    """Version of a cache tag such as ``cpython-311``; other implementations have none."""
+    found = re.match(r"cpython-(\d)(\d+)$", tag)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _session_name(env: dict[str, str], kernel_id: str | None) -> str:
+    """Name of a session for people: its notebook's, where the server told it."""
+    notebook = Path(env.get("JPY_SESSION_NAME", "")).name
+    return notebook or f"kernel-{(kernel_id or 'unnamed')[:8]}"
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Run what blocks beside the event loop, on which every other kernel depends."""
+    return await asyncio.get_running_loop().run_in_executor(None, function)
