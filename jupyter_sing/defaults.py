@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from jupyter_client.provisioning import KernelProvisionerFactory
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from traitlets.config import Configurable
 
 PROVISIONER = "sing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from jupyter_client.provisioning import KernelProvisionerFactory
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from traitlets.config import Config, Configurable
 
 from jupyter_sing.defaults import use_provisioner
