@@ -5,6 +5,7 @@ Importing this changes nothing, and needs the standard library only: kernels imp
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 __version__ = "0.1.0"
@@ -12,9 +13,8 @@ __version__ = "0.1.0"
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
     """Called by jupyter_server to find the extension."""
-    from jupyter_sing.extension import SingExtension
-
-    return [{"module": "jupyter_sing", "app": SingExtension}]
+    extension = importlib.import_module("jupyter_sing.extension")  # never in a kernel
+    return [{"module": "jupyter_sing", "app": extension.SingExtension}]
 
 
 def load_ipython_extension(ip: Any) -> None:

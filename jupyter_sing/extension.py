@@ -1,0 +1,52 @@
+"""The server extension: configuration, REST and events of device sessions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.extension.application import ExtensionApp
+from traitlets import Float, default
+
+from jupyter_sing import routes
+from jupyter_sing.notebooks import NotebookNames
+
+EVENT_SCHEMA = Path(__file__).parent / "events" / "session-v1.yaml"
+
+
+class SingExtension(ExtensionApp):
+    """``jupyter_sing``: what the server does for device sessions.
+
+    The sessions themselves live in the daemon, which outlives this server; nothing is kept here.
+    """
+
+    name = "jupyter_sing"
+    extension_url = "/jupyter-sing"
+    description = "Device sessions: suspended when idle, resumed at the next cell."
+
+    idle_timeout = Float(
+        help="Seconds without use after which a session is suspended; 0: never. Default: "
+        "JUPYTER_SING_IDLE_TIMEOUT, else 600.",
+    ).tag(config=True)
+
+    @default("idle_timeout")
+    def _default_idle_timeout(self) -> float:
+        return float(os.environ.get("JUPYTER_SING_IDLE_TIMEOUT", "600"))
+
+    def initialize_settings(self) -> None:
+        """Called by the server once, before handlers are made and kernels start."""
+        # Provisioners and the daemon are not configured by this application: they read this.
+        os.environ["JUPYTER_SING_IDLE_TIMEOUT"] = f"{self.idle_timeout:g}"
+        if self.serverapp is None or self.serverapp.event_logger is None:
+            return
+        self.serverapp.event_logger.register_event_schema(EVENT_SCHEMA)
+        names = NotebookNames(self.serverapp.session_manager)
+        self.settings["jupyter_sing_notebooks"] = names
+
+    def initialize_handlers(self) -> None:
+        """Called by the server after `initialize_settings`."""
+        self.handlers.extend(routes.handlers())
+
+
+launch_instance: Any = SingExtension.launch_instance

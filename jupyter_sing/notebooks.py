@@ -1,0 +1,28 @@
+"""Which notebook a kernel belongs to, as far as this server knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class NotebookNames:
+    """Names sessions after the notebooks that their kernels belong to.
+
+    Parameters
+    ----------
+    session_manager : jupyter_server.services.sessions.sessionmanager.SessionManager
+        The server's own; anything with its ``list_sessions``.
+    """
+
+    def __init__(self, session_manager: Any) -> None:
+        self._session_manager = session_manager
+
+    async def name(self, sessions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return copies of `sessions` in which ``name`` is the notebook's path, where known."""
+        paths = {
+            found["kernel"]["id"]: found["path"]
+            for found in await self._session_manager.list_sessions()
+            if found.get("kernel") and found.get("path")
+        }
+        return [{**each, "name": paths.get(each["kernel_id"], each["name"])} for each in sessions]

@@ -1,0 +1,186 @@
+"""REST of device sessions, below ``jupyter-sing/api``; described by ``openapi.yaml``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, TypeVar
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.utils import url_path_join
+from tornado import web
+
+from jupyter_sing import metrics
+from kernelproxy.control import connect
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import Message, Resume, SessionReply, Status, StatusReply, Suspend
+
+AUTH_RESOURCE = "jupyter_sing"
+EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
+ANSWER_SECONDS_MAX = 30.0
+# A resume may wait for room; a suspend for the operator that runs now.
+VERB_SECONDS_MAX = 600.0
+
+# Status codes by the reason of a refusal; others are 500.
+_STATUS_CODES = {
+    "unknown-session": 404,
+    "unknown-device": 404,
+    "ambiguous": 409,
+    "ended": 409,
+    "already-attached": 409,
+    "no-room": 409,
+    "not-allowed": 403,
+    "bad-request": 400,
+    "no-daemon": 503,
+    "unavailable": 503,
+    "stopping": 503,
+    "timeout": 504,
+}
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+class SingHandler(APIHandler):
+    """Base: authorisation as one resource, errors as ``{"message", "reason"}``."""
+
+    auth_resource = AUTH_RESOURCE
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Called by tornado when a verb raised."""
+        error = kwargs.get("exc_info", (None, None, None))[1]
+        message, reason = "Something unexpected failed; see the server's log.", "failed"
+        if isinstance(error, ControlError):
+            message, reason = error.message, error.reason
+            self.set_status(_STATUS_CODES.get(reason, 500))
+        elif isinstance(error, web.HTTPError):
+            reason = "bad-request" if status_code == 400 else "not-allowed"
+            message = error.log_message or error.reason or self._reason
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps({"message": message, "reason": reason}))
+
+    def log_exception(self, *exc_info: Any) -> None:
+        """Called by tornado before `write_error`; a refusal is no fault of the server's."""
+        if isinstance(exc_info[1], ControlError):
+            self.log.info(
+                "jupyter_sing: %s %s: %s", self.request.method, self.request.path, exc_info[1]
+            )
+            return
+        super().log_exception(*exc_info)
+
+    async def call(
+        self, reply_type: type[Reply], request: Message, timeout: float = ANSWER_SECONDS_MAX
+    ) -> Reply:
+        """Ask the daemon beside the event loop, which must not wait for it."""
+
+        def ask() -> Reply:
+            with connect(start=False) as control:
+                return control.expect(reply_type, request, timeout=timeout)
+
+        return await asyncio.get_running_loop().run_in_executor(None, ask)
+
+    async def status_reply(self) -> StatusReply:
+        """All devices and sessions, these named after their notebooks; empty without a daemon."""
+        try:
+            found = await self.call(StatusReply, Status())
+        except ControlError as error:
+            if error.reason != "no-daemon":
+                raise
+            return StatusReply([], [])
+        return StatusReply(found.devices, await self.named(found.sessions))
+
+    async def named(self, sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Name sessions after their notebooks."""
+        names: list[dict[str, Any]] = await self.settings["jupyter_sing_notebooks"].name(sessions)
+        return names
+
+    def reply_json(self, value: Any) -> None:
+        """Answer with JSON."""
+        self.set_header("Content-Type", "application/json")
+        self.finish(json.dumps(value))
+
+
+class DevicesHandler(SingHandler):
+    """``devices``."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List the devices."""
+        self.reply_json((await self.status_reply()).devices)
+
+
+class SessionsHandler(SingHandler):
+    """``sessions``."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List the sessions."""
+        self.reply_json((await self.status_reply()).sessions)
+
+
+class SessionHandler(SingHandler):
+    """``sessions/{id}``."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, session_id: str) -> None:
+        """Show one session."""
+        for session in (await self.status_reply()).sessions:
+            if session["id"] == session_id:
+                self.reply_json(session)
+                return
+        raise ControlError(f"There is no session {session_id}.", "unknown-session")
+
+
+class SessionVerbHandler(SingHandler):
+    """``sessions/{id}/suspend`` and ``sessions/{id}/resume``."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, session_id: str, verb: str) -> None:
+        """Suspend or resume a session; answers when it is done."""
+        request: Message = Resume(session_id)
+        if verb == "suspend":
+            request = Suspend(session_id, "suspended in JupyterLab")
+        reply = await self.call(SessionReply, request, VERB_SECONDS_MAX)
+        (session,) = await self.named([reply.session])
+        self.event_logger.emit(
+            schema_id=EVENT_ID,
+            data={
+                "session": session["id"],
+                "kernel_id": session["kernel_id"],
+                "state": session["state"],
+                "tier": session["tier"],
+                "device": session["device"] or "",
+                "reason": session["reason"],
+            },
+        )
+        self.reply_json(session)
+
+
+class MetricsHandler(SingHandler):
+    """``metrics``, for Prometheus."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Show devices and sessions as metrics."""
+        found = await self.status_reply()
+        self.set_header("Content-Type", metrics.CONTENT_TYPE)
+        self.finish(metrics.render(found.devices, found.sessions))
+
+
+ROUTES: tuple[tuple[str, type[SingHandler]], ...] = (
+    (r"devices", DevicesHandler),
+    (r"sessions", SessionsHandler),
+    (r"sessions/([0-9A-Za-z_-]+)", SessionHandler),
+    (r"sessions/([0-9A-Za-z_-]+)/(suspend|resume)", SessionVerbHandler),
+    (r"metrics", MetricsHandler),
+)
+
+
+def handlers() -> list[tuple[str, type[SingHandler]]]:
+    """Routes below the server's base URL, which the extension application puts before them."""
+    return [(url_path_join("/jupyter-sing/api", path), handler) for path, handler in ROUTES]

@@ -1,0 +1,21 @@
+"""Fixtures of the unit tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.fake_daemon import SESSION, FakeDaemon
+
+
+@pytest.fixture
+def fake_daemon(runtime_dir: Path) -> Iterator[FakeDaemon]:
+    """A fake daemon with one session, where this test looks for its daemon."""
+    daemon = FakeDaemon(runtime_dir / "agent.sock")
+    daemon.sessions[SESSION["id"]] = dict(SESSION)
+    try:
+        yield daemon
+    finally:
+        daemon.close()

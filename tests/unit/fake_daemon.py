@@ -1,0 +1,101 @@
+"""A daemon that speaks the protocol and keeps its sessions in a dictionary."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from kernelproxy import protocol
+from kernelproxy.protocol import Error, Message
+
+DEVICE: dict[str, Any] = {
+    "id": "cpu:0",
+    "kind": "software",
+    "memory_total": 2 << 30,
+    "memory_used": 3 << 20,
+    "sessions": ["0123abcd"],
+}
+SESSION: dict[str, Any] = {
+    "id": "0123abcd",
+    "name": "digits.ipynb",
+    "owner": "ada",
+    "kernel_id": "k-1",
+    "kernel_pid": 11,
+    "worker_pid": 12,
+    "state": "idle",
+    "tier": "resident",
+    "device": "cpu:0",
+    "memory": 3 << 20,
+    "log_head": 100,
+    "log_consumed": 100,
+    "log_bytes": 100,
+    "last_activity": "2026-01-01T00:00:00+00:00",
+    "operators": 1234,
+    "gpu_seconds": 0.5,
+    "recoverable": True,
+    "queued_for": 0.0,
+    "reason": "Idle.",
+}
+
+
+class FakeDaemon:
+    """Listens at `path` until it is closed; `requests` are what it was asked, in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.requests: list[Message] = []
+        self.sessions: dict[str, dict[str, Any]] = {}
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # the listener was closed
+            while True:
+                sock, _ = self._listener.accept()
+                thread = threading.Thread(target=self._serve, args=(sock,))
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(ConnectionError):
+            while True:
+                request, _ = protocol.recv_message(sock)
+                self.requests.append(request)
+                protocol.send_message(sock, self._answer(request))
+
+    def _answer(self, request: Message) -> Message:
+        match request:
+            case protocol.Status():
+                return protocol.StatusReply([DEVICE], list(self.sessions.values()))
+            case protocol.OpenSession(name=name, kernel_id=kernel_id):
+                session = f"s{len(self.sessions)}"
+                self.sessions[session] = SESSION | {
+                    "id": session, "name": name, "kernel_id": kernel_id,
+                }  # fmt: skip
+                return protocol.SessionOpened(session)
+            case protocol.CloseSession(session=session):
+                self.sessions.pop(session, None)
+                return protocol.Done()
+            case protocol.Suspend(session=session):
+                return self._change(session, state="suspended", tier="parked", worker_pid=None)
+            case protocol.Resume(session=session):
+                return self._change(session, state="idle", tier="resident", worker_pid=12)
+            case _:
+                return protocol.Done()
+
+    def _change(self, session: str, **changes: Any) -> Message:
+        if session not in self.sessions:
+            return Error(f"There is no session {session}.", "unknown-session")
+        self.sessions[session] |= changes
+        return protocol.SessionReply(self.sessions[session])

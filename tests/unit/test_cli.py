@@ -1,0 +1,115 @@
+"""`jupyter sing` prints what programs and people expect, and its exit status says how it went."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_sing import cli
+from kernelproxy.protocol import CloseSession, Stop, Suspend
+from tests.unit.fake_daemon import DEVICE, SESSION, FakeDaemon
+
+
+@pytest.mark.parametrize("verb", ["status", "devices"])
+def test_without_a_daemon_lists_are_empty_and_none_is_started(
+    verb: str, runtime_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([verb, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["devices"] == []
+    assert found.get("sessions", []) == []
+    assert not (runtime_dir / "agent.sock").exists()
+
+
+def test_status_is_what_the_daemon_says(
+    fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"devices": [DEVICE], "sessions": [SESSION]}
+    assert cli.main(["status"]) == 0
+    assert "digits.ipynb  Idle" in capsys.readouterr().out
+
+
+def test_suspend_names_the_new_state(
+    fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["suspend", SESSION["id"]]) == 0
+    expected = "digits.ipynb: Suspended: resumes when you run a cell\n"
+    assert capsys.readouterr().out == expected
+    assert isinstance(fake_daemon.requests[-1], Suspend)
+    assert cli.main(["resume", SESSION["id"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "idle"
+
+
+def test_a_refusal_is_one_line_and_status_1(
+    fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["suspend", "nobody"]) == 1
+    assert capsys.readouterr().err == "jupyter sing: There is no session nobody.\n"
+    assert cli.main(["suspend", "--json", "nobody"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"message": "There is no session nobody.", "reason": "unknown-session"}
+
+
+def test_verbs_without_a_daemon_say_so(
+    runtime_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["suspend", "anything"]) == 1
+    assert "No jupyter_sing daemon is running" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["suspend"])
+    assert ended.value.code == 2
+    assert "usage: jupyter sing" in capsys.readouterr().err
+
+
+def test_stop_twice_is_no_error(
+    fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["stop"]) == 0
+    assert isinstance(fake_daemon.requests[-1], Stop)
+
+
+def test_stop_without_a_daemon_is_no_error(
+    runtime_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["stop"]) == 0
+    assert capsys.readouterr().out == "No daemon was running.\n"
+
+
+def test_run_passes_arguments_and_exit_status_and_closes_its_session(
+    fake_daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "facts = [sys.argv, __name__, sys.path[0], os.environ['SING_SESSION'],\n"
+        "         os.environ.get('PYTHONPATH', '')]\n"
+        f"open({str(out)!r}, 'w').write(json.dumps(facts))\n"
+        "sys.exit(7)\n"
+    )
+    pytest.importorskip("torch")
+    assert cli.main(["run", "--name", "mine", str(script), "a", "--json", "-b"]) == 7
+    argv, name, path0, session, python_path = json.loads(out.read_text())
+    assert argv == [str(script), "a", "--json", "-b"]
+    assert (name, path0) == ("__main__", str(tmp_path))
+    assert session == "s1"
+    assert "bundle" not in python_path  # of no concern to the program's own children
+    assert fake_daemon.requests[-1] == CloseSession("s1")
+
+
+def test_run_reports_a_program_killed_by_a_signal(fake_daemon: FakeDaemon, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    assert cli.main(["run", "--python", sys.executable, str(script)]) == 137
+
+
+def test_run_of_nothing_is_an_error(runtime_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "nowhere.py"]) == 1
+    assert capsys.readouterr().err == "jupyter sing: There is no program nowhere.py.\n"

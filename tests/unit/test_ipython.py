@@ -1,0 +1,138 @@
+"""The kernel's IPython extension: cells are counted exactly, `%sing` says one line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from jupyter_sing import magics
+from kernelproxy import activation, ipython
+from tests.unit.fake_daemon import SESSION, FakeDaemon
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> activation.Activation:
+    """The state of a process that is the kernel of a session."""
+    state = activation.Activation(session=SESSION["id"])
+    monkeypatch.setattr(activation, "_current", state)
+    return state
+
+
+@pytest.fixture
+def shell(state: activation.Activation) -> Iterator[InteractiveShell]:
+    """An IPython shell whose cells are counted."""
+    shell = InteractiveShell()
+    counter = ipython.CellCounter()
+    shell.events.register("pre_run_cell", counter.pre_run_cell)
+    shell.events.register("post_run_cell", counter.post_run_cell)
+    shell.user_ns["state"] = state
+    yield shell
+    shell.history_manager.end_session()
+    InteractiveShell.clear_instance()
+
+
+@pytest.mark.parametrize(
+    "cell", ["pass", "1 / 0", "def broken(:", "raise KeyboardInterrupt", "", "  \n", "exit()"]
+)
+def test_no_cell_is_running_afterwards(
+    shell: InteractiveShell, state: activation.Activation, cell: str
+) -> None:
+    shell.run_cell(cell)
+    assert state.cells == 0
+
+
+def test_a_cell_runs_while_it_runs(shell: InteractiveShell, state: activation.Activation) -> None:
+    shell.user_ns["shell"] = shell
+    shell.run_cell(
+        "seen = [state.cells]\n"
+        "shell.run_cell('inner = state.cells')\n"
+        "shell.run_cell('')\n"
+        "seen += [inner, state.cells]"
+    )
+    assert shell.user_ns["seen"] == [1, 2, 1]
+    assert state.cells == 0
+
+
+def test_cells_of_subshells_are_counted_for_themselves(state: activation.Activation) -> None:
+    class Info:
+        raw_cell = "same text"
+
+    class Result:
+        info = Info
+
+    counter = ipython.CellCounter()
+    counter.pre_run_cell(Info)
+    other = threading.Thread(target=counter.post_run_cell, args=(Result,))
+    other.start()
+    other.join()
+    assert state.cells == 1  # the other thread has begun no cell
+    counter.post_run_cell(Result)
+    assert state.cells == 0
+
+
+def test_a_client_that_joins_in_mid_cell_hears_of_it(state: activation.Activation) -> None:
+    class Client:
+        heard: list[int] = []  # noqa: RUF012
+
+        def cell(self, change: int) -> None:
+            self.heard.append(change)
+
+    activation.cell(1)
+    client: Any = Client()
+    activation.joined(client)
+    activation.cell(-1)
+    assert client.heard == [1, -1]
+
+
+def test_status_is_one_line_and_a_table(
+    fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = magics.sing("")
+    assert capsys.readouterr().out == "Idle (cpu:0, 3.0 MiB)\n"
+    assert "digits.ipynb" in str(table)
+    assert "<table>" in table._repr_html_()
+
+
+def test_suspend_and_resume(
+    fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert magics.sing("suspend") is None
+    assert capsys.readouterr().out == "Suspended: resumes when you run a cell\n"
+    assert magics.sing("resume") is None
+    assert capsys.readouterr().out == "Idle on cpu:0\n"
+
+
+@pytest.mark.parametrize("line", ["dance", "suspend now", "status"])
+def test_errors_are_one_line(
+    line: str,
+    runtime_dir: Path,
+    state: activation.Activation,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert magics.sing(line) is None
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("jupyter_sing: ")
+    assert printed.err.count("\n") == 1
+
+
+def test_without_a_session_the_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(activation, "_current", activation.Activation())
+    monkeypatch.setenv("SING_REASON", "torch 2.5.0 is not supported")
+    assert magics.sing("suspend") is None
+    assert capsys.readouterr().out == "CPU only: torch 2.5.0 is not supported\n"
+
+
+def test_html_is_escaped(state: activation.Activation) -> None:
+    from jupyter_sing.table import sessions_table
+
+    html = sessions_table([SESSION | {"name": "<script>"}])._repr_html_()
+    assert "&lt;script&gt;" in html
+    assert "<script>" not in html

@@ -1,0 +1,166 @@
+"""The server extension: REST as described, authorised, and off the event loop."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tornado.httpclient import HTTPClientError
+
+from jupyter_sing import routes
+from jupyter_sing.notebooks import NotebookNames
+from tests.unit.fake_daemon import DEVICE, SESSION, FakeDaemon
+
+pytest_plugins = ["pytest_jupyter.jupyter_server"]
+
+API = "jupyter-sing/api"
+OPENAPI = yaml.safe_load((Path(routes.__file__).parent / "openapi.yaml").read_text())
+VERBS = ("get", "post", "put", "delete", "patch")
+
+
+@pytest.fixture
+def jp_server_config() -> dict[str, Any]:
+    return {"ServerApp": {"jpserver_extensions": {"jupyter_sing": True}}}
+
+
+async def test_lists_are_empty_without_a_daemon(runtime_dir: Path, jp_fetch: Any) -> None:
+    for path in ("devices", "sessions"):
+        assert json.loads((await jp_fetch(API, path)).body) == []
+    assert not (runtime_dir / "agent.sock").exists()
+
+
+async def test_devices_and_sessions(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+    assert json.loads((await jp_fetch(API, "devices")).body) == [DEVICE]
+    assert json.loads((await jp_fetch(API, "sessions")).body) == [SESSION]
+    assert json.loads((await jp_fetch(API, "sessions", SESSION["id"])).body) == SESSION
+
+
+async def test_answers_have_the_fields_of_the_description(
+    fake_daemon: FakeDaemon, jp_fetch: Any
+) -> None:
+    schemas = OPENAPI["components"]["schemas"]
+    (device,) = json.loads((await jp_fetch(API, "devices")).body)
+    (session,) = json.loads((await jp_fetch(API, "sessions")).body)
+    assert set(device) == set(schemas["Device"]["properties"]) == set(schemas["Device"]["required"])
+    assert set(session) == set(schemas["Session"]["properties"])
+
+
+async def test_suspend_and_resume_and_their_events(
+    fake_daemon: FakeDaemon, jp_fetch: Any, jp_serverapp: Any
+) -> None:
+    events: list[dict[str, Any]] = []
+
+    async def listen(logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+        events.append(data)
+
+    jp_serverapp.event_logger.add_listener(schema_id=routes.EVENT_ID, listener=listen)
+    for verb, state in (("suspend", "suspended"), ("resume", "idle")):
+        reply = await jp_fetch(API, "sessions", SESSION["id"], verb, method="POST", body="")
+        assert json.loads(reply.body)["state"] == state
+    await jp_serverapp.event_logger.gather_listeners()
+    assert [event["state"] for event in events] == ["suspended", "idle"]
+
+
+async def test_refusals_have_message_and_reason(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+    for arguments, options in (
+        (("sessions", "nobody"), {}),
+        (("sessions", "nobody", "suspend"), {"method": "POST", "body": ""}),
+    ):
+        with pytest.raises(HTTPClientError) as refused:
+            await jp_fetch(API, *arguments, **options)
+        assert refused.value.code == 404
+        assert refused.value.response is not None
+        found = json.loads(refused.value.response.body)
+        assert found == {"message": "There is no session nobody.", "reason": "unknown-session"}
+
+
+async def test_verbs_without_a_daemon_are_unavailable(runtime_dir: Path, jp_fetch: Any) -> None:
+    with pytest.raises(HTTPClientError) as refused:
+        await jp_fetch(API, "sessions", "any", "suspend", method="POST", body="")
+    assert refused.value.code == 503
+
+
+async def test_metrics(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+    text = (await jp_fetch(API, "metrics")).body.decode()
+    assert 'sing_device_memory_used_bytes{device="cpu:0"} 3.145728e+06' in text
+    assert 'sing_sessions{state="idle"} 1.0' in text
+    assert 'sing_session_operators_total{session="0123abcd"} 1234.0' in text
+    named = re.findall(r"^# HELP (\w+)", text, re.MULTILINE)
+    assert named
+    assert all(name.startswith("sing_") for name in named)
+
+
+async def test_strangers_are_refused(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+    before = len(fake_daemon.requests)
+    for path, verbs in OPENAPI["paths"].items():
+        for verb in VERBS:
+            if verb not in verbs:
+                continue
+            parts = path.strip("/").replace("{id}", SESSION["id"]).split("/")
+            body = "" if verb == "post" else None
+            with pytest.raises(HTTPClientError) as refused:
+                await jp_fetch(
+                    API,
+                    *parts,
+                    method=verb.upper(),
+                    body=body,
+                    headers={"Authorization": "token x"},
+                )
+            assert refused.value.code == 403, path
+    assert len(fake_daemon.requests) == before
+
+
+async def test_the_authorizer_is_asked_about_our_resource(
+    fake_daemon: FakeDaemon, jp_fetch: Any, jp_serverapp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def is_authorized(handler: Any, user: Any, action: str, resource: str) -> bool:
+        asked.append((action, resource))
+        return False
+
+    monkeypatch.setattr(jp_serverapp.authorizer, "is_authorized", is_authorized)
+    with pytest.raises(HTTPClientError) as refused:
+        await jp_fetch(API, "sessions", SESSION["id"], "suspend", method="POST", body="")
+    assert refused.value.code == 403
+    with pytest.raises(HTTPClientError):
+        await jp_fetch(API, "sessions")
+    assert asked == [("write", "jupyter_sing"), ("read", "jupyter_sing")]
+
+
+def test_handlers_and_description_agree() -> None:
+    def plain(pattern: str) -> set[str]:
+        pattern = pattern.replace("([0-9A-Za-z_-]+)", "{id}")
+        found = re.search(r"\(([a-z|]+)\)", pattern)
+        if not found:
+            return {f"/{pattern}"}
+        return {f"/{pattern.replace(found[0], word)}" for word in found[1].split("|")}
+
+    handled = {
+        (path, verb)
+        for pattern, handler in routes.ROUTES
+        for path in plain(pattern)
+        for verb in VERBS
+        if verb in vars(handler)
+    }
+    described = {
+        (path, verb) for path, verbs in OPENAPI["paths"].items() for verb in verbs if verb in VERBS
+    }
+    assert handled == described
+
+
+async def test_sessions_are_named_after_their_notebooks() -> None:
+    class SessionManager:
+        async def list_sessions(self) -> list[dict[str, Any]]:
+            return [
+                {"kernel": {"id": "k-1"}, "path": "lessons/digits.ipynb"},
+                {"kernel": None, "path": "dead.ipynb"},
+            ]
+
+    named = await NotebookNames(SessionManager()).name([SESSION, SESSION | {"kernel_id": ""}])
+    assert [each["name"] for each in named] == ["lessons/digits.ipynb", "digits.ipynb"]
+    assert SESSION["name"] == "digits.ipynb"
