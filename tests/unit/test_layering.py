@@ -19,7 +19,7 @@ KERNEL_SIDE = {
     "kernelproxy/oplog.py", "kernelproxy/paths.py", "kernelproxy/protocol.py",
     "kernelproxy/run.py", "kernelproxy/worker.py", "kernelproxy/zygote.py",
     "jupyter_sing/__init__.py", "jupyter_sing/magics.py",
-    "jupyter_sing/table.py", "jupyter_sing/table.py",
+    "jupyter_sing/table.py",
 }  # fmt: skip
 
 
