@@ -11,7 +11,6 @@ from traitlets import Float, default
 
 from jupyter_sing import routes
 from jupyter_sing.defaults import use_provisioner
-from jupyter_sing.defaults import use_provisioner
 from jupyter_sing.notebooks import NotebookNames
 
 EVENT_SCHEMA = Path(__file__).parent / "events" / "session-v1.yaml"
@@ -42,7 +41,6 @@ class SingExtension(ExtensionApp):
         os.environ["JUPYTER_SING_IDLE_TIMEOUT"] = f"{self.idle_timeout:g}"
         if self.serverapp is None or self.serverapp.event_logger is None:
             return
-        use_provisioner(self.serverapp)
         use_provisioner(self.serverapp)
         self.serverapp.event_logger.register_event_schema(EVENT_SCHEMA)
         names = NotebookNames(self.serverapp.session_manager)
