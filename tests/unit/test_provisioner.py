@@ -1,0 +1,186 @@
+"""Kernels get a session if they can have one, and otherwise start as they would have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.provisioning import KernelProvisionerFactory
+
+from kernelproxy import native, paths, provisioner
+from kernelproxy.errors import NativeError
+from kernelproxy.protocol import CloseSession, OpenSession, Prepare
+from tests.unit.fake_daemon import FakeDaemon
+
+IPYKERNEL = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+INFO = native.TorchInfo("2.13.0", Path("torch"), "cpython-311", "x86_64", Path("include"))
+
+Make = Callable[..., provisioner.SingProvisioner]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make a provisioner as the factory does, for a kernel specification."""
+    monkeypatch.setattr(native, "find_torch", lambda python, env=None: INFO)
+    monkeypatch.setattr(provisioner, "_torch_of", {})
+    made: list[provisioner.SingProvisioner] = []
+
+    def make(argv: list[str] = IPYKERNEL, language: str = "python") -> provisioner.SingProvisioner:
+        spec = KernelSpec(argv=argv, language=language)
+        manager = AsyncKernelManager(kernel_id=str(uuid.uuid4()))
+        manager._kernel_spec = spec
+        one = provisioner.SingProvisioner(
+            kernel_id=manager.kernel_id, kernel_spec=spec, parent=manager
+        )
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        asyncio.run(one.cleanup())
+        one.parent.cleanup_connection_file()
+
+
+def launch(one: provisioner.SingProvisioner, **env: str) -> tuple[list[str], dict[str, str]]:
+    kwargs = asyncio.run(one.pre_launch(env={"PATH": os.environ["PATH"], **env}))
+    return kwargs["cmd"], kwargs["env"]
+
+
+def test_the_entry_point_names_it() -> None:
+    factory = KernelProvisionerFactory.instance()
+    if "sing" not in factory.provisioners:
+        pytest.skip("jupyter_sing is not installed here")
+    assert factory.provisioners["sing"].load() is provisioner.SingProvisioner
+
+
+def test_a_python_kernel_gets_a_session(fake_daemon: FakeDaemon, make: Make) -> None:
+    one = make()
+    command, env = launch(
+        one, JPY_SESSION_NAME="/home/ada/digits.ipynb", PYTHONPATH="/theirs", SING_REASON="old"
+    )
+    assert command[-1] == "--ext=kernelproxy.ipython"
+    assert command[:4] == [sys.executable, "-m", "ipykernel_launcher", "-f"]
+    assert env["SING_SESSION"] == one.session == "s1"
+    assert env["SING_SOCKET"] == str(paths.socket_path())
+    assert env["PYTHONPATH"].split(os.pathsep) == [str(paths.bundle_dir()), "/theirs"]
+    assert "SING_REASON" not in env
+    opened, prepared = fake_daemon.requests
+    assert isinstance(opened, OpenSession)
+    assert (opened.name, opened.kernel_id) == ("digits.ipynb", one.kernel_id)
+    assert opened.idle_timeout == 600.0
+    assert prepared == Prepare(sys.executable)
+
+
+def test_a_restart_replaces_the_session(fake_daemon: FakeDaemon, make: Make) -> None:
+    one = make()
+    launch(one)
+    asyncio.run(one.cleanup(restart=True))
+    assert fake_daemon.requests[-1] == CloseSession("s1")
+    _, env = launch(one)
+    assert env["SING_SESSION"] == "s1"  # the fake counts its sessions: the first was removed
+    kinds = [type(request) for request in fake_daemon.requests]
+    assert kinds == [OpenSession, Prepare, CloseSession, OpenSession, Prepare]
+
+
+def test_the_end_of_the_kernel_closes_its_session_once(fake_daemon: FakeDaemon, make: Make) -> None:
+    one = make()
+    launch(one)
+    asyncio.run(one.cleanup())
+    asyncio.run(one.cleanup())
+    assert [r for r in fake_daemon.requests if isinstance(r, CloseSession)] == [CloseSession("s1")]
+
+
+@pytest.mark.parametrize(
+    ("argv", "language"),
+    [
+        (["julia", "-m", "ipykernel_launcher", "{connection_file}"], "julia"),
+        ([sys.executable, "-m", "xeus_python", "-f", "{connection_file}"], "python"),
+        ([sys.executable, "kernel.py", "-m", "ipykernel_launcher"], "python"),
+        (["conda", "run", "python", "-m", "ipykernel_launcher", "-f", "x"], "python"),
+        (["no-such-python3", "-m", "ipykernel_launcher", "-f", "x"], "python"),
+    ],
+)
+def test_other_kernels_are_left_alone(
+    fake_daemon: FakeDaemon, make: Make, argv: list[str], language: str
+) -> None:
+    command, env = launch(make(argv, language), PYTHONPATH="/theirs")
+    assert "--ext=kernelproxy.ipython" not in command
+    assert {k: v for k, v in env.items() if k != "PATH"} == {"PYTHONPATH": "/theirs"}
+    assert fake_daemon.requests == []
+
+
+@pytest.mark.parametrize("options", [["-Xfrozen_modules=off"], ["-X", "frozen_modules=off"], []])
+def test_interpreter_options_are_understood(options: list[str]) -> None:
+    command = [sys.executable, *options, "-m", "ipykernel_launcher", "-f", "x"]
+    assert provisioner.ipykernel_interpreter("python", command, {}) == sys.executable
+
+
+def test_a_kernel_without_torch_is_left_alone(
+    fake_daemon: FakeDaemon,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def find_torch(python: str, env: Any = None) -> native.TorchInfo:
+        raise NativeError(f"{python} has no torch")
+
+    monkeypatch.setattr(native, "find_torch", find_torch)
+    command, env = launch(make())
+    assert command == [*IPYKERNEL[:4], command[4]]
+    assert "PYTHONPATH" not in env
+    assert fake_daemon.requests == []
+    assert sum("CPU only" in record.message for record in caplog.records) == 1
+
+
+def test_an_unsupported_torch_is_explained_in_the_kernel(
+    fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = native.TorchInfo("1.13.0", Path("torch"), "cpython-311", "x86_64", Path("include"))
+    monkeypatch.setattr(native, "find_torch", lambda python, env=None: old)
+    command, env = launch(make())
+    assert command[-1] == "--ext=kernelproxy.ipython"
+    assert "SING_SESSION" not in env
+    assert "1.13.0 is not supported" in env["SING_REASON"]
+    assert fake_daemon.requests == []
+
+
+def test_without_a_daemon_the_kernel_starts_and_knows_why(
+    runtime_dir: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "nobody.sock"))
+    command, env = launch(make())
+    assert command[-1] == "--ext=kernelproxy.ipython"
+    assert "SING_SESSION" not in env
+    assert "daemon" in env["SING_REASON"]
+
+
+def test_our_bugs_leave_the_kernel_alone(
+    fake_daemon: FakeDaemon,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(paths, "bundle_dir", lambda: 1 / 0)
+    command, env = launch(make())
+    assert command[-1] != "--ext=kernelproxy.ipython"
+    assert not any(name.startswith("SING_") for name in env)
+    assert "internal error: ZeroDivisionError" in caplog.text
+
+
+def test_idle_timeout_comes_from_the_environment(
+    fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_IDLE_TIMEOUT", "12.5")
+    launch(make())
+    assert isinstance(fake_daemon.requests[0], OpenSession)
+    assert fake_daemon.requests[0].idle_timeout == 12.5
+    monkeypatch.setenv("JUPYTER_SING_IDLE_TIMEOUT", "soon")
+    assert make().idle_timeout == 600.0
