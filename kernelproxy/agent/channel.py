@@ -1,0 +1,136 @@
+"""Messages and descriptors over a socket, for the agent's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+
+from kernelproxy.errors import ProtocolError
+from kernelproxy.protocol import FrameDecoder, Message, encode, receive_bytes
+
+_READ_BYTES = 1 << 16
+_PEER = struct.Struct("3i")
+
+
+class Channel:
+    """One end of a connection. Owns its socket.
+
+    One task may receive at a time; any number may send.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._decoder = FrameDecoder()
+        self._sending = asyncio.Lock()
+        self._waits: set[asyncio.Future[None]] = set()
+
+    def peer(self) -> tuple[int, int]:
+        """Process id and user id of the other side, as the kernel knows them."""
+        raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        pid, uid, _ = _PEER.unpack(raw)
+        return pid, uid
+
+    async def receive(self) -> tuple[Message, list[int]]:
+        """Wait for a message; its descriptors become the caller's.
+
+        Raises
+        ------
+        ConnectionError
+            At the end of the connection.
+        ProtocolError
+            If what came is no message; the connection cannot be read on.
+        """
+        while True:
+            found = self._decoder.next_message()
+            if found is not None:
+                return found
+            try:
+                data, fds = receive_bytes(self._sock, _READ_BYTES)
+            except BlockingIOError:
+                await self._wait(asyncio.get_running_loop().add_reader, reading=True)
+                continue
+            if not data:
+                raise ConnectionError("The other side closed the connection.")
+            self._decoder.feed(data, fds)
+            # A peer that sends without pause must not keep the loop to itself.
+            await asyncio.sleep(0)
+
+    async def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send a message; the descriptors stay the caller's.
+
+        Raises
+        ------
+        OSError
+            If the other side is gone.
+        """
+        frame = memoryview(encode(message, len(fds)))
+        async with self._sending:
+            while frame:
+                try:
+                    if fds:
+                        sent = socket.send_fds(self._sock, [frame], list(fds))
+                        fds = ()
+                    else:
+                        sent = self._sock.send(frame)
+                except BlockingIOError:
+                    await self._wait(asyncio.get_running_loop().add_writer, reading=False)
+                    continue
+                frame = frame[sent:]
+
+    async def _wait(self, add: Callable[..., object], *, reading: bool) -> None:
+        """Wait until the socket can be read, or written."""
+        loop = asyncio.get_running_loop()
+        if self._sock.fileno() < 0:
+            raise ConnectionError("The connection is closed.")
+        ready: asyncio.Future[None] = loop.create_future()
+        self._waits.add(ready)
+        add(self._sock, _settle, ready)
+        try:
+            await ready
+        finally:
+            self._waits.discard(ready)
+            if self._sock.fileno() >= 0:
+                (loop.remove_reader if reading else loop.remove_writer)(self._sock)
+
+    def close(self) -> None:
+        """Close the connection: whoever waits for it gets a ConnectionError."""
+        if self._sock.fileno() < 0:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._sock)
+        loop.remove_writer(self._sock)
+        self._sock.close()
+        self._decoder.close()
+        for ready in self._waits:
+            if not ready.done():
+                ready.set_exception(ConnectionError("The connection is closed."))
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def close_fds(fds: Sequence[int]) -> None:
+    """Close descriptors that came with a message and are not wanted."""
+    for fd in fds:
+        os.close(fd)
+
+
+def expect(reply: tuple[Message, list[int]], fd_count: int = 0) -> Message:
+    """Return a reply that must come with `fd_count` descriptors; others are closed.
+
+    Raises
+    ------
+    ProtocolError
+        If there are more or fewer.
+    """
+    message, fds = reply
+    if len(fds) != fd_count:
+        close_fds(fds)
+        raise ProtocolError(f"A {type(message).__name__} message came with {len(fds)} descriptors.")
+    return message

@@ -1,0 +1,180 @@
+"""The daemon's process: one per runtime directory, from its lock to its leaving."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernelproxy import paths
+from kernelproxy.agent.channel import Channel
+from kernelproxy.agent.service import Agent
+from kernelproxy.agent.settings import Settings
+from kernelproxy.devices import configured_devices
+from kernelproxy.errors import ControlError, SingError
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 128
+
+
+class Daemon:
+    """Serves the socket of one runtime directory.
+
+    Note [Leaving]: `control.connect` holds the directory's start lock, shared, while it
+    connects, and exclusively while it starts a daemon. A daemon leaves only with that lock held
+    exclusively and no connection waiting, and keeps it until its process has ended. So nobody
+    connects to a daemon that will not answer, and the next one starts after this one's end.
+    """
+
+    def __init__(self, directory: Path, agent_settings: Settings) -> None:
+        self._directory, self._settings = directory, agent_settings
+        self._agent = Agent(configured_devices(), agent_settings, self._on_quiet)
+        self._conversations: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._listener = self._listen()
+
+    def _listen(self) -> socket.socket:
+        """Bind the socket; the lock on the directory is held, so one that exists is stale."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.setblocking(False)
+        path = self._directory / paths.SOCKET_NAME
+        path.unlink(missing_ok=True)
+        with paths.short_path(path) as name:
+            listener.bind(name)
+        path.chmod(0o600)
+        listener.listen(_BACKLOG)
+        return listener
+
+    async def serve(self) -> None:
+        """Serve until it is told to stop, or has had no session for a while."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._agent.stopping.set)
+        loop.add_reader(self._listener, self._accept)
+        self._on_quiet()
+        await self._agent.stopping.wait()
+        loop.remove_reader(self._listener)
+        # Unlinked first: who comes now finds no daemon, and waits for the lock to start one.
+        (self._directory / paths.SOCKET_NAME).unlink(missing_ok=True)
+        self._listener.close()
+        await self._agent.close()
+        for task in self._conversations:
+            task.cancel()
+        await asyncio.gather(*self._conversations, return_exceptions=True)
+
+    def _accept(self) -> bool:
+        """Take all waiting connections; return whether there was one."""
+        accepted = False
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            while True:
+                sock, _ = self._listener.accept()
+                accepted = True
+                task = asyncio.create_task(self._agent.converse(Channel(sock)))
+                self._conversations.add(task)
+                task.add_done_callback(self._conversations.discard)
+        return accepted
+
+    def _on_quiet(self) -> None:
+        """There is no session: leave if it stays so."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._settings.linger, self._leave_if_quiet)
+
+    def _leave_if_quiet(self) -> None:
+        """See Note [Leaving]."""
+        if self._agent.sessions or self._agent.stopping.is_set():
+            return
+        lock = os.open(self._directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            self._on_quiet()
+            return
+        if self._accept() or self._conversations:
+            os.close(lock)
+            self._on_quiet()
+            return
+        log.info("No session for %g s: the daemon leaves", self._settings.linger)
+        self._agent.stopping.set()  # the lock is held until the process ends
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the daemon; ``python -m kernelproxy.agent``."""
+    parser = argparse.ArgumentParser(prog="python -m kernelproxy.agent", description=__doc__)
+    parser.add_argument("--foreground", action="store_true", help="log to the terminal")
+    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.ready_fd >= 0 and os.fork() != 0:
+        # The starter waits for this process, and the daemon is nobody's child to be reaped.
+        os._exit(0)
+    return run(options.ready_fd)
+
+
+def run(ready_fd: int = -1, settings: Settings | None = None) -> int:
+    """Take the lock, serve, and return the exit status.
+
+    Parameters
+    ----------
+    ready_fd : int
+        Where to say ``ready`` or why not, for who started it; -1: standard error.
+    settings : Settings, optional
+        By default those of the environment.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
+    for name in ("SING_SESSION", "SING_SOCKET"):
+        os.environ.pop(name, None)
+    _raise_fd_limit()
+    os.chdir("/")
+    try:
+        directory = paths.runtime_dir()
+        lock = _lock(directory)
+        asyncio.run(_serve(directory, settings or Settings.from_environment(), ready_fd))
+    except SingError as error:
+        _tell(ready_fd, str(error))
+        return 1
+    os.close(lock)
+    return 0
+
+
+async def _serve(directory: Path, settings: Settings, ready_fd: int) -> None:
+    daemon = Daemon(directory, settings)
+    _tell(ready_fd, "ready")
+    await daemon.serve()
+
+
+def _lock(directory: Path) -> int:
+    """Take the lock that the one daemon of a directory holds."""
+    lock = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ControlError(f"A daemon runs in {directory} already.", "failed") from None
+    return lock
+
+
+def _tell(ready_fd: int, text: str) -> None:
+    if ready_fd < 0:
+        print(f"jupyter_sing daemon: {text}", file=sys.stderr, flush=True)
+        return
+    with contextlib.suppress(BrokenPipeError):  # the starter did not wait so long
+        os.write(ready_fd, f"{text}\n".encode())
+    os.close(ready_fd)
+
+
+def _raise_fd_limit() -> None:
+    """Allow as many descriptors as the system lets us: a session takes about twelve."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,96 @@
+"""Sessions and devices as `jupyter sing status --json` shows them, and the sentences in it."""
+
+from __future__ import annotations
+
+import pwd
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.agent.room import Room
+from kernelproxy.agent.states import State
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session import Session
+
+RUNNING = "Works on what a cell asked for."
+UNUSED = "Not used yet: starts when the notebook first uses the device."
+EVER_IDLE = "Nothing to do."
+HELD = "resumes when you run the next cell."
+NOT_HELD = "resumes when you run a cell."
+
+
+def describe_session(session: Session) -> dict[str, Any]:
+    """One session of the reply to `Status`."""
+    session.observe()
+    state, memory = session.device_state, session.device_state.memory
+    worker, client = state.worker, memory.client
+    used = min(client.memory_used, memory.agent.memory_granted) if worker else 0
+    queued_since = session.since if session.state is State.QUEUED else None
+    return {
+        "id": session.id,
+        "name": session.name,
+        "owner": user_name(session.owner),
+        "kernel_id": session.kernel_id,
+        "kernel_pid": session.kernel_pid,
+        "worker_pid": worker.pid if worker else None,
+        "state": str(session.state),
+        "tier": "resident" if worker else "parked",
+        "device": session.room.device.id,
+        "memory": used,
+        "log_head": client.head,
+        "log_consumed": memory.worker.consumed,
+        "log_bytes": client.head - memory.agent.retained,
+        "last_activity": timestamp(session.active),
+        "operators": client.operators,
+        "gpu_seconds": memory.worker.busy_ns / 1e9,
+        "recoverable": True,
+        "queued_for": round(time.monotonic() - queued_since, 3) if queued_since else 0.0,
+        "reason": session.reason,
+    }
+
+
+def describe_device(room: Room, sessions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One device of the reply to `Status`, given all sessions of the reply."""
+    here = [each for each in sessions if each["device"] == room.device.id]
+    return {
+        "id": room.device.id,
+        "kind": room.device.kind.name.lower(),
+        "name": room.device.name,
+        "memory_total": room.device.memory_total,
+        "memory_used": sum(each["memory"] for each in here),
+        "sessions": [each["id"] for each in here],
+    }
+
+
+def user_name(uid: int) -> str:
+    """Name of a user, or the number of one without a name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def timestamp(monotonic: float) -> str:
+    """ISO 8601 of a moment of the monotonic clock."""
+    age = max(0.0, time.monotonic() - monotonic)
+    return datetime.fromtimestamp(time.time() - age, UTC).isoformat(timespec="milliseconds")
+
+
+def duration(seconds: float) -> str:
+    """Say a time, such as ``10 minutes`` or ``2.5 seconds``."""
+    for unit, size in (("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}{'' if seconds == size else 's'}"
+    return f"{seconds:g} second{'' if seconds == 1 else 's'}"
+
+
+def size(count: int) -> str:
+    """Say a number of bytes, such as ``1.5 GiB``."""
+    value = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} GiB"

@@ -1,0 +1,138 @@
+"""One device with the sessions on it: who gets its memory, and who waits for it.
+
+Note [Locks]: whoever wants room holds his own session's lock, then takes the room's. While he
+holds that he suspends neighbours, and to do so takes their locks only if they are free, without
+waiting. So nobody who holds the room's lock waits for a session's, and no two can block each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from kernelproxy.agent.memory import Ledger, Neighbour, plan_room
+from kernelproxy.devices import Device
+
+#: Seconds between two looks for room while somebody waits. Clients ring when a cell ends, so this
+#: matters only where the log was not drained by then, which nobody tells.
+LOOK_SECONDS = 0.2
+
+
+class Tenant(Protocol):
+    """What a room needs of a session."""
+
+    id: str
+
+    def as_neighbour(self) -> Neighbour | None:
+        """How it could make room; None if it has no worker or its lock is not free."""
+
+    def cut_grant(self, grant: int) -> int:
+        """Lower its grant to `grant`, or to what it uses by now; return the bytes freed."""
+
+    async def suspend_for(self, other: str) -> bool:
+        """Suspend it for another session unless it begins to work meanwhile; its lock is free."""
+
+    def look(self) -> None:
+        """Ask it to look again at what it could do."""
+
+
+class Room:
+    """The memory of one device and the queue for it.
+
+    Parameters
+    ----------
+    device : Device
+    step : int
+        Granularity of grants in bytes.
+    """
+
+    def __init__(self, device: Device, step: int) -> None:
+        self.device = device
+        self.ledger = Ledger(device.memory_total, step)
+        self.tenants: dict[str, Tenant] = {}
+        self.queue: deque[Tenant] = deque()
+        self._lock = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def reserve(self, tenant: Tenant, need: int, *, queued: bool) -> bool:
+        """Give a session a grant of at least `need` bytes, making room if need be.
+
+        Parameters
+        ----------
+        tenant : Tenant
+            Its lock is held (Note [Locks]).
+        need : int
+            Bytes it must have in all.
+        queued : bool
+            Whether it comes back to the device, and so may not overtake those who wait; a
+            session that is there and grows may.
+
+        Returns
+        -------
+        bool
+            False if there is no room; then nobody was disturbed for nothing, except where a
+            neighbour began to work while it was being suspended.
+        """
+        async with self._lock:
+            first = not self.queue or self.queue[0] is tenant
+            if queued and not first and self.ledger.of(tenant.id) < need:
+                return False
+            tried: set[str] = set()
+            while short := self.ledger.short(tenant.id, need):
+                plan = plan_room(short, self._neighbours(tenant, tried), self.ledger.step)
+                if plan is None:
+                    return False
+                for name, grant in plan.cut.items():
+                    if not self.tenants[name].cut_grant(grant):
+                        tried.add(name)
+                for name in plan.suspend:
+                    tried.add(name)
+                    neighbour = self.tenants.get(name)
+                    if neighbour is None or not await neighbour.suspend_for(tenant.id):
+                        break  # plan again without it
+            self.ledger.hold(tenant.id, self.ledger.rounded(tenant.id, need))
+        self.leave_queue(tenant)
+        return True
+
+    def _neighbours(self, tenant: Tenant, tried: set[str]) -> list[Neighbour]:
+        """List those who could make room. Who refused is not asked again: planning ends."""
+        found = (
+            each.as_neighbour()
+            for name, each in self.tenants.items()
+            if each is not tenant and name not in tried
+        )
+        return [each for each in found if each is not None]
+
+    def release(self, tenant: Tenant) -> None:
+        """Take a session's grant back: its worker is gone."""
+        self.ledger.release(tenant.id)
+        self.changed()
+
+    def enqueue(self, tenant: Tenant) -> int:
+        """Let a session wait for room, behind those who wait; return its place, from 1."""
+        if tenant not in self.queue:
+            self.queue.append(tenant)
+            self._look_later()
+        return self.queue.index(tenant) + 1
+
+    def leave_queue(self, tenant: Tenant) -> None:
+        """Take a session out of the queue; one that is not in it is no error."""
+        if tenant in self.queue:
+            self.queue.remove(tenant)
+            self.changed()
+
+    def changed(self) -> None:
+        """There may be room now: let the first who waits look."""
+        if self.queue:
+            self.queue[0].look()
+
+    def _look_later(self) -> None:
+        if self._timer is None and self.queue:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(LOOK_SECONDS, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.changed()
+        self._look_later()

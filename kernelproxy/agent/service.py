@@ -1,0 +1,203 @@
+"""The agent: all sessions and devices of this host, and the answers to requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable, Sequence
+
+from kernelproxy.agent import report
+from kernelproxy.agent.channel import Channel, expect
+from kernelproxy.agent.room import Room
+from kernelproxy.agent.session import Session
+from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.zygotes import Zygotes
+from kernelproxy.devices import Device
+from kernelproxy.errors import ControlError, ProtocolError, SingError, WorkerError
+from kernelproxy.protocol import (
+    Attach,
+    CloseSession,
+    Done,
+    Error,
+    Message,
+    OpenSession,
+    Prepare,
+    Resume,
+    SessionOpened,
+    SessionReply,
+    Status,
+    StatusReply,
+    Stop,
+    Suspend,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """Owns all sessions, rooms and zygotes.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+    settings : Settings
+    on_quiet : callable
+        Called when the last session closes, and when a request leaves none behind.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device], settings: Settings, on_quiet: Callable[[], object]
+    ) -> None:
+        self.rooms = {each.id: Room(each, settings.grant_step) for each in devices}
+        self.sessions: dict[str, Session] = {}
+        self.stopping = asyncio.Event()
+        self._settings, self._on_quiet = settings, on_quiet
+        self._zygotes = Zygotes(settings)
+        self._preparing: set[asyncio.Task[object]] = set()
+
+    # ---------------------------------------------------------------- conversations
+
+    async def converse(self, channel: Channel) -> None:
+        """Answer the requests of one connection until it ends. Owns the channel."""
+        try:
+            pid, uid = channel.peer()
+            while True:
+                request = expect(await channel.receive())
+                try:
+                    if isinstance(request, Attach):
+                        session = self._find(request.session, uid)
+                        return await session.serve_kernel(channel, request.torch_version)
+                    reply = await self._answer(request, pid, uid)
+                except ControlError as error:
+                    reply = Error(error.message, error.reason)
+                except SingError as error:
+                    reply = Error(str(error), "failed")
+                except Exception:
+                    log.exception("%s failed", request)
+                    reply = Error(
+                        "Something is wrong with the daemon: see its agent.log.", "failed"
+                    )
+                await channel.send(reply)
+                if isinstance(request, Stop) and isinstance(reply, Done):
+                    self.stopping.set()
+        except ProtocolError as error:
+            log.warning("A connection is closed: %s", error)
+        except OSError as error:
+            log.debug("A connection ended: %s", error)
+        finally:
+            channel.close()
+            if not self.sessions:
+                self._on_quiet()
+
+    async def _answer(self, request: Message, pid: int, uid: int) -> Message:
+        match request:
+            case Status():
+                return self._status()
+            case OpenSession():
+                return self._open(request, pid, uid)
+            case CloseSession(name):
+                return await self._close(name, uid)
+            case Suspend(name, why):
+                session = self._find(name, uid)
+                await session.suspend(why, pid)
+                return SessionReply(report.describe_session(session))
+            case Resume(name):
+                session = self._find(name, uid)
+                await session.resume()
+                return SessionReply(report.describe_session(session))
+            case Prepare(python):
+                self._prepare(python)
+                return Done("It begins.")
+            case Stop():
+                if uid not in (os.getuid(), 0):
+                    raise ControlError("This daemon belongs to another user.", "not-allowed")
+                return Done(f"The daemon stops, with {len(self.sessions)} sessions.")
+        raise ControlError(f"{type(request).__name__} is no request.", "bad-request")
+
+    def _status(self) -> StatusReply:
+        sessions = [report.describe_session(each) for each in self.sessions.values()]
+        devices = [report.describe_device(room, sessions) for room in self.rooms.values()]
+        return StatusReply(devices, sessions)
+
+    # ---------------------------------------------------------------- sessions
+
+    def _open(self, request: OpenSession, pid: int, uid: int) -> SessionOpened:
+        if self.stopping.is_set():
+            raise ControlError("The daemon is stopping.", "stopping")
+        room = self._choose(request.device)
+        name = secrets.token_hex(6)
+        session = Session(name, request, uid, room, self._zygotes, self._settings, self._forget)
+        self.sessions[name] = session
+        session.watch_opener(pid)
+        log.info("Session %s (%s) on %s", name, request.name, room.device.id)
+        return SessionOpened(name)
+
+    def _choose(self, wanted: str | None) -> Room:
+        """Take the wanted device, or the one with the fewest sessions and then the most room."""
+        if wanted is not None:
+            if wanted not in self.rooms:
+                known = ", ".join(self.rooms)
+                raise ControlError(f"There is no device {wanted}, only {known}.", "unknown-device")
+            return self.rooms[wanted]
+        return min(self.rooms.values(), key=lambda room: (len(room.tenants), -room.ledger.free))
+
+    async def _close(self, name: str, uid: int) -> Done:
+        try:
+            session = self._find(name, uid)
+        except ControlError as error:
+            if error.reason != "unknown-session":
+                raise
+            return Done("It is gone already.")
+        await session.close("Closed on request.")
+        return Done("It is closed.")
+
+    def _find(self, name: str, uid: int) -> Session:
+        """Find a session by id, unique prefix of one, or name.
+
+        Raises
+        ------
+        ControlError
+            If there is none, or several, or it belongs to another user.
+        """
+        found = [self.sessions[name]] if name in self.sessions else []
+        if not found and name:
+            found = [each for each in self.sessions.values() if each.id.startswith(name)]
+            found = found or [each for each in self.sessions.values() if each.name == name]
+        if not found:
+            raise ControlError(f"There is no session {name!r}.", "unknown-session")
+        if len(found) > 1:
+            ids = ", ".join(each.id for each in found)
+            raise ControlError(f"{name!r} may be any of the sessions {ids}.", "ambiguous")
+        if uid not in (found[0].owner, os.getuid(), 0):
+            raise ControlError(f"Session {name!r} belongs to another user.", "not-allowed")
+        return found[0]
+
+    def _forget(self, session: Session) -> None:
+        """Take note that a session has closed."""
+        del self.sessions[session.id]
+        if not self.sessions:
+            self._on_quiet()
+
+    # ---------------------------------------------------------------- environments
+
+    def _prepare(self, python: str) -> None:
+        task: asyncio.Task[object] = asyncio.create_task(self._zygotes.get(python))
+        self._preparing.add(task)
+        task.add_done_callback(self._prepared)
+
+    def _prepared(self, task: asyncio.Task[object]) -> None:
+        self._preparing.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, WorkerError):
+            log.warning("Preparing: %s", error)  # Attach will say it to whom it concerns
+        elif error is not None:
+            log.error("Preparing failed", exc_info=error)
+
+    async def close(self) -> None:
+        """End everything."""
+        self.stopping.set()
+        closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
+        await asyncio.gather(*closing, return_exceptions=True)
+        await self._zygotes.close()

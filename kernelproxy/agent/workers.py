@@ -1,0 +1,192 @@
+"""A worker process, as the agent handles it: orders with a time limit, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kernelproxy.agent.channel import Channel, close_fds
+from kernelproxy.errors import InternalError, ProtocolError, WorkerError
+from kernelproxy.protocol import (
+    Done,
+    End,
+    Ended,
+    Error,
+    Gate,
+    Message,
+    Open,
+    Opened,
+    SnapshotTaken,
+    TakeSnapshot,
+)
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All device state at one position of the log, in a memfd that is owned."""
+
+    fd: int
+    position: int
+    bytes: int
+
+    def close(self) -> None:
+        """Free it; this may take a while for a large one, so it is not done in the loop."""
+        os.close(self.fd)
+
+
+class Worker:
+    """A worker. Owns its channel and its pidfd until `close`.
+
+    Parameters
+    ----------
+    channel : Channel
+        Its control connection.
+    pid, pidfd : int
+    on_change : callable
+        Called when it exits, and when it reports a corrupt log.
+    """
+
+    def __init__(
+        self, channel: Channel, pid: int, pidfd: int, on_change: Callable[[], object]
+    ) -> None:
+        self.pid = pid
+        self.exited = asyncio.Event()
+        self.status: int | None = None  # as the zygote reports it, which may be never
+        self.corrupt: str | None = None
+        #: It cannot be ordered any more and was sent SIGKILL; `exited` follows.
+        self.broken = False
+        self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
+        self._ordered = False
+        # What it answered; None after its end. Queued, so that a cancelled order leaks nothing.
+        self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, self._on_exit)
+        self._reader = loop.create_task(self._read(), name=f"worker {pid}")
+
+    async def open(self, order: Open, fds: Sequence[int], seconds: float) -> None:
+        """Give it its session.
+
+        Raises
+        ------
+        WorkerError
+            If it refuses, or dies, or takes longer than `seconds` (then it is killed).
+        """
+        await self._order(order, Opened, seconds, fds)
+
+    async def gate(self, is_open: bool, seconds: float) -> None:
+        """Open or close its gate; raises as `open`."""
+        await self._order(Gate(is_open), Done, seconds)
+
+    async def snapshot(self, seconds: float) -> Snapshot:
+        """Take a snapshot, whose descriptor becomes the caller's; raises as `open`."""
+        taken, (fd,) = await self._order(TakeSnapshot(), SnapshotTaken, seconds, fd_count=1)
+        return Snapshot(fd, taken.position, taken.bytes)
+
+    async def end(self, seconds: float) -> None:
+        """End it, by force if it does not within `seconds`, and wait until it is gone."""
+        with contextlib.suppress(OSError):  # then it is ending already
+            await self._channel.send(End())
+        try:
+            async with asyncio.timeout(seconds):
+                await self.exited.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End it at once and wait until it is gone. Its memory is free then."""
+        self._break()
+        await self.exited.wait()
+
+    def close(self) -> None:
+        """Give up the process, killing it if it lives; doing it twice is no error."""
+        if self._pidfd < 0:
+            return
+        self._break()
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._reader.cancel()
+        self._channel.close()
+        while not self._replies.empty():
+            reply = self._replies.get_nowait()
+            close_fds(reply[1] if reply else [])
+
+    async def _order(
+        self,
+        order: Message,
+        reply_type: type[Reply],
+        seconds: float,
+        fds: Sequence[int] = (),
+        fd_count: int = 0,
+    ) -> tuple[Reply, list[int]]:
+        """Give an order and wait for its reply."""
+        if self._ordered:
+            raise InternalError("a worker was given two orders at once")
+        if self.broken or self.exited.is_set():
+            raise WorkerError("The worker is gone.")
+        self._ordered = True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._channel.send(order, fds)
+                reply = await self._replies.get()
+        except BaseException as error:
+            self._break()  # a late answer would be taken for the next order's
+            if isinstance(error, TimeoutError):
+                name = type(order).__name__
+                raise WorkerError(f"The worker took over {seconds:g} s for {name}.") from error
+            if isinstance(error, OSError):
+                raise WorkerError("The connection to the worker broke.") from error
+            raise
+        finally:
+            self._ordered = False
+        if reply is None:
+            raise WorkerError("The worker died.")
+        message, received = reply
+        if isinstance(message, reply_type) and len(received) == fd_count:
+            return message, received
+        close_fds(received)
+        if isinstance(message, Error):
+            raise WorkerError(message.message)
+        self._break()
+        raise WorkerError(f"The worker answered {type(order).__name__} with something else.")
+
+    async def _read(self) -> None:
+        """Take what it says until the connection ends."""
+        try:
+            while True:
+                self._take(*await self._channel.receive())
+        except (OSError, ProtocolError):
+            # Without its connection it is of no use, whether or not the process still lives.
+            self._break()
+
+    def _take(self, message: Message, fds: list[int]) -> None:
+        if self._ordered and self._replies.empty() and not isinstance(message, Ended):
+            self._replies.put_nowait((message, fds))
+            return
+        close_fds(fds)
+        if not isinstance(message, Ended):
+            raise ProtocolError("A worker answered what it was not asked.")
+        self.corrupt = message.message
+        self._on_change()
+
+    def _on_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self.exited.set()
+        self._break()
+        self._on_change()
+
+    def _break(self) -> None:
+        """Send SIGKILL and let whoever waits for an answer know."""
+        if not self.broken:
+            self.broken = True
+            self._replies.put_nowait(None)
+        if not self.exited.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -1,0 +1,34 @@
+"""What every kind of device has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelproxy.oplog import DeviceKind
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device.
+
+    Parameters
+    ----------
+    id : str
+        ``cpu:0``, ``cuda:1``: its name in the interface.
+    kind : DeviceKind
+    name : str
+        Its name for people, as ``torch.cuda.get_device_name()`` gives it.
+    memory_total : int
+        Bytes that sessions may use together.
+    threads : int
+        Compute threads of a software device; 0 for a GPU.
+    torch_device : str
+        What torch calls it in a worker: ``cpu`` or ``cuda:1``.
+    """
+
+    id: str
+    kind: DeviceKind
+    name: str
+    memory_total: int
+    threads: int
+    torch_device: str

@@ -1,0 +1,69 @@
+"""Software devices: CPU threads with a declared memory size.
+
+They take the same code path as GPUs, so that everything runs and is tested without one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from kernelproxy.devices.device import Device
+from kernelproxy.errors import DeviceError
+from kernelproxy.oplog import DeviceKind
+
+DEFAULT_COUNT = 2
+DEFAULT_BYTES = 2 << 30
+_UNITS = {"": 1, "B": 1, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def default_threads() -> int:
+    """Compute threads of a software device: ``OMP_NUM_THREADS``, else all usable cores."""
+    configured = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if configured.isdigit() and int(configured) > 0:
+        return int(configured)
+    return len(os.sched_getaffinity(0))
+
+
+def default_devices() -> list[Device]:
+    """Make the devices of a machine without GPUs."""
+    return [_make(index, DEFAULT_BYTES, default_threads()) for index in range(DEFAULT_COUNT)]
+
+
+def parse(text: str, index: int) -> Device:
+    """Make a device from what follows ``cpu:`` in the configuration, such as ``4GiB@2``.
+
+    Raises
+    ------
+    DeviceError
+        If it is not a size, or the threads are not a number of at least 1.
+    """
+    size, separator, threads = text.partition("@")
+    if separator and not (threads.isdigit() and int(threads) > 0):
+        raise DeviceError(f"{threads!r} is no number of compute threads (in cpu:{text}).")
+    memory = parse_bytes(size)
+    if memory < 1 << 20:
+        raise DeviceError(f"cpu:{text} has less than 1 MiB of memory.")
+    return _make(index, memory, int(threads) if separator else default_threads())
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as ``4GiB``, ``1.5 GB`` or ``1048576`` (bytes).
+
+    Raises
+    ------
+    DeviceError
+        If it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if found is None or (found[3] and not found[2]):
+        raise DeviceError(f"{text!r} is no size: write 4GiB, 512MiB or a number of bytes.")
+    power = _UNITS[found[2].upper()]
+    unit = 1 if power == 1 else (1 << power if found[3] else 1000 ** (power // 10))
+    return int(float(found[1]) * unit)
+
+
+def _make(index: int, memory: int, threads: int) -> Device:
+    plural = "" if threads == 1 else "s"
+    name = f"Software device ({threads} CPU thread{plural})"
+    return Device(f"cpu:{index}", DeviceKind.SOFTWARE, name, memory, threads, "cpu")

@@ -1,0 +1,156 @@
+"""A client without torch: appends toy records to a real session, as the native client would."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+from types import TracebackType
+
+from kernelproxy import control
+from kernelproxy.oplog import (
+    ANSWER_RING_BYTES,
+    PAGE_BYTES,
+    AgentPage,
+    ClientPage,
+    Presence,
+    WorkerPage,
+    close_all,
+)
+from kernelproxy.protocol import Attach, Bell, send_message
+from tests.doubles import futex
+from tests.doubles.zygote import CALL, HEADER, READ, step
+
+TORCH = "2.13.0+toy"
+WAIT_SECONDS = 30.0
+
+
+class ToyClient:
+    """The kernel's end of a session. Not thread-safe."""
+
+    def __init__(self, session: str, torch_version: str = TORCH) -> None:
+        connection = control.connect(start=False)
+        try:
+            _, fds = connection.call_with_fds(Attach(session, torch_version), WAIT_SECONDS)
+        except BaseException:
+            connection.close()
+            raise
+        self.session = session
+        self.sock = connection.detach()
+        self.log = mmap.mmap(fds[0], 0)
+        self.page = ClientPage(fds[1], writable=True)
+        self.worker = WorkerPage(fds[2], writable=False, extra_bytes=ANSWER_RING_BYTES)
+        self.agent = AgentPage(fds[3], writable=False)
+        close_all(fds)
+        self.page.pid = os.getpid()
+        self.state = 0  # what the worker's must be
+        self._rung: int | None = None
+
+    def __enter__(self) -> ToyClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.sock.close()
+        for page in (self.page, self.worker, self.agent):
+            page.close()
+        self.log.close()
+
+    def ring(self) -> None:
+        """Ring once for each state of the agent's page."""
+        if self._rung != self.agent.bell:
+            self._rung = self.agent.bell
+            send_message(self.sock, Bell())
+
+    def append(self, text: str, kind: int = CALL, request: bool = False) -> int:
+        """Append one record; return its end."""
+        payload = text.encode()
+        size = -(-(HEADER.size + len(payload)) // 8) * 8
+        record = (HEADER.pack(size, kind, int(request), 0) + payload).ljust(size, b"\0")
+        self.wait_agent(lambda: self.page.head + size - self.agent.retained <= len(self.log))
+        offset = self.page.head % len(self.log)
+        first = record[: len(self.log) - offset]
+        self.log[offset : offset + len(first)] = first
+        self.log[: size - len(first)] = record[len(first) :]
+        if request:
+            self.page.answer_wanted = self.page.head + size
+        self.page.head += size
+        self.page.operators += kind == CALL
+        self.page.wake(ClientPage.head)
+        over = self.page.head - self.agent.retained > self.agent.log_budget
+        if self.agent.presence == Presence.ABSENT or over:
+            self.ring()
+        return self.page.head
+
+    def add(self, number: int) -> None:
+        """Change the state."""
+        self.state = step(self.state, number)
+        self.append(f"add {number}")
+
+    def read(self, seconds: float = WAIT_SECONDS) -> int:
+        """Ask for the worker's state."""
+        end = self.append("", READ, request=True)
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                bell = self.worker.bell
+                if self.worker.answer_position == end:
+                    break
+                self.check(deadline)
+                futex.wait(self.worker, WorkerPage.bell, bell, 0.05)
+        finally:
+            self.page.answer_wanted = 0
+        answer = self.worker.memory[PAGE_BYTES : PAGE_BYTES + self.worker.answer_bytes]
+        return int(struct.unpack("<Q", answer)[0])
+
+    def want(self, wanted: int) -> bool:
+        """Ask for memory; return whether it was granted."""
+        self.page.memory_wanted = wanted
+        self.page.want_sequence += 1
+        self.page.wake(ClientPage.want_sequence)
+        send_message(self.sock, Bell())
+        self.wait_agent(lambda: self.agent.grant_sequence == self.page.want_sequence)
+        return self.agent.memory_granted >= wanted
+
+    def use(self, wanted: int) -> None:
+        """Use memory, which must be granted."""
+        assert self.agent.memory_granted >= wanted or self.want(wanted)
+        self.page.memory_used = wanted
+
+    def wait_agent(self, ready) -> None:
+        """Wait for the agent to change its page."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            bell = self.agent.bell
+            if ready():
+                return
+            self.ring()
+            self.check(deadline)
+            futex.wait(self.agent, AgentPage.bell, bell, 0.05)
+
+    def check(self, deadline: float) -> None:
+        if self.agent.presence == Presence.ENDED:
+            raise RuntimeError(self.agent.reason)
+        if time.monotonic() > deadline:
+            raise TimeoutError("nothing came")
+
+    @contextlib.contextmanager
+    def cell(self):
+        """Run a cell."""
+        self.page.cells_running += 1
+        self.page.cell_changed_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.page.cells_running -= 1
+            self.page.cell_changed_ns = time.monotonic_ns()
+            send_message(self.sock, Bell())
