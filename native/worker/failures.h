@@ -1,0 +1,36 @@
+// What goes wrong in a worker: failures of operators, and logs that no client would write.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "oplog/codec.h"
+
+namespace sing {
+
+// An operator (or a transfer) that failed; it reaches the notebook with the next request.
+struct Failure {
+  ErrorKind kind = ErrorKind::runtime;
+  uint64_t position = 0;  // of the record
+  std::string operation;  // "aten::add.out"
+  std::string message;
+};
+
+// A record that no client writes: the log cannot be trusted from here on, and the session ends.
+class CorruptLog : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Operands that hold no value because the operator that should have made them failed.
+class LostOperand : public std::runtime_error {
+ public:
+  explicit LostOperand(const std::string& cause)
+      : std::runtime_error("an operand was never computed: " + cause + " failed") {}
+};
+
+// Describes the exception that is being handled, as torch would raise it.
+Failure describe_exception(uint64_t position, const std::string& operation);
+
+}  // namespace sing

@@ -1,0 +1,120 @@
+#include "worker/operators.h"
+
+#include <ATen/core/jit_type.h>
+
+#include <array>
+
+#include "worker/failures.h"
+
+namespace sing {
+
+namespace {
+
+using Kind = ArgumentType::Kind;
+
+Kind kind_of(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::TensorType:
+      return Kind::tensor;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+    case c10::TypeKind::ScalarTypeType:
+    case c10::TypeKind::LayoutType:
+    case c10::TypeKind::MemoryFormatType:
+      return Kind::integer;
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::SymFloatType:
+      return Kind::real;
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::SymBoolType:
+      return Kind::boolean;
+    case c10::TypeKind::NumberType:
+      return Kind::number;
+    case c10::TypeKind::ComplexType:
+      return Kind::complex;
+    case c10::TypeKind::StringType:
+      return Kind::string;
+    case c10::TypeKind::DeviceObjType:
+      return Kind::device;
+    case c10::TypeKind::GeneratorType:
+      return Kind::generator;
+    case c10::TypeKind::ListType:
+      return Kind::list;
+    default:
+      return Kind::unsupported;
+  }
+}
+
+c10::TypePtr without_optional(const c10::TypePtr& type, bool& optional) {
+  if (const auto wrapped = type->cast<c10::OptionalType>()) {
+    optional = true;
+    return wrapped->getElementType();
+  }
+  return type;
+}
+
+// The element type of the IValue list: SymInt lists are given as lists of int.
+c10::TypePtr list_element(const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::SymIntType) return c10::IntType::get();
+  return type;
+}
+
+ArgumentType type_of(const c10::Argument& argument) {
+  ArgumentType result;
+  const c10::TypePtr type = without_optional(argument.type(), result.optional);
+  result.kind = kind_of(*type);
+  if (const auto list = type->cast<c10::ListType>()) {
+    result.element_type = list_element(list->getElementType());
+    result.element = kind_of(*without_optional(result.element_type, result.element_optional));
+  }
+  result.written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  result.out = argument.is_out() && result.written;
+  return result;
+}
+
+// In-place operators that overwrite their first argument without reading it.
+bool overwrites_self(std::string_view full_name) {
+  static constexpr std::array<std::string_view, 14> names = {
+      "aten::zero_",         "aten::fill_.Scalar",  "aten::fill_.Tensor", "aten::copy_",
+      "aten::normal_",       "aten::uniform_",      "aten::random_",      "aten::random_.to",
+      "aten::random_.from",  "aten::exponential_",  "aten::log_normal_",  "aten::cauchy_",
+      "aten::geometric_",    "aten::bernoulli_.float"};
+  return std::find(names.begin(), names.end(), full_name) != names.end();
+}
+
+// `out=` forms that leave bytes of their output as they were.
+bool keeps_out(std::string_view name) { return name.find("empty") != std::string_view::npos; }
+
+}  // namespace
+
+void Operators::define(uint32_t number, std::string name, std::string overload) {
+  if (number >= kCountMax) throw CorruptLog("an operator's number is out of range");
+  Operator op;
+  op.full_name = overload.empty() ? name : name + "." + overload;
+  op.name = std::move(name);
+  op.overload = std::move(overload);
+  if (!allowed_ || allowed_(op.full_name)) {
+    op.handle = c10::Dispatcher::singleton().findSchema({op.name, op.overload});
+  }
+  if (op.handle) {
+    const c10::FunctionSchema& schema = op.handle->schema();
+    for (const c10::Argument& argument : schema.arguments()) {
+      op.arguments.push_back(type_of(argument));
+      if (keeps_out(op.name)) op.arguments.back().out = false;
+    }
+    if (!op.arguments.empty() && overwrites_self(op.full_name)) op.arguments[0].out = true;
+    op.returns = schema.returns().size();
+    if (software_) op.substitute = find_substitute(op.full_name);
+  }
+  if (number >= operators_.size()) operators_.resize(number + 1);
+  operators_[number] = std::move(op);
+}
+
+const Operator& Operators::at(uint32_t number) const {
+  if (number >= operators_.size() || operators_[number].name.empty()) {
+    throw CorruptLog("operator " + std::to_string(number) + " was not defined");
+  }
+  return operators_[number];
+}
+
+}  // namespace sing

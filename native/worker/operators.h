@@ -1,0 +1,71 @@
+// The operators of a session: what the client's numbers stand for, and what their arguments are.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "worker/substitutes.h"
+
+namespace sing {
+
+// What an argument may hold, flattened from its schema type for quick decoding.
+struct ArgumentType {
+  enum class Kind : uint8_t {
+    tensor,
+    integer,
+    real,
+    boolean,
+    number,
+    complex,
+    string,
+    device,
+    generator,
+    list,
+    unsupported,
+  };
+  Kind kind = Kind::unsupported;
+  bool optional = false;
+  Kind element = Kind::unsupported;  // of a list
+  bool element_optional = false;
+  c10::TypePtr element_type;  // of a list
+  bool written = false;
+  bool out = false;  // written without being read
+};
+
+struct Operator {
+  std::string name;      // "aten::add"
+  std::string overload;  // "out"
+  std::string full_name;
+  // None if this torch has no such operator: its calls fail, not the session.
+  std::optional<c10::OperatorHandle> handle;
+  Substitute substitute = nullptr;
+  std::vector<ArgumentType> arguments;
+  size_t returns = 0;
+};
+
+class Operators {
+ public:
+  static constexpr uint32_t kCountMax = 1 << 16;
+  using Allowed = bool (*)(std::string_view full_name);
+
+  // `software`: CUDA-only operators are computed by substitutes. `allowed`: null, or which
+  // operators exist (the fuzzer runs only harmless ones).
+  Operators(bool software, Allowed allowed) : software_(software), allowed_(allowed) {}
+
+  // CorruptLog if the number is out of range.
+  void define(uint32_t number, std::string name, std::string overload);
+  // CorruptLog if the number was not defined.
+  const Operator& at(uint32_t number) const;
+  const std::vector<Operator>& all() const { return operators_; }
+
+ private:
+  bool software_;
+  Allowed allowed_;
+  std::vector<Operator> operators_;
+};
+
+}  // namespace sing

@@ -1,0 +1,52 @@
+// Orders to a worker, and its sleep: the main thread executes records and looks here between two
+// of them; any other thread may close the gate, end the run, or have something done meanwhile.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+#include "oplog/layout.h"
+
+namespace sing {
+
+class Orders {
+ public:
+  explicit Orders(WorkerPage& page) : page_(page) {}
+  Orders(const Orders&) = delete;
+  Orders& operator=(const Orders&) = delete;
+
+  // --- the main thread ---
+  void begin_run();
+  void finish_run();
+  bool pending() const noexcept { return pending_.load(std::memory_order_relaxed); }
+  // Parks while the gate is closed or something is done meanwhile. False: the run is to end.
+  bool obey();
+  // Sleeps until the client changes `word` from `seen`, or orders come, or for no reason.
+  void sleep(const Word<uint64_t>& word, uint64_t seen);
+
+  // --- any thread ---
+  void gate(bool open);
+  void end();
+  // Runs `work` while the main thread is parked between two records, or is not running at all.
+  void while_parked(const std::function<void()>& work);
+
+ private:
+  void update() noexcept;
+  void nudge() noexcept;
+
+  WorkerPage& page_;
+  std::atomic<bool> pending_{false};
+  // The word that the main thread sleeps on, or is about to.
+  std::atomic<const Word<uint64_t>*> sleeps_on_{nullptr};
+  std::mutex mutex_;  // everything below
+  std::condition_variable changed_;
+  bool open_ = true;
+  bool end_ = false;
+  bool running_ = false;
+  bool parked_ = false;
+  int works_ = 0;
+};
+
+}  // namespace sing

@@ -1,0 +1,38 @@
+// What the numbers in a log stand for: the device state of one session.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "worker/failures.h"
+#include "worker/generators.h"
+#include "worker/operators.h"
+#include "worker/storages.h"
+
+namespace sing {
+
+struct State {
+  static constexpr size_t kEventsMax = 1 << 20;
+
+  State(c10::Device device, const Word<uint64_t>* granted, Operators::Allowed allowed)
+      : device(device),
+        storages(device, granted),
+        operators(device.type() == c10::DeviceType::CPU, allowed),
+        generators(device) {}
+
+  c10::Device device;
+  Storages storages;
+  Operators operators;
+  Generators generators;
+  std::unordered_map<uint32_t, int64_t> events;  // CLOCK_MONOTONIC of each, ns
+  // The first failure that no request has reported yet, and the number of failures so far: see
+  // Note [Failures] in executor.h.
+  std::optional<Failure> pending;
+  uint32_t failures = 0;
+
+  bool stale(const Slot& slot) const { return pending && slot.stale == failures; }
+};
+
+}  // namespace sing

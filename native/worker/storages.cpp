@@ -1,0 +1,221 @@
+#include "worker/storages.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstring>
+
+namespace sing {
+
+namespace {
+
+constexpr uint64_t kPlainCopyBytes = 256 << 10;  // above, torch's threads help
+
+bool is_host(c10::Device device) { return device.type() == c10::DeviceType::CPU; }
+
+at::Tensor host_bytes(const void* data, uint64_t count) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(count)}, at::kByte);
+}
+
+void zero(const c10::Storage& storage, uint64_t offset, uint64_t count) {
+  if (count == 0) return;
+  if (is_host(storage.device()) && count <= kPlainCopyBytes) {
+    std::memset(static_cast<std::byte*>(storage.mutable_data()) + offset, 0, count);
+  } else {
+    bytes_of(storage, offset, count).zero_();
+  }
+}
+
+}  // namespace
+
+at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t count) {
+  const auto key = c10::computeDispatchKey(at::kByte, c10::kStrided, storage.device());
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(key), caffe2::TypeMeta::Make<uint8_t>());
+  const int64_t size = static_cast<int64_t>(count), stride = 1;
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
+      c10::IntArrayRef(size), c10::IntArrayRef(stride), static_cast<int64_t>(offset));
+  return tensor;
+}
+
+Storages::Storages(c10::Device device, const Word<uint64_t>* granted)
+    : device_(device),
+      allocator_(is_host(device) ? c10::GetCPUAllocator() : c10::GetAllocator(device.type())),
+      granted_(granted) {}
+
+Slot& Storages::at(uint32_t id) {
+  if (id >= slots_.size() || slots_[id].life == Slot::Life::none) {
+    throw CorruptLog("storage " + std::to_string(id) + " does not exist");
+  }
+  return slots_[id];
+}
+
+Slot& Storages::slot(uint32_t id) {
+  if (id >= kCountMax) throw CorruptLog("storage " + std::to_string(id) + " is out of range");
+  if (id >= slots_.size()) slots_.resize(id + 1);
+  return slots_[id];
+}
+
+void Storages::release(Slot& slot) noexcept {
+  resident_ -= slot.charged;
+  slot = Slot();
+}
+
+void Storages::charge(uint64_t bytes) {
+  const uint64_t granted = granted_ ? granted_->load(std::memory_order_relaxed) : UINT64_MAX;
+  TORCH_CHECK_WITH(OutOfMemoryError,
+                   !enforced_ || bytes <= granted - std::min(granted, resident_),
+                   "out of device memory: tried to allocate ", bytes, " bytes; ", resident_, " of ",
+                   granted, " granted bytes are in use");
+  resident_ += bytes;
+}
+
+void Storages::allocate(uint32_t id, uint64_t bytes) {
+  if (bytes > kBytesMax) throw CorruptLog("a storage of impossible size");
+  Slot& fresh = slot(id);
+  release(fresh);
+  fresh.life = Slot::Life::live;
+  fresh.bytes = bytes;
+}
+
+void Storages::free(uint32_t id) {
+  if (id < slots_.size()) release(slots_[id]);
+}
+
+const c10::Storage& Storages::use_raw(Slot& slot) {
+  if (slot.in_memory()) return slot.storage;
+  charge(slot.bytes);
+  try {
+    slot.storage = c10::Storage(c10::Storage::use_byte_size_t(), slot.bytes,
+                                allocator_->allocate(slot.bytes), allocator_, /*resizable=*/true);
+  } catch (...) {
+    resident_ -= slot.bytes;
+    throw;
+  }
+  slot.charged = slot.bytes;
+  return slot.storage;
+}
+
+const c10::Storage& Storages::use(Slot& slot) {
+  use_raw(slot);
+  if (slot.filled < slot.bytes) {
+    zero(slot.storage, slot.filled, slot.bytes - slot.filled);
+    slot.filled = slot.bytes;
+  }
+  return slot.storage;
+}
+
+void Storages::resize(uint32_t id, uint64_t bytes) {
+  if (bytes > kBytesMax) throw CorruptLog("a storage of impossible size");
+  Slot& old = at(id);
+  if (old.life == Slot::Life::lost || !old.in_memory()) {
+    old.bytes = bytes;
+    old.filled = std::min(old.filled, bytes);
+    return;
+  }
+  Slot fresh;
+  fresh.life = Slot::Life::live;
+  fresh.stale = old.stale;
+  fresh.bytes = bytes;
+  // Old and new exist at once only here; the client, too, counts a storage once.
+  resident_ -= old.charged;
+  try {
+    use_raw(fresh);
+  } catch (...) {
+    resident_ += old.charged;
+    throw;
+  }
+  fresh.filled = std::min(old.filled, bytes);
+  if (fresh.filled != 0) {
+    bytes_of(fresh.storage, 0, fresh.filled).copy_(bytes_of(old.storage, 0, fresh.filled));
+  }
+  old = std::move(fresh);
+}
+
+void Storages::bind(uint32_t id, c10::Storage storage, uint64_t bytes) {
+  Slot& fresh = slot(id);
+  release(fresh);
+  charge(storage.nbytes());
+  fresh.charged = storage.nbytes();
+  fresh.life = Slot::Life::live;
+  fresh.bytes = bytes;
+  fresh.filled = bytes;
+  fresh.storage = std::move(storage);
+}
+
+void Storages::lose(uint32_t id, std::shared_ptr<const std::string> cause, uint64_t bytes) {
+  Slot& lost = slot(id);
+  release(lost);
+  lost.life = Slot::Life::lost;
+  lost.bytes = bytes;
+  lost.cause = std::move(cause);
+}
+
+void Storages::note_size(Slot& slot) {
+  const uint64_t bytes = slot.storage.nbytes();
+  if (bytes == slot.charged) return;
+  resident_ -= slot.charged;
+  slot.charged = 0;
+  slot.bytes = slot.filled = bytes;
+  try {
+    charge(bytes);
+  } catch (...) {
+    slot.charged = bytes;
+    resident_ += bytes;
+    throw;
+  }
+  slot.charged = bytes;
+}
+
+void Storages::write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes) {
+  // What was lost is there again once it was written from the first byte to the last.
+  if (slot.life == Slot::Life::lost && offset > slot.filled) return;
+  if (offset > slot.filled) {
+    use(slot);
+  } else {
+    use_raw(slot);  // uploads come in pieces, from the start on: no zeros before them
+  }
+  if (is_host(device_)) {
+    if (!bytes.empty()) {
+      std::memcpy(static_cast<std::byte*>(slot.storage.mutable_data()) + offset, bytes.data(),
+                  bytes.size());
+    }
+  } else if (!bytes.empty()) {
+    bytes_of(slot.storage, offset, bytes.size()).copy_(host_bytes(bytes.data(), bytes.size()));
+  }
+  slot.filled = std::max(slot.filled, offset + bytes.size());
+  if (slot.filled == slot.bytes) revive(slot);
+}
+
+void Storages::revive(Slot& slot) {
+  slot.life = Slot::Life::live;
+  slot.filled = slot.bytes;
+  slot.stale = 0;
+  slot.cause.reset();
+}
+
+void Storages::read(const Slot& slot, uint64_t offset, std::span<std::byte> into) const {
+  if (into.empty()) return;
+  if (is_host(device_)) {
+    std::memcpy(into.data(), static_cast<const std::byte*>(slot.storage.data()) + offset,
+                into.size());
+  } else {
+    host_bytes(into.data(), into.size()).copy_(bytes_of(slot.storage, offset, into.size()));
+  }
+}
+
+std::byte* Storages::restore(uint32_t id, uint64_t filled) {
+  Slot& slot = at(id);
+  use_raw(slot);
+  slot.filled = filled;
+  return host_data(id);
+}
+
+std::byte* Storages::host_data(uint32_t id) {
+  return static_cast<std::byte*>(at(id).storage.mutable_data());
+}
+
+}  // namespace sing
