@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 
-from kernelproxy.activation import activate
+from kernelproxy.activation import activate, cell
 
 
 def main() -> None:
@@ -18,6 +18,9 @@ def main() -> None:
     if not sys.argv:
         raise SystemExit("usage: python -m kernelproxy.activation.script SCRIPT [ARGS...]")
     activate()
+    # The whole program is one cell: it is busy also while it computes between two operators, and
+    # its neighbours may not take its memory then.
+    cell(1)
     # `python SCRIPT` would search beside the script, not in the working directory.
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
