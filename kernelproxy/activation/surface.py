@@ -73,10 +73,33 @@ def _patch_storage(torch: ModuleType) -> None:
     torch.UntypedStorage.__new__ = staticmethod(new)
     torch.UntypedStorage.resize_ = resize_
 
+    _patch_storage_files(torch)
+
     def shared(self: Any, *args: Any, **kwargs: Any) -> Any:
         refuse("Sharing a device tensor with another process", "a session has one process")
 
     torch.UntypedStorage._share_cuda_ = shared
+
+
+def _patch_storage_files(torch: ModuleType) -> None:
+    """Raw storage files (old ``torch.save``, ``pickle``), which C++ reads and writes in place."""
+    original_write = torch.UntypedStorage._write_file
+    original_read = torch.UntypedStorage._set_from_file
+
+    @functools.wraps(original_write)
+    def write_file(self: Any, *args: Any) -> Any:
+        return original_write(self.cpu() if self.device.type == "cuda" else self, *args)
+
+    @functools.wraps(original_read)
+    def set_from_file(self: Any, *args: Any) -> Any:
+        if self.device.type != "cuda":
+            return original_read(self, *args)
+        host = torch.UntypedStorage(self.nbytes())
+        original_read(host, *args)
+        return self.copy_(host)
+
+    torch.UntypedStorage._write_file = write_file
+    torch.UntypedStorage._set_from_file = set_from_file
 
 
 def _patch_printing(torch: ModuleType) -> None:
