@@ -1,9 +1,11 @@
 #include "client/kernels.h"
 
+#include <algorithm>
 #include <string_view>
 #include <unordered_set>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -185,8 +187,17 @@ const std::unordered_set<std::string_view>& local_operators() {
   return names;
 }
 
+// Views change nothing but geometry, which lives here.
+bool is_view(const c10::OperatorHandle& op) {
+  if (op.hasTag(at::Tag::inplace_view)) return true;
+  const auto& returns = op.schema().returns();
+  return std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
 bool is_shipped(const c10::OperatorHandle& op, const std::string& name) {
-  if (local_operators().count(name) != 0) return false;
+  if (local_operators().count(name) != 0 || is_view(op)) return false;
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
   return travels_whole(name) || op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
