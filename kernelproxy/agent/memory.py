@@ -6,7 +6,7 @@ allocates within its grant without asking, and the worker enforces it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kernelproxy.errors import InternalError
@@ -75,9 +75,9 @@ class Neighbour:
     ----------
     session : str
     granted, used : int
-        Bytes.
+        Bytes; the difference can be taken back.
     idle_since : float or None
-        When it last did something, in seconds of any one clock; None if it may not be disturbed.
+        When it last did something, in seconds of any one clock; None if it is busy.
     """
 
     session: str
@@ -94,11 +94,11 @@ class Room:
     suspend: list[str] = field(default_factory=list)
 
 
-def plan_room(short: int, neighbours: Iterable[Neighbour], step: int) -> Room | None:
+def plan_room(short: int, neighbours: Sequence[Neighbour]) -> Room | None:
     """Find the gentlest way to free `short` bytes.
 
-    Unused grants of idle neighbours go first, the largest first, as that costs nobody anything;
-    then idle neighbours are suspended, the longest idle first, and no more of them than needed.
+    Unused grants go first, the largest first, as that costs nobody anything; then idle
+    neighbours are suspended, the longest idle first, and no more of them than needed.
 
     Returns
     -------
@@ -107,12 +107,12 @@ def plan_room(short: int, neighbours: Iterable[Neighbour], step: int) -> Room | 
     """
     if short <= 0:
         return Room()
-    idle = {each.session: each for each in neighbours if each.idle_since is not None}
-    kept = {name: min(each.granted, -(-each.used // step) * step) for name, each in idle.items()}
-    unused = {name: idle[name].granted - kept[name] for name in idle}
+    kept = {each.session: min(each.granted, each.used) for each in neighbours}
+    unused = {each.session: each.granted - kept[each.session] for each in neighbours}
+    idle = {each.session: each.idle_since for each in neighbours if each.idle_since is not None}
     suspend: list[str] = []
     freed = sum(unused.values())
-    for name in sorted(idle, key=lambda name: (idle[name].idle_since or 0.0, name)):
+    for name in sorted(idle, key=lambda name: (idle[name], name)):
         if freed >= short:
             break
         if kept[name]:
@@ -126,7 +126,7 @@ def plan_room(short: int, neighbours: Iterable[Neighbour], step: int) -> Room | 
             suspend.remove(name)
             freed -= kept[name]
     cut: dict[str, int] = {}
-    missing = short - sum(idle[name].granted for name in suspend)
+    missing = short - sum(kept[name] + unused[name] for name in suspend)
     for name in sorted(unused, key=lambda name: (-unused[name], name)):
         if missing > 0 and unused[name] and name not in suspend:
             cut[name] = kept[name]

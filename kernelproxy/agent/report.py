@@ -25,7 +25,8 @@ def describe_session(session: Session) -> dict[str, Any]:
     """One session of the reply to `Status`."""
     session.observe()
     state, memory = session.device_state, session.device_state.memory
-    worker, client = state.worker, memory.client
+    client = memory.client
+    worker = state.worker if state.worker and not state.worker.broken else None
     used = min(client.memory_used, memory.agent.memory_granted) if worker else 0
     queued_since = session.since if session.state is State.QUEUED else None
     return {

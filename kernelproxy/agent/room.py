@@ -80,7 +80,7 @@ class Room:
                 return False
             tried: set[str] = set()
             while short := self.ledger.short(tenant.id, need):
-                plan = plan_room(short, self._neighbours(tenant, tried), self.ledger.step)
+                plan = plan_room(short, self._neighbours(tenant, tried))
                 if plan is None:
                     return False
                 for name, grant in plan.cut.items():

@@ -100,13 +100,9 @@ class Agent:
             case CloseSession(name):
                 return await self._close(name, uid)
             case Suspend(name, why):
-                session = self._find(name, uid)
-                await session.suspend(why, pid)
-                return SessionReply(report.describe_session(session))
+                return SessionReply(await self._find(name, uid).suspend(why, pid))
             case Resume(name):
-                session = self._find(name, uid)
-                await session.resume()
-                return SessionReply(report.describe_session(session))
+                return SessionReply(await self._find(name, uid).resume())
             case Prepare(python):
                 self._prepare(python)
                 return Done("It begins.")
@@ -117,7 +113,8 @@ class Agent:
         raise ControlError(f"{type(request).__name__} is no request.", "bad-request")
 
     def _status(self) -> StatusReply:
-        sessions = [report.describe_session(each) for each in self.sessions.values()]
+        there = [each for each in self.sessions.values() if not each.device_state.closed]
+        sessions = [report.describe_session(each) for each in there]
         devices = [report.describe_device(room, sessions) for room in self.rooms.values()]
         return StatusReply(devices, sessions)
 

@@ -11,7 +11,7 @@ Note [Holding]: a session that was suspended for idleness comes back at the next
 somebody suspended is *held*: what the running cell, a background thread or the garbage collector
 appends does not bring it back; the next cell's first append does, and so does `resume`. If it was
 suspended from inside its own cell, that cell brings it back too, but only when it waits for the
-device: it must not wait for itself. A program that reports no cells is not held.
+device: it must not wait for itself. A client that reports no cells comes back at its next append.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from kernelproxy.agent import report
 from kernelproxy.agent.channel import Channel, expect
@@ -50,6 +51,7 @@ class Hold:
 
     by_itself: bool
     cell_stamp: int
+    head: int
 
 
 class Session:
@@ -99,7 +101,7 @@ class Session:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._watch: ProcessWatch | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._verbs: set[asyncio.Task[None]] = set()
+        self._verbs: set[asyncio.Task[dict[str, Any]]] = set()
         self._attending = asyncio.create_task(self._attend(), name=f"session {session_id}")
         room.tenants[session_id] = self
 
@@ -117,7 +119,7 @@ class Session:
         ControlError
             If it has a kernel already, or no worker could run for this one.
         """
-        if self.kernel_pid is not None or self._closing:
+        if self.kernel_pid is not None or self.closing:
             raise ControlError(
                 f"Session {self.id} belongs to another process already.", "already-attached"
             )
@@ -196,8 +198,12 @@ class Session:
         wanted = self._must_run or not state.drained or state.wants_memory
         if self._hold is None or not wanted:
             return wanted
-        next_cell = client.cells_running > 0 and client.cell_changed_ns != self._hold.cell_stamp
-        if next_cell or (self._hold.by_itself and (state.awaited or state.wants_memory)):
+        hold, waits = self._hold, state.awaited or state.wants_memory
+        if hold.cell_stamp:
+            over = client.cells_running > 0 and client.cell_changed_ns != hold.cell_stamp
+        else:
+            over = client.head > hold.head or state.wants_memory
+        if over or (hold.by_itself and waits):
             self._hold = None
         return self._hold is None
 
@@ -328,7 +334,9 @@ class Session:
         state = self.device_state
         if state.worker is None or state.worker.broken or self._claims:
             return None
-        used, granted = state.memory.client.memory_used, self.room.ledger.of(self.id)
+        granted = self.room.ledger.of(self.id)
+        # With work in the log, what the client uses by now is not what executing it may need.
+        used = state.memory.client.memory_used if state.drained else granted
         return Neighbour(self.id, granted, used, self.active if state.idle else None)
 
     def cut_grant(self, grant: int) -> int:
@@ -347,7 +355,7 @@ class Session:
 
     # ---------------------------------------------------------------- verbs
 
-    async def suspend(self, why: str, by: int) -> None:
+    async def suspend(self, why: str, by: int) -> dict[str, Any]:
         """Suspend it on request, whatever it does; returns when its worker is gone.
 
         A running cell goes on until it needs the device, and then waits; see Note [Holding].
@@ -359,36 +367,48 @@ class Session:
         by : int
             Process id of who asks.
 
+        Returns
+        -------
+        dict
+            The session as it is then.
+
         Raises
         ------
         ControlError
             If the session has ended, or its state cannot be saved.
         """
-        await self._as_verb(self._suspend(why.rstrip(". ") or "Suspended on request", by))
+        return await self._as_verb(self._suspend(why.rstrip(". ") or "Suspended on request", by))
 
-    async def _suspend(self, why: str, by: int) -> None:
+    async def _suspend(self, why: str, by: int) -> dict[str, Any]:
         async with self._exclusive():
             self._check_usable()
-            stamp = self.device_state.memory.client.cell_changed_ns
+            client = self.device_state.memory.client
+            hold = Hold(by == self.kernel_pid, client.cell_changed_ns, client.head)
             try:
                 await self.device_state.unload(unless_busy=False)
             except WorkerError as error:
                 raise ControlError(f"Its state could not be saved: {error}", "failed") from error
             self.room.leave_queue(self)
-            self._hold = Hold(by == self.kernel_pid, stamp) if stamp else None
-            self._suspended(f"{why}: {report.HELD if self._hold else report.NOT_HELD}")
+            self._hold = hold
+            self._suspended(f"{why}: {report.HELD}")
+            return report.describe_session(self)
 
-    async def resume(self) -> None:
+    async def resume(self) -> dict[str, Any]:
         """Bring it back; returns when it is there, having waited for room if need be.
+
+        Returns
+        -------
+        dict
+            The session as it is then.
 
         Raises
         ------
         ControlError
             If the session has ended or ends.
         """
-        await self._as_verb(self._resume())
+        return await self._as_verb(self._resume())
 
-    async def _resume(self) -> None:
+    async def _resume(self) -> dict[str, Any]:
         async with self._exclusive():
             self._check_usable()
             self._hold = None
@@ -398,21 +418,22 @@ class Session:
             self._left_queue = self._left_queue or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._left_queue)
         self._check_usable()
+        return report.describe_session(self)
 
-    async def _as_verb(self, work: Coroutine[None, None, None]) -> None:
+    async def _as_verb(self, work: Coroutine[None, None, dict[str, Any]]) -> dict[str, Any]:
         """Run a verb so that closing the session ends it."""
         task = asyncio.create_task(work)
         self._verbs.add(task)
         task.add_done_callback(self._verbs.discard)
         try:
-            await asyncio.shield(task)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if self._closing is None:
+            if not self.closing:
                 raise
             raise ControlError(f"Session {self.id} was closed.", "ended") from None
 
     def _check_usable(self) -> None:
-        if self.state is State.FAILED or self._closing:
+        if self.state is State.FAILED or self.closing:
             raise ControlError(f"Session {self.id} has ended: {self.reason}", "ended")
 
     # ---------------------------------------------------------------- its state and its end
@@ -447,6 +468,11 @@ class Session:
         self.room.release(self)
         self._become(State.FAILED, reason)
         self.device_state.announce(Presence.ENDED, reason)
+
+    @property
+    def closing(self) -> bool:
+        """Whether its end has begun."""
+        return self._closing is not None
 
     def close(self, why: str) -> asyncio.Task[None]:
         """End it and free all it has; doing it twice is no error."""

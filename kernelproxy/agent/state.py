@@ -43,6 +43,8 @@ class DeviceState:
         self.deaths = Deaths()
         #: The largest grant since the newest snapshot: what replaying the log may need.
         self.replay_grant = 0
+        #: Whether worker and pages are gone.
+        self.closed = False
         self._session, self._device, self._settings = session, device, settings
         self._epoch = 0
         self._chores: set[asyncio.Future[None]] = set()
@@ -251,6 +253,7 @@ class DeviceState:
         if self.worker is not None:
             await self.worker.kill()
             self.drop_worker()
+        self.closed = True
         await asyncio.gather(*self._chores, return_exceptions=True)
         if self.snapshot is not None:
             await self._off_loop(self.snapshot.close)

@@ -28,10 +28,16 @@ class Zygote:
     ----------
     python : str
         The interpreter of its environment.
+    settings : Settings
+    on_death : callable
+        Called with it when it ends unasked, after it was ready.
     """
 
-    def __init__(self, python: str, settings: Settings) -> None:
+    def __init__(
+        self, python: str, settings: Settings, on_death: Callable[[Zygote], object]
+    ) -> None:
         self.python = python
+        self._on_death = on_death
         self.ready: ZygoteReady | None = None
         self.dead = False
         self._settings = settings
@@ -131,6 +137,7 @@ class Zygote:
         except (OSError, ProtocolError) as error:
             log.warning("The zygote of %s ended: %s", self.python, error)
             self.kill()
+            self._on_death(self)
 
     def _take(self, message: Message, fds: list[int]) -> None:
         if isinstance(message, WorkerExited):
@@ -199,10 +206,8 @@ class Zygotes:
         """
         python = os.path.abspath(python)
         for (known, version), zygote in list(self._zygotes.items()):
-            if known == python and torch_version in (None, version):
-                if not zygote.dead:
-                    return zygote
-                self._retire((known, version))
+            if known == python and torch_version in (None, version) and not zygote.dead:
+                return zygote
         if python not in self._starting:
             self._starting[python] = asyncio.create_task(self._start(python))
         # Shielded: others may wait for the same one.
@@ -213,7 +218,7 @@ class Zygotes:
         return zygote
 
     async def _start(self, python: str) -> Zygote:
-        zygote = Zygote(python, self._settings)
+        zygote = Zygote(python, self._settings, self._retire)
         try:
             ready = await zygote.start()
         except BaseException:
@@ -221,23 +226,22 @@ class Zygotes:
             raise
         finally:
             del self._starting[python]
-        self._retire((python, ready.torch_version))
         self._zygotes[python, ready.torch_version] = zygote
         return zygote
 
     def retire_unused(self, used: set[str]) -> None:
         """End the zygotes of interpreters that are not among `used`."""
         pythons = {os.path.abspath(python) for python in used}
-        for key in list(self._zygotes):
-            if key[0] not in pythons:
-                self._retire(key)
+        for zygote in list(self._zygotes.values()):
+            if zygote.python not in pythons:
+                self._retire(zygote)
 
-    def _retire(self, key: tuple[str, str]) -> None:
-        zygote = self._zygotes.pop(key, None)
-        if zygote is not None:
-            closing = asyncio.create_task(zygote.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+    def _retire(self, zygote: Zygote) -> None:
+        """End a zygote (or reap a dead one); the next who needs it starts another."""
+        self._zygotes = {key: each for key, each in self._zygotes.items() if each is not zygote}
+        closing = asyncio.create_task(zygote.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """End all of them."""
@@ -245,8 +249,8 @@ class Zygotes:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, WorkerError):
                 await task
-        for key in list(self._zygotes):
-            self._retire(key)
+        for zygote in list(self._zygotes.values()):
+            self._retire(zygote)
         await asyncio.gather(*self._closing)
 
 

@@ -46,7 +46,7 @@ class ToyClient:
         close_all(fds)
         self.page.pid = os.getpid()
         self.state = 0  # what the worker's must be
-        self._rung: int | None = None
+        self.rung: int | None = None
 
     def __enter__(self) -> ToyClient:
         return self
@@ -67,8 +67,8 @@ class ToyClient:
 
     def ring(self) -> None:
         """Ring once for each state of the agent's page."""
-        if self._rung != self.agent.bell:
-            self._rung = self.agent.bell
+        if self.rung != self.agent.bell:
+            self.rung = self.agent.bell
             send_message(self.sock, Bell())
 
     def append(self, text: str, kind: int = CALL, request: bool = False) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,9 +50,28 @@ class ToyHost:
         (found,) = (each for each in self.status().sessions if each["id"] == client.session)
         return found
 
+    def when(self, client: ToyClient, state: str) -> dict | None:
+        """The session, if it is in that state."""
+        found = self.session(client)
+        return found if found["state"] == state else None
+
+    def kill_worker(self, client: ToyClient) -> bool:
+        """Kill the session's worker; return whether there was one."""
+        worker = self.session(client)["worker_pid"]
+        try:
+            os.kill(worker or 0x7FFFFFFF, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def bells_were_heard(self, client: ToyClient) -> bool:
+        """Whether the agent has looked at the pages since the client last rang."""
+        return client.agent.bell != client.rung
+
     def fds(self) -> list[str]:
         directory = Path(f"/proc/{self.process.pid}/fd")
-        return sorted(os.readlink(each) for each in directory.iterdir())
+        targets = (os.readlink(each) for each in directory.iterdir())
+        return sorted(re.sub(r"[0-9]+", "N", target) for target in targets)
 
     def children(self) -> list[int]:
         """Processes of the daemon's family, zygotes and workers."""
@@ -60,6 +82,25 @@ class ToyHost:
                 ask += [int(each) for each in task.read_text().split()]
             found.append(pid)
         return found[1:]
+
+
+def wait_until(condition, seconds: float = 20.0):
+    """Wait for what nobody announces, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+    return value
+
+
+def from_outside(request) -> None:
+    """Make a request from another process than the kernel's."""
+    program = (
+        "from kernelproxy import control, protocol\n"
+        f"with control.connect(start=False) as c: c.call(protocol.{request!r}, 30)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 
 
 @pytest.fixture

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable
+
+import pytest
+
+from kernelproxy import control
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import CloseSession, OpenSession, Prepare, Resume, Status, Suspend
+from tests.doubles.client import ToyClient
+from tests.doubles.zygote import step
+from tests.integration.conftest import ToyHost, from_outside, wait_until
 
 MIB = 1 << 20
+StartHost = Callable[..., ToyHost]
 
 
-def wait_until(condition, seconds: float = 20.0):
-    """Wait for what nobody announces, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
-    return value
-
-
-def test_a_session_starts_at_its_first_record(toy_host) -> None:
+def test_a_session_starts_at_its_first_record(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
     before = host.session(client)
@@ -25,7 +32,550 @@ def test_a_session_starts_at_its_first_record(toy_host) -> None:
     client.add(1)
     client.add(2)
     assert client.read() == client.state
-    after = host.session(client)
+    after = wait_until(lambda: host.when(client, "idle"))
     assert after["worker_pid"] in host.children()
-    assert (after["state"], after["tier"], after["operators"]) == ("idle", "resident", 2)
+    assert (after["tier"], after["operators"]) == ("resident", 2)
     assert after["kernel_pid"] == os.getpid()
+    assert after["gpu_seconds"] > 0
+
+
+def test_a_session_runs_while_a_cell_runs(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    with client.cell():
+        client.read()
+        assert host.session(client)["state"] == "running"
+    wait_until(lambda: host.when(client, "idle"))
+
+
+# -------------------------------------------------------------------- idle suspension
+
+
+def test_an_idle_session_is_suspended_and_comes_back_by_itself(toy_host: StartHost) -> None:
+    host = toy_host(idle_timeout=0.2)
+    client = host.client()
+    client.use(10 * MIB)
+    client.add(1)
+    assert client.read() == client.state
+    worker = host.session(client)["worker_pid"]
+    suspended = wait_until(lambda: host.when(client, "suspended"))
+    assert (suspended["worker_pid"], suspended["memory"], suspended["tier"]) == (None, 0, "parked")
+    assert suspended["reason"] == "Not used for 0.2 seconds: resumes when you run a cell."
+    assert worker not in host.children()
+    assert host.status().devices[0]["memory_used"] == 0
+    client.add(2)
+    assert client.read() == client.state
+    assert host.session(client)["memory"] == 10 * MIB
+
+
+def test_a_running_cell_is_no_idleness(toy_host: StartHost) -> None:
+    host = toy_host(idle_timeout=0.1)
+    busy, idle = host.client("busy"), host.client("idle")
+    for client in (busy, idle):
+        client.add(1)
+    with busy.cell():
+        busy.read()
+        idle.read()
+        wait_until(lambda: host.when(idle, "suspended"))
+        assert host.session(busy)["state"] == "running"
+    wait_until(lambda: host.when(busy, "suspended"))
+
+
+def test_a_session_may_have_its_own_idle_timeout(toy_host: StartHost) -> None:
+    host = toy_host(idle_timeout=0.1)
+    never, soon = host.client(idle_timeout=0), host.client()
+    for client in (never, soon):
+        client.add(1)
+        client.read()
+    wait_until(lambda: host.when(soon, "suspended"))
+    assert host.session(never)["state"] == "idle"
+
+
+# -------------------------------------------------------------------- suspension on request
+
+
+def test_suspending_and_resuming_twice_is_no_error(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    for _ in range(2):
+        reply = host.call(Suspend(client.session, "You asked for it."))
+        assert (reply.session["state"], reply.session["worker_pid"]) == ("suspended", None)
+        assert reply.session["reason"] == "You asked for it: resumes when you run the next cell."
+    for _ in range(2):
+        reply = host.call(Resume(client.session))
+        assert reply.session["state"] in ("running", "idle")
+        assert reply.session["worker_pid"] is not None
+    assert client.read() == client.state
+
+
+def test_an_unused_session_can_be_suspended(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    assert host.call(Suspend(client.session)).session["state"] == "suspended"
+    client.add(1)
+    assert client.read() == client.state
+
+
+def test_a_held_session_waits_for_the_next_cell(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    with client.cell():
+        client.add(1)
+        client.read()
+        from_outside(Suspend(client.session))
+        client.add(2)
+        with pytest.raises(TimeoutError):
+            client.read(0.3)
+        assert "next cell" in host.session(client)["reason"]
+    client.add(3)  # a thread, or the garbage collector, between cells
+    host.status()
+    assert host.session(client)["state"] == "suspended"
+    with client.cell():
+        client.add(4)
+        assert client.read() == client.state
+
+
+def test_a_held_session_comes_back_by_resume_in_the_middle_of_a_cell(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    with client.cell():
+        client.add(1)
+        from_outside(Suspend(client.session))
+        client.add(2)
+        from_outside(Resume(client.session))
+        assert client.read() == client.state
+
+
+def test_a_cell_that_suspends_itself_stays_suspended_after_its_end(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    with client.cell():
+        client.add(1)
+        host.call(Suspend(client.session))  # from the kernel's own process
+        client.add(2)  # such as the end of a temporary
+    wait_until(lambda: host.bells_were_heard(client))
+    assert host.session(client)["state"] == "suspended"
+    with client.cell():
+        client.add(3)
+        assert client.read() == client.state
+
+
+def test_a_cell_that_suspended_itself_does_not_wait_for_itself(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    with client.cell():
+        client.add(1)
+        host.call(Suspend(client.session))
+        assert client.read() == client.state
+
+
+# -------------------------------------------------------------------- death and recovery
+
+
+@pytest.mark.parametrize("moment", ["idle", "busy"])
+def test_a_killed_worker_changes_no_result(toy_host: StartHost, moment: str) -> None:
+    host = toy_host()
+    client = host.client()
+    for number in range(100):
+        client.add(number)
+    if moment == "idle":
+        assert client.read() == client.state
+    worker = wait_until(lambda: host.session(client)["worker_pid"])
+    os.kill(worker, signal.SIGKILL)
+    client.add(100)
+    assert client.read() == client.state
+    wait_until(lambda: host.session(client)["worker_pid"] not in (None, worker))
+
+
+def test_ten_kills_at_random_moments_change_no_result(toy_host: StartHost) -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    host = toy_host(log_bytes=1 << 16, log_budget=1 << 14)
+    client = host.client()
+    kills = sorted(chance.sample(range(4000), 10))
+    for number in range(4000):
+        client.add(number)
+        if number in kills:
+            wait_until(lambda: host.kill_worker(client))
+        if number % 500 == 0:
+            assert client.read() == client.state, f"seed {seed}"
+    assert client.read() == client.state, f"seed {seed}"
+
+
+def test_sessions_outlive_their_zygote(toy_host: StartHost) -> None:
+    host = toy_host()
+    clients = [host.client() for _ in range(3)]
+    for client in clients:
+        client.add(1)
+        client.read()
+    workers = {host.session(each)["worker_pid"] for each in clients}
+    (zygote,) = set(host.children()) - workers
+    os.kill(zygote, signal.SIGKILL)
+    for client in clients:
+        client.add(2)
+        assert client.read() == client.state
+    wait_until(lambda: zygote not in host.children())
+
+
+def test_a_call_that_kills_its_worker_three_times_is_skipped(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.append("die")
+    client.add(2)
+    assert client.read() == client.state
+    # It stays skipped when the log is replayed.
+    os.kill(host.session(client)["worker_pid"], signal.SIGKILL)
+    client.add(3)
+    assert client.read() == client.state
+
+
+def test_a_call_that_kills_its_worker_twice_is_tried_again(toy_host: StartHost, tmp_path) -> None:
+    host = toy_host()
+    client = host.client()
+    client.append(f"die-until {tmp_path / 'now'}")
+    worker = wait_until(lambda: host.session(client)["worker_pid"])
+    (tmp_path / "now").touch()
+    client.add(1)
+    assert client.read() == client.state
+    assert worker is not None
+
+
+def test_killing_an_idle_worker_again_and_again_skips_nothing(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    for _ in range(4):
+        worker = wait_until(lambda: host.session(client)["worker_pid"])
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda worker=worker: host.session(client)["worker_pid"] not in (None, worker))
+        wait_until(lambda: host.when(client, "idle"))
+    client.add(2)
+    assert client.read() == client.state
+
+
+def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost) -> None:
+    host = toy_host(snapshot_seconds=0.3, order_seconds=0.3)
+    client = host.client()
+    client.add(1)
+    client.append("hang")
+    wait_until(lambda: host.session(client)["log_consumed"] > 0)
+    began = time.monotonic()
+    answers = threading.Thread(target=host.status)
+    suspending = threading.Thread(target=from_outside, args=(Suspend(client.session),))
+    suspending.start()
+    answers.start()
+    answers.join()
+    suspending.join()
+    assert time.monotonic() - began < 10
+    assert host.session(client)["worker_pid"] is None
+
+
+def test_a_corrupt_log_ends_that_session_alone(toy_host: StartHost) -> None:
+    host = toy_host()
+    good, bad = host.client("good"), host.client("bad")
+    good.add(1)
+    bad.append("corrupt")
+    with pytest.raises(RuntimeError, match="Its log is corrupt: position 0: a bad record"):
+        bad.read()
+    failed = host.session(bad)
+    assert (failed["state"], failed["worker_pid"]) == ("failed", None)
+    assert good.read() == good.state
+    for verb in (Suspend, Resume):
+        with pytest.raises(ControlError, match="has ended: Its log is corrupt"):
+            host.call(verb(bad.session))
+
+
+def test_a_worker_that_never_starts_ends_the_session_with_its_reason(
+    toy_host: StartHost, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("TOY_REFUSE", str(tmp_path))
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    with pytest.raises(RuntimeError, match="could not be started: the toy refuses"):
+        client.read()
+
+
+# -------------------------------------------------------------------- the log
+
+
+def test_a_log_many_times_its_size_passes_through(toy_host: StartHost) -> None:
+    host = toy_host(log_bytes=1 << 16, log_budget=1 << 15)
+    client = host.client()
+    for number in range(20_000):
+        client.add(number)
+    assert client.read() == client.state
+    assert client.agent.snapshots > 5
+    assert client.agent.retained > 1 << 18
+    assert host.session(client)["log_bytes"] <= 1 << 16
+
+
+# -------------------------------------------------------------------- memory
+
+
+def test_memory_is_granted_in_steps_and_denied_beyond_the_device(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    client = host.client()
+    assert client.want(1)
+    assert client.agent.memory_granted == 64 * MIB
+    assert client.want(200 * MIB)
+    assert client.agent.memory_granted == 256 * MIB
+    assert not client.want(256 * MIB + 1)
+    assert client.agent.memory_granted == 256 * MIB
+
+
+def test_an_impossible_wish_starts_no_worker(toy_host: StartHost) -> None:
+    host = toy_host("cpu:64MiB")
+    client = host.client()
+    assert not client.want(65 * MIB)
+    assert host.session(client)["worker_pid"] is None
+
+
+def test_unused_grants_of_idle_neighbours_are_taken_back(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    assert first.want(192 * MIB)
+    first.use(10 * MIB)
+    first.add(1)
+    first.read()
+    assert second.want(150 * MIB)
+    assert 10 * MIB <= first.agent.memory_granted <= 106 * MIB
+    assert host.session(first)["worker_pid"]
+
+
+def test_an_idle_neighbour_is_suspended_to_make_room(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    for client in (first, second, first):
+        client.use(150 * MIB)
+        client.add(1)
+        assert client.read() == client.state
+        other = second if client is first else first
+        state = host.session(other)
+        assert state["state"] == ("idle" if state["log_head"] == 0 else "suspended")
+    assert f"Made room for session {first.session}" in host.session(second)["reason"]
+
+
+def test_a_running_session_is_denied_what_busy_neighbours_have(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    first.use(150 * MIB)
+    second.use(64 * MIB)
+    with first.cell(), second.cell():
+        assert not second.want(150 * MIB)
+        assert second.agent.memory_granted == 64 * MIB
+        assert second.want(100 * MIB)
+    assert second.want(150 * MIB)
+    assert host.session(first)["state"] == "suspended"
+
+
+def test_a_session_that_finds_no_room_waits_in_line(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second, third = (host.client(name) for name in ("first", "second", "third"))
+    for client in (second, third, first):
+        client.use(200 * MIB)
+        client.add(1)
+        client.read()
+    with first.cell():
+        first.read()
+        second.add(2)
+        wait_until(lambda: host.when(second, "queued"))
+        third.add(2)
+        queued = wait_until(lambda: host.when(third, "queued"))
+        assert "place 2 in the queue" in queued["reason"]
+        assert wait_until(lambda: host.session(second)["queued_for"])
+    assert second.read() == second.state
+    assert third.read() == third.state
+
+
+def test_a_queued_session_can_be_suspended_and_closed(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second, third = (host.client(name) for name in ("first", "second", "third"))
+    for client in (second, third, first):
+        client.use(200 * MIB)
+        client.add(1)
+        client.read()
+    with first.cell():
+        for client in (second, third):
+            client.add(2)
+            wait_until(lambda client=client: host.when(client, "queued"))
+        assert host.call(Suspend(second.session)).session["state"] == "suspended"
+        host.call(CloseSession(third.session))
+        assert {each["name"] for each in host.status().sessions} == {"first", "second"}
+    assert host.call(Resume(second.session)).session["worker_pid"]
+    assert second.read() == second.state
+
+
+def test_a_dead_worker_comes_back_while_others_wait(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    for client in (second, first):
+        client.use(200 * MIB)
+        client.add(1)
+        client.read()
+    with first.cell():
+        second.add(2)
+        wait_until(lambda: host.when(second, "queued"))
+        os.kill(host.session(first)["worker_pid"], signal.SIGKILL)
+        first.add(2)
+        assert first.read() == first.state
+    assert second.read() == second.state
+
+
+# -------------------------------------------------------------------- who may do what
+
+
+def test_a_session_is_found_by_id_prefix_and_name(toy_host: StartHost) -> None:
+    host = toy_host()
+    one, two, other = host.open("same"), host.open("same"), host.open("other")
+    for name in (other, other[:11], "other"):
+        assert host.call(Suspend(name)).session["id"] == other
+    with pytest.raises(ControlError, match="may be any of the sessions") as ambiguous:
+        host.call(Suspend("same"))
+    assert ambiguous.value.reason == "ambiguous"
+    assert one in str(ambiguous.value)
+    assert two in str(ambiguous.value)
+    for name in ("", "nobody"):
+        with pytest.raises(ControlError, match="There is no session") as unknown:
+            host.call(Suspend(name))
+        assert unknown.value.reason == "unknown-session"
+
+
+def test_a_session_has_one_kernel(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    with pytest.raises(ControlError, match="belongs to another process") as refused:
+        ToyClient(client.session)
+    assert refused.value.reason == "already-attached"
+
+
+def test_a_kernel_with_another_torch_is_told_so(toy_host: StartHost) -> None:
+    host = toy_host()
+    session = host.open()
+    with pytest.raises(ControlError, match=r"has torch 2.11.0, its environment 2.13.0\+toy"):
+        ToyClient(session, "2.11.0")
+    with ToyClient(session) as client:  # it may try again
+        client.add(1)
+        assert client.read() == client.state
+
+
+def test_an_environment_without_a_zygote_is_told_at_once(toy_host: StartHost) -> None:
+    host = toy_host(zygote_command=["-c", "import sys; sys.exit('no torch')"])
+    with pytest.raises(ControlError, match="could not start workers") as refused:
+        ToyClient(host.open())
+    assert refused.value.reason == "unavailable"
+
+
+def test_a_missing_interpreter_is_told_at_once(toy_host: StartHost) -> None:
+    host = toy_host()
+    host.call(Prepare("/nonexistent/python"))
+    with control.connect(start=False) as connection:
+        opened = connection.call(OpenSession("n", "", "/nonexistent/python"))
+    with pytest.raises(ControlError, match="No such file"):
+        ToyClient(opened.session)
+
+
+def test_an_unknown_device_is_refused(toy_host: StartHost) -> None:
+    host = toy_host()
+    with pytest.raises(ControlError, match="There is no device cuda:7, only cpu:0"):
+        host.open(device="cuda:7")
+
+
+def test_sessions_are_spread_over_the_devices(toy_host: StartHost) -> None:
+    host = toy_host("cpu:1GiB,cpu:1GiB")
+    for _ in range(4):
+        host.open()
+    assert [len(each["sessions"]) for each in host.status().devices] == [2, 2]
+
+
+# -------------------------------------------------------------------- ends
+
+
+def test_a_session_ends_with_its_kernel(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    worker = host.session(client)["worker_pid"]
+    client.close()
+    host.clients.clear()
+    wait_until(lambda: not host.status().sessions)
+    assert worker not in host.children()
+
+
+def test_a_session_ends_with_its_kernel_though_children_hold_its_socket(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host()
+    session = host.open()
+    program = (
+        "import os, sys, subprocess; from tests.doubles.client import ToyClient\n"
+        f"client = ToyClient({session!r}); client.add(1); client.read()\n"
+        "subprocess.Popen(['sleep', '30'], pass_fds=[client.sock.fileno()]);"
+        "print('attached', flush=True); sys.stdin.read()"
+    )
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        start_new_session=True,
+    )
+    assert kernel.stdout is not None
+    assert kernel.stdout.readline() == b"attached\n"
+    kernel.kill()
+    wait_until(lambda: not host.status().sessions)
+    os.killpg(kernel.pid, signal.SIGKILL)
+    kernel.communicate()
+
+
+def test_a_session_whose_kernel_never_started_ends_with_its_opener(toy_host: StartHost) -> None:
+    host = toy_host()
+    from_outside(OpenSession("never", "", sys.executable))
+    wait_until(lambda: not host.status().sessions)
+
+
+def test_closing_twice_is_no_error(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.append("hang")
+    for _ in range(2):
+        host.call(CloseSession(client.session))
+    assert not host.status().sessions
+    with pytest.raises(RuntimeError, match="Closed on request"):
+        client.read()
+
+
+def test_two_hundred_sessions_leave_nothing_behind(toy_host: StartHost) -> None:
+    host = toy_host("cpu:1GiB", idle_timeout=0)
+    with ToyClient(host.open()) as client:
+        client.add(1)
+        client.read()
+    wait_until(lambda: not host.status().sessions)
+    before, family = host.fds(), sorted(host.children())
+    for _ in range(20):
+        clients = [ToyClient(host.open()) for _ in range(10)]
+        for number, client in enumerate(clients):
+            client.add(number)
+            assert client.read() == step(0, number)
+        host.call(Suspend(clients[0].session))
+        host.call(Suspend(clients[1].session))
+        host.call(Resume(clients[1].session))
+        host.call(CloseSession(clients[2].session))
+        for client in clients:
+            client.close()
+        wait_until(lambda: not host.status().sessions)
+    assert sorted(host.children()) == family
+    wait_until(lambda: len(host.fds()) <= len(before))
+
+
+def test_the_daemon_survives_what_is_no_message(toy_host: StartHost) -> None:
+    host = toy_host()
+    for noise in (b"\xff" * 100, b"\x02\0\0\0{}", b"\x05\0\0\0", b""):
+        with control.connect(start=False).detach() as sock:
+            sock.sendall(noise)
+    assert host.call(Status()).sessions == []
