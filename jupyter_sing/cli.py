@@ -109,7 +109,7 @@ def devices(options: argparse.Namespace) -> int:
 
 def suspend(options: argparse.Namespace) -> int:
     """``suspend S``: returns when the device is free."""
-    request = Suspend(options.session, "suspended by jupyter sing suspend")
+    request = Suspend(options.session, "Suspended by jupyter sing suspend")
     with connect(start=False) as control:
         return _show_session(options, control.expect(SessionReply, request))
 

@@ -54,7 +54,7 @@ def status() -> Any:
     for session in found.sessions:
         if session["id"] == session_id:
             memory = table.bytes_text(session["memory"])
-            print(f"{table.state_text(session)} ({session['device'] or 'no device'}, {memory})")
+            print(f"{table.state_text(session)} [{session['device'] or 'no device'}: {memory}]")
             return table.sessions_table([session])
     _complain("the daemon does not know this session any more: restart the kernel")
     return None
@@ -67,7 +67,7 @@ def suspend() -> None:
         client = activation.current().client
         if client is not None:
             client.synchronize()
-        found = _call(SessionReply, Suspend(session_id, "suspended by %sing suspend"))
+        found = _call(SessionReply, Suspend(session_id, "Suspended by %sing suspend"))
         print(table.state_text(found.session))
 
 

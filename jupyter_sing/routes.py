@@ -143,7 +143,7 @@ class SessionVerbHandler(SingHandler):
         """Suspend or resume a session; answers when it is done."""
         request: Message = Resume(session_id)
         if verb == "suspend":
-            request = Suspend(session_id, "suspended in JupyterLab")
+            request = Suspend(session_id, "Suspended in JupyterLab")
         reply = await self.call(SessionReply, request, VERB_SECONDS_MAX)
         (session,) = await self.named([reply.session])
         self.event_logger.emit(

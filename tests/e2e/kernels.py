@@ -1,0 +1,115 @@
+"""Real kernels under the provisioner ``sing``, driven over their own protocol."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+from kernelproxy.control import connect
+from kernelproxy.protocol import Status, StatusReply
+
+SECONDS_MAX = 120.0
+
+
+@dataclass
+class Ran:
+    """What a cell printed, showed and raised."""
+
+    stdout: str = ""
+    stderr: str = ""
+    shown: list[str] = field(default_factory=list)
+    error: str = ""
+    error_text: str = ""
+
+
+class Kernel:
+    """A kernel and its client."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager, self.client = manager, client
+
+    def run(self, code: str) -> Ran:
+        """Run a cell to its end."""
+        return self.finish(self.begin(code))
+
+    def begin(self, code: str) -> str:
+        """Begin a cell; `finish` awaits it."""
+        return str(self.client.execute(code))
+
+    def finish(self, cell: str, until: Callable[[Ran], bool] = lambda ran: False) -> Ran:
+        """Collect what a cell shows until it is done, or `until` says that it is enough."""
+        ran, deadline = Ran(), time.monotonic() + SECONDS_MAX
+        while not until(ran):
+            message = self._message(deadline)
+            if message["parent_header"].get("msg_id") != cell:
+                continue
+            content = message["content"]
+            match message["msg_type"]:
+                case "stream":
+                    setattr(ran, content["name"], getattr(ran, content["name"]) + content["text"])
+                case "execute_result" | "display_data":
+                    ran.shown.append(content["data"].get("text/plain", ""))
+                case "error":
+                    ran.error, ran.error_text = content["ename"], content["evalue"]
+                case "status" if content["execution_state"] == "idle":
+                    return ran
+        return ran
+
+    def _message(self, deadline: float) -> dict[str, Any]:
+        try:
+            return dict(self.client.get_iopub_msg(timeout=max(0.0, deadline - time.monotonic())))
+        except queue.Empty:
+            raise TimeoutError(f"the kernel was silent for {SECONDS_MAX:g} seconds") from None
+
+    def restart(self) -> None:
+        """Restart it, as the button does."""
+        self.manager.restart_kernel(now=False)
+        self.client.wait_for_ready(timeout=SECONDS_MAX)
+
+
+@contextmanager
+def kernel() -> Iterator[Kernel]:
+    """Start a kernel that nobody has marked, with ``sing`` as the default; end it afterwards."""
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    client = manager.client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(timeout=SECONDS_MAX)
+        yield Kernel(manager, client)
+    finally:
+        client.stop_channels()
+        if manager.has_kernel:
+            manager.shutdown_kernel()
+        manager.context.destroy(linger=0)
+
+
+def sessions() -> list[dict[str, Any]]:
+    """Ask the daemon."""
+    with connect(start=False) as control:
+        return control.expect(StatusReply, Status(), timeout=SECONDS_MAX).sessions
+
+
+def wait_for_session(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Wait until the only session meets a condition, and return it."""
+    return wait_for_sessions(lambda found: len(found) == 1 and condition(found[0]))[0]
+
+
+def wait_for_sessions(condition: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    """Wait until the daemon's sessions meet a condition, and return them."""
+    deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
+    while True:
+        found = sessions()
+        if condition(found):
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still {found}")
+        pause.wait(0.02)

@@ -1,0 +1,162 @@
+"""Kernels under the provisioner: sessions come, rest and go as notebooks need it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproxy import control
+from kernelproxy.protocol import Stop
+from tests.e2e.kernels import kernel, sessions, wait_for_session, wait_for_sessions
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def _sing(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_SING_IDLE_TIMEOUT", "0.2")
+
+
+def suspended(session: dict[str, Any]) -> bool:
+    return bool(session["state"] == "suspended")
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_an_idle_kernel_is_suspended_and_the_next_cell_resumes_it() -> None:
+    with kernel() as notebook:
+        # Torch is imported in mid-cell: the cell is running all the same.
+        notebook.run("import torch\ntorch.manual_seed(1)\na = torch.randn(1000, device='cuda')")
+        notebook.run("expected = [a.sum().item(), torch.rand(3).tolist()]")
+        resting = wait_for_session(suspended)
+        assert resting["worker_pid"] is None
+        assert resting["memory"] == 0
+        assert "resumes" in resting["reason"]
+        ran = notebook.run("print(a.sum().item() == expected[0], a.device, torch.rand(3).device)")
+        assert (ran.stdout, ran.error) == ("True cuda:0 cpu\n", "")
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_running_cell_is_not_suspended() -> None:
+    with kernel() as notebook:
+        ran = notebook.run(
+            "import time, torch\n"
+            "a = torch.ones(3, device='cuda').cumsum(0)\n"
+            "torch.cuda.synchronize()\n"
+            "time.sleep(1.5)  # many times the timeout\n"
+        )
+        assert ran.error == ""
+        cell = notebook.begin("print('here', flush=True); time.sleep(1.5); print(a.tolist())")
+        notebook.finish(cell, until=lambda ran: "here" in ran.stdout)
+        (session,) = sessions()
+        assert (session["state"], session["tier"]) == ("running", "resident")
+        wait_for_session(suspended)  # after the cell has ended
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_an_interrupted_cell_counts_as_ended() -> None:
+    with kernel() as notebook:
+        notebook.run("import torch, time\na = torch.ones(3, device='cuda')")
+        cell = notebook.begin("print('here', flush=True)\ntime.sleep(100)")
+        notebook.finish(cell, until=lambda ran: "here" in ran.stdout)
+        notebook.manager.interrupt_kernel()
+        assert notebook.finish(cell).error == "KeyboardInterrupt"
+        wait_for_session(suspended)
+
+
+def test_a_cell_that_waits_for_the_device_can_be_interrupted() -> None:
+    with kernel() as notebook:
+        notebook.run("import torch\na = torch.randn(1500, 1500, device='cuda')")
+        cell = notebook.begin(
+            "for _ in range(2000): a = a @ a * 1e-3\n"
+            "print('issued', flush=True)\n"
+            "torch.cuda.synchronize()\n"
+        )
+        notebook.finish(cell, until=lambda ran: "issued" in ran.stdout)
+        notebook.manager.interrupt_kernel()
+        assert notebook.finish(cell).error == "KeyboardInterrupt"
+        (session,) = sessions()
+        assert session["log_consumed"] < session["log_head"]  # it was still at work
+
+
+def test_a_restart_replaces_the_session_and_the_end_closes_it() -> None:
+    with kernel() as notebook:
+        notebook.run("import torch\na = torch.ones(10, device='cuda')")
+        (first,) = sessions()
+        notebook.restart()
+        (second,) = sessions()
+        assert second["id"] != first["id"]
+        assert notebook.run("import os; print(os.environ['SING_SESSION'])").stdout == (
+            second["id"] + "\n"
+        )
+        assert notebook.run("a").error == "NameError"
+    assert sessions() == []
+
+
+def test_a_killed_kernel_leaves_no_session() -> None:
+    with kernel() as notebook:
+        notebook.run("import torch\na = torch.ones(10, device='cuda')")
+        (session,) = sessions()
+        os.kill(session["kernel_pid"], signal.SIGKILL)
+        wait_for_sessions(lambda found: found == [])
+
+
+def test_children_of_a_kernel_are_ordinary_processes() -> None:
+    with kernel() as notebook:
+        notebook.run("import sys, subprocess, torch\na = torch.ones(2, device='cuda')")
+        code = "import torch; print(torch.cuda.is_available())"
+        ran = notebook.run(f"print(subprocess.check_output([sys.executable, '-c', {code!r}]))")
+        assert ran.stdout == "b'False\\n'\n"
+        ran = notebook.run(
+            "import multiprocessing\n"
+            "def work(send):\n"
+            "    try:\n"
+            "        send.send(str(torch.ones(1, device='cuda')))\n"
+            "    except RuntimeError as error:\n"
+            "        send.send(str(error))\n"
+            "receive, send = multiprocessing.Pipe()\n"
+            "child = multiprocessing.get_context('fork').Process(target=work, args=(send,))\n"
+            "child.start(); print(receive.recv()); child.join()\n"
+            "print(a.tolist())"
+        )
+        assert ran.stdout.startswith("Cannot re-initialize CUDA in forked subprocess")
+        assert ran.stdout.endswith("[1.0, 1.0]\n")
+
+
+def test_without_the_daemon_torch_is_what_it_was() -> None:
+    with kernel() as notebook:
+        with control.connect(start=False) as connection:
+            connection.call(Stop())
+        ran = notebook.run("import torch\nprint(torch.cuda.is_available(), torch.ones(2).sum())")
+        assert ran.stdout == "False tensor(2.)\n"
+        assert ran.stderr.startswith("jupyter_sing: CPU only: ")
+        assert ran.stderr.count("\n") == 1
+        ran = notebook.run("%sing status")
+        assert (ran.stdout.startswith("CPU only: "), ran.stderr) == (True, "")
+
+
+def test_a_kernel_that_uses_no_torch_costs_no_worker() -> None:
+    with kernel() as notebook:
+        assert notebook.run("print(6 * 7)").stdout == "42\n"
+        (session,) = sessions()
+        assert session["worker_pid"] is None
+
+
+def test_the_magic_says_one_line() -> None:
+    with kernel() as notebook:
+        notebook.run("import torch\na = torch.ones(2, device='cuda')")
+        assert notebook.run("%sing suspend").stdout == "Suspended: resumes when you run a cell\n"
+        (session,) = sessions()
+        assert (session["state"], session["worker_pid"]) == ("suspended", None)
+        assert notebook.run("%sing suspend").error == ""  # twice is no error
+        assert notebook.run("%sing resume").stdout.endswith("on cpu:0\n")
+        ran = notebook.run("%sing nonsense")
+        assert (ran.stdout, ran.error, ran.stderr.count("\n")) == ("", "", 1)
