@@ -412,8 +412,9 @@ void Executor::check_results(Writer* answer) {
   for (const Operand& operand : call_.operands) {
     if (!operand.written) continue;
     Slot& slot = state_.storages.at(operand.id);
+    const bool whole = overwrites(operand, slot);  // by the size that it had
     state_.storages.note_size(slot);
-    if (overwrites(operand, slot) || slot.filled < slot.bytes) Storages::revive(slot);
+    if (whole || slot.filled < slot.bytes) Storages::revive(slot);
     if (operand.tensor.sizes() == c10::IntArrayRef(operand.geometry.sizes)) continue;
     TORCH_CHECK(answer, "internal: the operator changed the size of its output");
     answer->put<uint16_t>(operand.argument);

@@ -158,16 +158,15 @@ void Storages::note_size(Slot& slot) {
   const uint64_t bytes = slot.storage.nbytes();
   if (bytes == slot.charged) return;
   resident_ -= slot.charged;
-  slot.charged = 0;
-  slot.bytes = slot.filled = bytes;
+  slot.charged = bytes;
   try {
     charge(bytes);
   } catch (...) {
-    slot.charged = bytes;
+    // The client will not learn of the new size: for it, and when it tries again, the old one holds.
     resident_ += bytes;
     throw;
   }
-  slot.charged = bytes;
+  slot.bytes = slot.filled = bytes;
 }
 
 void Storages::write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes) {
