@@ -132,10 +132,10 @@ def install(c: ModuleType, client: NativeClient) -> None:
     _module = c
     names: dict[str, Any] = _refusals()
     names |= _device_names(c, client)
-    names |= _memory_names(client)
-    names |= _stream_names(c)
-    names |= {"_has_cuda": True, "_has_cudnn": False, "_nvtx": _nvtx()}
-    names |= {"_cudart": _cudart(MemoryStatistics(client))}
+    memory = MemoryStatistics(client)
+    names |= _memory_names(memory) | _stream_names(c)
+    names |= {"_has_cuda": True, "_has_cudnn": False}
+    names |= {"_nvtx": _nvtx(), "_cudart": _cudart(memory)}
     for name, value in names.items():
         _before.setdefault(name, getattr(c, name, _ABSENT))
         setattr(c, name, value)
@@ -210,8 +210,7 @@ def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
     }
 
 
-def _memory_names(client: NativeClient) -> dict[str, Any]:
-    memory = MemoryStatistics(client)
+def _memory_names(memory: MemoryStatistics) -> dict[str, Any]:
     empty = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
     return {
         "_cuda_memoryStats": memory.stats,
@@ -226,6 +225,14 @@ def _memory_names(client: NativeClient) -> dict[str, Any]:
         "_cuda_resetPeakHostMemoryStats": lambda: None,
         "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
         "_host_emptyCache": lambda: None,
+        # torch.accelerator asks the same of an allocator that only builds with CUDA have.
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_emptyCache": lambda: None,
+        "_accelerator_emptyHostCache": lambda: None,
+        "_accelerator_getDeviceStats": memory.accelerator_stats,
+        "_accelerator_resetPeakStats": memory.reset_peak,
+        "_accelerator_resetAccumulatedStats": memory.reset_peak,
+        "_accelerator_getMemoryInfo": memory.mem_get_info,
     }
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from kernelproxy.activation.client import NativeClient
 
-_POOLS = ("small_pool", "large_pool")
-
 
 def _stat(current: int = 0, peak: int = 0, allocated: int = 0, freed: int = 0) -> dict[str, int]:
     return {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
@@ -36,11 +34,10 @@ class MemoryStatistics:
         used, peak, granted = found["used"], found["peak"], found["granted"]
         self._reserved_peak = max(self._reserved_peak, granted)
         allocations, frees = found["allocations"], found["frees"]
-        # Totals since the start; the client may not keep them, then what is known is a bound.
-        taken = found.get("allocated_bytes", used)
-        in_bytes = _stat(used, peak, taken, max(taken - used, 0))
+        # Bytes are not summed up over time: the totals are the least that they can have been.
+        in_bytes = _stat(used, peak, peak, peak - used)
         live = allocations - frees
-        count = _stat(live, found.get("peak_count", live), allocations, frees)
+        count = _stat(live, live, allocations, frees)
         return {
             "allocation": _pools(count),
             "active": _pools(count),
@@ -54,7 +51,7 @@ class MemoryStatistics:
             "oversize_allocations": _stat(),
             "oversize_segments": _stat(),
             "num_alloc_retries": 0,
-            "num_ooms": found.get("ooms", 0),
+            "num_ooms": 0,
             "num_sync_all_streams": 0,
             "num_device_alloc": allocations,
             "num_device_free": frees,
@@ -65,6 +62,12 @@ class MemoryStatistics:
         """Called by ``torch.cuda.reset_peak_memory_stats``."""
         self._client.reset_peak()
         self._reserved_peak = self._client.memory()["granted"]
+
+    def accelerator_stats(self, device: int) -> dict[str, Any]:
+        """Called by ``torch.accelerator.memory_stats``, whose names differ a little."""
+        found = self.stats(device)
+        found["allocated"] = found.pop("allocation")
+        return found
 
     def mem_get_info(self, device: int) -> tuple[int, int]:
         """Free and total bytes of the device, as ``cudaMemGetInfo``."""
