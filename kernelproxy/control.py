@@ -7,6 +7,7 @@ import fcntl
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -110,6 +111,20 @@ class Control:
         if not isinstance(reply, reply_type):
             raise ControlError("The jupyter_sing daemon gave an unexpected answer.", "failed")
         return reply
+
+    @property
+    def daemon_pid(self) -> int:
+        """Process id of the daemon, as the kernel knows it.
+
+        Raises
+        ------
+        ControlError
+            If the connection is closed.
+        """
+        if self._sock is None:
+            raise ControlError("The connection to the jupyter_sing daemon is closed.", "no-daemon")
+        peer = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", peer)[0])
 
     def detach(self) -> socket.socket:
         """Give up the socket, blocking and without a timeout: it becomes the caller's.

@@ -113,7 +113,7 @@ class Prepare(Message):
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """End the daemon and every session; answered by `Done`, then the connection ends."""
+    """End the daemon and every session; answered by `Done` when all sessions have ended."""
 
 
 @dataclass(frozen=True)

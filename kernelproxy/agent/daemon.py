@@ -55,13 +55,14 @@ class Daemon:
         listener.listen(_BACKLOG)
         return listener
 
-    async def serve(self) -> None:
-        """Serve until it is told to stop, or has had no session for a while."""
+    async def serve(self, ready_fd: int) -> None:
+        """Say that it is ready, and serve until told to stop or without sessions for a while."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._agent.stopping.set)
         loop.add_reader(self._listener, self._accept)
         self._on_quiet()
+        _tell(ready_fd, "ready")
         await self._agent.stopping.wait()
         loop.remove_reader(self._listener)
         # Unlinked first: who comes now finds no daemon, and waits for the lock to start one.
@@ -149,19 +150,19 @@ def run(ready_fd: int = -1, settings: Settings | None = None) -> int:
 
 
 async def _serve(directory: Path, settings: Settings, ready_fd: int) -> None:
-    daemon = Daemon(directory, settings)
-    _tell(ready_fd, "ready")
-    await daemon.serve()
+    await Daemon(directory, settings).serve(ready_fd)
 
 
 def _lock(directory: Path) -> int:
-    """Take the lock that the one daemon of a directory holds."""
+    """Take the lock that the one daemon of a directory holds; one that leaves is waited for."""
     lock = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)
-        raise ControlError(f"A daemon runs in {directory} already.", "failed") from None
+        if (directory / paths.SOCKET_NAME).exists():
+            os.close(lock)
+            raise ControlError(f"A daemon runs in {directory} already.", "failed") from None
+        fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 
 

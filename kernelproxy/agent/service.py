@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -55,6 +56,8 @@ class Agent:
         self.stopping = asyncio.Event()
         self._settings, self._on_quiet = settings, on_quiet
         self._zygotes = Zygotes(settings)
+        self._stoppers: list[Channel] = []
+        self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()
 
     # ---------------------------------------------------------------- conversations
@@ -69,6 +72,8 @@ class Agent:
                     if isinstance(request, Attach):
                         session = self._find(request.session, uid)
                         return await session.serve_kernel(channel, request.torch_version)
+                    if isinstance(request, Stop):
+                        return await self._stop(channel, uid)
                     reply = await self._answer(request, pid, uid)
                 except ControlError as error:
                     reply = Error(error.message, error.reason)
@@ -80,8 +85,6 @@ class Agent:
                         "Something is wrong with the daemon: see its agent.log.", "failed"
                     )
                 await channel.send(reply)
-                if isinstance(request, Stop) and isinstance(reply, Done):
-                    self.stopping.set()
         except ProtocolError as error:
             log.warning("A connection is closed: %s", error)
         except OSError as error:
@@ -106,11 +109,15 @@ class Agent:
             case Prepare(python):
                 self._prepare(python)
                 return Done("It begins.")
-            case Stop():
-                if uid not in (os.getuid(), 0):
-                    raise ControlError("This daemon belongs to another user.", "not-allowed")
-                return Done(f"The daemon stops, with {len(self.sessions)} sessions.")
         raise ControlError(f"{type(request).__name__} is no request.", "bad-request")
+
+    async def _stop(self, channel: Channel, uid: int) -> None:
+        """Begin to stop, and keep the connection for the answer, which `close` sends."""
+        if uid not in (os.getuid(), 0):
+            raise ControlError("This daemon belongs to another user.", "not-allowed")
+        self._stoppers.append(channel)
+        self.stopping.set()
+        await asyncio.get_running_loop().create_future()  # until it is cancelled
 
     def _status(self) -> StatusReply:
         there = [each for each in self.sessions.values() if not each.device_state.closed]
@@ -174,6 +181,7 @@ class Agent:
     def _forget(self, session: Session) -> None:
         """Take note that a session has closed."""
         del self.sessions[session.id]
+        self._tidy_later()
         if not self.sessions:
             self._on_quiet()
 
@@ -184,8 +192,19 @@ class Agent:
         self._preparing.add(task)
         task.add_done_callback(self._prepared)
 
+    def _tidy_later(self) -> None:
+        """Look after a while for zygotes that no session uses: each keeps a whole torch."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+        loop = asyncio.get_running_loop()
+        self._tidying = loop.call_later(self._settings.linger, self._tidy)
+
+    def _tidy(self) -> None:
+        self._zygotes.retire_unused({each.python for each in self.sessions.values()})
+
     def _prepared(self, task: asyncio.Task[object]) -> None:
         self._preparing.discard(task)
+        self._tidy_later()
         error = None if task.cancelled() else task.exception()
         if isinstance(error, WorkerError):
             log.warning("Preparing: %s", error)  # Attach will say it to whom it concerns
@@ -193,8 +212,11 @@ class Agent:
             log.error("Preparing failed", exc_info=error)
 
     async def close(self) -> None:
-        """End everything."""
+        """End everything, then tell those who asked for it."""
         self.stopping.set()
         closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
         await asyncio.gather(*closing, return_exceptions=True)
         await self._zygotes.close()
+        for channel in self._stoppers:
+            with contextlib.suppress(OSError):
+                await channel.send(Done("The daemon and its sessions have ended."))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy import control
+from kernelproxy.errors import ControlError
 from kernelproxy.protocol import OpenSession, SessionOpened, Status, StatusReply, Stop
 from tests.doubles.client import ToyClient
 
@@ -130,6 +131,8 @@ def toy_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     for host in hosts:
         for client in host.clients:
             client.close()
-        if host.process.poll() is None:
+        try:
             host.call(Stop())
+        except ControlError as error:  # the test ended it
+            assert error.reason == "no-daemon"  # noqa: PT017
         assert host.process.wait(30) == 0

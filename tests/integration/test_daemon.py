@@ -1,0 +1,251 @@
+"""The daemon's own life: started once, at first need, and gone when nobody needs it."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kernelproxy import control, paths
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import CloseSession, Prepare, Status, StatusReply, Stop
+from tests.integration.conftest import ROOT, ToyHost, wait_until
+
+ASK = (
+    "from kernelproxy import control, protocol; import os\n"
+    "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 30);"
+    "print(c.daemon_pid)"
+)
+
+
+def ask_in_a_process() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ASK],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def daemon_pid() -> int:
+    with control.connect(start=False) as connection:
+        return connection.daemon_pid
+
+
+def test_none_is_started_for_who_does_not_want_it(runtime_dir: Path) -> None:
+    with pytest.raises(ControlError, match="No jupyter_sing daemon is running") as error:
+        control.connect(start=False)
+    assert error.value.reason == "no-daemon"
+
+
+def test_it_starts_at_first_need_and_is_nobodys_child(runtime_dir: Path) -> None:
+    with control.connect() as connection:
+        reply = connection.expect(StatusReply, Status(), 30)
+    assert [each["id"] for each in reply.devices] == ["cpu:0", "cpu:1"]
+    assert reply.sessions == []
+    assert Path(f"/proc/{daemon_pid()}/stat").read_text().split()[3] != str(os.getpid())
+    assert (runtime_dir / paths.SOCKET_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_many_who_start_it_at_once_get_the_same_one(runtime_dir: Path) -> None:
+    processes = [ask_in_a_process() for _ in range(6)]
+    pids = {process.communicate()[0] for process in processes}
+    assert pids == {f"{daemon_pid()}\n"}
+
+
+def test_it_leaves_when_it_has_had_no_session_for_a_while(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_LINGER", "0.2")
+    with control.connect() as connection:
+        left = os.pidfd_open(connection.daemon_pid)
+    assert wait_for_end(left)
+    assert not (runtime_dir / paths.SOCKET_NAME).exists()
+    with control.connect() as connection:  # and the next one starts
+        connection.expect(StatusReply, Status(), 30)
+
+
+def test_it_stays_while_somebody_is_connected(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_LINGER", "0.05")
+    with control.connect() as connection:
+        pid = connection.daemon_pid
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            connection.expect(StatusReply, Status(), 30)
+        assert connection.daemon_pid == pid
+
+
+def test_connecting_to_one_that_leaves_all_the_time_always_works(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_LINGER", "0.001")
+    pids = set()
+    chance = random.Random(1)
+    for _ in range(40):
+        with control.connect() as connection:
+            connection.expect(StatusReply, Status(), 30)
+            pids.add(connection.daemon_pid)
+        time.sleep(chance.uniform(0, 0.02))  # meets the leaving one in all its moments
+    assert len(pids) > 5
+
+
+def test_stopping_waits_until_it_has_ended_its_sessions(toy_host) -> None:
+    host: ToyHost = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    family = host.children()
+    assert len(family) == 2
+    host.call(Stop())
+    assert not any(lives(pid) for pid in family)
+    with pytest.raises(RuntimeError, match="The daemon stopped"):
+        client.read()
+
+
+def test_after_a_stop_the_next_one_starts(runtime_dir: Path) -> None:
+    for _ in range(3):
+        with control.connect() as connection:
+            connection.call(Stop(), 30)
+
+
+def test_a_killed_daemon_takes_workers_and_zygotes_along(toy_host) -> None:
+    host: ToyHost = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    fds = [os.pidfd_open(pid) for pid in host.children()]
+    host.process.kill()
+    host.process.wait()
+    ended = [wait_for_end(fd) for fd in fds]
+    assert all(ended)
+    client.sock.settimeout(30)
+    assert client.sock.recv(1) == b""
+    assert host.process.returncode == -signal.SIGKILL
+    host.process.returncode = 0  # expected here
+
+
+def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(runtime_dir: Path) -> None:
+    with control.connect() as connection:
+        pid = connection.daemon_pid
+    left = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_for_end(left)
+    assert (runtime_dir / paths.SOCKET_NAME).exists()
+    with control.connect() as connection:
+        connection.expect(StatusReply, Status(), 30)
+        assert connection.daemon_pid != pid
+
+
+def test_a_second_one_is_refused(runtime_dir: Path) -> None:
+    with control.connect():
+        done = subprocess.run(
+            [sys.executable, "-m", "kernelproxy.agent", "--foreground"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode == 1
+    assert "runs in" in done.stderr
+
+
+def test_one_in_the_foreground_ends_by_a_signal(runtime_dir: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kernelproxy.agent", "--foreground"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stderr is not None
+    assert "ready" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("JUPYTER_SING_DEVICES", "tpu", "'tpu' is no device"),
+        ("JUPYTER_SING_IDLE_TIMEOUT", "soon", "not a number of seconds"),
+    ],
+)
+def test_one_that_cannot_start_says_why(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ControlError, match=message) as error:
+        control.connect()
+    assert error.value.reason == "no-daemon"
+
+
+def test_a_kernel_never_starts_one(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SING_SOCKET", str(runtime_dir / paths.SOCKET_NAME))
+    with pytest.raises(ControlError, match="restart the kernel"):
+        control.connect()
+
+
+def test_one_that_does_not_answer_is_not_waited_for_for_ever(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as mute:
+        with paths.short_path(runtime_dir / "mute.sock") as name:
+            mute.bind(name)
+        mute.listen()
+        monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "mute.sock"))
+        with control.connect() as connection:
+            with pytest.raises(ControlError, match=r"within 0.05 seconds") as error:
+                connection.call(Status(), 0.05)
+            assert error.value.reason == "timeout"
+            with pytest.raises(ControlError, match="is closed"):
+                connection.call(Status(), 0.05)
+
+
+def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
+    host: ToyHost = toy_host(linger=0.3)
+    client = host.client()
+    client.add(1)
+    client.read()
+    host.call(Prepare("/nonexistent/python"))  # another environment stays without a zygote
+    host.open("keeps the daemon")
+    (zygote,) = set(host.children()) - {host.session(client)["worker_pid"]}
+    client.close()
+    host.clients.clear()
+    wait_until(lambda: len(host.status().sessions) == 1)
+    assert lives(zygote)  # the other session may need it
+    host.call(CloseSession("keeps the daemon"))
+    wait_until(lambda: not lives(zygote))
+
+
+def lives(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for_end(pidfd: int, seconds: float = 20.0) -> bool:
+    """Wait for the end of a process, whose pidfd is closed then."""
+    try:
+        return bool(select.select([pidfd], [], [], seconds)[0])
+    finally:
+        os.close(pidfd)
+
+
+def test_deep_runtime_directories_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path.joinpath(*["deeper"] * 25)
+    monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(deep))
+    with control.connect() as connection:
+        assert connection.daemon_pid > 0
+        connection.call(Stop(), 30)
+    wait_until(lambda: not (deep / paths.SOCKET_NAME).exists())

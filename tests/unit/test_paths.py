@@ -1,0 +1,107 @@
+"""Where things lie, and that nobody else can put them there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelproxy import paths
+from kernelproxy.errors import ControlError
+
+
+def test_the_runtime_directory_is_made_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(tmp_path / "a" / "b"))
+    directory = paths.runtime_dir()
+    assert directory == tmp_path / "a" / "b"
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_others_may_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o770)
+    monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(ControlError, match="chmod 700"):
+        paths.runtime_dir()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_directory_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.chown(tmp_path, 12345, 12345)
+    monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(ControlError, match="another user"):
+        paths.runtime_dir()
+
+
+@pytest.mark.parametrize("variables", [
+    {"JUPYTER_RUNTIME_DIR": "/x/run"},
+    {"JUPYTER_DATA_DIR": "/x/data"},
+    {"XDG_DATA_HOME": "/x/xdg"},
+    {},
+])  # fmt: skip
+def test_jupyters_rule_holds_without_jupyter(variables: dict[str, str]) -> None:
+    program = (
+        "import sys\n"
+        "if {blocked}: sys.modules['jupyter_core'] = sys.modules['jupyter_core.paths'] = None\n"
+        "from kernelproxy import paths\n"
+        "print(paths.jupyter_runtime_dir(), paths.jupyter_data_dir())"
+    )
+    environment = {"HOME": "/x/home", "PYTHONPATH": os.getcwd(), **variables}
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program.format(blocked=blocked)],
+            env=environment,
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for blocked in (True, False)
+    }
+    assert len(said) == 1
+
+
+def test_a_socket_of_any_depth_can_be_bound(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["deeper"] * 30)
+    deep.mkdir(parents=True)
+    assert len(str(deep)) > 108
+    before = len(os.listdir("/proc/self/fd"))
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
+        with paths.short_path(deep / "agent.sock") as name:
+            listener.bind(name)
+        listener.listen(1)
+        with paths.short_path(deep / "agent.sock") as name:
+            caller.connect(name)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_bundle_exposes_nothing_but_our_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(tmp_path / "run"))
+    bundle = paths.bundle_dir()
+    assert {each.name for each in bundle.iterdir()} == {"kernelproxy", "jupyter_sing"}
+    assert paths.bundle_dir() == bundle
+    link = bundle / "kernelproxy"
+    link.unlink()
+    link.symlink_to("/nonexistent")  # as after a move of the installation
+    paths.bundle_dir()
+    assert link.resolve() == Path(paths.__file__).resolve().parent
+    program = "import kernelproxy, sys; print(kernelproxy.__file__); import pytest"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": str(bundle)},
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    assert done.stdout.strip() == str(link / "__init__.py")
+    assert "No module named 'pytest'" in done.stderr
