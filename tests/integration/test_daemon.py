@@ -217,6 +217,7 @@ def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
     client.read()
     host.call(Prepare("/nonexistent/python"))  # another environment stays without a zygote
     host.open("keeps the daemon")
+    wait_until(lambda: len(host.children()) == 2)
     (zygote,) = set(host.children()) - {host.session(client)["worker_pid"]}
     client.close()
     host.clients.clear()
