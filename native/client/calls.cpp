@@ -103,7 +103,7 @@ void finish(const Operator& op, Stack& stack, Results&& fresh) {
 
 void send_in_place(Operator& op, Encoder& encoder, Stack& stack) {
   for (size_t i = 0; i < op.returns; ++i) encoder.record().put(Tag::none);
-  Session::get().append(RecordKind::call, encoder.record().view());
+  Session::get().append(RecordKind::call, encoder.record().view(), {}, encoder.flags());
   finish(op, stack, Results(op.returns));
 }
 
@@ -183,7 +183,7 @@ void send_planned(Operator& op, Encoder& encoder, const Plan& plan, Stack& stack
   for (size_t i = 0; i < op.returns; ++i) {
     fresh[i] = emitter.output(plan.outputs.empty() ? Output{} : plan.outputs[i]);
   }
-  Session::get().append(RecordKind::call, encoder.record().view());
+  Session::get().append(RecordKind::call, encoder.record().view(), {}, encoder.flags());
   finish(op, stack, std::move(fresh));
 }
 
@@ -290,13 +290,13 @@ class Request {
   std::vector<std::byte> send() {
     Session& session = Session::get();
     try {
-      return session.request(RecordKind::call, encoder_.record().view());
+      return session.request(RecordKind::call, encoder_.record().view(), encoder_.flags());
     } catch (const c10::OutOfMemoryError&) {
       uint64_t bytes = kRoom;
       for (const at::Tensor* tensor : encoder_.tensors()) bytes += 2 * tensor->nbytes();
       if (!session.try_reserve(bytes)) throw;
     }
-    return session.request(RecordKind::call, encoder_.record().view());
+    return session.request(RecordKind::call, encoder_.record().view(), encoder_.flags());
   }
 
   c10::IValue read(Reader& in, Output& planned) {

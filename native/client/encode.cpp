@@ -1,6 +1,6 @@
 #include "client/encode.h"
 
-#include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
 
 #include "client/generators.h"
 
@@ -15,7 +15,9 @@ void Encoder::call(Operator& op, c10::ArrayRef<c10::IValue> operands) {
   record_.put<uint32_t>(op.number());
   record_.put<uint16_t>(static_cast<uint16_t>(op.operands));
   record_.put<uint16_t>(static_cast<uint16_t>(op.returns));
+  flags_ = c10::GradMode::is_enabled() ? kGradients : 0;
   key_.put<const void*>(&op.schema);
+  key_.put<uint8_t>(flags_);
   for (size_t i = 0; i < operands.size(); ++i) value(operands[i], op.relevance[i]);
 }
 

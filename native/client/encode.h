@@ -16,6 +16,7 @@ class Encoder {
 
   std::span<const std::byte> key() const { return key_.view(); }
   Writer& record() { return record_; }
+  uint8_t flags() const { return flags_; }
   // Device tensors among the operands, in the order of their encoding.
   const c10::SmallVectorImpl<const at::Tensor*>& tensors() const { return tensors_; }
   bool has_mask() const { return has_mask_; }
@@ -36,6 +37,7 @@ class Encoder {
   Writer key_;
   c10::SmallVector<const at::Tensor*, 16> tensors_;
   bool has_mask_ = false;
+  uint8_t flags_ = 0;
 };
 
 }  // namespace sing::client

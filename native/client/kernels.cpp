@@ -20,6 +20,7 @@
 #include "client/attention.h"
 #include "client/calls.h"
 #include "client/copies.h"
+#include "client/recurrent.h"
 #include "client/tensors.h"
 
 namespace sing::client {
@@ -139,6 +140,8 @@ bool travels_whole(std::string_view name) {
       "aten::_thnn_fused_lstm_cell_backward_impl",
       "aten::_thnn_fused_gru_cell",
       "aten::_thnn_fused_gru_cell_backward",
+      "aten::mkldnn_rnn_layer",
+      "aten::mkldnn_rnn_layer_backward",
       "aten::_transformer_encoder_layer_fwd",
       "aten::_native_multi_head_attention",
       "aten::_embedding_bag",
@@ -246,10 +249,12 @@ void register_kernels() {
   kernels->impl("record_stream", &record_stream);
   kernels->impl("is_pinned", &is_pinned);
   kernels->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+  kernels->impl("lstm.input", &lstm);
 
   static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
                                              c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
   autograd->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+  autograd->impl("lstm.input", &lstm);
   register_attention_choice();
 }
 

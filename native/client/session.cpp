@@ -266,8 +266,8 @@ uint64_t Session::append_record(RecordKind kind, uint8_t flags,
 }
 
 void Session::append(RecordKind kind, std::span<const std::byte> payload,
-                     std::span<const std::byte> tail) {
-  append_record(kind, 0, payload, tail);
+                     std::span<const std::byte> tail, uint8_t flags) {
+  append_record(kind, flags, payload, tail);
 }
 
 void Session::flush_storages() {
@@ -400,10 +400,11 @@ void Session::request(RecordKind kind, std::span<const std::byte> payload,
   });
 }
 
-std::vector<std::byte> Session::request(RecordKind kind, std::span<const std::byte> payload) {
+std::vector<std::byte> Session::request(RecordKind kind, std::span<const std::byte> payload,
+                                        uint8_t flags) {
   const auto lock = lock_without_gil(request_mutex_);
   const Wanted wanted(*client_);
-  const uint64_t position = append_record(kind, kRequest, payload, {});
+  const uint64_t position = append_record(kind, kRequest | flags, payload, {});
   std::vector<std::byte> bytes;
   answer(position, [&](uint64_t total) {
     bytes.resize(total);

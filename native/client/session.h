@@ -51,14 +51,15 @@ class Session {
   // Appends one record whose payload is `payload` followed by `tail`. Pending allocations and
   // frees go before it. Blocks while the log is full.
   void append(RecordKind kind, std::span<const std::byte> payload,
-              std::span<const std::byte> tail = {});
+              std::span<const std::byte> tail = {}, uint8_t flags = 0);
 
   // Appends a request and waits for its answer: the bytes go to `destination`, which must have
   // their exact size. Raises what the worker reports, or KeyboardInterrupt.
   void request(RecordKind kind, std::span<const std::byte> payload,
                std::span<std::byte> destination);
   // The same for an answer of unknown size.
-  std::vector<std::byte> request(RecordKind kind, std::span<const std::byte> payload);
+  std::vector<std::byte> request(RecordKind kind, std::span<const std::byte> payload,
+                                 uint8_t flags = 0);
 
   // Everything appended so far was executed; raises a pending error.
   void synchronize();

@@ -32,7 +32,10 @@ enum class RecordKind : uint8_t {
   event = 9,        // record, free, or elapsed time between two (a request)
 };
 
-enum RecordFlags : uint8_t { kRequest = 1 };  // the client awaits an answer
+enum RecordFlags : uint8_t {
+  kRequest = 1,    // the client awaits an answer
+  kGradients = 2,  // a call with autograd switched on: some kernels then keep more for backward
+};
 
 struct RecordHeader {
   uint32_t bytes;  // header and payload and padding

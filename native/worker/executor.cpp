@@ -1,6 +1,7 @@
 #include "worker/executor.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <time.h>
@@ -59,7 +60,7 @@ bool Executor::execute(uint64_t position, const RecordHeader& header,
   position_ = position;
   end_ = position + header.bytes;
   header_ = header;
-  if ((header.flags & ~kRequest) != 0) throw CorruptLog("a record with unknown flags");
+  if ((header.flags & ~(kRequest | kGradients)) != 0) throw CorruptLog("a record with unknown flags");
   Reader in(payload);
   switch (static_cast<RecordKind>(header.kind)) {
     case RecordKind::define:
@@ -393,6 +394,8 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
 }
 
 void Executor::perform(const Operator& op) {
+  // No graph is built (autograd is excluded), but kernels look at the mode.
+  const c10::AutoGradMode gradients((header_.flags & kGradients) != 0);
   if (op.substitute) {
     op.substitute(call_.stack);
   } else {

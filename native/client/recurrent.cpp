@@ -1,0 +1,83 @@
+#include "client/recurrent.h"
+
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/lstm_native.h>
+#include <ATen/ops/mkldnn_rnn_layer.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include "client/session.h"
+#include "client/tensors.h"
+
+namespace sing::client {
+
+namespace {
+
+constexpr int64_t kLstm = 2;  // ideep::rnn_kind
+
+bool all_on_device(at::TensorList tensors) {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return on_device(tensor); });
+}
+
+// The conditions of use_mkldnn() in ATen/native/RNN.cpp, for single precision. Wrong operands are
+// left to torch, which says what is wrong with them.
+bool uses_onednn(const at::Tensor& input, at::TensorList state, at::TensorList weights,
+                 bool has_biases, int64_t layers, bool bidirectional) {
+  const size_t cells = static_cast<size_t>(layers) * (bidirectional ? 2 : 1);
+  return Session::get().agent().device_kind == static_cast<uint32_t>(DeviceKind::software) &&
+         at::globalContext().userEnabledMkldnn() && at::globalContext().hasMKLDNN() &&
+         input.dim() == 3 && input.numel() != 0 && input.scalar_type() == at::kFloat &&
+         state.size() == 2 && state[0].dim() == 3 && state[0].sizes() == state[1].sizes() &&
+         weights.size() == cells * (has_biases ? 4 : 2) && all_on_device(weights) &&
+         all_on_device(state);
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at::TensorList state,
+                                                    at::TensorList weights, bool has_biases,
+                                                    int64_t layers, double dropout, bool train,
+                                                    bool bidirectional, bool batch_first) {
+  if (!uses_onednn(input, state, weights, has_biases, layers, bidirectional)) {
+    return at::native::lstm(input, state, weights, has_biases, layers, dropout, train,
+                            bidirectional, batch_first);
+  }
+  // As mkldnn_rnn() in ATen/native/mkldnn/RNN.cpp goes over layers and directions.
+  const size_t directions = bidirectional ? 2 : 1;
+  const size_t stride = has_biases ? 4 : 2;
+  const at::Tensor hidden = state[0].contiguous(), memory = state[1].contiguous();
+  at::Tensor layer_input = (batch_first ? input.transpose(0, 1) : input).contiguous();
+  std::vector<at::Tensor> last_hidden, last_memory;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    std::vector<at::Tensor> outputs;
+    for (size_t direction = 0; direction < directions; ++direction) {
+      const size_t cell = static_cast<size_t>(layer) * directions + direction;
+      const auto of_cell = weights.slice(cell * stride, stride);
+      const auto bias = [&](size_t which) {
+        return has_biases ? of_cell[2 + which]
+                          : at::zeros(of_cell[which].sizes(), of_cell[which].options());
+      };
+      const auto index = static_cast<int64_t>(cell);
+      auto [output, hy, cy, workspace] = at::mkldnn_rnn_layer(
+          layer_input, of_cell[0], of_cell[1], bias(0), bias(1), hidden.select(0, index),
+          memory.select(0, index), direction > 0, {}, kLstm, hidden.size(2), layers, has_biases,
+          bidirectional, batch_first, train);
+      outputs.push_back(std::move(output));
+      last_hidden.push_back(std::move(hy));
+      last_memory.push_back(std::move(cy));
+    }
+    layer_input = directions == 1 ? outputs[0] : at::cat(outputs, -1);
+    if (dropout != 0 && train && layer + 1 < layers) {
+      layer_input = at::dropout(layer_input, dropout, true);
+    }
+  }
+  return {batch_first ? layer_input.transpose(0, 1) : layer_input, at::stack(last_hidden, 0),
+          at::stack(last_memory, 0)};
+}
+
+}  // namespace sing::client
