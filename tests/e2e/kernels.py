@@ -76,9 +76,9 @@ class Kernel:
 
 
 @contextmanager
-def kernel() -> Iterator[Kernel]:
+def kernel(name: str = "python3") -> Iterator[Kernel]:
     """Start a kernel that nobody has marked, with ``sing`` as the default; end it afterwards."""
-    manager = KernelManager(kernel_name="python3")
+    manager = KernelManager(kernel_name=name)
     manager.start_kernel()
     client = manager.client()
     try:
