@@ -234,6 +234,7 @@ def ensure(
         with _locked(cache / f"{key}.lock", say):
             if parts := NativeParts.inside(cache / key):
                 return parts
+            _check_tools(info)
             say(f"Preparing the device client for torch {info.version}, once: a minute or two.")
             return _build(info, tree, cache, key, sanitize)
     except OSError as error:
@@ -321,6 +322,19 @@ def _build(info: TorchInfo, tree: Path, cache: Path, key: str, sanitize: bool) -
     return parts
 
 
+def _compiler_command() -> list[str]:
+    return shlex.split(os.environ.get("CXX", "")) or ["g++"]
+
+
+def _check_tools(info: TorchInfo) -> None:
+    """Raise `NativeError` if nothing can be built here, before anybody is told to wait for it."""
+    compiler = _compiler_command()[0]
+    if shutil.which(compiler) is None:
+        raise NativeError(f"there is no C++ compiler ({compiler}) to build the native part with")
+    if not (info.python_include / "Python.h").is_file():
+        raise NativeError(f"the C headers of Python are missing in {info.python_include}")
+
+
 class _Compiler:
     """Compiles the translation units in parallel and links the two libraries."""
 
@@ -328,13 +342,7 @@ class _Compiler:
         self, info: TorchInfo, tree: Path, objects: Path, sanitize: bool, *, strict: bool
     ) -> None:
         self.info, self.tree, self.objects = info, tree, objects
-        self.command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
-        if shutil.which(self.command[0]) is None:
-            raise NativeError(
-                f"there is no C++ compiler ({self.command[0]}) to build the native part with"
-            )
-        if not (info.python_include / "Python.h").is_file():
-            raise NativeError(f"the C headers of Python are missing in {info.python_include}")
+        self.command = _compiler_command()
         self.flags = [*COMPILE_FLAGS, *(SANITIZE_FLAGS if sanitize else ())]
         self.link_flags = ["-shared", "-pthread", *(SANITIZE_FLAGS if sanitize else ())]
         # Warnings stop us, not users whose compiler is newer than ours.
