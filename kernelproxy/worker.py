@@ -14,7 +14,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from kernelproxy.errors import ProtocolError
+from kernelproxy.errors import ProtocolError, WorkerError
 from kernelproxy.protocol import (
     Done,
     End,
@@ -55,7 +55,15 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def main(control: socket.socket, library: ctypes.CDLL) -> None:
-    """Take a session, execute its log until told to end, and report a corrupt one."""
+    """Take a session, execute its log until told to end, and report a corrupt one.
+
+    Raises
+    ------
+    WorkerError
+        If executing failed for another reason.
+    ProtocolError, OSError
+        If the agent does not speak as agreed.
+    """
     order, fds = recv_message(control)
     if not isinstance(order, Open) or len(fds) != _FD_COUNT + order.snapshot:
         raise ProtocolError("A worker's first order was not to open a session.")
@@ -74,10 +82,13 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
     send_message(control, Opened())
     orders = threading.Thread(target=_take_orders, args=(control, library), daemon=True)
     orders.start()
-    if library.sing_worker_run() != 0:
+    result = library.sing_worker_run()
+    if result == 1:
         # Sent beside the control thread's answers: one frame, one write.
         with contextlib.suppress(OSError):
             send_message(control, Ended(_error(library)))
+    elif result != 0:
+        raise WorkerError(_error(library))  # no fault of the log: another worker may do better
 
 
 def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:

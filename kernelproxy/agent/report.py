@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 RUNNING = "Works on what a cell asked for."
 UNUSED = "Not used yet: starts when the notebook first uses the device."
 EVER_IDLE = "Nothing to do."
+RESTORED = "Comes back onto its device."
+REBUILT = "Its device process ended unexpectedly: its state is being rebuilt."
 HELD = "resumes when you run the next cell."
 NOT_HELD = "resumes when you run a cell."
 

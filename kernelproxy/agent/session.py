@@ -95,6 +95,7 @@ class Session:
         self._resumed_at = self.since
         self._hold: Hold | None = None
         self._must_run = False  # a worker is wanted though the log may ask for none
+        self._died = False  # its worker did, and the next one is not there yet
         self._lock, self._claims = asyncio.Lock(), 0
         self._looks = asyncio.Event()
         self._left_queue: asyncio.Future[None] | None = None
@@ -223,7 +224,8 @@ class Session:
                 "resumes when its neighbours are idle or leave.",
             )
             return None
-        self._become(State.RESTORING, f"Comes back onto {room.device.id}.")
+        self._become(State.RESTORING, report.REBUILT if self._died else report.RESTORED)
+        self._died = False
         self._publish_grant(room.ledger.of(self.id))  # replaying may need all of it
         state.announce(Presence.PRESENT)  # from now on nobody needs to ring
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
@@ -268,11 +270,9 @@ class Session:
 
     async def _bury(self) -> None:
         """Take leave of a dead worker; `_restore` follows if the verdict allows."""
-        worker = self.device_state.worker
         verdict = await self.device_state.bury()
-        how = f"status {worker.status}" if worker and worker.status is not None else "unknown cause"
-        log.warning("Session %s: its worker died (%s): %s", self.id, how, verdict.value)
-        self._must_run = True
+        log.warning("Session %s: its worker died: %s", self.id, verdict.value)
+        self._must_run = self._died = True
         if verdict is Verdict.FAIL:
             self._fail("Its device process died again and again, and replaying does not help.")
 

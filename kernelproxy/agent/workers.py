@@ -58,7 +58,6 @@ class Worker:
     ) -> None:
         self.pid = pid
         self.exited = asyncio.Event()
-        self.status: int | None = None  # as the zygote reports it, which may be never
         self.corrupt: str | None = None
         #: It cannot be ordered any more and was sent SIGKILL; `exited` follows.
         self.broken = False

@@ -46,7 +46,6 @@ class Zygote:
         self._tokens = 0
         # Answers come in the order of the orders.
         self._spawns: deque[asyncio.Future[tuple[int, int]]] = deque()
-        self._workers: dict[int, Worker] = {}
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> ZygoteReady:
@@ -125,9 +124,7 @@ class Zygote:
                 self.kill()
                 raise WorkerError(f"The zygote of {self.python} does not answer.") from error
             raise
-        worker = Worker(Channel(ours), pid, pidfd, on_change)
-        self._workers[pid] = worker
-        return worker
+        return Worker(Channel(ours), pid, pidfd, on_change)
 
     async def _read(self, channel: Channel) -> None:
         """Take what it says until it ends."""
@@ -141,9 +138,8 @@ class Zygote:
 
     def _take(self, message: Message, fds: list[int]) -> None:
         if isinstance(message, WorkerExited):
-            worker = self._workers.pop(message.pid, None)
-            if worker is not None:
-                worker.status = message.status
+            how = f"signal {-message.status}" if message.status < 0 else f"status {message.status}"
+            log.info("Worker %d ended with %s", message.pid, how)
         elif isinstance(message, Spawned) and self._spawns and len(fds) == 1:
             self._spawns.popleft().set_result((message.pid, fds.pop()))
         elif isinstance(message, Error) and self._spawns:
