@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from jupyter_sing import table
+from jupyter_sing import doctor, table
 from kernelproxy import native, paths
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
@@ -75,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     resume_parser = add("resume", resume, "bring a session back onto its device")
     for each in (suspend_parser, resume_parser):
         each.add_argument("session", help="id, unique prefix of one, or name")
+    doctor_parser = add("doctor", show_doctor, "what works on this machine and what is missing")
+    doctor_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
     daemon_parser = add("daemon", daemon, "start the daemon, which else starts at first need")
     daemon_parser.add_argument("--foreground", action="store_true", help="and stay with it")
     add("stop", stop, "stop the daemon and every session")
@@ -143,6 +146,17 @@ def stop(options: argparse.Namespace) -> int:
     else:
         _done(options, "The daemon and its sessions have ended.")
     return 0
+
+
+def show_doctor(options: argparse.Namespace) -> int:
+    """``doctor``: exit status 1 if something is broken."""
+    findings = doctor.examine(options.python)
+    if options.json:
+        _print_json({"findings": [asdict(finding) for finding in findings]})
+    else:
+        rows = [(finding.state, finding.name, finding.text) for finding in findings]
+        print(table.Table(("", "what", "found"), rows))
+    return int(any(finding.state == "broken" for finding in findings))
 
 
 def run_program(options: argparse.Namespace) -> int:

@@ -82,6 +82,21 @@ def test_stop_without_a_daemon_is_no_error(
     assert capsys.readouterr().out == "No daemon was running.\n"
 
 
+def test_doctor_says_what_is_missing(
+    runtime_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@3")
+    cli.main(["doctor", "--json"])
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["compiler"]["state"] == "missing"
+    assert found["device"]["text"].endswith("1.0 GiB")
+    assert found["daemon"]["text"].startswith("not running")
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", "abacus")
+    assert cli.main(["doctor"]) == 1
+    assert "'abacus' is no device" in capsys.readouterr().out
+
+
 def test_run_passes_arguments_and_exit_status_and_closes_its_session(
     fake_daemon: FakeDaemon, tmp_path: Path
 ) -> None:

@@ -1,0 +1,116 @@
+"""``jupyter sing doctor``: what works on this machine, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from jupyter_sing.table import bytes_text
+from kernelproxy import native, paths
+from kernelproxy.control import connect
+from kernelproxy.devices import configured_devices
+from kernelproxy.errors import ControlError, SingError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Parameters
+    ----------
+    name : str
+    state : str
+        ``ok``, ``missing`` (something optional is not there) or ``broken``.
+    text : str
+        What was found, or what to do.
+    """
+
+    name: str
+    state: str
+    text: str
+
+
+def examine(python: str = sys.executable) -> list[Finding]:
+    """Look at everything; never raises.
+
+    Parameters
+    ----------
+    python : str
+        Interpreter whose torch is looked at.
+    """
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "provisioner": _provisioner,
+        "torch": lambda: _torch(python),
+        "compiler": _compiler,
+        "devices": _devices,
+        "memory": _memory,
+        "criu": _criu,
+        "daemon": _daemon,
+    }
+    findings: list[Finding] = []
+    for name, check in checks.items():
+        try:
+            findings += check()
+        except (SingError, OSError) as error:
+            findings.append(Finding(name, "broken", str(error)))
+    return findings
+
+
+def _provisioner() -> Iterator[Finding]:
+    names = {each.name for each in entry_points(group="jupyter_client.kernel_provisioners")}
+    if "sing" in names:
+        yield Finding("provisioner", "ok", "kernels can be started by `sing`")
+    else:
+        yield Finding("provisioner", "broken", "jupyter_sing is not installed here: pip install it")
+
+
+def _torch(python: str) -> Iterator[Finding]:
+    info = native.find_torch(python)
+    native.check_version(info)
+    yield Finding("torch", "ok", f"{info.version} in {info.directory}")
+
+
+def _compiler() -> Iterator[Finding]:
+    command = os.environ.get("CXX", "g++").split()[0]
+    found = shutil.which(command)
+    if found:
+        yield Finding("compiler", "ok", f"{found} can build the native part for other torches")
+    else:
+        text = f"{command} is not there: only torches with a prebuilt native part are proxied"
+        yield Finding("compiler", "missing", text)
+
+
+def _devices() -> Iterator[Finding]:
+    for device in configured_devices():
+        yield Finding(
+            "device", "ok", f"{device.id}: {device.name}, {bytes_text(device.memory_total)}"
+        )
+
+
+def _memory() -> Iterator[Finding]:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file}
+    available = bytes_text(kilobytes["MemAvailable"] * 1024)
+    yield Finding("memory", "ok", f"{available} of host memory for parked sessions and programs")
+
+
+def _criu() -> Iterator[Finding]:
+    found = shutil.which("criu")
+    if found:
+        yield Finding("criu", "ok", found)
+    else:
+        yield Finding("criu", "missing", "processes cannot be checkpointed as a whole")
+
+
+def _daemon() -> Iterator[Finding]:
+    try:
+        with connect(start=False):
+            yield Finding("daemon", "ok", f"listens at {paths.socket_path()}")
+    except ControlError as error:
+        if error.reason != "no-daemon":
+            raise
+        yield Finding("daemon", "ok", "not running: it starts with the first notebook")
