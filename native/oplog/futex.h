@@ -20,8 +20,8 @@
 namespace sing {
 
 enum class Woken {
-  woken,        // or spuriously: the caller looks again in any case
-  changed,      // the word did not hold `expected`
+  woken,    // or spuriously: the caller looks again in any case
+  changed,  // the word did not hold `expected`
   timed_out,
   interrupted,  // a signal handler ran
 };

@@ -50,7 +50,7 @@ class Mapping {
 };
 
 inline size_t file_bytes(int fd) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd, &status) != 0) throw_errno("cannot look at a shared memory file");
   return static_cast<size_t>(status.st_size);
 }
@@ -59,8 +59,7 @@ inline size_t file_bytes(int fd) {
 // the end of a file is a SIGBUS. (The agent seals its files against shrinking.)
 inline Mapping map_file(int fd, size_t bytes, bool writable) {
   if (file_bytes(fd) < bytes) throw std::runtime_error("a shared memory file is too short");
-  void* data =
-      mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+  void* data = mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) throw_errno("cannot map a shared memory file");
   return Mapping(data, bytes);
 }
@@ -70,14 +69,14 @@ inline Mapping map_ring(int fd, size_t capacity, bool writable) {
   if (capacity < kPageBytes || !std::has_single_bit(capacity) || file_bytes(fd) != capacity) {
     throw std::runtime_error("a log ring has a size that no ring can have");
   }
-  void* reserved = mmap(nullptr, 2 * capacity, PROT_NONE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* reserved =
+      mmap(nullptr, 2 * capacity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) throw_errno("cannot reserve addresses for a log ring");
   Mapping ring(reserved, 2 * capacity);
   const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
   for (size_t half = 0; half < 2; ++half) {
-    if (mmap(ring.data() + half * capacity, capacity, protection, MAP_SHARED | MAP_FIXED, fd,
-             0) == MAP_FAILED) {
+    if (mmap(ring.data() + half * capacity, capacity, protection, MAP_SHARED | MAP_FIXED, fd, 0) ==
+        MAP_FAILED) {
       throw_errno("cannot map a log ring");
     }
   }

@@ -18,7 +18,8 @@ int64_t element_count(const Geometry& geometry) {
   int64_t count = 1;
   for (const int64_t size : geometry.sizes) {
     if (size == 0) return 0;
-    if (__builtin_mul_overflow(count, size, &count)) throw CorruptLog("a tensor of impossible size");
+    if (__builtin_mul_overflow(count, size, &count))
+      throw CorruptLog("a tensor of impossible size");
   }
   return count;
 }
@@ -95,8 +96,11 @@ c10::IValue Decoder::list(Reader& in, Tag tag, const ArgumentType& type, int dep
   const uint32_t count = in.get_count(item_bytes);
   if (depth >= kDepthMax || count > UINT16_MAX) throw CorruptLog("a list without bounds");
   const bool fits = type.kind == Kind::list;
-  const ArgumentType element{.kind = type.element, .optional = type.element_optional,
-                             .element_type = {}, .written = type.written, .out = type.out};
+  const ArgumentType element{.kind = type.element,
+                             .optional = type.element_optional,
+                             .element_type = {},
+                             .written = type.written,
+                             .out = type.out};
   c10::impl::GenericList items(fits ? type.element_type : c10::TypePtr(c10::AnyType::get()));
   items.reserve(count);
   for (uint32_t i = 0; i < count && in.ok(); ++i) {

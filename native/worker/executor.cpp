@@ -60,7 +60,8 @@ bool Executor::execute(uint64_t position, const RecordHeader& header,
   position_ = position;
   end_ = position + header.bytes;
   header_ = header;
-  if ((header.flags & ~(kRequest | kGradients)) != 0) throw CorruptLog("a record with unknown flags");
+  if ((header.flags & ~(kRequest | kGradients)) != 0)
+    throw CorruptLog("a record with unknown flags");
   Reader in(payload);
   switch (static_cast<RecordKind>(header.kind)) {
     case RecordKind::define:
@@ -283,8 +284,9 @@ bool Executor::event(Reader& in) {
       if (reports_pending(taken)) return taken;
       const auto from = state_.events.find(number), to = state_.events.find(other);
       if (from == state_.events.end() || to == state_.events.end()) {
-        return answers_.send(end_, {ErrorKind::runtime, position_, "an event",
-                                    "Both events must be recorded before calculating elapsed time."});
+        return answers_.send(end_,
+                             {ErrorKind::runtime, position_, "an event",
+                              "Both events must be recorded before calculating elapsed time."});
       }
       const double elapsed = static_cast<double>(to->second - from->second) / 1e6;
       return answers_.send(end_, AnswerStatus::ok, std::as_bytes(std::span(&elapsed, 1)));

@@ -75,10 +75,10 @@ ArgumentType type_of(const c10::Argument& argument) {
 // In-place operators that overwrite their first argument without reading it.
 bool overwrites_self(std::string_view full_name) {
   static constexpr std::array<std::string_view, 14> names = {
-      "aten::zero_",         "aten::fill_.Scalar",  "aten::fill_.Tensor", "aten::copy_",
-      "aten::normal_",       "aten::uniform_",      "aten::random_",      "aten::random_.to",
-      "aten::random_.from",  "aten::exponential_",  "aten::log_normal_",  "aten::cauchy_",
-      "aten::geometric_",    "aten::bernoulli_.float"};
+      "aten::zero_",        "aten::fill_.Scalar",    "aten::fill_.Tensor", "aten::copy_",
+      "aten::normal_",      "aten::uniform_",        "aten::random_",      "aten::random_.to",
+      "aten::random_.from", "aten::exponential_",    "aten::log_normal_",  "aten::cauchy_",
+      "aten::geometric_",   "aten::bernoulli_.float"};
   return std::find(names.begin(), names.end(), full_name) != names.end();
 }
 

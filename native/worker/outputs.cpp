@@ -45,7 +45,8 @@ at::Tensor conform(const at::Tensor& tensor, const Expected& expected, c10::Devi
   const at::Tensor room = at::empty({static_cast<int64_t>(expected.bytes)}, options);
   if (tensor.nbytes() != expected.bytes) room.zero_();  // there are bytes that nothing covers
   const Geometry& to = expected.geometry;
-  const at::Tensor copy = make_tensor(room.storage(), {to.dtype, 0, to.offset, to.sizes, to.strides});
+  const at::Tensor copy =
+      make_tensor(room.storage(), {to.dtype, 0, to.offset, to.sizes, to.strides});
   copy.copy_(tensor);
   return copy;
 }
@@ -232,7 +233,8 @@ void bind_predicted(State& state, const Call& call, const ExpectedReturns& expec
     const auto results = result.toListRef();
     TORCH_CHECK(results.size() == items.size(), "internal: the result has ", results.size(),
                 " tensors, expected were ", items.size());
-    for (size_t k = 0; k < items.size(); ++k) bind_one(state, call, items[k], tensor_of(results[k]));
+    for (size_t k = 0; k < items.size(); ++k)
+      bind_one(state, call, items[k], tensor_of(results[k]));
   }
 }
 

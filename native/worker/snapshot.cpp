@@ -289,10 +289,12 @@ int write_snapshot(State& state, uint64_t position, uint64_t& bytes) {
     end = at + slot.filled;
   }
   const bool host = state.device.type() == c10::DeviceType::CPU;
-  const SnapshotHeader header{
-      kSnapshotMagic, kSnapshotVersion,
-      static_cast<uint32_t>(host ? DeviceKind::software : DeviceKind::cuda), position,
-      tables.size(), end};
+  const SnapshotHeader header{kSnapshotMagic,
+                              kSnapshotVersion,
+                              static_cast<uint32_t>(host ? DeviceKind::software : DeviceKind::cuda),
+                              position,
+                              tables.size(),
+                              end};
   File file(memfd_create("sing-snapshot", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (file.fd() < 0) throw_errno("cannot make a snapshot");
   if (ftruncate(file.fd(), static_cast<off_t>(end)) != 0) throw_errno("cannot make a snapshot");

@@ -66,8 +66,7 @@ void Storages::release(Slot& slot) noexcept {
 
 void Storages::charge(uint64_t bytes) {
   const uint64_t granted = granted_ ? granted_->load(std::memory_order_relaxed) : UINT64_MAX;
-  TORCH_CHECK_WITH(OutOfMemoryError,
-                   !enforced_ || bytes <= granted - std::min(granted, resident_),
+  TORCH_CHECK_WITH(OutOfMemoryError, !enforced_ || bytes <= granted - std::min(granted, resident_),
                    "out of device memory: tried to allocate ", bytes, " bytes; ", resident_, " of ",
                    granted, " granted bytes are in use");
   resident_ += bytes;
@@ -162,7 +161,8 @@ void Storages::note_size(Slot& slot) {
   try {
     charge(bytes);
   } catch (...) {
-    // The client will not learn of the new size: for it, and when it tries again, the old one holds.
+    // The client will not learn of the new size: for it, and when it tries again, the old one
+    // holds.
     resident_ += bytes;
     throw;
   }

@@ -1,0 +1,144 @@
+// Plays the client and the agent of a session, with the worker in a thread of this process.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "oplog/geometry.h"
+#include "oplog/mapping.h"
+#include "worker/session.h"
+#include "worker/snapshot.h"
+
+namespace sing::test {
+
+using Bytes = std::vector<std::byte>;
+
+// One tensor as a client knows it.
+struct Tensor {
+  uint32_t id = 0;
+  std::vector<int64_t> sizes;
+  at::ScalarType dtype = at::ScalarType::Float;
+
+  uint64_t count() const;
+  uint64_t bytes() const { return count() * c10::elementSize(dtype); }
+};
+
+struct Answer {
+  AnswerStatus status = AnswerStatus::ok;
+  Bytes bytes;
+
+  bool ok() const { return status == AnswerStatus::ok; }
+  ErrorKind kind() const;  // of an error
+  std::string operation() const;
+  std::string message() const;
+};
+
+// Builds the payload of a call.
+class CallRecord {
+ public:
+  CallRecord(uint32_t op, uint16_t arguments, uint16_t returns);
+  CallRecord& tensor(const Tensor& tensor, uint8_t flags = 0);
+  CallRecord& tensor(uint32_t id, const Geometry& geometry);
+  CallRecord& tensors(const std::vector<Tensor>& tensors);
+  CallRecord& integer(int64_t value);
+  CallRecord& real(double value);
+  CallRecord& boolean(bool value);
+  CallRecord& integers(const std::vector<int64_t>& values);
+  CallRecord& string(const std::string& value);
+  CallRecord& none();
+  CallRecord& number(double value);  // a number as a CPU tensor
+  CallRecord& generator(uint32_t number);
+  // Outputs.
+  CallRecord& returns_nothing();
+  CallRecord& returns(const Tensor& tensor);
+  CallRecord& returns(const Tensor& tensor, const Geometry& geometry, uint64_t bytes);
+  CallRecord& returns_number(uint32_t id);  // in a request
+  const Writer& payload() const { return out_; }
+  Writer& writer() { return out_; }
+
+ private:
+  Writer out_;
+};
+
+class Host {
+ public:
+  explicit Host(size_t capacity = 1 << 22);
+  ~Host();
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+
+  // The agent's part.
+  SessionOptions options;
+  void start(int snapshot_fd = -1);
+  // Ends the worker as an order does, between two records.
+  void stop();
+  bool running() const { return thread_.joinable(); }
+  // What ended the run, if it was a corrupt log. Waits for the end.
+  std::string corruption();
+  Session& session() { return *session_; }
+  int snapshot(uint64_t* position = nullptr);
+  void grant(uint64_t bytes) { agent_->memory_granted.store(bytes); }
+
+  // The client's part.
+  uint32_t define(const std::string& name, const std::string& overload = "");
+  Tensor allocate(std::vector<int64_t> sizes, at::ScalarType dtype = at::ScalarType::Float);
+  void allocate(uint32_t id, uint64_t bytes);
+  void free(uint32_t id);
+  uint32_t next_id() { return id_++; }
+  Tensor upload(const std::vector<float>& values, std::vector<int64_t> sizes);
+  void write(const Tensor& tensor, const void* data);
+  uint64_t call(const CallRecord& call) { return append(RecordKind::call, 0, call.payload()); }
+  Answer request_call(const CallRecord& call);
+  uint64_t append(RecordKind kind, uint8_t flags, const Writer& payload);
+  uint64_t append_raw(const void* bytes, size_t count);
+  Answer request(RecordKind kind, const Writer& payload);
+  Answer read(const Tensor& tensor);
+  std::vector<float> values(const Tensor& tensor);
+  Answer synchronize() { return request(RecordKind::synchronize, Writer()); }
+  void generator(uint32_t number, GeneratorAction action, uint64_t seed);
+  Bytes generator_state(uint32_t number);
+  void wait_consumed();
+
+  // An answer in steps, for tests that leave it half taken.
+  uint64_t begin_request(RecordKind kind, const Writer& payload);
+  void wait_answer(uint64_t position);
+  uint64_t take(Bytes& into, uint64_t most);
+  void abandon();
+
+  ClientPage& client() { return *client_; }
+  WorkerPage& worker() { return *worker_; }
+  Page<WorkerPage>& worker_page() { return worker_; }
+  Bytes log_bytes(uint64_t from, uint64_t to) const {
+    return Bytes(log_.data() + from % capacity_, log_.data() + from % capacity_ + (to - from));
+  }
+  AgentPage& agent() { return *agent_; }
+  uint64_t head() const { return head_; }
+
+ private:
+  template <class Ready>
+  void wait(Ready ready);
+  void publish();
+
+  File log_file_, client_file_, worker_file_, agent_file_;
+  Mapping log_;
+  uint64_t capacity_;
+  Page<ClientPage> client_;
+  Page<WorkerPage> worker_;
+  Page<AgentPage> agent_;
+  std::unique_ptr<Session> session_;
+  std::thread thread_;
+  std::atomic<bool> over_{false};
+  std::string corruption_;
+  uint64_t head_ = 0;
+  uint32_t id_ = 1;
+  uint32_t ops_ = 1;
+};
+
+Writer read_payload(uint32_t id, uint64_t offset, uint64_t count);
+Geometry contiguous(const Tensor& tensor);
+
+}  // namespace sing::test
