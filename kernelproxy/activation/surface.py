@@ -2,6 +2,9 @@
 
 Each patch names the C++ that it makes up for: code that is compiled only with CUDA, and tests a
 constant instead of the registered device.
+
+``torch.version.cuda`` stays what the build says, None in CPU wheels: libraries take it as a promise
+that CUDA source can be compiled and libraries of NVIDIA be called, which is not so here.
 """
 
 from __future__ import annotations
