@@ -107,9 +107,41 @@ at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef sizes, at::IntA
   return at::native::_reshape_alias(self, sizes, strides);
 }
 
+// Zeros without bytes, as forward-mode autograd makes them; they never reach the device.
+class NoBytes final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t) override {
+    return {nullptr, nullptr, &forget, c10::Device(kDevice, 0)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &forget; }
+  void copy_data(void*, const void*, size_t) const override {}
+
+ private:
+  static void forget(void*) {}
+};
+
+at::Tensor efficient_zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                           std::optional<at::Layout>, std::optional<at::Device>,
+                           std::optional<bool>) {
+  static NoBytes none;
+  return at::detail::empty_generic(sizes, &none,
+                                   kKeys | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+                                   c10::dtype_or_default(dtype), std::nullopt);
+}
+
 void record_stream(at::Tensor&, at::Stream) {}
 
 bool is_pinned(const at::Tensor&, std::optional<at::Device>) { return false; }
+
+bool no_cudnn_ctc(const at::Tensor&, const at::Tensor&, at::IntArrayRef, at::IntArrayRef,
+                  int64_t) {
+  return false;
+}
+
+bool no_cudnn_ctc_tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, int64_t) {
+  return false;
+}
 
 // ------------------------------------------------------------------ operators: shipped
 
@@ -171,6 +203,7 @@ const std::unordered_set<std::string_view>& local_operators() {
   static const std::unordered_set<std::string_view> names = {
       "aten::empty.memory_format",
       "aten::empty_strided",
+      "aten::_efficientzerotensor",
       "aten::view",
       "aten::as_strided",
       "aten::_reshape_alias",
@@ -186,7 +219,9 @@ const std::unordered_set<std::string_view>& local_operators() {
       "aten::set_",
       "aten::is_set_to",
       "aten::record_stream",
-      "aten::is_pinned"};
+      "aten::is_pinned",
+      "aten::_use_cudnn_ctc_loss",
+      "aten::_use_cudnn_ctc_loss.Tensor"};
   return names;
 }
 
@@ -232,6 +267,7 @@ void register_kernels() {
   register_shipped(*kernels);
   kernels->impl("empty.memory_format", &empty);
   kernels->impl("empty_strided", &empty_strided);
+  kernels->impl("_efficientzerotensor", &efficient_zeros);
   kernels->impl("view", &view);
   kernels->impl("as_strided", &as_strided);
   kernels->impl("_reshape_alias", &reshape_alias);
@@ -248,6 +284,8 @@ void register_kernels() {
   kernels->impl("is_set_to", &at::native::is_set_to);
   kernels->impl("record_stream", &record_stream);
   kernels->impl("is_pinned", &is_pinned);
+  kernels->impl("_use_cudnn_ctc_loss", &no_cudnn_ctc);
+  kernels->impl("_use_cudnn_ctc_loss.Tensor", &no_cudnn_ctc_tensor);
   kernels->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
   kernels->impl("lstm.input", &lstm);
 

@@ -26,7 +26,7 @@ bool is_trusted(const std::string& name) {
 
 bool takes_host_indices(const std::string& name) {
   return name.starts_with("aten::index") || name.starts_with("aten::_index_put") ||
-         name.starts_with("aten::_unsafe_index");
+         name.starts_with("aten::_unsafe_index") || name.starts_with("aten::_ctc_loss");
 }
 
 // Operators whose numbers decide how large the result is.

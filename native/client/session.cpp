@@ -512,8 +512,8 @@ Slot* Session::allocate(uint64_t bytes, bool announced) {
       raise<c10::OutOfMemoryError>(
           "CUDA out of memory. Tried to allocate " + as_size(bytes) +
           ". GPU 0 has a total capacity of " + as_size(total) + " of which " +
-          as_size(agent_->memory_free.load()) + " is free. This kernel uses " +
-          as_size(wanted - charged) +
+          as_size(agent_->memory_free.load()) +
+          " is free beyond what this kernel has. This kernel uses " + as_size(wanted - charged) +
           ". Delete tensors that are no longer needed and try again.");
     }
   }

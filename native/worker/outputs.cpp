@@ -68,9 +68,11 @@ const Operand* aliased_operand(const Call& call, const at::Tensor& tensor) {
   return nullptr;
 }
 
+// A result that has bytes, all of them.
 void check_strided(const at::Tensor& tensor) {
   TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(),
               "internal: a result of layout ", tensor.layout(), " is not supported");
+  TORCH_CHECK(!tensor._is_zerotensor(), "internal: a result without bytes is not supported");
 }
 
 void bind_one(State& state, const Call& call, const Expected& expected, const at::Tensor& tensor) {
