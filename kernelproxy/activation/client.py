@@ -29,6 +29,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_default_generator": ([], ctypes.py_object),
     "sing_client_cell": ([ctypes.c_int], None),
     "sing_client_forked": ([], ctypes.c_int),
+    "sing_client_resize_storage": ([ctypes.py_object, ctypes.c_uint64], ctypes.py_object),
 }
 
 
@@ -109,6 +110,10 @@ class NativeClient:
     def default_generator(self) -> Any:
         """Return the device's default `torch.Generator`."""
         return self._library.sing_client_default_generator()
+
+    def resize_storage(self, storage: Any, size: int) -> None:
+        """Give a device `torch.UntypedStorage` another size in bytes; what fits is kept."""
+        self._library.sing_client_resize_storage(storage, size)
 
     def cell(self, change: int) -> None:
         """Tell the agent that a cell began (1) or ended (-1)."""

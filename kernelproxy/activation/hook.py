@@ -68,7 +68,7 @@ class TorchFinder(MetaPathFinder):
         execute(module)
         sys.meta_path.remove(self)
         if self._state.client is not None:
-            _install(lambda: surface.install(module))
+            _install(lambda: surface.install(module, self._client()))
 
     def _import_bindings(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         """Called by the import system to execute the extension module ``torch._C``."""

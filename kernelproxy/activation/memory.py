@@ -70,6 +70,9 @@ class MemoryStatistics:
         return found
 
     def mem_get_info(self, device: int) -> tuple[int, int]:
-        """Free and total bytes of the device, as ``cudaMemGetInfo``."""
+        """Free and total bytes of the device, as ``cudaMemGetInfo``.
+
+        What the session was granted and does not use counts as free: there is no cache to empty.
+        """
         found = self._client.memory()
-        return found["free"], found["total"]
+        return found["free"] + found["granted"] - found["used"], found["total"]

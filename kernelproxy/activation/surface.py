@@ -15,18 +15,22 @@ from types import ModuleType
 from typing import Any
 
 from kernelproxy.activation import tensor_types
+from kernelproxy.activation.client import NativeClient
 from kernelproxy.activation.streams import refuse
 
 _NO_POINTERS = "device memory lies in another process"
 
 
-def install(torch: ModuleType) -> None:
+def install(torch: ModuleType, client: NativeClient) -> None:
     """Patch the imported `torch`. Called by the import hook, once."""
     # device_count() asks NVML before anything else; that would count what this session has not.
     torch.cuda._cached_device_count = 1
     torch.cuda._get_pynvml_handler = _no_nvml
     torch.cuda.list_gpu_processes = torch.cuda.memory.list_gpu_processes = _no_nvml
-    _patch_storage(torch)
+    # Recurrent modules ask at every call and would be told to rebuild PyTorch.
+    torch.backends.cudnn.is_acceptable = lambda tensor: False
+    _patch_storage(torch, client)
+    _patch_parallel(torch)
     _patch_printing(torch)
     _patch_exports(torch)
     tensor_types.install(torch)
@@ -44,7 +48,7 @@ def _is_cuda(torch: ModuleType, device: Any) -> bool:
     return bool(torch.device(device).type == "cuda")
 
 
-def _patch_storage(torch: ModuleType) -> None:
+def _patch_storage(torch: ModuleType, client: NativeClient) -> None:
     """Storages on the device: ``THPStorage_pynew`` and ``resize_`` know CUDA only if built so.
 
     ``torch.load`` makes its storages here.
@@ -68,9 +72,7 @@ def _patch_storage(torch: ModuleType) -> None:
     def resize_(self: Any, size: int) -> Any:
         if self.device.type != "cuda":
             return original_resize(self, size)
-        if size < self.nbytes():
-            refuse("Shrinking a device storage", "make a new tensor instead")
-        torch.empty(0, dtype=torch.uint8, device=self.device).set_(self).resize_(size)
+        client.resize_storage(self, size)
         return self
 
     torch.UntypedStorage.__new__ = staticmethod(new)
@@ -103,6 +105,27 @@ def _patch_storage_files(torch: ModuleType) -> None:
 
     torch.UntypedStorage._write_file = write_file
     torch.UntypedStorage._set_from_file = set_from_file
+
+
+def _patch_parallel(torch: ModuleType) -> None:
+    """``nn.DataParallel`` on the one device there is: scattering and gathering are copies."""
+
+    def scatter(tensor: Any, devices: Any, *args: Any) -> tuple[Any, ...]:
+        if list(devices) != [0]:
+            refuse("More than one device", "a session has one device, cuda:0")
+        return (tensor.to("cuda"),)
+
+    def broadcast(tensors: Any, devices: Any, *args: Any) -> list[list[Any]]:
+        return [list(scatter(tensor, devices)) for tensor in tensors]
+
+    def gather(tensors: Any, axis: int, device: int | None) -> Any:
+        found = torch.cat(list(tensors), axis)
+        return found.cpu() if device == -1 else found
+
+    torch._C._scatter = scatter
+    torch._C._broadcast_coalesced = lambda tensors, devices, size: broadcast(tensors, devices)
+    torch._C._broadcast = lambda tensor, devices: list(scatter(tensor, devices))
+    torch._C._gather = gather
 
 
 def _patch_printing(torch: ModuleType) -> None:

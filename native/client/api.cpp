@@ -7,12 +7,14 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/Storage.h>
 
 #include "client/device.h"
 #include "client/generators.h"
 #include "client/kernels.h"
 #include "client/plans.h"
 #include "client/session.h"
+#include "client/tensors.h"
 
 namespace {
 
@@ -126,6 +128,15 @@ PyObject* sing_client_device() {
 PyObject* sing_client_default_generator() {
   HANDLE_TH_ERRORS
   return THPGenerator_Wrap(sing::client::default_generator());
+  END_HANDLE_TH_ERRORS
+}
+
+// Gives a device storage (a torch.UntypedStorage) another size.
+PyObject* sing_client_resize_storage(PyObject* storage, uint64_t bytes) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(THPStorage_Check(storage), "expected a torch.UntypedStorage");
+  sing::client::resize_storage(THPStorage_Unpack(storage).unsafeGetStorageImpl(), bytes);
+  Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 

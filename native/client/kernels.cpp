@@ -1,6 +1,7 @@
 #include "client/kernels.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <unordered_set>
 
@@ -133,14 +134,14 @@ void record_stream(at::Tensor&, at::Stream) {}
 
 bool is_pinned(const at::Tensor&, std::optional<at::Device>) { return false; }
 
-bool no_cudnn_ctc(const at::Tensor&, const at::Tensor&, at::IntArrayRef, at::IntArrayRef,
-                  int64_t) {
-  return false;
-}
+// Questions whether a GPU library should be used, which not every torch asks.
+constexpr std::array<const char*, 4> kLibraryQuestions = {
+    "aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor", "aten::_use_miopen_ctc_loss",
+    "aten::_use_miopen_ctc_loss.Tensor"};
 
-bool no_cudnn_ctc_tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                         const at::Tensor&, int64_t) {
-  return false;
+void answer_no(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->emplace_back(false);
 }
 
 // ------------------------------------------------------------------ operators: shipped
@@ -219,9 +220,7 @@ const std::unordered_set<std::string_view>& local_operators() {
       "aten::set_",
       "aten::is_set_to",
       "aten::record_stream",
-      "aten::is_pinned",
-      "aten::_use_cudnn_ctc_loss",
-      "aten::_use_cudnn_ctc_loss.Tensor"};
+      "aten::is_pinned"};
   return names;
 }
 
@@ -248,7 +247,11 @@ void register_shipped(torch::Library& library) {
     const auto op = dispatcher.findSchema(name);
     const std::string full =
         name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (op.has_value() && is_shipped(*op, full)) {
+    if (!op.has_value()) continue;
+    if (std::find(kLibraryQuestions.begin(), kLibraryQuestions.end(), full) !=
+        kLibraryQuestions.end()) {
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_no>());
+    } else if (is_shipped(*op, full)) {
       library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&call>());
     }
   }
@@ -284,8 +287,6 @@ void register_kernels() {
   kernels->impl("is_set_to", &at::native::is_set_to);
   kernels->impl("record_stream", &record_stream);
   kernels->impl("is_pinned", &is_pinned);
-  kernels->impl("_use_cudnn_ctc_loss", &no_cudnn_ctc);
-  kernels->impl("_use_cudnn_ctc_loss.Tensor", &no_cudnn_ctc_tensor);
   kernels->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
   kernels->impl("lstm.input", &lstm);
 
