@@ -51,8 +51,12 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             from kernelproxy import native
 
             info = native.describe(torch)
+            # From a clone, too: a user's compiler may warn of what ours does not.
             parts = native.ensure(
-                info, message=self.app.display_info, cache=Path(self.directory) / "native"
+                info,
+                self.app.display_info,
+                developing=False,
+                cache=Path(self.directory) / "native",
             )
         except Exception as error:
             # Not installing would be worse than building at first use, which explains itself.

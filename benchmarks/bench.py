@@ -221,7 +221,9 @@ def run(
 ) -> Results:
     """Measure everything; a row is printed as soon as it is there."""
     results = Results(memcpy_gb_per_second=memcpy_rate())
-    print(f"{'program':<18}{'threads':>9}{'plain ms':>11}{'proxied ms':>12}{'ratio':>8}  quartiles")
+    print(
+        f"{'program':<18}{'threads':>12}{'plain ms':>11}{'proxied ms':>12}{'ratio':>8}  quartiles"
+    )
     for count in threads:
         with sides(count, scale) as (plain, proxied):
             label = str(count) if count else f"{plain.order('threads')['threads']} (default)"
@@ -229,7 +231,7 @@ def run(
                 row = measure(plain, proxied, program, label, scale)
                 results.rows.append(row)
                 print(
-                    f"{row.program:<18}{row.threads:>9.9}{row.plain:>11.2f}{row.proxied:>12.2f}"
+                    f"{row.program:<18}{row.threads:>12}{row.plain:>11.2f}{row.proxied:>12.2f}"
                     f"{row.ratio:>8.2f}  {row.ratio_low:.2f} to {row.ratio_high:.2f}",
                     flush=True,
                 )

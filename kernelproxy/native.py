@@ -197,6 +197,7 @@ def ensure(
     message: Message | None = None,
     *,
     sanitize: bool = False,
+    developing: bool | None = None,
     cache: Path | None = None,
 ) -> NativeParts:
     """Find the libraries for a torch; build them if nobody has.
@@ -209,6 +210,8 @@ def ensure(
         Is told, in one sentence, that a build begins or is being waited for.
     sanitize : bool
         Build with the address and undefined-behaviour sanitizers, for development.
+    developing : bool, optional
+        Refuse warnings, and keep objects for the next build; by default in a checkout.
     cache : Path, optional
         Where to build; the user's cache by default.
 
@@ -236,7 +239,9 @@ def ensure(
                 return parts
             _check_tools(info)
             say(f"Preparing the device client for torch {info.version}, once: a minute or two.")
-            return _build(info, tree, cache, key, sanitize)
+            if developing is None:
+                developing = tree != PACKAGE / "_native"
+            return _build(info, tree, cache, key, sanitize, developing)
     except OSError as error:
         raise NativeError(f"the native part cannot be built in {cache}: {error}") from error
 
@@ -297,12 +302,13 @@ def _locked(path: Path, say: Message) -> Iterator[None]:
 # ---------------------------------------------------------------- building
 
 
-def _build(info: TorchInfo, tree: Path, cache: Path, key: str, sanitize: bool) -> NativeParts:
+def _build(
+    info: TorchInfo, tree: Path, cache: Path, key: str, sanitize: bool, developing: bool
+) -> NativeParts:
     """Compile and publish by renaming, so that a pair exists whole or not at all."""
     # We hold the key's lock: whatever lies under this name was left by a build that was killed.
     for stale in cache.glob(f".{key}.*"):
         shutil.rmtree(stale)
-    developing = tree != PACKAGE / "_native"
     with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=cache) as name:
         scratch = Path(name)
         objects = cache / "objects" if developing else scratch / "objects"
