@@ -220,7 +220,7 @@ TEST(torn_snapshots_are_refused) {
   const auto load = [&](size_t count) {
     const File copy(memfd_create("copy", 0));
     EXPECT(write(copy.fd(), content.data(), count) == static_cast<ssize_t>(count));
-    State state(c10::Device(c10::DeviceType::CPU), nullptr, nullptr);
+    State state(c10::Device(c10::DeviceType::CPU), nullptr);
     return load_snapshot(copy.fd(), state);
   };
   load(bytes);

@@ -55,7 +55,7 @@ bool Answers::send(uint64_t position, AnswerStatus status, uint64_t bytes, const
       if (wait == Wait::ended) return false;
       continue;
     }
-    source(produced, ring_bytes.subspan(at, count));
+    if (count != 0) source(produced, ring_bytes.subspan(at, count));
     produced += count;
     page_->answer_produced.store(produced, std::memory_order_release);
     if (!published) page_->answer_position.store(position, std::memory_order_release);

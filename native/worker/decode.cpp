@@ -14,14 +14,17 @@ using Kind = ArgumentType::Kind;
 constexpr int kDepthMax = 4;
 
 // The number of elements, or CorruptLog: broadcast sizes may promise more than 2^63.
-int64_t element_count(const Geometry& geometry) {
+int64_t element_count(const Geometry& geometry, int64_t most) {
   int64_t count = 1;
+  bool empty = false, overflow = false;
   for (const int64_t size : geometry.sizes) {
-    if (size == 0) return 0;
-    if (__builtin_mul_overflow(count, size, &count))
-      throw CorruptLog("a tensor of impossible size");
+    empty = empty || size == 0;
+    overflow = overflow || size > most || __builtin_mul_overflow(count, size, &count);
   }
-  return count;
+  if ((overflow || count > most) && !(empty && most == INT64_MAX)) {
+    throw CorruptLog("a tensor of impossible size");
+  }
+  return empty ? 0 : count;
 }
 
 bool covers_storage(const Slot& slot, const at::Tensor& tensor) {
@@ -125,8 +128,9 @@ c10::IValue Decoder::host_tensor(Reader& in) {
   const auto bytes = in.get_bytes(count);
   if (!in.ok()) return {};
   uint64_t expected = 0;
-  if (__builtin_mul_overflow(static_cast<uint64_t>(element_count(geometry)),
-                             c10::elementSize(geometry.dtype), &expected) ||
+  if (__builtin_mul_overflow(
+          static_cast<uint64_t>(element_count(geometry, state_.limits.elements_max)),
+          c10::elementSize(geometry.dtype), &expected) ||
       expected != count || c10::isQIntType(geometry.dtype)) {
     throw CorruptLog("a host tensor whose bytes do not fit its sizes");
   }
@@ -145,7 +149,7 @@ void Decoder::device_tensor(Reader& in, const ArgumentType& type) {
   operand.geometry = get_geometry(in);
   if (!in.ok()) return;
   const Slot& slot = state_.storages.at(operand.id);
-  element_count(operand.geometry);
+  element_count(operand.geometry, state_.limits.elements_max);
   if (slot.life == Slot::Life::live && operand.geometry.storage_bytes() > slot.bytes) {
     throw CorruptLog("a tensor reaches beyond its storage");
   }

@@ -47,13 +47,19 @@ struct Operator {
   size_t returns = 0;
 };
 
+// What a log may ask for. Everything, but for the fuzzer, which must not run what it makes up.
+struct Limits {
+  using Allowed = bool (*)(std::string_view full_name);
+  Allowed allowed = nullptr;         // which operators exist; null: all of this torch
+  int64_t elements_max = INT64_MAX;  // of an operand
+};
+
 class Operators {
  public:
   static constexpr uint32_t kCountMax = 1 << 16;
-  using Allowed = bool (*)(std::string_view full_name);
+  using Allowed = Limits::Allowed;
 
-  // `software`: CUDA-only operators are computed by substitutes. `allowed`: null, or which
-  // operators exist (the fuzzer runs only harmless ones).
+  // `software`: CUDA-only operators are computed by substitutes.
   Operators(bool software, Allowed allowed) : software_(software), allowed_(allowed) {}
 
   // CorruptLog if the number is out of range.

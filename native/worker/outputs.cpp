@@ -1,7 +1,6 @@
 #include "worker/outputs.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 namespace sing {
@@ -39,16 +38,16 @@ Expected parse_predicted(Reader& in, Tag tag) {
   return expected;
 }
 
-// A copy of `tensor` in a storage of its own, which lies in memory as was predicted.
-at::Tensor conform(const at::Tensor& tensor, const Expected& expected, c10::Device device) {
-  const auto options = at::TensorOptions().device(device).dtype(at::kByte);
-  const at::Tensor room = at::empty({static_cast<int64_t>(expected.bytes)}, options);
-  if (tensor.nbytes() != expected.bytes) room.zero_();  // there are bytes that nothing covers
+// Copies a result into a storage of its own, in which it lies as was predicted.
+void bind_copy(State& state, const Expected& expected, const at::Tensor& tensor) {
+  state.storages.allocate(expected.id, expected.bytes);
+  Slot& slot = state.storages.at(expected.id);
+  const bool covered = tensor.nbytes() == expected.bytes;
   const Geometry& to = expected.geometry;
-  const at::Tensor copy =
-      make_tensor(room.storage(), {to.dtype, 0, to.offset, to.sizes, to.strides});
-  copy.copy_(tensor);
-  return copy;
+  make_tensor(covered ? state.storages.use_raw(slot) : state.storages.use(slot),
+              {to.dtype, 0, to.offset, to.sizes, to.strides})
+      .copy_(tensor);
+  Storages::revive(slot);
 }
 
 bool lies_as(const at::Tensor& tensor, const Expected& expected, c10::Device device) {
@@ -103,8 +102,7 @@ void bind_one(State& state, const Call& call, const Expected& expected, const at
   if (lies_as(tensor, expected, state.device) && aliased_operand(call, tensor) == nullptr) {
     state.storages.bind(expected.id, tensor.storage(), expected.bytes);
   } else {
-    const at::Tensor copy = conform(tensor, expected, state.device);
-    state.storages.bind(expected.id, copy.storage(), expected.bytes);
+    bind_copy(state, expected, tensor);
   }
 }
 

@@ -33,7 +33,7 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
       threads_(options.threads),
       spins_(options.threads == 1 ? kSpins : kSpinsWithThreads),
       orders_(*worker_),
-      state_(options.device, &agent_->memory_granted, options.allowed),
+      state_(options.device, &agent_->memory_granted, options.limits),
       answers_(*client_, worker_, orders_),
       executor_(state_, answers_, options.skip) {
   if (files.snapshot >= 0) {

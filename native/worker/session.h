@@ -26,7 +26,7 @@ struct SessionOptions {
   int threads = 0;  // of a software device; 0: as they are
   uint64_t epoch = 1;
   std::vector<uint64_t> skip;
-  Operators::Allowed allowed = nullptr;  // null: every operator of this torch
+  Limits limits;
 };
 
 class Session {

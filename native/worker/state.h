@@ -16,13 +16,15 @@ namespace sing {
 struct State {
   static constexpr size_t kEventsMax = 1 << 20;
 
-  State(c10::Device device, const Word<uint64_t>* granted, Operators::Allowed allowed)
+  State(c10::Device device, const Word<uint64_t>* granted, Limits limits = {})
       : device(device),
+        limits(limits),
         storages(device, granted),
-        operators(device.type() == c10::DeviceType::CPU, allowed),
+        operators(device.type() == c10::DeviceType::CPU, limits.allowed),
         generators(device) {}
 
   c10::Device device;
+  Limits limits;
   Storages storages;
   Operators operators;
   Generators generators;
