@@ -300,7 +300,7 @@ def decode(text: bytes) -> tuple[Message, int]:
         If it is anything but a known message with exactly its fields.
     """
     try:
-        body = json.loads(text)
+        body = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ProtocolError("A message is not JSON.") from error
     if not isinstance(body, dict):
@@ -321,6 +321,11 @@ def decode(text: bytes) -> tuple[Message, int]:
         return message_type(**body), fd_count
     except TypeError as error:
         raise ProtocolError(f"A {kind} message lacks a field.") from error
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and infinities, which are no JSON and which no field means."""
+    raise ValueError(name)
 
 
 def _has_type(value: object, hint: Any) -> bool:

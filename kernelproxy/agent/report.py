@@ -19,8 +19,6 @@ UNUSED = "Not used yet: starts when the notebook first uses the device."
 EVER_IDLE = "Nothing to do."
 RESTORED = "Comes back onto its device."
 REBUILT = "Its device process ended unexpectedly: its state is being rebuilt."
-HELD = "resumes when you run the next cell."
-NOT_HELD = "resumes when you run a cell."
 
 
 def describe_session(session: Session) -> dict[str, Any]:
@@ -65,6 +63,13 @@ def describe_device(room: Room, sessions: Sequence[dict[str, Any]]) -> dict[str,
         "memory_used": sum(each["memory"] for each in here),
         "sessions": [each["id"] for each in here],
     }
+
+
+def way_back(script: bool, *, held: bool) -> str:
+    """Say, as a clause, what brings a suspended session back; `held` as in Note [Holding]."""
+    if script:
+        return "resumes on request." if held else "resumes when the program uses the device."
+    return "resumes when you run the next cell." if held else "resumes when you run a cell."
 
 
 def user_name(uid: int) -> str:

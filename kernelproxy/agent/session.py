@@ -90,7 +90,6 @@ class Session:
         self.idle_timeout = settings.idle_timeout if wanted is None else wanted
         self.device_state = DeviceState(session_id, room.device, settings)
         self.state, self.reason, self.since = State.IDLE, report.UNUSED, time.monotonic()
-        self.closed = asyncio.Event()
         self._zygotes, self._on_closed = zygotes, on_closed
         self._resumed_at = self.since
         self._hold: Hold | None = None
@@ -131,6 +130,8 @@ class Session:
         except WorkerError as error:
             self.kernel_pid = None
             raise ControlError(str(error), "unavailable") from error
+        if self.closing:
+            raise ControlError(f"Session {self.id} was closed.", "ended")
         self.torch_version = torch_version
         if self._watch is not None:
             self._watch.close()
@@ -170,10 +171,8 @@ class Session:
         state = self.device_state
         state.memory.agent.ring()  # Note [Looking]
         if self.state is State.FAILED:
-            return None
-        if state.worker is not None and state.worker.corrupt is not None:
-            return self._fail(f"Its log is corrupt: {state.worker.corrupt}")
-        if state.worker is not None and state.worker.broken:
+            return
+        if state.worker is not None and (state.worker.broken or state.worker.corrupt is not None):
             await self._bury()
         if self._idle_seconds_left() <= 0:
             await self._suspend_if_idle(f"Not used for {report.duration(self.idle_timeout)}")
@@ -189,7 +188,6 @@ class Session:
         self._set_idle_timer()
         if self.state is State.IDLE:
             self.room.changed()
-        return None
 
     def _wants_worker(self) -> bool:
         """Whether something must be executed now; ends a hold that is over (Note [Holding])."""
@@ -212,9 +210,10 @@ class Session:
         """Bring it onto its device, or into the queue for it."""
         state, room = self.device_state, self.room
         self._must_run = True
-        wish = state.memory.client.memory_wanted if state.wants_memory else 0
-        need = max(state.memory.agent.memory_granted, state.replay_grant, wish)
-        if not await room.reserve(self, min(need, room.ledger.total), queued=True):
+        client, page = state.memory.client, state.memory.agent
+        wish = client.memory_wanted if state.wants_memory else client.memory_used
+        need = min(max(page.memory_granted, state.replay_grant, wish), room.ledger.total)
+        if not await room.reserve(self, need, queued=True):
             room.ledger.release(self.id)  # held still if a worker died
             place = room.enqueue(self)
             state.announce(Presence.ABSENT)
@@ -270,10 +269,12 @@ class Session:
 
     async def _bury(self) -> None:
         """Take leave of a dead worker; `_restore` follows if the verdict allows."""
-        verdict = await self.device_state.bury()
+        verdict, corrupt = await self.device_state.bury()
         log.warning("Session %s: its worker died: %s", self.id, verdict.value)
         self._must_run = self._died = True
-        if verdict is Verdict.FAIL:
+        if corrupt is not None:
+            self._fail(f"Its log is corrupt: {corrupt}")
+        elif verdict is Verdict.FAIL:
             self._fail("Its device process died again and again, and replaying does not help.")
 
     # ---------------------------------------------------------------- idleness
@@ -310,7 +311,7 @@ class Session:
             log.warning("Session %s could not be suspended: %s", self.id, error)
             self._resumed_at = time.monotonic()  # try again when it was idle for as long again
             return False
-        self._suspended(f"{why}: {report.NOT_HELD}")
+        self._suspended(f"{why}: {report.way_back(self.script, held=False)}")
         return True
 
     def _suspended(self, reason: str) -> None:
@@ -332,7 +333,7 @@ class Session:
     def as_neighbour(self) -> Neighbour | None:
         """See `Tenant`."""
         state = self.device_state
-        if state.worker is None or state.worker.broken or self._claims:
+        if state.worker is None or state.worker.broken or self._claims or self.closing:
             return None
         granted = self.room.ledger.of(self.id)
         # With work in the log, what the client uses by now is not what executing it may need.
@@ -380,6 +381,7 @@ class Session:
         return await self._as_verb(self._suspend(why.rstrip(". ") or "Suspended on request", by))
 
     async def _suspend(self, why: str, by: int) -> dict[str, Any]:
+        self.device_state.hurry()
         async with self._exclusive():
             self._check_usable()
             client = self.device_state.memory.client
@@ -390,7 +392,7 @@ class Session:
                 raise ControlError(f"Its state could not be saved: {error}", "failed") from error
             self.room.leave_queue(self)
             self._hold = hold
-            self._suspended(f"{why}: {report.HELD}")
+            self._suspended(f"{why}: {report.way_back(self.script, held=True)}")
             return report.describe_session(self)
 
     async def resume(self) -> dict[str, Any]:
@@ -409,11 +411,13 @@ class Session:
         return await self._as_verb(self._resume())
 
     async def _resume(self) -> dict[str, Any]:
+        self.device_state.hurry()
         async with self._exclusive():
             self._check_usable()
             self._hold = None
             if self.device_state.worker is None:
                 await self._restore()
+            self.look()
         while self.state is State.QUEUED:
             self._left_queue = self._left_queue or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._left_queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -70,6 +71,9 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     if text is None:
         return default
     try:
-        return min(float(text), float(sys.maxsize))
+        seconds = float(text)
     except ValueError:
-        raise ControlError(f"{name} is {text!r}: not a number of seconds.", "bad-request") from None
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ControlError(f"{name} is {text!r}: not a number of seconds.", "bad-request")
+    return min(seconds, float(sys.maxsize))

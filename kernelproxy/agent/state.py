@@ -165,8 +165,13 @@ class DeviceState:
             close_all(fds)
         self.worker = worker
 
-    async def save(self) -> None:
+    async def save(self, seconds: float | None = None) -> None:
         """Take a snapshot and give back the log below it.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            What it may take; by default until somebody is in a hurry, see `hurry`.
 
         Raises
         ------
@@ -175,7 +180,7 @@ class DeviceState:
         """
         if self.worker is None:
             raise InternalError("a snapshot was asked of no worker")
-        taken = await self.worker.snapshot(self._settings.snapshot_seconds)
+        taken = await self.worker.snapshot(seconds)
         retained = self.memory.agent.retained
         if not retained <= taken.position <= retained + self.memory.log_bytes:
             taken.close()
@@ -191,6 +196,11 @@ class DeviceState:
         self.deaths.forget_before(taken.position)
         if older is not None:
             self._begin_off_loop(older.close)
+
+    def hurry(self) -> None:
+        """Somebody waits for the session: let a snapshot in the background take no longer."""
+        if self.worker is not None:
+            self.worker.hurry(self._settings.snapshot_seconds)
 
     async def unload(self, *, unless_busy: bool) -> bool:
         """End the worker, having saved what it has done.
@@ -219,7 +229,7 @@ class DeviceState:
             await worker.gate(False, seconds)
             # With a closed gate nothing below head is begun: drained stays drained.
             if not (self.drained and self.memory.worker.consumed == self.position):
-                await self.save()
+                await self.save(self._settings.snapshot_seconds)
             if unless_busy and not self.idle:
                 await worker.gate(True, seconds)
                 return False
@@ -233,14 +243,19 @@ class DeviceState:
         self.drop_worker()
         return True
 
-    async def bury(self) -> Verdict:
-        """Note the death of the worker, and what to do about it."""
+    async def bury(self) -> tuple[Verdict, str | None]:
+        """Note the end of the worker; return what to do, and what it found corrupt, if it did."""
         worker = self.worker
         if worker is None:
             raise InternalError("no worker died")
-        await worker.exited.wait()
+        corrupt = await worker.last_words()
         self.drop_worker()
-        return self.deaths.note(self.memory.worker.consumed, self.memory.client.head)
+        if corrupt is not None:
+            return Verdict.FAIL, corrupt
+        if worker.overdue:
+            return Verdict.RETRY, None
+        verdict = self.deaths.note(self.memory.worker.consumed, self.memory.client.head)
+        return verdict, None
 
     def drop_worker(self) -> None:
         """Let go of the worker, which is dead or is killed by this."""

@@ -61,8 +61,11 @@ class Worker:
         self.corrupt: str | None = None
         #: It cannot be ordered any more and was sent SIGKILL; `exited` follows.
         self.broken = False
+        #: It was broken because an order took too long, which is no sign of a bad record.
+        self.overdue = False
         self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
         self._ordered = False
+        self._limit: asyncio.Timeout | None = None
         # What it answered; None after its end. Queued, so that a cancelled order leaks nothing.
         self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -83,10 +86,19 @@ class Worker:
         """Open or close its gate; raises as `open`."""
         await self._order(Gate(is_open), Done, seconds)
 
-    async def snapshot(self, seconds: float) -> Snapshot:
-        """Take a snapshot, whose descriptor becomes the caller's; raises as `open`."""
+    async def snapshot(self, seconds: float | None) -> Snapshot:
+        """Take a snapshot, whose descriptor becomes the caller's; raises as `open`.
+
+        With None for `seconds` it may take as long as the operator that is being executed, until
+        somebody calls `hurry`.
+        """
         taken, (fd,) = await self._order(TakeSnapshot(), SnapshotTaken, seconds, fd_count=1)
         return Snapshot(fd, taken.position, taken.bytes)
+
+    def hurry(self, seconds: float) -> None:
+        """Give an order without a time limit one: `seconds` from now."""
+        if self._limit is not None and self._limit.when() is None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
     async def end(self, seconds: float) -> None:
         """End it, by force if it does not within `seconds`, and wait until it is gone."""
@@ -102,6 +114,17 @@ class Worker:
         """End it at once and wait until it is gone. Its memory is free then."""
         self._break()
         await self.exited.wait()
+
+    async def last_words(self) -> str | None:
+        """Wait until it is gone and all it said was heard; return what was corrupt, if that.
+
+        Its end and its last message come by two ways, in any order.
+        """
+        if self.corrupt is not None:
+            self._break()
+        await self.exited.wait()
+        await asyncio.wait({self._reader})
+        return self.corrupt
 
     def close(self) -> None:
         """Give up the process, killing it if it lives; doing it twice is no error."""
@@ -121,7 +144,7 @@ class Worker:
         self,
         order: Message,
         reply_type: type[Reply],
-        seconds: float,
+        seconds: float | None,
         fds: Sequence[int] = (),
         fd_count: int = 0,
     ) -> tuple[Reply, list[int]]:
@@ -132,19 +155,19 @@ class Worker:
             raise WorkerError("The worker is gone.")
         self._ordered = True
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as self._limit:
                 await self._channel.send(order, fds)
                 reply = await self._replies.get()
         except BaseException as error:
             self._break()  # a late answer would be taken for the next order's
             if isinstance(error, TimeoutError):
-                name = type(order).__name__
-                raise WorkerError(f"The worker took over {seconds:g} s for {name}.") from error
+                self.overdue = True
+                raise WorkerError(f"The worker took too long: {type(order).__name__}.") from error
             if isinstance(error, OSError):
                 raise WorkerError("The connection to the worker broke.") from error
             raise
         finally:
-            self._ordered = False
+            self._ordered, self._limit = False, None
         if reply is None:
             raise WorkerError("The worker died.")
         message, received = reply

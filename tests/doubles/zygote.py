@@ -1,8 +1,8 @@
 """A zygote without torch, whose workers execute a toy language from the real log.
 
 A call's payload is text: ``add N`` (the state, one number, changes so that order and repetition
-show), ``die``, ``die-until PATH`` (while that file lacks), ``hang``, ``corrupt``. A read is
-answered with the state.
+show), ``die``, ``die-until PATH`` (while that file lacks), ``wait PATH`` (until it is there),
+``hang``, ``corrupt``. A read is answered with the state.
 """
 
 from __future__ import annotations
@@ -98,6 +98,9 @@ class ToyWorker:
                 os.kill(os.getpid(), signal.SIGSEGV)
             elif verb == "hang":
                 signal.pause()
+            elif verb == "wait":
+                while not Path(argument).exists() and not self.ending:
+                    time.sleep(0.01)
             elif verb == "corrupt":
                 return f"position {self.at}: a bad record"
         if request and self.client.answer_wanted == end:

@@ -274,6 +274,25 @@ def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost) -> None:
     assert host.session(client)["worker_pid"] is None
 
 
+def test_a_long_operator_is_not_taken_for_a_fault(toy_host: StartHost, tmp_path) -> None:
+    host = toy_host(log_bytes=1 << 14, log_budget=1 << 10, snapshot_seconds=0.2, order_seconds=0.2)
+    client = host.client()
+    client.append(f"wait {tmp_path / 'done'}")
+    worker = wait_until(lambda: host.session(client)["worker_pid"])
+    for number in range(100):  # beyond the budget: a snapshot begins and waits
+        client.add(number)
+    with pytest.raises(TimeoutError):
+        client.read(1.0)
+    assert host.session(client)["worker_pid"] == worker
+    began = time.monotonic()
+    from_outside(Suspend(client.session))  # does not wait for it
+    assert time.monotonic() - began < 10
+    (tmp_path / "done").touch()
+    host.call(Resume(client.session))
+    assert client.read() == client.state
+    wait_until(lambda: client.agent.snapshots)
+
+
 def test_a_corrupt_log_ends_that_session_alone(toy_host: StartHost) -> None:
     host = toy_host()
     good, bad = host.client("good"), host.client("bad")

@@ -107,6 +107,7 @@ def test_a_decoder_gives_each_of_several_frames_its_descriptors() -> None:
         b'{"kind": "CloseSession", "session": 1}',
         b'{"kind": "OpenSession", "name": "n", "kernel_id": "", "python": "p", "script": 1}',
         b'{"kind": "OpenSession", "name": "", "kernel_id": "", "python": "", "idle_timeout": "1"}',
+        b'{"kind": "OpenSession", "name": "", "kernel_id": "", "python": "", "idle_timeout": NaN}',
         b'{"kind": "Open", "session": "s", "device": "cpu", "threads": true, "epoch": 1,'
         b' "skip": [], "snapshot": false, "gate": true}',
         b'{"kind": "Open", "session": "s", "device": "cpu", "threads": 1, "epoch": 1,'
