@@ -109,7 +109,6 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream&) const override { Session::get().synchronize(); }
   void synchronizeDevice(const c10::DeviceIndex) const override { Session::get().synchronize(); }
-  bool isStreamCapturing(const c10::Stream&) const override { return false; }
 
   void record(void** event, const c10::Stream&, const c10::DeviceIndex,
               const c10::EventFlag flag) const override {
