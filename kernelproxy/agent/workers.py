@@ -187,6 +187,8 @@ class Worker:
         except (OSError, ProtocolError):
             # Without its connection it is of no use, whether or not the process still lives.
             self._break()
+        finally:
+            self._replies.put_nowait(None)  # after all it said: whoever waits waits in vain
 
     def _take(self, message: Message, fds: list[int]) -> None:
         if self._ordered and self._replies.empty() and not isinstance(message, Ended):
@@ -205,10 +207,8 @@ class Worker:
         self._on_change()
 
     def _break(self) -> None:
-        """Send SIGKILL and let whoever waits for an answer know."""
-        if not self.broken:
-            self.broken = True
-            self._replies.put_nowait(None)
+        """Send SIGKILL; the end of its connection follows, and ends what waits for an answer."""
+        self.broken = True
         if not self.exited.is_set():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -45,7 +45,7 @@ def test_a_session_runs_while_a_cell_runs(toy_host: StartHost) -> None:
     client.add(1)
     with client.cell():
         client.read()
-        assert host.session(client)["state"] == "running"
+        wait_until(lambda: host.when(client, "running"))
     wait_until(lambda: host.when(client, "idle"))
 
 
