@@ -46,8 +46,11 @@ venv: $(VENV)/.package native ## set everything up in .venv; again in a second w
 native: $(VENV)/.package
 	@$(BIN)/python -m kernelproxy.native >/dev/null
 
+# In containers one often is root, and Jupyter asks for that to be said.
+LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
+
 lab: venv ## JupyterLab with the tutorial
-	JUPYTER_DEFAULT_PROVISIONER_NAME=sing $(BIN)/jupyter lab docs/tutorial.ipynb
+	JUPYTER_DEFAULT_PROVISIONER_NAME=sing $(BIN)/jupyter lab $(LAB_FLAGS) docs/tutorial.ipynb
 
 test: venv test-cpp fuzz ## all tests
 	$(PYTEST)
