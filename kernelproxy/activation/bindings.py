@@ -199,7 +199,8 @@ def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
         "_cuda_isInBadFork": client.forked,
         "_cuda_synchronize": client.synchronize,
-        "_cuda_getArchFlags": lambda: None,
+        # Of the compute capability that DeviceProperties claims; an empty list would be warned of.
+        "_cuda_getArchFlags": lambda: "sm_80",
         "_cuda_getCompiledVersion": lambda: 0,
         "_cuda_get_sync_debug_mode": lambda: sync_debug.mode,
         "_cuda_set_sync_debug_mode": lambda mode: setattr(sync_debug, "mode", mode),

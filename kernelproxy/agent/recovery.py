@@ -3,17 +3,22 @@
 | death                                            | verdict                                     |
 |--------------------------------------------------|---------------------------------------------|
 | with nothing to execute                          | retry: whoever killed it, it was no record  |
-| at a record, the first and second time           | retry                                       |
+| by a signal from outside, at any record          | retry: the record is not to blame           |
+| by itself at a record, the first and second time | retry                                       |
 | the third time in a row at the same record       | skip: that call is reported as an error     |
 | `FRUITLESS_MAX` times without any progress       | fail: the session ends                      |
+
+SIGKILL is a signal from outside, also from the kernel when host memory runs out.
 """
 
 from __future__ import annotations
 
+import signal
 from enum import Enum
 
 SAME_RECORD_MAX = 3
-FRUITLESS_MAX = 20
+FRUITLESS_MAX = 100
+OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
 class Verdict(Enum):
@@ -32,7 +37,7 @@ class Deaths:
         self._record, self._times = -1, 0
         self._farthest, self._fruitless = -1, 0
 
-    def note(self, consumed: int, head: int) -> Verdict:
+    def note(self, consumed: int, head: int, status: int | None = None) -> Verdict:
         """Judge the death of a worker that had executed the log below `consumed`.
 
         Parameters
@@ -41,13 +46,15 @@ class Deaths:
             Position of the record that was being executed, if it is below `head`.
         head : int
             End of the log.
+        status : int, optional
+            How it ended: its exit status, or the negative number of the signal that ended it.
         """
         if consumed > self._farthest:
             self._farthest, self._fruitless = consumed, 0
         self._fruitless += 1
         if self._fruitless >= FRUITLESS_MAX:
             return Verdict.FAIL
-        if consumed >= head:
+        if consumed >= head or (status is not None and -status in OUTSIDE):
             self._record, self._times = -1, 0
             return Verdict.RETRY
         if consumed != self._record:

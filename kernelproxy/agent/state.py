@@ -116,13 +116,14 @@ class DeviceState:
         again, we write the grant and then look at what it uses, and so one of both notices.
         """
         page, before = self.memory.agent, self.memory.agent.memory_granted
-        if grant >= before:
+        # A worker that lags behind needs the grant of when its records were appended.
+        if grant >= before or not self.drained:
             return before
         page.memory_granted = grant
         page.ring()
         used = self.memory.client.memory_used
         if used > grant:
-            grant = min(before, max(used, grant))
+            grant = min(before, used)
             page.memory_granted = grant
             page.ring()
         return grant
@@ -254,7 +255,8 @@ class DeviceState:
             return Verdict.FAIL, corrupt
         if worker.overdue:
             return Verdict.RETRY, None
-        verdict = self.deaths.note(self.memory.worker.consumed, self.memory.client.head)
+        status = await worker.status()
+        verdict = self.deaths.note(self.memory.worker.consumed, self.memory.client.head, status)
         return verdict, None
 
     def drop_worker(self) -> None:

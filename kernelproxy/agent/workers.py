@@ -25,6 +25,8 @@ from kernelproxy.protocol import (
     TakeSnapshot,
 )
 
+REAP_SECONDS = 5.0
+
 Reply = TypeVar("Reply", bound=Message)
 
 
@@ -49,14 +51,22 @@ class Worker:
     channel : Channel
         Its control connection.
     pid, pidfd : int
+    ended : asyncio.Future
+        Its exit status, known when it was reaped; None if nobody can tell.
     on_change : callable
         Called when it exits, and when it reports a corrupt log.
     """
 
     def __init__(
-        self, channel: Channel, pid: int, pidfd: int, on_change: Callable[[], object]
+        self,
+        channel: Channel,
+        pid: int,
+        pidfd: int,
+        ended: asyncio.Future[int | None],
+        on_change: Callable[[], object],
     ) -> None:
         self.pid = pid
+        self._ended = ended
         self.exited = asyncio.Event()
         self.corrupt: str | None = None
         #: It cannot be ordered any more and was sent SIGKILL; `exited` follows.
@@ -125,6 +135,13 @@ class Worker:
         await self.exited.wait()
         await asyncio.wait({self._reader})
         return self.corrupt
+
+    async def status(self) -> int | None:
+        """Wait until it was reaped; None if its zygote does not say how it ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REAP_SECONDS):
+                return await asyncio.shield(self._ended)
+        return None
 
     def close(self) -> None:
         """Give up the process, killing it if it lives; doing it twice is no error."""

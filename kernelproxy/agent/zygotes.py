@@ -46,6 +46,8 @@ class Zygote:
         self._tokens = 0
         # Answers come in the order of the orders.
         self._spawns: deque[asyncio.Future[tuple[int, int]]] = deque()
+        # How workers ended, by their number, until it is known.
+        self._ends: dict[int, asyncio.Future[int | None]] = {}
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> ZygoteReady:
@@ -124,7 +126,7 @@ class Zygote:
                 self.kill()
                 raise WorkerError(f"The zygote of {self.python} does not answer.") from error
             raise
-        return Worker(Channel(ours), pid, pidfd, on_change)
+        return Worker(Channel(ours), pid, pidfd, self._ends[pid], on_change)
 
     async def _read(self, channel: Channel) -> None:
         """Take what it says until it ends."""
@@ -140,7 +142,11 @@ class Zygote:
         if isinstance(message, WorkerExited):
             how = f"signal {-message.status}" if message.status < 0 else f"status {message.status}"
             log.info("Worker %d ended with %s", message.pid, how)
+            ended = self._ends.pop(message.pid, None)
+            if ended is not None:
+                ended.set_result(message.status)
         elif isinstance(message, Spawned) and self._spawns and len(fds) == 1:
+            self._ends[message.pid] = asyncio.get_running_loop().create_future()
             self._spawns.popleft().set_result((message.pid, fds.pop()))
         elif isinstance(message, Error) and self._spawns:
             self._spawns.popleft().set_exception(WorkerError(message.message))
@@ -158,6 +164,8 @@ class Zygote:
             spawned = self._spawns.popleft()
             if not spawned.done():
                 spawned.set_exception(WorkerError(f"The zygote of {self.python} ended."))
+        while self._ends:
+            self._ends.popitem()[1].set_result(None)
 
     async def close(self) -> None:
         """End and reap it; doing it twice is no error."""

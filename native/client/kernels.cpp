@@ -260,6 +260,12 @@ void register_shipped(torch::Library& library) {
 }  // namespace
 
 void register_kernels() {
+  // In a CUDA build every kernel here takes the place of one of torch's, which torch would say.
+  class Silence final : public c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silence;
+  const c10::WarningUtils::WarningHandlerGuard silent(&silence);
+
   // Never unregistered: kernels run until the process ends.
   static auto* fallback = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::CUDA,
                                              __FILE__, __LINE__);

@@ -372,44 +372,51 @@ void Session::raise_answer(std::span<const std::byte> bytes) {
 
 namespace {
 // The awaited answer is taken back when a wait ends by an exception: the worker must not wait for
-// somebody who left.
+// somebody who left. It may sleep on answer_taken, which therefore changes.
 class Wanted {
  public:
   explicit Wanted(ClientPage& page) : page_(page) {}
   ~Wanted() {
     page_.answer_wanted.store(0, std::memory_order_seq_cst);
+    if (taken_) return;
+    page_.answer_taken.store(UINT64_MAX, std::memory_order_seq_cst);
     futex_wake(low_half(page_.answer_taken));
   }
   Wanted(const Wanted&) = delete;
   Wanted& operator=(const Wanted&) = delete;
 
+  void taken() { taken_ = true; }
+
  private:
   ClientPage& page_;
+  bool taken_ = false;
 };
 }  // namespace
 
 void Session::request(RecordKind kind, std::span<const std::byte> payload,
                       std::span<std::byte> destination) {
   const auto lock = lock_without_gil(request_mutex_);
-  const Wanted wanted(*client_);
+  Wanted wanted(*client_);
   const uint64_t position = append_record(kind, kRequest, payload, {});
   answer(position, [&](uint64_t total) {
     TORCH_CHECK(total == destination.size(), "the device worker answered ", total,
                 " bytes where ", destination.size(), " were asked for");
     return destination.data();
   });
+  wanted.taken();
 }
 
 std::vector<std::byte> Session::request(RecordKind kind, std::span<const std::byte> payload,
                                         uint8_t flags) {
   const auto lock = lock_without_gil(request_mutex_);
-  const Wanted wanted(*client_);
+  Wanted wanted(*client_);
   const uint64_t position = append_record(kind, kRequest | flags, payload, {});
   std::vector<std::byte> bytes;
   answer(position, [&](uint64_t total) {
     bytes.resize(total);
     return bytes.data();
   });
+  wanted.taken();
   return bytes;
 }
 
@@ -478,6 +485,16 @@ bool Session::try_reserve(uint64_t more) {
   return agent_->memory_granted.load() >= wanted || want(wanted);
 }
 
+// The agent lowers a grant and then looks at what is in use; we note what we use and then look at
+// the grant: one of both notices.
+bool Session::take_memory_locked(uint64_t wanted) noexcept {
+  if (wanted > agent_->memory_granted.load(std::memory_order_relaxed)) return false;
+  client_->memory_used.store(wanted, std::memory_order_seq_cst);
+  if (wanted <= agent_->memory_granted.load(std::memory_order_seq_cst)) return true;
+  client_->memory_used.store(used_, std::memory_order_seq_cst);
+  return false;
+}
+
 Slot* Session::allocate(uint64_t bytes, bool announced) {
   const uint64_t charged = (bytes + kChargeBytes - 1) / kChargeBytes * kChargeBytes;
   for (;;) {
@@ -485,7 +502,7 @@ Slot* Session::allocate(uint64_t bytes, bool announced) {
     {
       std::lock_guard lock(mutex_);
       wanted = used_ + charged;
-      if (charged == 0 || wanted <= agent_->memory_granted.load(std::memory_order_acquire)) {
+      if (charged == 0 || take_memory_locked(wanted)) {
         auto slot = std::make_unique<Slot>();
         slot->bytes = bytes;
         slot->charged = charged;
@@ -498,7 +515,6 @@ Slot* Session::allocate(uint64_t bytes, bool announced) {
         }
         used_ = wanted;
         peak_ = std::max(peak_, used_);
-        client_->memory_used.store(used_, std::memory_order_relaxed);
         client_->memory_peak.store(peak_, std::memory_order_relaxed);
         ++counters_.allocations;
         if (announced) {
@@ -582,7 +598,10 @@ void Session::cell(int running) {
     client_->cells_running.store(static_cast<uint32_t>(std::max(now, 0)));
     client_->cell_changed_ns.store(monotonic_ns());
   }
-  if (running < 0) flush_storages();
+  if (running >= 0) return;
+  flush_storages();
+  // Whoever waits for room hears at once that this session could be suspended.
+  if (client_->cells_running.load() == 0) ring();
 }
 
 }  // namespace sing::client

@@ -106,6 +106,7 @@ class Session {
   [[noreturn]] void raise_answer(std::span<const std::byte> bytes);
   void wait_answer(const std::function<bool()>& ready);
   void wait_agent(const std::function<bool()>& ready);
+  bool take_memory_locked(uint64_t wanted) noexcept;
   bool want(uint64_t bytes);
   std::byte* take_address(uint64_t bytes, uint32_t& address_class);
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from kernelproxy.agent.recovery import FRUITLESS_MAX, SAME_RECORD_MAX, Deaths, Verdict
 
 
@@ -17,6 +19,14 @@ def test_the_third_death_in_a_row_at_a_record_skips_it() -> None:
     verdicts = [deaths.note(consumed=8, head=80) for _ in range(SAME_RECORD_MAX)]
     assert verdicts == [Verdict.RETRY, Verdict.RETRY, Verdict.SKIP]
     assert deaths.skip == [8]
+
+
+def test_a_signal_from_outside_is_no_records_fault() -> None:
+    deaths = Deaths()
+    for _ in range(2 * SAME_RECORD_MAX):
+        assert deaths.note(8, 80, -signal.SIGKILL) is Verdict.RETRY
+    assert deaths.note(8, 80, -signal.SIGSEGV) is Verdict.RETRY
+    assert deaths.skip == []
 
 
 def test_deaths_at_other_records_between_start_the_count_anew() -> None:
