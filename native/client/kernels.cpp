@@ -194,6 +194,8 @@ bool travels_whole(std::string_view name) {
       "aten::logical_or.out",
       "aten::logical_xor.out",
       "aten::logical_not.out",
+      "aten::silu_backward",
+      "aten::mish_backward",
   };
   return names.count(name) != 0 || name.starts_with("aten::_foreach_") ||
          name.starts_with("aten::_fused_");
@@ -235,7 +237,11 @@ bool is_view(const c10::OperatorHandle& op) {
 
 bool is_shipped(const c10::OperatorHandle& op, const std::string& name) {
   if (local_operators().count(name) != 0 || is_view(op)) return false;
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  // A composite beside a kernel (silu_backward) is meant for devices that have none.
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return false;
+  }
   return travels_whole(name) || op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }

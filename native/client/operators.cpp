@@ -78,7 +78,10 @@ Operator::Operator(const c10::OperatorHandle& op)
     in_place = in_place && operand >= 0;
     plain = plain && is_tensors(result.type());
   }
-  structured = handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+  // An out= form that has such a kernel (logsumexp.out) is none of torch's structured ones: what it
+  // does to the size of its output, only the worker can tell.
+  structured = !has_out && handle.hasKernelForDispatchKey(
+                               c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
   masks = name == "aten::index.Tensor" || name == "aten::_unsafe_index.Tensor";
   dynamic = !masks && (handle.hasTag(at::Tag::dynamic_output_shape) ||
                        handle.hasTag(at::Tag::data_dependent_output));

@@ -152,17 +152,15 @@ bool native_layer_norm(Operands operands, Plan& plan) {
   return true;
 }
 
-// Outputs are computed as (batch, sequence, heads, size) and returned transposed.
+// The result lies as the query does, the statistics as (batch, sequence, heads).
 bool flash_attention_for_cpu(Operands operands, Plan& plan) {
   const at::Tensor& query = operands[0].toTensor();
   if (!all_strided({&query}) || query.dim() != 4 ||
       (query.scalar_type() != at::kFloat && query.scalar_type() != at::kDouble)) {
     return false;
   }
-  const int64_t batch = query.size(0), heads = query.size(1), rows = query.size(2),
-                width = query.size(3);
-  plan.outputs.push_back(tensor_output(query.scalar_type(), {batch, heads, rows, width},
-                                       {rows * heads * width, width, heads * width, 1}));
+  const int64_t batch = query.size(0), heads = query.size(1), rows = query.size(2);
+  plan.outputs.push_back(pointwise({&query}, query.scalar_type()));
   plan.outputs.push_back(
       tensor_output(query.scalar_type(), {batch, heads, rows}, {rows * heads, 1, heads}));
   return true;

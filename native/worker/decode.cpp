@@ -27,6 +27,19 @@ int64_t element_count(const Geometry& geometry, int64_t most) {
   return empty ? 0 : count;
 }
 
+// Tensors that are passed twice are one object for the operator, too: self-attention is known by
+// it. One that the operator may resize must not take others with it.
+const Operand* same_tensor(const Call& call, const Operand& operand) {
+  for (const Operand& other : call.operands) {
+    if (&other == &operand) break;
+    if (other.id == operand.id && !other.written && !operand.written &&
+        other.geometry == operand.geometry && other.geometry.flags == operand.geometry.flags) {
+      return &other;
+    }
+  }
+  return nullptr;
+}
+
 bool covers_storage(const Slot& slot, const at::Tensor& tensor) {
   return tensor.storage_offset() == 0 && tensor.nbytes() == slot.bytes &&
          tensor.is_non_overlapping_and_dense();
@@ -212,13 +225,15 @@ c10::IValue Decoder::value(Reader& in, const ArgumentType& type, int depth) {
 
 void Decoder::materialise(Call& call) {
   for (Operand& operand : call.operands) {
+    c10::IValue& argument = call.stack[operand.argument];
     Slot& slot = state_.storages.at(operand.id);
     operand.fresh = !slot.in_memory() || slot.life == Slot::Life::lost;
-    operand.tensor = make_tensor(state_.storages.use_raw(slot), operand.geometry);
+    const Operand* same = argument.isList() ? nullptr : same_tensor(call, operand);
+    operand.tensor = same != nullptr ? same->tensor
+                                     : make_tensor(state_.storages.use_raw(slot), operand.geometry);
     if (slot.filled < slot.bytes && !(operand.out && covers_storage(slot, operand.tensor))) {
       state_.storages.use(slot);
     }
-    c10::IValue& argument = call.stack[operand.argument];
     if (argument.isList()) {
       argument.toList().set(operand.element, operand.tensor);
     } else {
