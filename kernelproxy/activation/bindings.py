@@ -208,6 +208,10 @@ def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
         "_cuda_tunableop_tuning_is_enabled": lambda: False,
         "_cuda_record_untuned_is_enabled": lambda: False,
         "_cuda_clearCublasWorkspaces": lambda: None,
+        # Imported by torch._inductor as soon as there is a device, also by torch.compiler.reset().
+        "_cuda_CUDAAllocator_AllocatorState": type("_cuda_CUDAAllocator_AllocatorState", (), {}),
+        "_set_cached_tensors_enabled": lambda enabled: None,
+        "_cuda_get_conv_benchmark_empty_cache": lambda: False,
     }
 
 
