@@ -1,0 +1,151 @@
+"""A behaviour: a function of a device, whose results must not depend on the device."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+Behaviour = Callable[[str], object]
+
+_behaviours: dict[str, tuple[Behaviour, float]] = {}
+
+
+def behaviour(function: Behaviour | None = None, *, relative: float = 0.0) -> Any:
+    """Register a function of a device, ``"cpu"`` or ``"cuda"``, under its name.
+
+    It returns tensors on that device, numbers, strings, or lists, tuples and dicts of such, all
+    of which must be equal: values bit for bit (NaNs are equal), dtypes, shapes and strides.
+
+    Parameters
+    ----------
+    relative : float
+        Difference of values that is allowed, relative to the largest value of a tensor. For
+        operators that torch computes with other kernels on CUDA than on the CPU, and which
+        therefore round elsewhere.
+    """
+    if function is None:
+        return lambda function: behaviour(function, relative=relative)
+    if function.__name__ in _behaviours:
+        raise ValueError(f"two behaviours are called {function.__name__}")
+    _behaviours[function.__name__] = (function, relative)
+    return function
+
+
+def compared() -> Iterator[tuple[str, str]]:
+    """Run all behaviours; yields the name of each, and what is wrong ("" if nothing is)."""
+    for name, (function, relative) in _behaviours.items():
+        try:
+            found = {device: _run(function, device) for device in ("cpu", "cuda")}
+            differences = list(_differences("", found["cpu"], found["cuda"], relative))
+            message = "\n".join(differences)
+        except Exception:
+            message = traceback.format_exc()
+        yield name, message
+
+
+def _run(function: Behaviour, device: str) -> object:
+    torch.manual_seed(0)
+    return function(device)
+
+
+def _differences(where: str, plain: Any, proxied: Any, relative: float) -> Iterator[str]:
+    """Describe each difference between two results, with its place in them."""
+    if type(plain) is not type(proxied):
+        yield f"{where}: {type(plain).__name__} became {type(proxied).__name__}"
+    elif isinstance(plain, torch.Tensor):
+        yield from (f"{where}: {text}" for text in _tensor_differences(plain, proxied, relative))
+    elif isinstance(plain, Mapping):
+        if list(plain) != list(proxied):
+            yield f"{where}: keys {list(plain)} became {list(proxied)}"
+        for key in plain.keys() & proxied.keys():
+            yield from _differences(f"{where}[{key!r}]", plain[key], proxied[key], relative)
+    elif isinstance(plain, (list, tuple)):
+        if len(plain) != len(proxied):
+            yield f"{where}: {len(plain)} results became {len(proxied)}"
+        for index, (one, other) in enumerate(zip(plain, proxied, strict=False)):
+            yield from _differences(f"{where}[{index}]", one, other, relative)
+    elif isinstance(plain, float) and relative:
+        if not math.isclose(plain, proxied, rel_tol=relative):
+            yield f"{where}: {plain!r} became {proxied!r}"
+    elif plain != proxied:
+        yield f"{where}: {plain!r} became {proxied!r}"
+
+
+def _tensor_differences(
+    plain: torch.Tensor, proxied: torch.Tensor, relative: float
+) -> Iterator[str]:
+    if proxied.device.type != "cuda":
+        yield f"is on {proxied.device}"
+    for name in ("dtype", "shape", "requires_grad"):
+        if getattr(plain, name) != getattr(proxied, name):
+            yield f"{name} {getattr(plain, name)} became {getattr(proxied, name)}"
+    if plain.shape != proxied.shape:
+        return
+    if plain.stride() != proxied.stride():
+        yield f"strides {plain.stride()} became {proxied.stride()}"
+    plain, proxied = plain.detach(), proxied.detach().cpu()
+    allowed = 0.0
+    if relative and plain.numel():
+        allowed = relative * float(plain.abs().max())
+    equal = torch.isclose(plain, proxied, rtol=0.0, atol=allowed, equal_nan=True)
+    if not equal.all():
+        first = tuple((~equal).nonzero()[0].tolist())
+        values = f"{plain[first].item()!r} became {proxied[first].item()!r} at {first}"
+        yield f"{int((~equal).sum())} of {equal.numel()} values differ: {values}"
+
+
+# -------------------------------------------------------------------- what behaviours are made of
+
+
+def normal(device: str, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Make random values on the CPU, the same for every device, and move them."""
+    return torch.randn(*sizes, dtype=dtype).to(device)
+
+
+def whole(device: str, *sizes: int, below: int) -> torch.Tensor:
+    """Make random integers on the CPU, the same for every device, and move them."""
+    return torch.randint(below, sizes).to(device)
+
+
+def flat(results: Any) -> list[torch.Tensor]:
+    """Collect the tensors of a nest of lists and tuples."""
+    if isinstance(results, torch.Tensor):
+        return [results]
+    if isinstance(results, (list, tuple)):
+        return [tensor for item in results for tensor in flat(item)]
+    return []
+
+
+def gradients(results: Any, *of: torch.Tensor) -> list[torch.Tensor | None]:
+    """Differentiate the sum of the squares of all results."""
+    loss = torch.stack([r.abs().square().sum() for r in flat(results) if r.requires_grad]).sum()
+    return list(torch.autograd.grad(loss, of, allow_unused=True))
+
+
+def passes(module: nn.Module, *inputs: Any, device: str) -> list[Any]:
+    """Forward and backward passes of a module: its results, all gradients, and its buffers."""
+    module.to(device)
+    leaves = [
+        each.detach().clone().requires_grad_()
+        if isinstance(each, torch.Tensor) and each.is_floating_point()
+        else each
+        for each in inputs
+    ]
+    results = module(*leaves)
+    wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    grads = gradients(results, *wanted, *module.parameters())
+    return [flat(results), grads, [buffer.clone() for buffer in module.buffers()]]
+
+
+def refusal(function: Callable[[], object]) -> str:
+    """Name the type of the exception that a function raises."""
+    try:
+        function()
+    except Exception as error:
+        return type(error).__name__
+    return "nothing was raised"
