@@ -196,6 +196,13 @@ bool travels_whole(std::string_view name) {
       "aten::logical_not.out",
       "aten::silu_backward",
       "aten::mish_backward",
+      "aten::addr",
+      "aten::addr.out",
+      "aten::any.dims",
+      "aten::any.dims_out",
+      "aten::all.dims",
+      "aten::all.dims_out",
+      "aten::linalg__powsum",
   };
   return names.count(name) != 0 || name.starts_with("aten::_foreach_") ||
          name.starts_with("aten::_fused_");
