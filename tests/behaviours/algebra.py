@@ -21,7 +21,7 @@ def products(device: str) -> object:
             torch.inner(x, x),
             torch.linalg.cross(y, y + 1),
         ],
-        [torch.addmv(x[:, 0], x, y[:, 0]), torch.addr(x, x[:, 0], x[0]), x.T.mm(x)],
+        [torch.addmv(x[:, 0], x, y[:, 0]), torch.addr(x, x[:, 0], x[0], beta=0.3), x.T.mm(x)],
     )
 
 
@@ -78,6 +78,17 @@ def equations(device: str) -> object:
             linalg.tensorinv(square.view(5, 5), ind=1),
         ],
     )
+
+
+@behaviour
+def equations_of_complex_numbers(device: str) -> object:
+    x = normal(device, 4, 4, dtype=torch.complex64)
+    factors = torch.linalg.lu_factor(x)
+    return [
+        torch.linalg.lu_solve(*factors, x[:2] if not left else x[:, :2], left=left, adjoint=adjoint)
+        for left in (True, False)
+        for adjoint in (True, False)
+    ]
 
 
 @behaviour(relative=1e-5)

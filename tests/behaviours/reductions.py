@@ -36,7 +36,7 @@ def largest_and_smallest(device: str) -> object:
     return (
         [x.max(), x.min(), *x.max(1), *x.min(0), x.argmax(), x.argmin(1), *x.aminmax()],
         [x.amax(1), x.amin((0, 1)), *x.cummax(1), *x.cummin(0), torch.maximum(x, x.flip(0))],
-        [x.count_nonzero(), x.any(), x.all(1), (x > 0).any(0), (x > 0).all()],
+        [x.count_nonzero(), x.any(), x.all(1), (x > 0).any(0), (x > 0).all((0, 1))],
     )
 
 
