@@ -51,7 +51,12 @@ void native_dropout_backward(Stack& stack) {
   const double scale = stack[2].toDouble();
   stack.clear();
   Tensor noise = mask.to(grad.scalar_type());
-  if (scale != 0) noise.div_(1 / scale);
+  // Nothing passes a dropout of everything, whose scale is 0.
+  if (scale != 0) {
+    noise.div_(1 / scale);
+  } else {
+    noise.zero_();
+  }
   stack.emplace_back(grad.mul(noise));
 }
 
