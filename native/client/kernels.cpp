@@ -22,6 +22,7 @@
 #include "client/calls.h"
 #include "client/copies.h"
 #include "client/recurrent.h"
+#include "client/refusals.h"
 #include "client/tensors.h"
 
 namespace sing::client {
@@ -134,14 +135,19 @@ void record_stream(at::Tensor&, at::Stream) {}
 
 bool is_pinned(const at::Tensor&, std::optional<at::Device>) { return false; }
 
-// Questions whether a GPU library should be used, which not every torch asks.
-constexpr std::array<const char*, 4> kLibraryQuestions = {
+// Questions whether to use a GPU library, or nested tensors; not every torch asks all of them.
+constexpr std::array<const char*, 5> kQuestions = {
     "aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor", "aten::_use_miopen_ctc_loss",
-    "aten::_use_miopen_ctc_loss.Tensor"};
+    "aten::_use_miopen_ctc_loss.Tensor", "aten::_nested_tensor_from_mask_left_aligned"};
 
 void answer_no(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, op.schema().arguments().size());
   stack->emplace_back(false);
+}
+
+void call_composite(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  // A key without kernels of its own: the dispatcher finds the composite one behind it.
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), stack);
 }
 
 // ------------------------------------------------------------------ operators: shipped
@@ -165,8 +171,6 @@ bool travels_whole(std::string_view name) {
       "aten::_batch_norm_with_update",
       "aten::_batch_norm_no_update",
       "aten::batch_norm_backward",
-      "aten::_fused_rms_norm",
-      "aten::_fused_rms_norm_backward",
       "aten::_scaled_dot_product_flash_attention_for_cpu",
       "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
       "aten::_thnn_fused_lstm_cell",
@@ -261,8 +265,7 @@ void register_shipped(torch::Library& library) {
     const std::string full =
         name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     if (!op.has_value()) continue;
-    if (std::find(kLibraryQuestions.begin(), kLibraryQuestions.end(), full) !=
-        kLibraryQuestions.end()) {
+    if (std::find(kQuestions.begin(), kQuestions.end(), full) != kQuestions.end()) {
       library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_no>());
     } else if (is_shipped(*op, full)) {
       library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&call>());
@@ -313,7 +316,12 @@ void register_kernels() {
                                              c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
   autograd->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
   autograd->impl("lstm.input", &lstm);
+  // Software devices lack its backward operator: it stays a composite in CUDA builds, too.
+  for (torch::Library* library : {kernels, autograd}) {
+    library->impl("_fused_rms_norm", torch::CppFunction::makeFromBoxedFunction<&call_composite>());
+  }
   register_attention_choice();
+  register_refusals();
 }
 
 }  // namespace sing::client

@@ -69,8 +69,10 @@ const Operand* aliased_operand(const Call& call, const at::Tensor& tensor) {
 
 // A result that has bytes, all of them.
 void check_strided(const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(),
-              "internal: a result of layout ", tensor.layout(), " is not supported");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_nested(),
+      "sparse, nested and quantized tensors are not supported on a proxied device yet; keep them "
+      "on the CPU.");
   TORCH_CHECK(!tensor._is_zerotensor(), "internal: a result without bytes is not supported");
 }
 
