@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -272,6 +273,17 @@ def transformer_layers_evaluated(device: str) -> object:
             list(heads.to(device).eval()(x, x, x)),
             list(heads(x, x, x, need_weights=False))[:1],
         )
+
+
+# On the CPU torch computes this with nested tensors, and has zeros where a key is hidden.
+@behaviour(relative=1e-6)
+def transformer_layers_evaluated_with_hidden_keys(device: str) -> object:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).to(device).eval()
+    hidden = torch.tensor([[False, False, True], [False, False, False]], device=device)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nested tensors are a prototype
+        return encoder(normal(device, 2, 3, 8), src_key_padding_mask=hidden)[~hidden].clone()
 
 
 @behaviour

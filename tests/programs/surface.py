@@ -247,6 +247,29 @@ def what_cannot_work_says_so() -> None:
 
 
 @check
+def layouts_that_are_not_supported_yet_say_so() -> None:
+    x = torch.eye(3)
+    y = x.cuda()
+    with warnings.catch_warnings():
+        # Of nested and quantized tensors themselves.
+        warnings.filterwarnings("ignore", ".*(prototype|deprecated)")
+        for kind, function in (
+            ("sparse", lambda: x.to_sparse().cuda()),
+            ("sparse", lambda: torch.empty(2, 2, layout=torch.sparse_coo, device="cuda")),
+            ("sparse", lambda: torch.sparse.mm(x.to_sparse(), y)),
+            ("sparse", lambda: y.to_sparse()),
+            ("sparse", lambda: y.to_sparse_csr()),
+            ("nested", lambda: torch.nested.nested_tensor([x, x], device="cuda") + 1),
+            ("quantized", lambda: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8)),
+            ("quantized", lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).cuda()),
+        ):
+            text = refused(function, NotImplementedError)
+            assert kind in text, text
+            assert "not supported on a proxied device yet; keep them on the CPU" in text, text
+    assert y.sum().item() == 3
+
+
+@check
 def markers_and_profilers_do_no_harm() -> None:
     with torch.cuda.nvtx.range("outer"), torch.cuda.profiler.profile():
         torch.cuda.nvtx.mark("here")
