@@ -20,6 +20,10 @@ from kernelproxy.protocol import Error, Message, Spawn, Spawned, WorkerExited, Z
 
 log = logging.getLogger(__name__)
 
+# How long a compute thread without work keeps its core, in turns of a loop: about 20 us. By default
+# libgomp's threads spin for milliseconds, on the core that the notebook needs to go on.
+OMP_SPINS = "1000"
+
 
 class Zygote:
     """One zygote. Owns its process and channel until `close`.
@@ -90,6 +94,8 @@ class Zygote:
         # NVML, by which the agent numbers GPUs, knows this order only.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
+            environment["GOMP_SPINCOUNT"] = OMP_SPINS
         return subprocess.Popen(
             [self.python, *self._settings.zygote_command, str(fd)],
             stdin=subprocess.DEVNULL,

@@ -109,14 +109,13 @@ PyObject* sing_client_statistics() {
 PyObject* sing_client_device() {
   HANDLE_TH_ERRORS
   const auto& agent = Session::get().agent();
-  const bool software =
-      agent.device_kind == static_cast<uint32_t>(sing::DeviceKind::software);
+  const bool software = agent.device_kind == static_cast<uint32_t>(sing::DeviceKind::software);
   PyObject* dict =
       dict_of({{"total", agent.memory_total.load()}, {"threads", agent.threads.load()}});
   const std::string name(agent.device_name, strnlen(agent.device_name, sizeof(agent.device_name)));
   if (dict != nullptr && put(dict, "kind", PyUnicode_FromString(software ? "software" : "cuda")) &&
-      put(dict, "name", PyUnicode_FromStringAndSize(name.data(),
-                                                    static_cast<Py_ssize_t>(name.size())))) {
+      put(dict, "name",
+          PyUnicode_FromStringAndSize(name.data(), static_cast<Py_ssize_t>(name.size())))) {
     return dict;
   }
   Py_XDECREF(dict);

@@ -13,7 +13,7 @@ namespace {
 
 using torch::jit::Stack;
 
-constexpr uint32_t kListItemsMax = 256;       // results of an operator with an unknown number
+constexpr uint32_t kListItemsMax = 256;         // results of an operator with an unknown number
 constexpr uint64_t kRoom = uint64_t{64} << 20;  // asked for before a request is tried again
 
 // Set while torch's shape function of a structured operator runs: the out= call that it makes at
@@ -413,7 +413,8 @@ thread_local size_t Borrowed::depth = 0;
 
 void call(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
   Operator& op = find_operator(handle);
-  const bool sized = op.has_out && sized_by != nullptr && same_operator(op.schema.name(), *sized_by);
+  const bool sized =
+      op.has_out && sized_by != nullptr && same_operator(op.schema.name(), *sized_by);
   const SizedBy inner(nullptr);
   prepare_operands(op, *stack);
   Borrowed borrowed;

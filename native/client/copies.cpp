@@ -74,8 +74,8 @@ void copy_to_device(const at::Tensor& self, const at::Tensor& source) {
   }
   // The bytes cross as they are; conversion and layout are the device's work, as on a GPU.
   const at::Tensor dense = plain.contiguous();
-  const at::Tensor staged =
-      at::empty(dense.sizes(), dense.options().device(c10::Device(kDevice, 0)).pinned_memory(false));
+  const at::Tensor staged = at::empty(
+      dense.sizes(), dense.options().device(c10::Device(kDevice, 0)).pinned_memory(false));
   write(staged, dense);
   copy_on_device(self, staged);
 }
@@ -91,8 +91,8 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& source) {
     read(plain, self);
     return;
   }
-  const at::Tensor host = at::empty_strided(plain.sizes(), plain.strides(),
-                                            plain.options().device(at::kCPU));
+  const at::Tensor host =
+      at::empty_strided(plain.sizes(), plain.strides(), plain.options().device(at::kCPU));
   read(plain, host);
   at::Tensor(self).copy_(host);
 }
@@ -101,8 +101,7 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& source) {
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
   if (self.is_same(source)) return self;
-  const at::Tensor expanded =
-      source.sizes() == self.sizes() ? source : source.expand(self.sizes());
+  const at::Tensor expanded = source.sizes() == self.sizes() ? source : source.expand(self.sizes());
   if (self.numel() == 0) return self;
   if (on_device(self) && on_device(source)) {
     copy_on_device(self, expanded);

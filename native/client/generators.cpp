@@ -71,7 +71,8 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     Writer out = generator_record(number_, GeneratorAction::get_state);
     const auto bytes = Session::get().request(RecordKind::generator, out.view());
-    at::Tensor state = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions(at::kByte));
+    at::Tensor state =
+        at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions(at::kByte));
     std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
     return state.getIntrusivePtr();
   }

@@ -37,8 +37,7 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
                               "only strided tensors live on a proxied device, not ", *layout);
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
-  TORCH_CHECK(!device.has_value() || device->index() <= 0,
-              "CUDA error: invalid device ordinal");
+  TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
   return at::detail::empty_generic(sizes, allocator(), kKeys, c10::dtype_or_default(dtype), format);
 }
 
@@ -48,8 +47,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
                               "only strided tensors live on a proxied device, not ", *layout);
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
-  TORCH_CHECK(!device.has_value() || device->index() <= 0,
-              "CUDA error: invalid device ordinal");
+  TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
   return at::detail::empty_strided_generic(sizes, strides, allocator(), kKeys,
                                            c10::dtype_or_default(dtype));
 }
@@ -283,12 +281,12 @@ void register_kernels() {
   const c10::WarningUtils::WarningHandlerGuard silent(&silence);
 
   // Never unregistered: kernels run until the process ends.
-  static auto* fallback = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::CUDA,
-                                             __FILE__, __LINE__);
+  static auto* fallback =
+      new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&call>());
 
-  static auto* kernels = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
-                                            __FILE__, __LINE__);
+  static auto* kernels =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   register_shipped(*kernels);
   kernels->impl("empty.memory_format", &empty);
   kernels->impl("empty_strided", &empty_strided);

@@ -16,10 +16,11 @@ namespace {
 // In-place operators that cannot be given a wrong shape: nothing is gained by waiting for them.
 bool is_trusted(const std::string& name) {
   static const std::unordered_set<std::string> names = {
-      "aten::fill_.Scalar", "aten::fill_.Tensor",   "aten::zero_",      "aten::normal_",
-      "aten::uniform_",     "aten::random_",        "aten::random_.to", "aten::random_.from",
-      "aten::exponential_", "aten::bernoulli_.float", "aten::log_normal_", "aten::cauchy_",
-      "aten::geometric_",   "aten::copy_"};
+      "aten::fill_.Scalar",     "aten::fill_.Tensor", "aten::zero_",
+      "aten::normal_",          "aten::uniform_",     "aten::random_",
+      "aten::random_.to",       "aten::random_.from", "aten::exponential_",
+      "aten::bernoulli_.float", "aten::log_normal_",  "aten::cauchy_",
+      "aten::geometric_",       "aten::copy_"};
   return names.count(name) != 0 || name.starts_with("aten::_foreach_") ||
          name.starts_with("aten::_fused_");
 }

@@ -34,14 +34,15 @@ struct Operator {
   size_t returns;
   c10::SmallVector<Relevance, 8> relevance;  // by operand
   c10::SmallVector<int16_t, 4> aliases;      // by return: the operand it is, or -1
-  bool has_out = false;      // an out= operand may be resized
-  bool in_place = false;     // no return is new: geometry is known without looking
-  bool trusted = false;      // in place and without a shape to get wrong: never waits
-  bool structured = false;   // torch has a C++ shape function (CompositeExplicitAutogradNonFunctional)
-  bool dynamic = false;      // the result's shape depends on data
-  bool masks = false;        // …only if an index is a mask
-  bool host_indices = false; // CPU tensors are allowed as indices
-  bool plain = true;         // returns tensors only, so that its answer can be cached
+  bool has_out = false;                      // an out= operand may be resized
+  bool in_place = false;                     // no return is new: geometry is known without looking
+  bool trusted = false;  // in place and without a shape to get wrong: never waits
+  bool structured =
+      false;             // torch has a C++ shape function (CompositeExplicitAutogradNonFunctional)
+  bool dynamic = false;  // the result's shape depends on data
+  bool masks = false;    // …only if an index is a mask
+  bool host_indices = false;  // CPU tensors are allowed as indices
+  bool plain = true;          // returns tensors only, so that its answer can be cached
   ShapeRule shape = nullptr;
 
  private:

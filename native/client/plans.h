@@ -19,8 +19,8 @@ namespace sing::client {
 struct Output {
   Tag tag = Tag::none;  // none, undefined, tensor, alias, list
   Geometry geometry;
-  uint64_t bytes = 0;   // of the storage, for a tensor
-  int32_t source = 0;   // alias: an operand (>= 0) or an earlier output (-1 - index), both flat
+  uint64_t bytes = 0;  // of the storage, for a tensor
+  int32_t source = 0;  // alias: an operand (>= 0) or an earlier output (-1 - index), both flat
   std::vector<Output> items;
 };
 

@@ -228,8 +228,7 @@ void Session::check_usable() const {
               "device session. Restart the kernel to get a new one.");
 }
 
-uint64_t Session::append_record(RecordKind kind, uint8_t flags,
-                                std::span<const std::byte> payload,
+uint64_t Session::append_record(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
                                 std::span<const std::byte> tail) {
   const uint64_t total = padded(sizeof(RecordHeader) + payload.size() + tail.size());
   TORCH_CHECK(total <= kRecordBytesMax, "operator with too many operands for one log record");
@@ -320,9 +319,7 @@ void Session::wait_agent(const std::function<bool()>& ready) {
 // ---------------------------------------------------------------- requests
 
 void Session::answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve) {
-  wait_answer([&] {
-    return worker_->answer_position.load(std::memory_order_acquire) == position;
-  });
+  wait_answer([&] { return worker_->answer_position.load(std::memory_order_acquire) == position; });
   const auto status =
       static_cast<AnswerStatus>(worker_->answer_status.load(std::memory_order_relaxed));
   const uint64_t total = worker_->answer_bytes.load(std::memory_order_relaxed);
@@ -399,8 +396,8 @@ void Session::request(RecordKind kind, std::span<const std::byte> payload,
   Wanted wanted(*client_);
   const uint64_t position = append_record(kind, kRequest, payload, {});
   answer(position, [&](uint64_t total) {
-    TORCH_CHECK(total == destination.size(), "the device worker answered ", total,
-                " bytes where ", destination.size(), " were asked for");
+    TORCH_CHECK(total == destination.size(), "the device worker answered ", total, " bytes where ",
+                destination.size(), " were asked for");
     return destination.data();
   });
   wanted.taken();
@@ -525,12 +522,12 @@ Slot* Session::allocate(uint64_t bytes, bool announced) {
     }
     if (!want(wanted)) {
       const uint64_t total = agent_->memory_total.load();
-      raise<c10::OutOfMemoryError>(
-          "CUDA out of memory. Tried to allocate " + as_size(bytes) +
-          ". GPU 0 has a total capacity of " + as_size(total) + " of which " +
-          as_size(agent_->memory_free.load()) +
-          " is free beyond what this kernel has. This kernel uses " + as_size(wanted - charged) +
-          ". Delete tensors that are no longer needed and try again.");
+      raise<c10::OutOfMemoryError>("CUDA out of memory. Tried to allocate " + as_size(bytes) +
+                                   ". GPU 0 has a total capacity of " + as_size(total) +
+                                   " of which " + as_size(agent_->memory_free.load()) +
+                                   " is free beyond what this kernel has. This kernel uses " +
+                                   as_size(wanted - charged) +
+                                   ". Delete tensors that are no longer needed and try again.");
     }
   }
 }

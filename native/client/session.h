@@ -25,10 +25,10 @@ namespace sing::client {
 // One storage as the client knows it; DataPtr contexts point to these.
 struct Slot {
   uint32_t id;
-  uint64_t bytes;         // as the tensor library asked
-  uint64_t charged;       // as accounted: rounded up to kChargeBytes
-  std::byte* address;     // in the reservation; never dereferenced
-  uint32_t address_class; // size class of the address, for its reuse
+  uint64_t bytes;          // as the tensor library asked
+  uint64_t charged;        // as accounted: rounded up to kChargeBytes
+  std::byte* address;      // in the reservation; never dereferenced
+  uint32_t address_class;  // size class of the address, for its reuse
 };
 
 // Size classes of addresses: three significant bits of a 64-bit number of units.

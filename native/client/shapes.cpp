@@ -45,8 +45,7 @@ Output pointwise(std::initializer_list<const at::Tensor*> inputs, at::ScalarType
 // The out= operand is a fresh empty tensor, as torch's composite kernels make it.
 bool into_empty(const c10::IValue& out, uint16_t operand, const Output& result, Plan& plan) {
   const at::Tensor& tensor = out.toTensor();
-  if (tensor.dim() != 1 || tensor.numel() != 0 ||
-      tensor.scalar_type() != result.geometry.dtype) {
+  if (tensor.dim() != 1 || tensor.numel() != 0 || tensor.scalar_type() != result.geometry.dtype) {
     return false;
   }
   Change change;

@@ -36,8 +36,9 @@ c10::Allocator* allocator() {
 }
 
 Slot* slot_of(const c10::DataPtr& pointer) {
-  TORCH_CHECK(pointer.get_deleter() == &free_slot,
-              "this CUDA tensor was made from a foreign pointer, which a proxied device cannot use");
+  TORCH_CHECK(
+      pointer.get_deleter() == &free_slot,
+      "this CUDA tensor was made from a foreign pointer, which a proxied device cannot use");
   return static_cast<Slot*>(pointer.get_context());
 }
 
@@ -47,8 +48,8 @@ c10::Storage make_storage(Slot* slot) {
 }
 
 at::Tensor make_tensor(c10::Storage storage, const Geometry& geometry) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), kKeys, c10::scalarTypeToTypeMeta(geometry.dtype));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kKeys,
+                                                         c10::scalarTypeToTypeMeta(geometry.dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides,
                                                       geometry.offset);
   return tensor;

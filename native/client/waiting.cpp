@@ -23,7 +23,7 @@ class InterruptWatch {
   static uint32_t begin() {
     std::lock_guard lock(mutex);
     if (watchers++ == 0) {
-      struct sigaction ours {};
+      struct sigaction ours{};
       ours.sa_sigaction = &handle;
       ours.sa_flags = SA_SIGINFO | SA_RESTART;
       sigemptyset(&ours.sa_mask);
@@ -51,7 +51,7 @@ class InterruptWatch {
   }
   inline static std::mutex mutex;
   inline static int watchers = 0;
-  inline static struct sigaction before {};
+  inline static struct sigaction before{};
   inline static std::atomic<uint32_t> count{0};
 };
 

@@ -45,7 +45,8 @@ struct RecordHeader {
 };
 static_assert(sizeof(RecordHeader) == 8);
 
-// The payload of a storages record: a count, four zero bytes, and these. A free of a number that holds nothing is no error.
+// The payload of a storages record: a count, four zero bytes, and these. A free of a number that
+// holds nothing is no error.
 struct StorageEntry {
   uint32_t id;
   uint32_t action;  // StorageAction
@@ -83,10 +84,10 @@ enum class Tag : uint8_t {
   integers = 9,
   reals = 10,
   booleans = 11,
-  list = 12,     // any other list: count, values
-  device = 13,   // 0 CPU, 1 the session's device
+  list = 12,    // any other list: count, values
+  device = 13,  // 0 CPU, 1 the session's device
   generator = 14,
-  alias = 15,    // outputs only: shares the storage of an operand
+  alias = 15,  // outputs only: shares the storage of an operand
 };
 
 class Writer {

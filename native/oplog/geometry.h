@@ -83,8 +83,8 @@ inline uint8_t tensor_flags(const at::Tensor& tensor) {
 }
 
 inline void put_geometry(Writer& out, const at::Tensor& tensor) {
-  put_geometry(out, tensor.scalar_type(), tensor.sizes(), tensor.strides(),
-               tensor.storage_offset(), tensor_flags(tensor));
+  put_geometry(out, tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset(),
+               tensor_flags(tensor));
 }
 
 inline void put_geometry(Writer& out, const Geometry& geometry) {

@@ -77,9 +77,9 @@ struct WorkerPage {
   Word<uint32_t> answer_status;  // AnswerStatus
   Word<uint64_t> answer_bytes;
   Word<uint64_t> answer_produced;
-  alignas(kLine) Word<uint64_t> busy_ns;          // time spent executing, this session in total
-  Word<uint64_t> active_ns;        // CLOCK_MONOTONIC when it last ran dry
-  Word<uint64_t> memory_resident;  // device bytes that the worker holds for storages
+  alignas(kLine) Word<uint64_t> busy_ns;  // time spent executing, this session in total
+  Word<uint64_t> active_ns;               // CLOCK_MONOTONIC when it last ran dry
+  Word<uint64_t> memory_resident;         // device bytes that the worker holds for storages
   // Set when a worker opens: what any worker before it had executed. Below, records are replayed;
   // they ran within the grant of their time and are not held to that of now.
   Word<uint64_t> furthest;
@@ -112,22 +112,22 @@ enum class AnswerStatus : uint32_t { ok = 0, error = 1 };
 static_assert(sizeof(ClientPage) <= kPageBytes && sizeof(WorkerPage) <= kPageBytes &&
               sizeof(AgentPage) <= kPageBytes);
 // kernelproxy/oplog.py reads and writes these words by offset; docs/format.md lists them.
-static_assert(offsetof(ClientPage, head) == 64 && offsetof(ClientPage, sleepers) == 128 &&
-              offsetof(ClientPage, answer_wanted) == 136 &&
-              offsetof(ClientPage, answer_taken) == 144 &&
-              offsetof(ClientPage, memory_used) == 192 && offsetof(ClientPage, memory_peak) == 200 &&
-              offsetof(ClientPage, memory_wanted) == 208 &&
-              offsetof(ClientPage, want_sequence) == 216 && offsetof(ClientPage, operators) == 224 &&
-              offsetof(ClientPage, cells_running) == 256 &&
-              offsetof(ClientPage, cell_changed_ns) == 264);
+static_assert(
+    offsetof(ClientPage, head) == 64 && offsetof(ClientPage, sleepers) == 128 &&
+    offsetof(ClientPage, answer_wanted) == 136 && offsetof(ClientPage, answer_taken) == 144 &&
+    offsetof(ClientPage, memory_used) == 192 && offsetof(ClientPage, memory_peak) == 200 &&
+    offsetof(ClientPage, memory_wanted) == 208 && offsetof(ClientPage, want_sequence) == 216 &&
+    offsetof(ClientPage, operators) == 224 && offsetof(ClientPage, cells_running) == 256 &&
+    offsetof(ClientPage, cell_changed_ns) == 264);
 static_assert(offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, bell) == 128 &&
               offsetof(WorkerPage, asleep) == 132 && offsetof(WorkerPage, gate_open) == 136 &&
               offsetof(WorkerPage, epoch) == 144 && offsetof(WorkerPage, answer_position) == 192 &&
               offsetof(WorkerPage, answer_status) == 200 &&
               offsetof(WorkerPage, answer_bytes) == 208 &&
-              offsetof(WorkerPage, answer_produced) == 216 && offsetof(WorkerPage, busy_ns) == 256 &&
-              offsetof(WorkerPage, active_ns) == 264 &&
-              offsetof(WorkerPage, memory_resident) == 272 && offsetof(WorkerPage, furthest) == 280);
+              offsetof(WorkerPage, answer_produced) == 216 &&
+              offsetof(WorkerPage, busy_ns) == 256 && offsetof(WorkerPage, active_ns) == 264 &&
+              offsetof(WorkerPage, memory_resident) == 272 &&
+              offsetof(WorkerPage, furthest) == 280);
 static_assert(offsetof(AgentPage, device_kind) == 12 && offsetof(AgentPage, bell) == 64 &&
               offsetof(AgentPage, presence) == 68 && offsetof(AgentPage, retained) == 72 &&
               offsetof(AgentPage, log_budget) == 80 && offsetof(AgentPage, memory_granted) == 128 &&
