@@ -59,7 +59,7 @@ test-fast: venv ## what is quick: under two minutes
 	$(PYTEST) -m 'not slow and not e2e'
 
 TORCH_DIR = $$($(BIN)/python -m kernelproxy.native --torch-dir)
-IN_NATIVE = $(MAKE) --no-print-directory -C native PYTHON=$(abspath $(BIN)/python)
+IN_NATIVE = $(MAKE) --no-print-directory -j$(shell nproc) -C native PYTHON=$(abspath $(BIN)/python)
 
 test-cpp: venv
 	$(IN_NATIVE) test TORCH_DIR="$(TORCH_DIR)"
