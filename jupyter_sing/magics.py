@@ -54,7 +54,8 @@ def status() -> Any:
     for session in found.sessions:
         if session["id"] == session_id:
             memory = table.bytes_text(session["memory"])
-            print(f"{table.state_text(session)} [{session['device'] or 'no device'}: {memory}]")
+            where = session["device"] or "no device"
+            print(f"{table.state_text(session)} [{memory} on {where}]")
             return table.sessions_table([session])
     _complain("the daemon does not know this session any more: restart the kernel")
     return None

@@ -93,7 +93,7 @@ def test_status_is_one_line_and_a_table(
     fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = magics.sing("")
-    assert capsys.readouterr().out == "Idle [cpu:0: 3.0 MiB]\n"
+    assert capsys.readouterr().out == "Idle [3.0 MiB on cpu:0]\n"
     assert "digits.ipynb" in str(table)
     assert "<table>" in table._repr_html_()
 
