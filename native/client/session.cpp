@@ -304,13 +304,14 @@ void Session::wait_answer(const std::function<bool()>& ready) {
   }
 }
 
+// Whoever waits here has rung. Ringing again would be answered by a move of the agent's bell, and
+// so for ever; the agent looks by itself when what it can do has changed.
 void Session::wait_agent(const std::function<bool()>& ready) {
   Waiting waiting;
   for (;;) {
     const uint32_t bell = agent_->bell.load(std::memory_order_seq_cst);
     if (ready()) return;
     check_usable();
-    ring_if_needed();
     const bool woken = futex_wait(&agent_->bell, bell, kWait) == Woken::woken;
     waiting.check_signals(!woken);
   }
