@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import RunProgram, daemon_directory
+from kernelproxy import control
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import Resume, SessionReply, Status, StatusReply, Suspend
+from tests.conftest import ROOT, RunProgram, daemon_directory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = TESTS / "programs" / "behaviours.py"
+# As many threads on both sides, since sums are split among them.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JUPYTER_SING_DEVICES": "cpu:2GiB@1"}
 
 
 def is_behaviour(node: ast.AST) -> bool:
@@ -40,11 +50,9 @@ def results(
     tmp_path_factory: pytest.TempPathFactory, run_program: RunProgram
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """Results by name: all behaviours, run one after the other in one session."""
-    # As many threads on both sides, since sums are split among them.
-    env = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JUPYTER_SING_DEVICES": "cpu:2GiB@1"}
     runtime_dir = tmp_path_factory.mktemp("behaviours") / "runtime"
     with pytest.MonkeyPatch.context() as patch, daemon_directory(runtime_dir, patch):
-        done = run_program(PROGRAM, proxied=True, env=env)
+        done = run_program(PROGRAM, proxied=True, env=ONE_THREAD)
         found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         yield {result["name"]: result for result in found}
 
@@ -58,3 +66,41 @@ def test_behaviour(results: dict[str, dict[str, Any]], name: str) -> None:
 
 def test_nothing_else_was_compared(results: dict[str, dict[str, Any]]) -> None:
     assert sorted(results) == sorted(NAMES)
+
+
+@pytest.mark.usefixtures("runtime_dir")
+def test_they_are_the_same_when_workers_are_suspended_and_killed() -> None:
+    command = [sys.executable, "-m", "jupyter_sing.cli", "run", str(PROGRAM)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **ONE_THREAD}
+    failed, count = {}, 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
+            if not line.startswith("{"):
+                continue
+            result = json.loads(line)
+            count += 1
+            if not result["ok"]:
+                failed[result["name"]] = result["message"]
+            # The program goes on meanwhile, so this happens to it at any operator.
+            disturb(kill=count % 4 == 0)
+    assert program.returncode == 0
+    assert failed == {}
+    assert count == len(NAMES)
+
+
+def disturb(*, kill: bool) -> None:
+    """Kill the worker of the only session, or suspend and resume it."""
+    with control.connect(start=False) as agent:
+        sessions = agent.expect(StatusReply, Status()).sessions
+        for session in sessions:
+            if not kill:
+                try:
+                    agent.expect(SessionReply, Suspend(session["id"], "Suspended by a test"))
+                    agent.expect(SessionReply, Resume(session["id"]))
+                except ControlError as error:
+                    if error.reason not in ("ended", "unknown-session"):  # the program's own end
+                        raise
+            elif session["worker_pid"]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(session["worker_pid"], signal.SIGKILL)
