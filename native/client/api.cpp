@@ -53,7 +53,8 @@ extern "C" {
 const char* sing_client_error() { return error_text().c_str(); }
 
 // Joins this process to a session; to be called before torch is imported. Descriptors stay the
-// caller's, except `bell_fd`, which is kept. Returns 0, or -1 with the text in sing_client_error().
+// caller's, except `bell_fd`, which is kept; the caller may put another connection in its place by
+// dup2. Returns 0, or -1 with the text in sing_client_error().
 int sing_client_connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
   try {
     Session::connect(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
@@ -142,6 +143,11 @@ PyObject* sing_client_resize_storage(PyObject* storage, uint64_t bytes) {
 // A cell begins (+1) or ends (-1).
 void sing_client_cell(int running) {
   if (Session::connected() && !Session::forked()) Session::get().cell(running);
+}
+
+// The daemon is gone, and nobody will put another connection in the bell's place.
+void sing_client_give_up() {
+  if (Session::connected() && !Session::forked()) Session::get().give_up();
 }
 
 int sing_client_forked() { return Session::forked() ? 1 : 0; }

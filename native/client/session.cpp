@@ -1,20 +1,18 @@
 #include "client/session.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <sstream>
 
 #include <c10/util/Exception.h>
 
+#include "client/errors.h"
 #include "client/waiting.h"
 #include "oplog/futex.h"
 
@@ -22,8 +20,6 @@ namespace sing::client {
 
 namespace {
 
-constexpr uint64_t kChargeBytes = 512;
-constexpr size_t kReservationBytes = size_t{1} << 44;
 constexpr size_t kPendingEntriesMax = 4096;
 constexpr uint64_t kPendingFreeBytes = uint64_t{4} << 20;
 constexpr auto kWait = std::chrono::milliseconds(50);  // bound on missing a signal, not a poll
@@ -41,52 +37,12 @@ uint64_t monotonic_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-std::string as_size(uint64_t bytes) {
-  std::ostringstream out;
-  out.precision(2);
-  out << std::fixed;
-  if (bytes < (1u << 20)) {
-    out << static_cast<double>(bytes) / 1024.0 << " KiB";
-  } else if (bytes < (1u << 30)) {
-    out << static_cast<double>(bytes) / 1048576.0 << " MiB";
-  } else {
-    out << static_cast<double>(bytes) / 1073741824.0 << " GiB";
-  }
-  return out.str();
-}
-
 void pause_core() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-template <class Error>
-[[noreturn]] void raise(std::string message) {
-  throw Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, std::move(message));
-}
-
-[[noreturn]] void raise(ErrorKind kind, std::string message) {
-  switch (kind) {
-    case ErrorKind::out_of_memory:
-      raise<c10::OutOfMemoryError>(std::move(message));
-    case ErrorKind::not_implemented:
-      raise<c10::NotImplementedError>(std::move(message));
-    case ErrorKind::index:
-      raise<c10::IndexError>(std::move(message));
-    case ErrorKind::value:
-      raise<c10::ValueError>(std::move(message));
-    case ErrorKind::type:
-      raise<c10::TypeError>(std::move(message));
-    case ErrorKind::linear_algebra:
-      raise<c10::LinAlgError>(std::move(message));
-    case ErrorKind::runtime:
-    case ErrorKind::lost_operand:
-      break;
-  }
-  raise<c10::Error>(std::move(message));
 }
 
 }  // namespace
@@ -122,10 +78,6 @@ Session::Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bel
   head_ = client_->head.load();
   TORCH_CHECK(head_ == 0, "the log of this session belongs to another process");
 
-  void* reserved = mmap(nullptr, kReservationBytes, PROT_NONE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TORCH_CHECK(reserved != MAP_FAILED, "cannot reserve device addresses: ", std::strerror(errno));
-  reservation_ = static_cast<std::byte*>(reserved);
   const long cores = sysconf(_SC_NPROCESSORS_ONLN);
   const bool crowded = agent_->device_kind == static_cast<uint32_t>(DeviceKind::software) &&
                        agent_->threads.load() + 1 > static_cast<uint64_t>(cores);
@@ -201,8 +153,8 @@ void Session::ring() noexcept {
   do {
     sent = send(bell_fd_, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  // A full buffer means that bells are waiting to be read: one more would say nothing new.
-  if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) agent_gone_ = true;
+  // A full buffer means that bells are waiting to be read: one more would say nothing new. If the
+  // connection has ended, whoever makes the next one rings there (activation/link.py).
 }
 
 // One bell for each state of the agent's page: it changes whenever the agent has acted.
@@ -223,7 +175,7 @@ void Session::check_usable() const {
     std::memcpy(reason, agent_->reason, sizeof(agent_->reason));
     TORCH_CHECK(false, "CUDA error: the device session has ended. ", reason);
   }
-  TORCH_CHECK(!agent_gone_,
+  TORCH_CHECK(!agent_gone_.load(),
               "CUDA error: the device daemon of jupyter_sing is gone, and with it this kernel's "
               "device session. Restart the kernel to get a new one.");
 }
@@ -354,20 +306,6 @@ void Session::answer(uint64_t position, const std::function<std::byte*(uint64_t)
   if (status == AnswerStatus::error) raise_answer(failure);
 }
 
-void Session::raise_answer(std::span<const std::byte> bytes) {
-  Reader in(bytes);
-  const auto kind = static_cast<ErrorKind>(in.get<uint8_t>());
-  const uint64_t position = in.get<uint64_t>();
-  const std::string name(in.get_string());
-  std::string message(in.get_string());
-  TORCH_CHECK(in.ok(), "the device worker sent an error that cannot be read");
-  if (kind == ErrorKind::out_of_memory) message = "CUDA out of memory. " + message;
-  if (!name.empty()) {
-    message += " [" + name + ", position " + std::to_string(position) + " of the device log]";
-  }
-  raise(kind, std::move(message));
-}
-
 namespace {
 // The awaited answer is taken back when a wait ends by an exception: the worker must not wait for
 // somebody who left. It may sleep on answer_taken, which therefore changes.
@@ -440,29 +378,6 @@ uint32_t Session::define(const std::string& name, const std::string& overload) {
 
 // ---------------------------------------------------------------- storages
 
-// Size classes with three significant bits, so that a freed range soon fits again.
-std::byte* Session::take_address(uint64_t bytes, uint32_t& address_class) {
-  if (bytes == 0) {
-    address_class = 0;
-    return nullptr;
-  }
-  const uint64_t units = (bytes + kChargeBytes - 1) / kChargeBytes;
-  const int shift = std::max(0, static_cast<int>(std::bit_width(units)) - 3);
-  const uint64_t rounded = ((units + (uint64_t{1} << shift) - 1) >> shift) << shift;
-  address_class = static_cast<uint32_t>(shift) * 16 + static_cast<uint32_t>(rounded >> shift);
-  auto& list = addresses_[address_class];
-  if (!list.empty()) {
-    std::byte* address = list.back();
-    list.pop_back();
-    return address;
-  }
-  const uint64_t span = rounded * kChargeBytes;
-  TORCH_CHECK(reservation_used_ + span <= kReservationBytes, "out of device addresses");
-  std::byte* address = reservation_ + reservation_used_;
-  reservation_used_ += span;
-  return address;
-}
-
 bool Session::want(uint64_t bytes) {
   flush_storages();
   const auto lock = lock_without_gil(want_mutex_);
@@ -494,7 +409,7 @@ bool Session::take_memory_locked(uint64_t wanted) noexcept {
 }
 
 Slot* Session::allocate(uint64_t bytes, bool announced) {
-  const uint64_t charged = (bytes + kChargeBytes - 1) / kChargeBytes * kChargeBytes;
+  const uint64_t charged = charged_bytes(bytes);
   for (;;) {
     uint64_t wanted = 0;
     {
@@ -504,7 +419,7 @@ Slot* Session::allocate(uint64_t bytes, bool announced) {
         auto slot = std::make_unique<Slot>();
         slot->bytes = bytes;
         slot->charged = charged;
-        slot->address = take_address(bytes, slot->address_class);
+        slot->address = addresses_.take(bytes, slot->address_class);
         if (free_ids_.empty()) {
           slot->id = next_id_++;
         } else {
@@ -523,12 +438,11 @@ Slot* Session::allocate(uint64_t bytes, bool announced) {
     }
     if (!want(wanted)) {
       const uint64_t total = agent_->memory_total.load();
-      raise<c10::OutOfMemoryError>("CUDA out of memory. Tried to allocate " + as_size(bytes) +
-                                   ". GPU 0 has a total capacity of " + as_size(total) +
-                                   " of which " + as_size(agent_->memory_free.load()) +
-                                   " is free beyond what this kernel has. This kernel uses " +
-                                   as_size(wanted - charged) +
-                                   ". Delete tensors that are no longer needed and try again.");
+      raise_out_of_memory(
+          "Tried to allocate " + as_size(bytes) + ". GPU 0 has a total capacity of " +
+          as_size(total) + " of which " + as_size(agent_->memory_free.load()) +
+          " is free beyond what this kernel has. This kernel uses " + as_size(wanted - charged) +
+          ". Delete tensors that are no longer needed and try again.");
     }
   }
 }
@@ -539,15 +453,15 @@ void Session::charge(Slot* slot, uint64_t bytes) {
 }
 
 void Session::resize_locked(Slot* slot, uint64_t bytes) {
-  const uint64_t charged = (bytes + kChargeBytes - 1) / kChargeBytes * kChargeBytes;
+  const uint64_t charged = charged_bytes(bytes);
   used_ = used_ - slot->charged + charged;
   peak_ = std::max(peak_, used_);
   client_->memory_used.store(used_, std::memory_order_relaxed);
   client_->memory_peak.store(peak_, std::memory_order_relaxed);
-  if (slot->address != nullptr) addresses_[slot->address_class].push_back(slot->address);
+  addresses_.give(slot->address, slot->address_class);
   slot->bytes = bytes;
   slot->charged = charged;
-  slot->address = take_address(bytes, slot->address_class);
+  slot->address = addresses_.take(bytes, slot->address_class);
 }
 
 void Session::free(Slot* slot) noexcept {
@@ -557,7 +471,7 @@ void Session::free(Slot* slot) noexcept {
     std::lock_guard lock(mutex_);
     used_ -= slot->charged;
     client_->memory_used.store(used_, std::memory_order_relaxed);
-    if (slot->address != nullptr) addresses_[slot->address_class].push_back(slot->address);
+    addresses_.give(slot->address, slot->address_class);
     pending_.push_back({slot->id, static_cast<uint32_t>(StorageAction::free), 0});
     pending_bytes_ += slot->charged;
     ++counters_.frees;
@@ -568,7 +482,7 @@ void Session::free(Slot* slot) noexcept {
 }
 
 void Session::resize(Slot* slot, uint64_t bytes) {
-  const uint64_t charged = (bytes + kChargeBytes - 1) / kChargeBytes * kChargeBytes;
+  const uint64_t charged = charged_bytes(bytes);
   if (charged > slot->charged) {
     // Reserves by a storage of the difference, so that there is one way to be out of memory.
     Slot* more = allocate(charged - slot->charged, false);

@@ -8,7 +8,7 @@
 // mutex_. Otherwise an interrupt could not be delivered, or two threads would wait for each other.
 #pragma once
 
-#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "client/addresses.h"
 #include "oplog/codec.h"
 #include "oplog/mapping.h"
 
@@ -26,13 +27,10 @@ namespace sing::client {
 struct Slot {
   uint32_t id;
   uint64_t bytes;          // as the tensor library asked
-  uint64_t charged;        // as accounted: rounded up to kChargeBytes
-  std::byte* address;      // in the reservation; never dereferenced
+  uint64_t charged;        // as accounted, see charged_bytes
+  std::byte* address;      // never dereferenced
   uint32_t address_class;  // size class of the address, for its reuse
 };
-
-// Size classes of addresses: three significant bits of a 64-bit number of units.
-inline constexpr uint32_t kAddressClasses = 64 * 16;
 
 struct Counters {
   uint64_t operators = 0, records = 0, bytes = 0, requests = 0;
@@ -79,6 +77,8 @@ class Session {
   uint32_t define(const std::string& name, const std::string& overload);
 
   void cell(int running);
+  // The daemon is gone for good: whoever waits for the device or uses it later is told so.
+  void give_up() noexcept { agent_gone_.store(true); }
   bool reached(uint64_t position) const noexcept;
   uint64_t head() const noexcept { return head_; }
 
@@ -103,12 +103,10 @@ class Session {
   void ring_if_needed() noexcept;
   void check_usable() const;
   void answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve);
-  [[noreturn]] void raise_answer(std::span<const std::byte> bytes);
   void wait_answer(const std::function<bool()>& ready);
   void wait_agent(const std::function<bool()>& ready);
   bool take_memory_locked(uint64_t wanted) noexcept;
   bool want(uint64_t bytes);
-  std::byte* take_address(uint64_t bytes, uint32_t& address_class);
 
   const uint64_t capacity_;
   const Mapping log_map_;
@@ -119,6 +117,7 @@ class Session {
   const std::byte* const answers_;
   const int bell_fd_;
   int spins_ = 0;
+  std::atomic<bool> agent_gone_{false};
 
   std::mutex mutex_;  // everything below
   uint64_t head_ = 0;
@@ -130,11 +129,8 @@ class Session {
   uint32_t operators_ = 1;
   uint32_t rung_ = 0;
   bool rung_once_ = false;
-  bool agent_gone_ = false;
   Counters counters_;
-  std::byte* reservation_ = nullptr;
-  uint64_t reservation_used_ = 0;
-  std::array<std::vector<std::byte*>, kAddressClasses> addresses_;
+  Addresses addresses_;
 
   std::mutex request_mutex_;
   std::mutex want_mutex_;

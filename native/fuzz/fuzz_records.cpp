@@ -1,5 +1,6 @@
-// Fuzzes the execution of records: bytes of a log come in, and whatever they say, the worker either
-// executes them, or reports an operator's error, or calls the log corrupt.
+// Fuzzes what a worker reads. Bytes of a log: whatever they say, it either executes them, or
+// reports an operator's error, or calls the log corrupt. The tables of a snapshot (which begin with
+// its magic): it starts from them, or refuses them.
 //
 // LLVMFuzzerTestOneInput is what libFuzzer calls. Without it (g++ has none), the driver below
 // mutates records that were made by a client, for a bounded time:
@@ -161,14 +162,75 @@ struct Target {
   }
 };
 
+constexpr uint64_t kArenaBytes = 1 << 20;
+
+// The tables of a session that has a bit of everything.
+Bytes snapshot_seed() {
+  test::Host host;
+  host.start();
+  const Tensor large = host.upload(std::vector<float>(3000, 1), {3000});
+  host.upload({1, 2}, {2});
+  host.allocate({7});
+  const auto mm = host.define("aten::mm");
+  host.call(CallRecord(mm, 2, 1).tensor(large).tensor(large).returns({host.next_id(), {4}}));
+  host.generator(1, GeneratorAction::seed, 7);
+  while (host.worker().consumed.load() != host.head()) sched_yield();
+  const File file(host.snapshot());
+  Bytes bytes(file_bytes(file.fd()));
+  read_file(file.fd(), 0, bytes);
+  return bytes;
+}
+
+bool is_snapshot(std::span<const std::byte> bytes) {
+  return bytes.size() >= sizeof(kSnapshotMagic) &&
+         std::memcmp(bytes.data(), &kSnapshotMagic, sizeof(kSnapshotMagic)) == 0;
+}
+
+void load(std::span<const std::byte> bytes) {
+  static const File arena = [] {
+    File file(memfd_create("arena", 0));
+    Arena(file.fd()).grow(kArenaBytes);
+    return file;
+  }();
+  // The sizes that most inputs change agree, or they would all be torn.
+  std::vector<std::byte> whole(bytes.begin(), bytes.end());
+  SnapshotHeader header{};
+  if (whole.size() >= sizeof(header)) {
+    std::memcpy(&header, whole.data(), sizeof(header));
+    const uint64_t rest = whole.size() - sizeof(header);
+    header.total_bytes = whole.size();
+    header.extents_count = std::min<uint64_t>(header.extents_count, rest / sizeof(ExtentEntry));
+    header.table_bytes = rest - header.extents_count * sizeof(ExtentEntry);
+    std::memcpy(whole.data(), &header, sizeof(header));
+  }
+  const File file(memfd_create("tables", 0));
+  write_file(file.fd(), 0, whole);
+  AgentPage agent{};
+  WorkerPage page{};
+  Orders orders(page);
+  // Storages of any size may be named; none that has bytes is larger than these.
+  Word<uint64_t> granted{kGranted};
+  State state(c10::Device(c10::DeviceType::CPU), &granted, {is_harmless, kElementsMax});
+  Snapshots snapshots(state, arena.fd(), agent, orders, 1);
+  try {
+    snapshots.open(file.fd(), -1);
+    snapshots.finish_loading();
+  } catch (const std::exception&) {
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static std::unique_ptr<Target> target;
   static int inputs = 0;
   static const std::vector<Bytes> known = seeds();
-  if (size > 4096) return 0;
+  if (size > 16384) return 0;
   const std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
+  if (is_snapshot(bytes)) {
+    load(bytes);
+    return 0;
+  }
   if (inputs++ % 200 == 0) {
     target = std::make_unique<Target>();
     target->execute(known[0]);
@@ -253,11 +315,14 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
   Random random(seed);
   const std::vector<Bytes> corpus = seeds();
+  const Bytes snapshot = snapshot_seed();
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   uint64_t runs = 0;
   for (; runs % 64 != 0 || std::chrono::steady_clock::now() < end; ++runs) {
-    Bytes bytes = corpus[random() % corpus.size()];
+    const bool tables = runs % 8 == 0;
+    Bytes bytes = tables ? snapshot : corpus[random() % corpus.size()];
     for (uint64_t i = random() % 6; i > 0; --i) mutate(bytes, random, corpus);
+    if (tables) std::memcpy(bytes.data(), &kSnapshotMagic, sizeof(kSnapshotMagic));
     std::ofstream(crash, std::ios::binary)
         .write(reinterpret_cast<const char*>(bytes.data()), static_cast<long>(bytes.size()));
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());

@@ -19,7 +19,7 @@
 namespace sing {
 
 inline constexpr uint64_t kMagic = 0x31474e4953594a31;  // "1JYSING1"
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
 inline constexpr size_t kPageBytes = 4096;
 inline constexpr size_t kAnswerRingBytes = size_t{4} << 20;
 inline constexpr size_t kAnswerChunkBytes = size_t{512} << 10;  // published piecewise
@@ -83,6 +83,9 @@ struct WorkerPage {
   // Set when a worker opens: what any worker before it had executed. Below, records are replayed;
   // they ran within the grant of their time and are not held to that of now.
   Word<uint64_t> furthest;
+  alignas(kLine) Word<uint64_t> stalled_ns;  // kept from executing by snapshots, in total
+  Word<uint64_t> dirty_bytes;                // of live storages, changed since the newest snapshot
+  Word<uint64_t> loading_bytes;              // of live storages, not loaded yet
 };
 
 struct AgentPage {
@@ -127,7 +130,9 @@ static_assert(offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, bell)
               offsetof(WorkerPage, answer_produced) == 216 &&
               offsetof(WorkerPage, busy_ns) == 256 && offsetof(WorkerPage, active_ns) == 264 &&
               offsetof(WorkerPage, memory_resident) == 272 &&
-              offsetof(WorkerPage, furthest) == 280);
+              offsetof(WorkerPage, furthest) == 280 && offsetof(WorkerPage, stalled_ns) == 320 &&
+              offsetof(WorkerPage, dirty_bytes) == 328 &&
+              offsetof(WorkerPage, loading_bytes) == 336);
 static_assert(offsetof(AgentPage, device_kind) == 12 && offsetof(AgentPage, bell) == 64 &&
               offsetof(AgentPage, presence) == 68 && offsetof(AgentPage, retained) == 72 &&
               offsetof(AgentPage, log_budget) == 80 && offsetof(AgentPage, memory_granted) == 128 &&

@@ -173,6 +173,7 @@ Host::Host(size_t capacity)
       client_file_(shared_file(kPageBytes)),
       worker_file_(shared_file(kPageBytes + kAnswerRingBytes)),
       agent_file_(shared_file(kPageBytes)),
+      arena_file_(shared_file(0)),
       log_(map_ring(log_file_.fd(), capacity, true)),
       capacity_(capacity),
       client_(fresh_page<ClientPage>(client_file_.fd())),
@@ -185,17 +186,38 @@ Host::~Host() {
   if (running()) stop();
 }
 
-void Host::start(int snapshot_fd) {
-  const SessionFiles files{log_file_.fd(), client_file_.fd(), worker_file_.fd(), agent_file_.fd(),
-                           snapshot_fd};
+SessionFiles Host::files(int snapshot_fd, int readiness_fd) const {
+  return {log_file_.fd(),   client_file_.fd(), worker_file_.fd(), agent_file_.fd(),
+          arena_file_.fd(), snapshot_fd,       readiness_fd};
+}
+
+void Host::start(int snapshot_fd, int readiness_fd) {
   session_.reset();
-  session_ = std::make_unique<Session>(files, options);
+  session_ = std::make_unique<Session>(files(snapshot_fd, readiness_fd), options);
+  run();
+}
+
+void Host::prepare(int snapshot_fd) {
+  SessionOptions prepared = options;
+  prepared.prepare = true;
+  ++prepared.epoch;
+  prepared_ = std::make_unique<Session>(files(snapshot_fd), prepared);
+}
+
+void Host::take_over() {
+  stop();
+  session_ = std::move(prepared_);
+  session_->gate(true);
+  run();
+}
+
+void Host::run() {
   over_ = false;
   corruption_.clear();
   thread_ = std::thread([this] {
     try {
       session_->run();
-    } catch (const CorruptLog& fault) {
+    } catch (const EndOfRun& fault) {
       corruption_ = fault.what();
     }
     over_ = true;
@@ -205,8 +227,16 @@ void Host::start(int snapshot_fd) {
 }
 
 void Host::stop() {
-  session_->orders().end();
+  session_->end();
   thread_.join();
+  session_.reset();
+  ++options.epoch;
+}
+
+void Host::stop_taking(std::thread& taking) {
+  session_->end();
+  thread_.join();
+  if (taking.joinable()) taking.join();
   session_.reset();
   ++options.epoch;
 }
@@ -218,11 +248,10 @@ std::string Host::corruption() {
   return corruption_;
 }
 
-int Host::snapshot(uint64_t* position) {
-  uint64_t at = 0, bytes = 0;
-  const int fd = session_->snapshot(at, bytes);
-  if (position) *position = at;
-  return fd;
+int Host::snapshot(uint64_t* position, bool stop) {
+  const Taken taken = session_->snapshot(stop);
+  if (position) *position = taken.position;
+  return taken.fd;
 }
 
 // ---------------------------------------------------------------- client

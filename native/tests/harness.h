@@ -73,14 +73,22 @@ class Host {
 
   // The agent's part.
   SessionOptions options;
-  void start(int snapshot_fd = -1);
+  void start(int snapshot_fd = -1, int readiness_fd = -1);
   // Ends the worker as an order does, between two records.
   void stop();
+  // As stop(), while a thread takes a snapshot.
+  void stop_taking(std::thread& taking);
+  // Another worker of the session, prepared from a snapshot, and what makes it the worker.
+  void prepare(int snapshot_fd);
+  Session& prepared() { return *prepared_; }
+  void take_over();
   bool running() const { return thread_.joinable(); }
   // What ended the run, if it was a corrupt log. Waits for the end.
   std::string corruption();
   Session& session() { return *session_; }
-  int snapshot(uint64_t* position = nullptr);
+  int snapshot(uint64_t* position = nullptr, bool stop = true);
+  void commit(uint64_t position) { agent_->retained.store(position); }
+  int arena() const { return arena_file_.fd(); }
   void grant(uint64_t bytes) { agent_->memory_granted.store(bytes); }
 
   // The client's part.
@@ -122,14 +130,16 @@ class Host {
   template <class Ready>
   void wait(Ready ready);
   void publish();
+  SessionFiles files(int snapshot_fd, int readiness_fd = -1) const;
+  void run();
 
-  File log_file_, client_file_, worker_file_, agent_file_;
+  File log_file_, client_file_, worker_file_, agent_file_, arena_file_;
   Mapping log_;
   uint64_t capacity_;
   Page<ClientPage> client_;
   Page<WorkerPage> worker_;
   Page<AgentPage> agent_;
-  std::unique_ptr<Session> session_;
+  std::unique_ptr<Session> session_, prepared_;
   std::thread thread_;
   std::atomic<bool> over_{false};
   std::string corruption_;

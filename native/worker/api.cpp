@@ -1,7 +1,11 @@
 #include "worker/api.h"
 
+#include <malloc.h>
+
+#include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "worker/session.h"
 
@@ -27,6 +31,16 @@ int guarded(Work work) noexcept {
   return -1;
 }
 
+// Steps of training free and allocate the same megabytes again and again: kept, as a GPU's caching
+// allocator keeps them, they cost no page faults. Memory of larger blocks goes back at once.
+void keep_freed_memory() {
+  constexpr int kBlockBytes = 32 << 20;  // the most that glibc allows
+  constexpr int kKeptBytes = 256 << 20;
+  mallopt(M_MMAP_THRESHOLD, kBlockBytes);
+  mallopt(M_TRIM_THRESHOLD, kKeptBytes);
+  mallopt(M_TOP_PAD, kBlockBytes);
+}
+
 sing::Session& opened() {
   if (!session) throw std::runtime_error("no session is open");
   return *session;
@@ -34,18 +48,22 @@ sing::Session& opened() {
 
 }  // namespace
 
-int sing_worker_open(int log_fd, int client_fd, int worker_fd, int agent_fd, int snapshot_fd,
-                     const char* device, int threads, uint64_t epoch, const uint64_t* skip,
-                     int skip_count) {
+int sing_worker_open(const sing_worker_files* files, const char* device, int threads,
+                     uint64_t epoch, const uint64_t* skip, int skip_count, int prepare) {
   return guarded([&] {
     if (session) throw std::runtime_error("a session is open already");
     sing::SessionOptions options;
     options.device = c10::Device(device);
+    if (options.device.is_cpu()) keep_freed_memory();
     options.threads = threads;
     options.epoch = epoch;
+    options.prepare = prepare != 0;
+    const char* check = std::getenv("SING_CHECK_WRITES");
+    options.limits.check_writes = check != nullptr && std::string_view(check) == "1";
     if (skip_count > 0) options.skip.assign(skip, skip + skip_count);
-    const sing::SessionFiles files{log_fd, client_fd, worker_fd, agent_fd, snapshot_fd};
-    session = std::make_unique<sing::Session>(files, options);
+    const sing::SessionFiles all{files->log,   files->client,   files->worker,   files->agent,
+                                 files->arena, files->snapshot, files->readiness};
+    session = std::make_unique<sing::Session>(all, options);
     return 0;
   });
 }
@@ -63,16 +81,48 @@ int sing_worker_run() {
   });
 }
 
-void sing_worker_gate(int open) {
-  if (session) session->orders().gate(open != 0);
+int sing_worker_gate(int open) {
+  return guarded([&] {
+    opened().gate(open != 0);
+    return 0;
+  });
 }
 
 void sing_worker_end() {
-  if (session) session->orders().end();
+  if (session) session->end();
 }
 
-int sing_worker_snapshot(uint64_t* position, uint64_t* bytes) {
-  return guarded([&] { return opened().snapshot(*position, *bytes); });
+int sing_worker_snapshot(int stop, sing_worker_taken* taken) {
+  return guarded([&] {
+    const sing::Taken made = opened().snapshot(stop != 0);
+    *taken = {made.position, made.bytes, made.copied, made.stalled_ns, made.duration_ns};
+    return made.fd;
+  });
+}
+
+void sing_worker_hurry() {
+  if (session) session->hurry();
+}
+
+int sing_worker_replay(uint64_t until) {
+  return guarded([&] {
+    opened().replay(until);
+    return 0;
+  });
+}
+
+int sing_worker_trim() {
+  return guarded([] {
+    opened().trim();
+    return 0;
+  });
+}
+
+int sing_worker_adopt(int snapshot) {
+  return guarded([&] {
+    opened().adopt(snapshot);
+    return 0;
+  });
 }
 
 const char* sing_worker_error() { return error.c_str(); }

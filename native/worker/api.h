@@ -9,25 +9,48 @@
 
 extern "C" {
 
-// Maps a session. `snapshot_fd` is -1, or a snapshot to start from; descriptors stay the caller's.
-// `device` is "cpu" or "cuda:N"; `threads` counts compute threads of a software device (0: leave).
-// `skip` lists positions of calls that killed earlier workers: they are reported as errors.
-int sing_worker_open(int log_fd, int client_fd, int worker_fd, int agent_fd, int snapshot_fd,
-                     const char* device, int threads, uint64_t epoch, const uint64_t* skip,
-                     int skip_count);
+// Descriptors stay the caller's.
+struct sing_worker_files {
+  int log, client, worker, agent, arena;
+  int snapshot;   // to start from, or -1
+  int readiness;  // of the snapshot's extents; -1: all are in the arena
+};
+
+// Maps a session. `device` is "cpu" or "cuda:N"; `threads` counts compute threads of a software
+// device (0: leave). `skip` lists positions of calls that killed earlier workers: they are reported
+// as errors. `prepare`: load all of the snapshot, and do not touch the worker's page before the
+// gate is opened.
+int sing_worker_open(const struct sing_worker_files* files, const char* device, int threads,
+                     uint64_t epoch, const uint64_t* skip, int skip_count, int prepare);
 
 // Executes until sing_worker_end() or a corrupt record. Returns 0 after an end; 1 if the log is
 // corrupt (text and position in sing_worker_error()).
 int sing_worker_run();
 
 // Orders, from any thread. They take effect between two operators.
-void sing_worker_gate(int open);
+int sing_worker_gate(int open);
 void sing_worker_end();
 
-// Writes all storages, generators and tables at the present position into a memfd, closing the
-// gate meanwhile; returns when it is done. The position is stored, the descriptor returned.
-// Works before run(), during run() (from another thread), and with a closed gate.
-int sing_worker_snapshot(uint64_t* position, uint64_t* bytes);
+struct sing_worker_taken {
+  uint64_t position;
+  uint64_t bytes;       // that the snapshot stands for
+  uint64_t copied;      // of those, that had changed since the last one
+  uint64_t stalled_ns;  // that the log was kept from being executed
+  uint64_t duration_ns;
+};
+
+// Takes a snapshot of the present position and returns the descriptor of its tables when it is
+// done. `stop`: nothing is executed meanwhile. Works before run(), during run() (from another
+// thread), and with a closed gate. One at a time, and not together with trim() or adopt().
+int sing_worker_snapshot(int stop, struct sing_worker_taken* taken);
+// A snapshot that is being taken takes all it can get.
+void sing_worker_hurry();
+// Gives back the memory of snapshots before AgentPage::retained.
+int sing_worker_trim();
+// Opens the gate and returns when everything below `until` was executed.
+int sing_worker_replay(uint64_t until);
+// Of a prepared worker: takes over a newer snapshot of its session.
+int sing_worker_adopt(int snapshot);
 
 const char* sing_worker_error();
 }

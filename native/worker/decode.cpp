@@ -116,6 +116,7 @@ c10::IValue Decoder::list(Reader& in, Tag tag, const ArgumentType& type, int dep
                              .optional = type.element_optional,
                              .element_type = {},
                              .written = type.written,
+                             .changed = type.changed,
                              .out = type.out};
   c10::impl::GenericList items(fits ? type.element_type : c10::TypePtr(c10::AnyType::get()));
   items.reserve(count);
@@ -175,6 +176,7 @@ void Decoder::device_tensor(Reader& in, const ArgumentType& type) {
   operand.argument = argument_;
   operand.element = element_;
   operand.written = type.written;
+  operand.changed = type.changed;
   operand.out = type.out;
   call_->operands.push_back(std::move(operand));
 }
@@ -234,6 +236,7 @@ void Decoder::materialise(Call& call) {
     if (slot.filled < slot.bytes && !(operand.out && covers_storage(slot, operand.tensor))) {
       state_.storages.use(slot);
     }
+    if (operand.changed) state_.storages.touch(slot);
     if (argument.isList()) {
       argument.toList().set(operand.element, operand.tensor);
     } else {

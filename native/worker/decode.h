@@ -22,6 +22,7 @@ struct Operand {
   uint16_t argument = 0;
   uint16_t element = 0;  // of a list
   bool written = false;
+  bool changed = false;  // its bytes may be other ones after the call
   bool out = false;
   bool fresh = false;  // its storage was not in memory before this call
   Geometry geometry;

@@ -4,9 +4,10 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <time.h>
-
 #include <algorithm>
+
+#include "worker/checking.h"
+#include "worker/clock.h"
 
 namespace sing {
 
@@ -24,12 +25,6 @@ void expect_end(const Reader& in) {
 void wait_for_device(c10::Device device) {
   if (device.type() == c10::DeviceType::CPU) return;
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-}
-
-int64_t monotonic_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
 struct Range {
@@ -60,6 +55,7 @@ bool Executor::execute(uint64_t position, const RecordHeader& header,
   position_ = position;
   end_ = position + header.bytes;
   header_ = header;
+  state_.storages.begin_record(position);
   if ((header.flags & ~(kRequest | kGradients)) != 0)
     throw CorruptLog("a record with unknown flags");
   Reader in(payload);
@@ -150,6 +146,8 @@ void Executor::write(Reader& in) {
   if (state_.stale(slot) && range.count != slot.bytes) return;
   try {
     state_.storages.write(slot, range.offset, bytes);
+  } catch (const EndOfRun&) {
+    throw;
   } catch (...) {
     Failure failure = describe_exception(position_, "a copy to the device");
     state_.storages.lose(range.id, named(failure.operation), slot.bytes);
@@ -165,13 +163,17 @@ bool Executor::read(Reader& in) {
   check_range(range, slot);
   bool taken = true;
   if (reports_pending(taken)) return taken;
-  if (!answers_.wanted(end_)) return true;
+  // A storage takes memory here, if nowhere before, which decides what a later failure leaves of it
+  // (Note [Failures]): also when it is replayed, and nobody waits.
+  if (slot.in_memory() && !answers_.wanted(end_)) return true;
   if (slot.life == Slot::Life::lost) {
     const std::string message = "this tensor was never computed: " + *slot.cause + " failed";
     return answers_.send(end_, {ErrorKind::lost_operand, position_, *slot.cause, message});
   }
   try {
     state_.storages.use(slot);
+  } catch (const EndOfRun&) {
+    throw;
   } catch (...) {
     return answers_.send(end_, describe_exception(position_, "a copy from the device"));
   }
@@ -190,7 +192,7 @@ void Executor::resize(Reader& in) {
   state_.storages.at(id);
   try {
     state_.storages.resize(id, bytes);
-  } catch (const CorruptLog&) {
+  } catch (const EndOfRun&) {
     throw;
   } catch (...) {
     // The notebook's tensors have the new size already.
@@ -250,7 +252,7 @@ bool Executor::generator(Reader& in) {
         return true;
       }
     }
-  } catch (const CorruptLog&) {
+  } catch (const EndOfRun&) {
     throw;
   } catch (...) {
     Failure failure = describe_exception(position_, "a random number generator");
@@ -274,7 +276,7 @@ bool Executor::event(Reader& in) {
     case EventAction::record:
       wait_for_device(state_.device);
       if (state_.events.size() >= State::kEventsMax) throw CorruptLog("too many events");
-      state_.events[number] = monotonic_ns();
+      state_.events[number] = static_cast<int64_t>(monotonic_ns());
       return true;
     case EventAction::free:
       state_.events.erase(number);
@@ -332,7 +334,7 @@ bool Executor::call(Reader& in) {
       }
       TORCH_CHECK(complaint.empty(), complaint);
       perform_checked(op, is_request() ? &answer_ : nullptr);
-    } catch (const CorruptLog&) {
+    } catch (const EndOfRun&) {
       throw;
     } catch (...) {
       failure = describe_exception(position_, op.full_name);
@@ -383,7 +385,10 @@ void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
 
 void Executor::perform_checked(const Operator& op, Writer* answer) {
   decoder_.materialise(call_);
+  std::optional<WriteCheck> check;
+  if (state_.limits.check_writes) check.emplace(state_, call_);
   perform(op);
+  if (check) check->compare(state_, op);
   if (call_.stack.size() != expected_.returns.size()) {
     TORCH_CHECK(false, "internal: another number of results was made");
   }

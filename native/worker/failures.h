@@ -17,10 +17,22 @@ struct Failure {
   std::string message;
 };
 
-// A record that no client writes: the log cannot be trusted from here on, and the session ends.
-class CorruptLog : public std::runtime_error {
+// What ends the run, where any other exception is the failure of one record.
+class EndOfRun : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// A record that no client writes: the log cannot be trusted from here on, and the session ends.
+class CorruptLog : public EndOfRun {
+ public:
+  using EndOfRun::EndOfRun;
+};
+
+// Saved state that a record needs and that cannot be had: no fault of the log.
+class LoadFailed : public EndOfRun {
+ public:
+  using EndOfRun::EndOfRun;
 };
 
 // Operands that hold no value because the operator that should have made them failed.

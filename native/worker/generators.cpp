@@ -59,6 +59,12 @@ void Generators::set_state(uint32_t number, std::span<const std::byte> state) {
   generator.set_state(bytes);
 }
 
+uint64_t Generators::current_seed(uint32_t number) {
+  at::Generator& generator = at(number);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.current_seed();
+}
+
 std::vector<uint32_t> Generators::numbers() const {
   std::vector<uint32_t> numbers;
   for (uint32_t i = 0; i < generators_.size(); ++i) {

@@ -29,6 +29,9 @@ class Generators {
   // Raises what torch raises for a state that is none.
   void set_state(uint32_t number, std::span<const std::byte> state);
 
+  // The seed that it was last given.
+  uint64_t current_seed(uint32_t number);
+
   // Numbers that exist, in order.
   std::vector<uint32_t> numbers() const;
 

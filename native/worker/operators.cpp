@@ -1,6 +1,7 @@
 #include "worker/operators.h"
 
 #include <ATen/core/jit_type.h>
+#include <torch/csrc/utils/schema_info.h>
 
 #include <array>
 
@@ -85,6 +86,42 @@ bool overwrites_self(std::string_view full_name) {
 // `out=` forms that leave bytes of their output as they were.
 bool keeps_out(std::string_view name) { return name.find("empty") != std::string_view::npos; }
 
+// Arguments that kernels change though their schemas do not say so, beside the running statistics
+// that torch's SchemaInfo knows of.
+struct Undeclared {
+  std::string_view name;
+  std::string_view argument;
+};
+constexpr std::array<Undeclared, 10> kUndeclared = {{
+    {"aten::batch_norm_gather_stats", "running_mean"},
+    {"aten::batch_norm_gather_stats", "running_var"},
+    {"aten::batch_norm_gather_stats_with_counts", "running_mean"},
+    {"aten::batch_norm_gather_stats_with_counts", "running_var"},
+    {"aten::batch_norm_update_stats", "running_mean"},
+    {"aten::batch_norm_update_stats", "running_var"},
+    {"aten::_cudnn_rnn", "dropout_state"},
+    {"aten::_cudnn_rnn_backward", "dropout_state"},
+    {"aten::_cudnn_rnn_backward", "reserve"},
+    {"aten::mkldnn_rnn_layer_backward", "workspace"},
+}};
+
+// Which arguments a call may change: those that the schema or torch's list of exceptions names. The
+// schemas of other people's operators (and of collectives) are not believed.
+void mark_changed(const Operator& op, std::vector<ArgumentType>& arguments) {
+  const c10::FunctionSchema& schema = op.handle->schema();
+  const bool known = op.name.starts_with("aten::") && op.name != "aten::_cudnn_rnn_flatten_weight";
+  torch::utils::SchemaInfo info(schema);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& name = schema.arguments()[i].name();
+    arguments[i].changed =
+        !known || arguments[i].written ||
+        info.is_mutable(c10::SchemaArgument(c10::SchemaArgType::input, i)) ||
+        std::any_of(kUndeclared.begin(), kUndeclared.end(), [&](const Undeclared& one) {
+          return one.name == op.name && one.argument == name;
+        });
+  }
+}
+
 }  // namespace
 
 void Operators::define(uint32_t number, std::string name, std::string overload) {
@@ -102,6 +139,7 @@ void Operators::define(uint32_t number, std::string name, std::string overload) 
       op.arguments.push_back(type_of(argument));
       if (keeps_out(op.name)) op.arguments.back().out = false;
     }
+    mark_changed(op, op.arguments);
     if (!op.arguments.empty() && overwrites_self(op.full_name)) op.arguments[0].out = true;
     op.returns = schema.returns().size();
     if (software_) op.substitute = find_substitute(op.full_name);

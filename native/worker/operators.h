@@ -32,8 +32,9 @@ struct ArgumentType {
   Kind element = Kind::unsupported;  // of a list
   bool element_optional = false;
   c10::TypePtr element_type;  // of a list
-  bool written = false;
-  bool out = false;  // written without being read
+  bool written = false;       // as the schema says
+  bool changed = false;       // written, or changed though the schema says nothing of it
+  bool out = false;           // written without being read
 };
 
 struct Operator {
@@ -52,6 +53,8 @@ struct Limits {
   using Allowed = bool (*)(std::string_view full_name);
   Allowed allowed = nullptr;         // which operators exist; null: all of this torch
   int64_t elements_max = INT64_MAX;  // of an operand
+  bool check_writes = false;         // whether calls change what their write sets do not name
+  uint64_t piece_bytes = 4 << 20;    // copied at once between a storage and the arena
 };
 
 class Operators {
@@ -67,6 +70,7 @@ class Operators {
   // CorruptLog if the number was not defined.
   const Operator& at(uint32_t number) const;
   const std::vector<Operator>& all() const { return operators_; }
+  void clear() { operators_.clear(); }
 
  private:
   bool software_;

@@ -6,6 +6,12 @@
 
 namespace sing {
 
+bool Orders::await_open() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return open_ || end_; });
+  return !end_;
+}
+
 void Orders::begin_run() {
   std::lock_guard lock(mutex_);
   running_ = true;
@@ -70,6 +76,11 @@ void Orders::end() {
   end_ = true;
   update();
   changed_.notify_all();
+  nudge();
+}
+
+void Orders::wake() {
+  std::lock_guard lock(mutex_);
   nudge();
 }
 

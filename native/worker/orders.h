@@ -18,6 +18,8 @@ class Orders {
   Orders& operator=(const Orders&) = delete;
 
   // --- the main thread ---
+  // Before begin_run, without touching the page: until the gate is open. False: the run is to end.
+  bool await_open();
   void begin_run();
   void finish_run();
   bool pending() const noexcept { return pending_.load(std::memory_order_relaxed); }
@@ -29,6 +31,9 @@ class Orders {
   // --- any thread ---
   void gate(bool open);
   void end();
+  bool ended() const noexcept { return end_.load(std::memory_order_relaxed); }
+  // Lets a main thread that sleeps look around.
+  void wake();
   // Runs `work` while the main thread is parked between two records, or is not running at all.
   void while_parked(const std::function<void()>& work);
 
@@ -43,7 +48,7 @@ class Orders {
   std::mutex mutex_;  // everything below
   std::condition_variable changed_;
   bool open_ = true;
-  bool end_ = false;
+  std::atomic<bool> end_{false};
   bool running_ = false;
   bool parked_ = false;
   int works_ = 0;

@@ -93,12 +93,14 @@ void bind_one(State& state, const Call& call, const Expected& expected, const at
     if (expected.geometry.storage_bytes() > slot.bytes) {
       throw CorruptLog("an output reaches beyond its storage");
     }
-    if (slot.in_memory() && slot.storage.is_alias_of(tensor.storage()) &&
+    if (slot.storage && slot.storage.is_alias_of(tensor.storage()) &&
         tensor.strides() == c10::IntArrayRef(expected.geometry.strides) &&
         tensor.storage_offset() == expected.geometry.offset) {
       return;
     }
-    make_tensor(state.storages.use(slot), expected.geometry).copy_(tensor);
+    const c10::Storage& storage = state.storages.use(slot);
+    state.storages.touch(slot);
+    make_tensor(storage, expected.geometry).copy_(tensor);
     return;
   }
   if (lies_as(tensor, expected, state.device) && aliased_operand(call, tensor) == nullptr) {

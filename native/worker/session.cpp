@@ -4,23 +4,19 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <bit>
 
-#include "worker/snapshot.h"
+#include "worker/clock.h"
 #include "worker/spin.h"
 
 namespace sing {
 
 namespace {
 
-uint64_t monotonic_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
-}
+// How much of a long log is executed between two looks at the clock.
+constexpr uint64_t kStretchBytes = 64 << 10;
 
 }  // namespace
 
@@ -32,15 +28,36 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
       agent_(map_page<AgentPage>(files.agent, false)),
       threads_(options.threads),
       spins_(options.threads == 1 ? kSpins : kSpinsWithThreads),
+      helpers_(options.threads),
       orders_(*worker_),
       state_(options.device, &agent_->memory_granted, options.limits),
+      snapshots_(state_, files.arena, *agent_, orders_, options.epoch),
       answers_(*client_, worker_, orders_),
-      executor_(state_, answers_, options.skip) {
-  if (files.snapshot >= 0) {
-    state_.storages.enforce(false);  // what is in the snapshot was granted when it was made
-    consumed_ = load_snapshot(files.snapshot, state_);
-    state_.storages.enforce(true);
+      executor_(state_, answers_, options.skip),
+      epoch_(options.epoch),
+      prepare_(options.prepare) {
+  // A load that fails is met by the main thread at its next look for orders.
+  snapshots_.loads().on_failure([this] { orders_.end(); });
+  if (prepare_) {
+    orders_.gate(false);
+    consumed_ = snapshots_.open(files.snapshot, files.readiness);
+    snapshots_.finish_loading();
+    return;
   }
+  snapshots_.loads().publish_left(&worker_->loading_bytes);
+  if (files.snapshot >= 0) consumed_ = snapshots_.open(files.snapshot, files.readiness);
+  claim();
+}
+
+Session::~Session() {
+  if (!claimed_) return;
+  worker_->gate_open.store(0);
+  worker_->memory_resident.store(0);
+}
+
+// From here on this is the worker of the session.
+void Session::claim() {
+  if (!whole_) throw std::runtime_error("the newer snapshot was not taken over");
   if (consumed_ < agent_->retained.load(std::memory_order_acquire)) {
     throw std::runtime_error("the log no longer holds the records after position " +
                              std::to_string(consumed_));
@@ -48,16 +65,42 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
   WorkerPage& page = *worker_;
   page.furthest.store(std::max({page.furthest.load(), page.consumed.load(), consumed_}));
   page.pid = static_cast<uint32_t>(getpid());
-  page.epoch.store(options.epoch);
+  page.epoch.store(epoch_);
   page.asleep.store(0);
   page.memory_resident.store(state_.storages.resident());
+  page.dirty_bytes.store(state_.storages.dirty());
+  page.loading_bytes.store(snapshots_.loads().bytes_left());
   page.consumed.store(consumed_);
   busy_ns_ = page.busy_ns.load();
+  claimed_ = true;
 }
 
-Session::~Session() {
-  worker_->gate_open.store(0);
-  worker_->memory_resident.store(0);
+void Session::gate(bool open) {
+  if (open && !claimed_) claim();
+  orders_.gate(open);
+}
+
+void Session::replay(uint64_t until) {
+  reached_ = {};
+  std::future<void> reached = reached_.get_future();
+  awaited_.store(until, std::memory_order_release);
+  gate(true);
+  reached.wait();
+}
+
+Taken Session::snapshot(bool stop) { return snapshots_.take(stop, consumed_, *worker_); }
+
+void Session::adopt(int snapshot_fd) {
+  if (claimed_) throw std::runtime_error("this worker executes the session already");
+  whole_ = false;
+  consumed_ = snapshots_.adopt(snapshot_fd);
+  snapshots_.finish_loading();
+  whole_ = true;
+}
+
+void Session::end() {
+  snapshots_.abort();
+  orders_.end();
 }
 
 // The client writes its head as it likes: what lies below it must be in the ring.
@@ -72,6 +115,7 @@ uint64_t Session::checked_head() const {
 }
 
 void Session::run() {
+  if (prepare_ && !orders_.await_open()) return;
   if (threads_ > 0) at::set_num_threads(threads_);  // a property of this thread
   const c10::DeviceGuard device(state_.device);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -81,20 +125,38 @@ void Session::run() {
     ~Running() { orders.finish_run(); }
     Orders& orders;
   } running(orders_);
-  while (!orders_.pending() || orders_.obey()) {
-    const uint64_t head = checked_head();
-    if (head == consumed_) {
-      idle();
-    } else {
-      drain(head);
+  try {
+    while (!orders_.pending() || orders_.obey()) {
+      if (state_.storages.holds_freed()) let_go();
+      const uint64_t awaited = awaited_.load(std::memory_order_acquire);
+      if (consumed_ >= awaited) {
+        awaited_.store(UINT64_MAX, std::memory_order_relaxed);
+        reached_.set_value();
+        continue;
+      }
+      const uint64_t head = checked_head();
+      if (head == consumed_) {
+        helpers_.waited();
+        idle();
+      } else {
+        drain(std::min({head, consumed_ + kStretchBytes, awaited}), head);
+      }
     }
+  } catch (const LoadFailed&) {
+    if (!orders_.ended()) throw;
   }
+  snapshots_.loads().rethrow();
 }
 
-// Executes what lies below `head`, or up to the next order.
-void Session::drain(uint64_t head) {
+void Session::let_go() {
+  state_.storages.sweep();
+  worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
+}
+
+// Executes the records that begin below `end`, or up to the next order.
+void Session::drain(uint64_t end, uint64_t head) {
   const uint64_t began = monotonic_ns();
-  while (consumed_ != head && !orders_.pending()) {
+  while (consumed_ < end && !orders_.pending()) {
     const uint64_t furthest = worker_->furthest.load(std::memory_order_relaxed);
     state_.storages.enforce(consumed_ >= furthest);
     const std::byte* at = log_.data() + consumed_ % capacity_;
@@ -105,12 +167,14 @@ void Session::drain(uint64_t head) {
     if (!executor_.execute(consumed_, header, payload)) break;
     consumed_ += header.bytes;
     worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
+    worker_->dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
     worker_->consumed.store(consumed_, std::memory_order_release);
   }
   const uint64_t now = monotonic_ns();
   busy_ns_ += now - began;
   worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
   worker_->active_ns.store(now, std::memory_order_relaxed);
+  helpers_.worked(now, now - began);
 }
 
 void Session::idle() {
@@ -121,15 +185,6 @@ void Session::idle() {
       return;
     }
   }
-}
-
-int Session::snapshot(uint64_t& position, uint64_t& bytes) {
-  int fd = -1;
-  orders_.while_parked([&] {
-    position = consumed_;
-    fd = write_snapshot(state_, position, bytes);
-  });
-  return fd;
 }
 
 }  // namespace sing

@@ -1,14 +1,18 @@
 // One session in a worker: its mappings, its state, and the loop that executes its log.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <future>
 #include <string>
 #include <vector>
 
 #include "oplog/mapping.h"
 #include "worker/answers.h"
 #include "worker/executor.h"
+#include "worker/helpers.h"
 #include "worker/orders.h"
+#include "worker/snapshot.h"
 #include "worker/state.h"
 
 namespace sing {
@@ -18,13 +22,18 @@ struct SessionFiles {
   int client = -1;
   int worker = -1;
   int agent = -1;
-  int snapshot = -1;  // or none
+  int arena = -1;
+  int snapshot = -1;   // or none
+  int readiness = -1;  // or none: all of the snapshot is in the arena
 };
 
 struct SessionOptions {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   int threads = 0;  // of a software device; 0: as they are
   uint64_t epoch = 1;
+  // Another worker still executes this session: load everything, and execute nothing and leave the
+  // page alone until the gate is opened.
+  bool prepare = false;
   std::vector<uint64_t> skip;
   Limits limits;
 };
@@ -40,15 +49,29 @@ class Session {
   // main thread of orders.h.
   void run();
   Orders& orders() { return orders_; }
-  // From any thread; closes the gate meanwhile.
-  int snapshot(uint64_t& position, uint64_t& bytes);
+
+  // --- any thread, one at a time ---
+  void gate(bool open);
+  // Opens the gate and returns when everything below `until` was executed.
+  void replay(uint64_t until);
+  Taken snapshot(bool stop);
+  void trim() { snapshots_.trim(); }
+  // Of a prepared session: takes over a newer snapshot.
+  void adopt(int snapshot_fd);
+
+  // --- any thread ---
+  void hurry() { snapshots_.hurry(); }
+  void end();
   uint64_t position() const { return consumed_; }
   const State& state() const { return state_; }
 
  private:
-  void drain(uint64_t head);
+  void drain(uint64_t end, uint64_t head);
   void idle();
   uint64_t checked_head() const;
+  void check_position() const;
+  void claim();
+  void let_go();
 
   Mapping log_;
   uint64_t capacity_;
@@ -57,12 +80,20 @@ class Session {
   Page<AgentPage> agent_;
   int threads_;
   int spins_;
+  Helpers helpers_;
   Orders orders_;
   State state_;
+  Snapshots snapshots_;
   Answers answers_;
   Executor executor_;
   uint64_t consumed_ = 0;
+  std::atomic<uint64_t> awaited_{UINT64_MAX};  // a position that replay() waits for
+  std::promise<void> reached_;
   uint64_t busy_ns_ = 0;
+  const uint64_t epoch_;
+  const bool prepare_;
+  bool whole_ = true;     // no newer snapshot was taken over in part
+  bool claimed_ = false;  // by the thread that gives the orders
 };
 
 }  // namespace sing

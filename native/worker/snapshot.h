@@ -1,44 +1,83 @@
-// Snapshots: everything that a session's numbers stand for at one position of its log.
-// docs/format.md describes the file.
+// Takes snapshots and starts from them, beside a main thread that goes on executing.
+//
+// Note [Extents]. A storage that was saved keeps its extent until its bytes change, and the next
+// snapshot refers to it again: only what has changed is copied. What a snapshot refers to is not
+// overwritten as long as somebody may start from it: the agent says by AgentPage::retained which
+// is the newest that it has, and those before are given up then. So a worker may be killed at any
+// moment, and two of them may have the arena open: one that executes, and one that prepares to.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
 
-#include "worker/state.h"
+#include "oplog/mapping.h"
+#include "worker/orders.h"
+#include "worker/tables.h"
+#include "worker/transfers.h"
 
 namespace sing {
 
-inline constexpr uint64_t kSnapshotMagic = 0x31504e53474e4953;  // "SINGSNP1"
-inline constexpr uint32_t kSnapshotVersion = 1;
-
-struct SnapshotHeader {
-  uint64_t magic;
-  uint32_t version;
-  uint32_t device_kind;  // DeviceKind of the device that wrote it
-  uint64_t position;
-  uint64_t table_bytes;  // the tables follow the header
-  uint64_t total_bytes;  // of the file
+// A snapshot as the agent gets it.
+struct Taken {
+  int fd = -1;  // of the tables
+  uint64_t position = 0;
+  uint64_t bytes = 0;       // that it stands for
+  uint64_t copied = 0;      // that had changed since the snapshot before
+  uint64_t stalled_ns = 0;  // that the main thread was kept from executing
+  uint64_t duration_ns = 0;
 };
-static_assert(sizeof(SnapshotHeader) == 40);
 
-// An open file, closed at the end of its life.
-class File {
+class Snapshots {
  public:
-  explicit File(int fd) noexcept : fd_(fd) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File();
-  int fd() const noexcept { return fd_; }
-  int release() noexcept;
+  Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders& orders, uint64_t epoch);
+
+  // --- while nothing is executed ---
+  // Fills the state and returns its position. Storages are loaded meanwhile and after, by threads
+  // and by whoever uses them; `readiness_fd`: -1, or where to read what has arrived.
+  uint64_t open(int tables_fd, int readiness_fd);
+  // As open, of a newer snapshot: what has not changed since stays.
+  uint64_t adopt(int tables_fd);
+  // Waits until everything is loaded. LoadFailed.
+  void finish_loading() { loads_.finish(); }
+
+  // --- any thread, one at a time ---
+  // `stop`: with the main thread parked until it is done, and at full speed.
+  Taken take(bool stop, const uint64_t& position, WorkerPage& page);
+  // Gives back the memory of what no snapshot needs.
+  void trim();
+
+  // --- any thread ---
+  void hurry() { saves_.help(threads(), Transfers::Pace::full); }
+  // Ends what is going on; take() throws.
+  void abort() noexcept;
+  Transfers& loads() { return loads_; }
 
  private:
-  int fd_;
+  struct Kept {
+    uint64_t position;
+    std::vector<Extent> extents;
+  };
+  struct Making;
+
+  unsigned threads() const;
+  uint64_t fill(const Snapshot& snapshot, std::vector<Slot> old);
+  void give_up_older();
+  FreeRanges free_ranges() const;
+  void give_back(const FreeRanges& free);
+  void freeze(Making& making);
+  void undo(const Making& making) noexcept;
+
+  State& state_;
+  Arena arena_;
+  const AgentPage& agent_;
+  Orders& orders_;
+  uint64_t version_;  // of the newest extent
+  std::unique_ptr<Readiness> readiness_;
+  std::vector<Kept> kept_;
+  Transfers loads_;
+  Transfers saves_;
 };
-
-// Writes `state` into a new memfd. Throws on failure.
-int write_snapshot(State& state, uint64_t position, uint64_t& bytes);
-
-// Fills a fresh state and returns its position. Nothing in the file is trusted.
-uint64_t load_snapshot(int fd, State& state);
 
 }  // namespace sing

@@ -59,18 +59,84 @@ Slot& Storages::slot(uint32_t id) {
   return slots_[id];
 }
 
+void copy_in(const c10::Storage& storage, uint64_t offset, std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  if (is_host(storage.device())) {
+    std::memcpy(static_cast<std::byte*>(storage.mutable_data()) + offset, bytes.data(),
+                bytes.size());
+  } else {
+    bytes_of(storage, offset, bytes.size()).copy_(host_bytes(bytes.data(), bytes.size()));
+  }
+}
+
+void copy_out(const c10::Storage& storage, uint64_t offset, std::span<std::byte> into) {
+  if (into.empty()) return;
+  if (is_host(storage.device())) {
+    std::memcpy(into.data(), static_cast<const std::byte*>(storage.data()) + offset, into.size());
+  } else {
+    host_bytes(into.data(), into.size()).copy_(bytes_of(storage, offset, into.size()));
+  }
+}
+
+// ---------------------------------------------------------------- accounts
+
+void Storages::charge(uint64_t bytes) {
+  const uint64_t granted = granted_ ? granted_->load(std::memory_order_relaxed) : UINT64_MAX;
+  const auto fits = [&] { return !enforced_ || bytes <= granted - std::min(granted, resident_); };
+  for (; !fits() && !held_.empty(); sweep()) {
+    held_.front().transfer->owner.settle(held_.front().transfer);
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, fits(), "out of device memory: tried to allocate ", bytes,
+                   " bytes; ", resident_, " of ", granted, " granted bytes are in use");
+  resident_ += bytes;
+}
+
+void Storages::sweep() noexcept {
+  std::erase_if(held_, [this](const Held& held) {
+    if (!held.transfer->finished()) return false;
+    resident_ -= held.charged;
+    return true;
+  });
+}
+
 void Storages::release(Slot& slot) noexcept {
+  forget_saved(slot);
+  if (slot.transfer && !slot.transfer->finished()) {
+    if (slot.storage) {
+      held_.push_back({std::move(slot.transfer), slot.charged});
+      slot.charged = 0;
+    } else {
+      slot.transfer->owner.drop(slot.transfer);
+    }
+  }
   resident_ -= slot.charged;
   slot = Slot();
 }
 
-void Storages::charge(uint64_t bytes) {
-  const uint64_t granted = granted_ ? granted_->load(std::memory_order_relaxed) : UINT64_MAX;
-  TORCH_CHECK_WITH(OutOfMemoryError, !enforced_ || bytes <= granted - std::min(granted, resident_),
-                   "out of device memory: tried to allocate ", bytes, " bytes; ", resident_, " of ",
-                   granted, " granted bytes are in use");
-  resident_ += bytes;
+void Storages::note_saved(Slot& slot, Extent extent, TransferPtr transfer) {
+  slot.saved = extent;
+  slot.transfer = std::move(transfer);
+  saved_ += slot.charged;
 }
+
+void Storages::forget_saved(Slot& slot) noexcept {
+  if (!slot.saved) return;
+  slot.saved = Extent();
+  saved_ -= slot.charged;
+}
+
+void Storages::await_saved(Slot& slot) {
+  slot.transfer->owner.settle(slot.transfer);
+  slot.transfer.reset();
+}
+
+void Storages::await_loaded(Slot& slot) {
+  slot.transfer->owner.settle(slot.transfer);
+  slot.storage = std::move(slot.transfer->storage);
+  slot.transfer.reset();
+}
+
+// ---------------------------------------------------------------- what records do
 
 void Storages::allocate(uint32_t id, uint64_t bytes) {
   if (bytes > kBytesMax) throw CorruptLog("a storage of impossible size");
@@ -85,7 +151,17 @@ void Storages::free(uint32_t id) {
 }
 
 const c10::Storage& Storages::use_raw(Slot& slot) {
-  if (slot.in_memory()) return slot.storage;
+  slot.used = position_;
+  if (slot.storage) return slot.storage;
+  if (slot.transfer) {
+    await_loaded(slot);
+  } else {
+    take_memory(slot);
+  }
+  return slot.storage;
+}
+
+void Storages::take_memory(Slot& slot) {
   charge(slot.bytes);
   try {
     slot.storage = c10::Storage(c10::Storage::use_byte_size_t(), slot.bytes,
@@ -95,7 +171,6 @@ const c10::Storage& Storages::use_raw(Slot& slot) {
     throw;
   }
   slot.charged = slot.bytes;
-  return slot.storage;
 }
 
 const c10::Storage& Storages::use(Slot& slot) {
@@ -115,6 +190,8 @@ void Storages::resize(uint32_t id, uint64_t bytes) {
     old.filled = std::min(old.filled, bytes);
     return;
   }
+  use_raw(old);
+  touch(old);
   Slot fresh;
   fresh.life = Slot::Life::live;
   fresh.stale = old.stale;
@@ -127,6 +204,8 @@ void Storages::resize(uint32_t id, uint64_t bytes) {
     resident_ += old.charged;
     throw;
   }
+  fresh.changed = old.changed;
+  fresh.changes = old.changes;
   fresh.filled = std::min(old.filled, bytes);
   if (fresh.filled != 0) {
     bytes_of(fresh.storage, 0, fresh.filled).copy_(bytes_of(old.storage, 0, fresh.filled));
@@ -143,6 +222,7 @@ void Storages::bind(uint32_t id, c10::Storage storage, uint64_t bytes) {
   fresh.bytes = bytes;
   fresh.filled = bytes;
   fresh.storage = std::move(storage);
+  fresh.used = fresh.changed = position_;
 }
 
 void Storages::lose(uint32_t id, std::shared_ptr<const std::string> cause, uint64_t bytes) {
@@ -177,14 +257,8 @@ void Storages::write(Slot& slot, uint64_t offset, std::span<const std::byte> byt
   } else {
     use_raw(slot);  // uploads come in pieces, from the start on: no zeros before them
   }
-  if (is_host(device_)) {
-    if (!bytes.empty()) {
-      std::memcpy(static_cast<std::byte*>(slot.storage.mutable_data()) + offset, bytes.data(),
-                  bytes.size());
-    }
-  } else if (!bytes.empty()) {
-    bytes_of(slot.storage, offset, bytes.size()).copy_(host_bytes(bytes.data(), bytes.size()));
-  }
+  touch(slot);
+  copy_in(slot.storage, offset, bytes);
   slot.filled = std::max(slot.filled, offset + bytes.size());
   if (slot.filled == slot.bytes) revive(slot);
 }
@@ -196,25 +270,27 @@ void Storages::revive(Slot& slot) {
   slot.cause.reset();
 }
 
-void Storages::read(const Slot& slot, uint64_t offset, std::span<std::byte> into) const {
-  if (into.empty()) return;
-  if (is_host(device_)) {
-    std::memcpy(into.data(), static_cast<const std::byte*>(slot.storage.data()) + offset,
-                into.size());
-  } else {
-    host_bytes(into.data(), into.size()).copy_(bytes_of(slot.storage, offset, into.size()));
-  }
+// ---------------------------------------------------------------- loading
+
+void Storages::restore(Slot& slot, Extent extent, const Loading& load) {
+  take_memory(slot);
+  slot.filled = extent.count;
+  c10::Storage storage;
+  std::swap(storage, slot.storage);
+  note_saved(slot, extent, load(std::move(storage), extent));
 }
 
-std::byte* Storages::restore(uint32_t id, uint64_t filled) {
-  Slot& slot = at(id);
-  use_raw(slot);
-  slot.filled = filled;
-  return host_data(id);
+void Storages::restore(uint32_t id, Slot&& slot) {
+  Slot& place = this->slot(id);
+  release(place);
+  place = std::move(slot);
+  resident_ += place.charged;
+  if (place.saved) saved_ += place.charged;
 }
 
-std::byte* Storages::host_data(uint32_t id) {
-  return static_cast<std::byte*>(at(id).storage.mutable_data());
+std::vector<Slot> Storages::take_all() {
+  resident_ = saved_ = 0;
+  return std::exchange(slots_, {});
 }
 
 }  // namespace sing

@@ -15,12 +15,20 @@
 
 #include "oplog/layout.h"
 #include "worker/failures.h"
+#include "worker/transfers.h"
 
 namespace at {
 class Tensor;
 }
 
 namespace sing {
+
+// The bytes [offset, offset + count) of a storage as a tensor.
+at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t count);
+
+// Copies between a storage and host memory; done when they return.
+void copy_in(const c10::Storage& storage, uint64_t offset, std::span<const std::byte> bytes);
+void copy_out(const c10::Storage& storage, uint64_t offset, std::span<std::byte> into);
 
 struct Slot {
   enum class Life : uint8_t { none = 0, live = 1, lost = 2 };
@@ -32,8 +40,15 @@ struct Slot {
   uint64_t charged = 0;  // device memory taken
   c10::Storage storage;  // none before the first use
   std::shared_ptr<const std::string> cause;  // of the loss: the operator that failed
+  Extent saved;                              // where the arena has its bytes, until they change
+  // Without a storage: what brings it here. With one: what saves it, unless that is finished.
+  TransferPtr transfer;
+  uint64_t used = 0;     // position of the record that used it last
+  uint64_t changed = 0;  // and of the one that changed it last
+  uint32_t changes = 0;
 
-  bool in_memory() const { return static_cast<bool>(storage); }
+  // Whether it takes device memory; its bytes may still be on their way.
+  bool in_memory() const { return storage || transfer; }
 };
 
 class Storages {
@@ -60,27 +75,60 @@ class Storages {
   const c10::Storage& use(Slot& slot);
   const c10::Storage& use_raw(Slot& slot);
 
+  // Before its bytes change, and after use: what is being saved of it is saved first.
+  void touch(Slot& slot) {
+    slot.changed = position_;
+    ++slot.changes;
+    if (slot.saved) forget_saved(slot);
+    if (slot.transfer) await_saved(slot);
+  }
+  void begin_record(uint64_t position) noexcept { position_ = position; }
+
   // After every byte of it was overwritten.
   static void revive(Slot& slot);
 
   void write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes);
   // Needs use() before. Waits for the device.
-  void read(const Slot& slot, uint64_t offset, std::span<std::byte> into) const;
+  static void read(const Slot& slot, uint64_t offset, std::span<std::byte> into) {
+    copy_out(slot.storage, offset, into);
+  }
 
   c10::Device device() const { return device_; }
   c10::Allocator* allocator() const { return allocator_; }
   uint64_t resident() const { return resident_; }
+  // Bytes of the storages that have changed since they were saved.
+  uint64_t dirty() const { return resident_ - saved_; }
   const std::vector<Slot>& slots() const { return slots_; }
   // Replayed records ran within the grant of their time, which may be lower by now.
   void enforce(bool on) { enforced_ = on; }
-  // For the loader of snapshots: takes memory for a storage whose first bytes the loader fills.
-  std::byte* restore(uint32_t id, uint64_t filled);
-  void restore_stale(uint32_t id, uint32_t failure) { at(id).stale = failure; }
-  std::byte* host_data(uint32_t id);
+  // Lets go of the memory of freed storages that have been saved by now.
+  void sweep() noexcept;
+  bool holds_freed() const noexcept { return !held_.empty(); }
+
+  // --- for snapshots, while no record is executed ---
+  std::vector<Slot>& all() { return slots_; }
+  void note_saved(Slot& slot, Extent extent, TransferPtr transfer);
+  void forget_saved(Slot& slot) noexcept;
+  // Memory for a live storage without any, to be loaded from `extent` by what `load` makes.
+  using Loading = std::function<TransferPtr(c10::Storage, Extent)>;
+  void restore(Slot& slot, Extent extent, const Loading& load);
+  // Puts a storage in the place of an equal one of the state before: see `take_all`.
+  void restore(uint32_t id, Slot&& slot);
+  // Leaves no storage; what it returns takes no memory any more as far as accounts go.
+  std::vector<Slot> take_all();
 
  private:
+  // The storage of a freed slot, until it is saved.
+  struct Held {
+    TransferPtr transfer;
+    uint64_t charged;
+  };
+
   Slot& slot(uint32_t id);
   void charge(uint64_t bytes);
+  void take_memory(Slot& slot);
+  void await_loaded(Slot& slot);
+  void await_saved(Slot& slot);
   void release(Slot& slot) noexcept;
 
   c10::Device device_;
@@ -88,10 +136,10 @@ class Storages {
   const Word<uint64_t>* granted_;
   bool enforced_ = true;
   uint64_t resident_ = 0;
+  uint64_t saved_ = 0;  // of those, charged to storages whose bytes the arena has
+  uint64_t position_ = 0;
+  std::vector<Held> held_;
   std::vector<Slot> slots_;
 };
-
-// The bytes [offset, offset + count) of a storage as a tensor.
-at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t count);
 
 }  // namespace sing

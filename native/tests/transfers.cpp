@@ -1,0 +1,209 @@
+// Saving and loading beside the main thread, step by step.
+#include "worker/transfers.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "oplog/futex.h"
+#include "tests/check.h"
+#include "tests/harness.h"
+
+using namespace sing;
+using namespace sing::test;
+
+namespace {
+
+constexpr uint64_t kBytes = 40'000;
+constexpr uint64_t kPiece = 4096;
+
+using Floats = std::vector<float>;
+
+struct Saving {
+  Saving() { arena.grow(4 * kBytes); }
+
+  Slot& saved(uint32_t id, std::byte value, uint64_t offset) {
+    storages.allocate(id, kBytes);
+    const Bytes bytes(kBytes, value);
+    storages.write(storages.at(id), 0, bytes);
+    Slot& slot = storages.at(id);
+    const Extent extent{offset, kBytes, id};
+    storages.note_saved(slot, extent, saves.add(slot.storage, extent));
+    return slot;
+  }
+  Bytes in_arena(uint64_t offset) {
+    Bytes bytes(kBytes);
+    arena.read(offset, bytes);
+    return bytes;
+  }
+
+  File file{memfd_create("arena", 0)};
+  Arena arena{file.fd()};
+  Word<uint64_t> granted{3 * kBytes};
+  Storages storages{c10::Device(c10::DeviceType::CPU), &granted};
+  Transfers saves{Transfers::Direction::save, arena, storages.device(), kPiece};
+};
+
+constexpr std::byte kOne{1}, kTwo{2}, kNine{9};
+
+// What a worker that starts from a snapshot waits for.
+struct Arriving {
+  explicit Arriving(uint64_t extents) {
+    if (ftruncate(file.fd(), static_cast<off_t>(2 * kPageBytes + extents)) != 0) fail("", 0, "");
+    mapping = map_file(file.fd(), 2 * kPageBytes + extents, true);
+  }
+  void arrive(uint64_t index, Arrival arrival) {
+    mapping.data()[kPageBytes + index] = static_cast<std::byte>(arrival);
+    auto* bell = reinterpret_cast<Word<uint32_t>*>(mapping.data());
+    bell->fetch_add(1);
+    futex_wake(bell);
+  }
+  bool wanted(uint64_t index) const {
+    return reinterpret_cast<const Word<uint8_t>*>(mapping.data())[2 * kPageBytes + index].load();
+  }
+  File file{memfd_create("readiness", 0)};
+  Mapping mapping;
+};
+
+}  // namespace
+
+TEST(what_is_written_was_saved_before) {
+  Saving saving;
+  Slot& slot = saving.saved(1, kOne, 0);
+  saving.saves.schedule({slot.transfer});  // and nobody works on it
+  EXPECT_EQ(saving.storages.dirty(), uint64_t{0});
+  const Bytes other(100, kNine);
+  saving.storages.write(slot, 200, other);
+  EXPECT(saving.in_arena(0) == Bytes(kBytes, kOne));
+  EXPECT_EQ(saving.storages.dirty(), kBytes);
+  saving.saves.finish();
+}
+
+TEST(what_is_freed_is_saved_and_counts_until_then) {
+  Saving saving;
+  saving.saved(1, kOne, 0);
+  saving.saved(2, kTwo, 10 * kPageBytes);
+  saving.saves.schedule({saving.storages.at(1).transfer, saving.storages.at(2).transfer});
+  saving.storages.free(1);
+  EXPECT_EQ(saving.storages.resident(), 2 * kBytes);
+  EXPECT(saving.storages.holds_freed());
+  // There is room for one more, and then only if the freed one is saved at once.
+  saving.storages.allocate(3, kBytes);
+  saving.storages.use(saving.storages.at(3));
+  EXPECT_EQ(saving.storages.resident(), 3 * kBytes);
+  saving.storages.allocate(4, kBytes);
+  saving.storages.use(saving.storages.at(4));
+  EXPECT_EQ(saving.storages.resident(), 3 * kBytes);
+  EXPECT(!saving.storages.holds_freed());
+  EXPECT(saving.in_arena(0) == Bytes(kBytes, kOne));
+  saving.storages.allocate(5, kBytes);
+  EXPECT_THROWS(c10::OutOfMemoryError, saving.storages.use(saving.storages.at(5)));
+  saving.saves.help(2, Transfers::Pace::full);
+  saving.saves.finish();
+  EXPECT(saving.in_arena(10 * kPageBytes) == Bytes(kBytes, kTwo));
+}
+
+TEST(what_takes_over_a_number_leaves_the_bytes_before_it_to_the_snapshot) {
+  Saving saving;
+  Slot& slot = saving.saved(1, kOne, 0);
+  saving.saves.schedule({slot.transfer});
+  const Slot fresh = [&] {
+    saving.storages.allocate(9, kBytes);
+    saving.storages.use(saving.storages.at(9));
+    return saving.storages.at(9);
+  }();
+  saving.storages.bind(1, fresh.storage, kBytes);
+  saving.storages.lose(1, std::make_shared<const std::string>("an operator"), kBytes);
+  saving.saves.help(1, Transfers::Pace::gentle);
+  saving.saves.finish();
+  EXPECT(saving.in_arena(0) == Bytes(kBytes, kOne));
+  saving.storages.sweep();
+  EXPECT_EQ(saving.storages.resident(), kBytes);
+}
+
+TEST(a_snapshot_that_cannot_be_written_fails_and_the_program_goes_on) {
+  Saving saving;
+  const File readable(
+      open(("/proc/self/fd/" + std::to_string(saving.file.fd())).c_str(), O_RDONLY));
+  Arena arena(readable.fd());
+  Transfers saves(Transfers::Direction::save, arena, saving.storages.device(), kPiece);
+  saving.storages.allocate(1, kBytes);
+  Slot& slot = saving.storages.at(1);
+  saving.storages.use(slot);
+  const Extent extent{0, kBytes, 1};
+  saving.storages.note_saved(slot, extent, saves.add(slot.storage, extent));
+  saves.schedule({slot.transfer});
+  saving.storages.touch(slot);
+  EXPECT_THROWS(std::exception, saves.finish());
+}
+
+TEST(free_ranges_are_what_no_extent_covers) {
+  FreeRanges free({{0, 4096, 1}, {3 * kPageBytes, 5000, 1}, {3 * kPageBytes, 5000, 1}});
+  EXPECT_EQ(free.take(3 * kPageBytes), 5 * kPageBytes);  // no gap is as large
+  EXPECT_EQ(free.take(100), kPageBytes);
+  EXPECT_EQ(free.take(kPageBytes), 2 * kPageBytes);
+  EXPECT_EQ(free.take(1), 8 * kPageBytes);
+  EXPECT_EQ(free.end(), 9 * kPageBytes);
+  EXPECT(free.gaps().empty());
+}
+
+TEST(a_worker_runs_while_its_state_arrives) {
+  Host host;
+  host.start();
+  const auto add = host.define("aten::add_", "Scalar");
+  const auto a = host.upload(Floats(5000, 1), {5000});
+  const auto b = host.upload(Floats(6000, 2), {6000});
+  host.wait_consumed();
+  uint64_t position = 0;
+  const File snapshot(host.snapshot(&position));
+  host.stop();
+  host.commit(position);
+  Arriving arriving(2);
+  host.start(snapshot.fd(), arriving.file.fd());
+  EXPECT_EQ(host.worker().loading_bytes.load(), uint64_t{44'000});
+  EXPECT(host.synchronize().ok());
+  host.call(CallRecord(add, 3, 1).tensor(b).integer(1).integer(1).returns_nothing());
+  const uint64_t request = host.begin_request(RecordKind::read, read_payload(b.id, 0, b.bytes()));
+  while (!arriving.wanted(1)) sched_yield();
+  EXPECT(!arriving.wanted(0));
+  arriving.arrive(1, Arrival::there);
+  host.wait_answer(request);
+  Bytes bytes;
+  while (bytes.size() < b.bytes()) host.take(bytes, b.bytes());
+  host.client().answer_wanted.store(0);
+  EXPECT_EQ(host.worker().loading_bytes.load(), uint64_t{20'000});
+  arriving.arrive(0, Arrival::there);
+  EXPECT(host.values(a) == Floats(5000, 1));
+  EXPECT(host.values(b) == Floats(6000, 3));
+  EXPECT_EQ(host.worker().loading_bytes.load(), uint64_t{0});
+}
+
+TEST(state_that_cannot_be_had_ends_the_run_with_a_reason) {
+  Host host;
+  host.start();
+  host.upload(Floats(5000, 1), {5000});
+  host.wait_consumed();
+  uint64_t position = 0;
+  const File snapshot(host.snapshot(&position));
+  host.stop();
+  Arriving arriving(1);
+  host.start(snapshot.fd(), arriving.file.fd());
+  EXPECT(host.synchronize().ok());
+  arriving.arrive(0, Arrival::failed);
+  EXPECT(host.corruption().find("could not be read") != std::string::npos);
+}
+
+TEST(an_end_does_not_wait_for_what_has_not_arrived) {
+  Host host;
+  host.start();
+  const auto a = host.upload(Floats(5000, 1), {5000});
+  host.wait_consumed();
+  const File snapshot(host.snapshot());
+  host.stop();
+  Arriving arriving(1);
+  host.start(snapshot.fd(), arriving.file.fd());
+  host.begin_request(RecordKind::read, read_payload(a.id, 0, a.bytes()));
+  while (!arriving.wanted(0)) sched_yield();
+  host.stop();
+  EXPECT(!host.running());
+}

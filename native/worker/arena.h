@@ -1,0 +1,80 @@
+// The session's arena: one sparse file, owned by the agent, with the bytes of saved storages.
+//
+// Each storage of a snapshot lies in an extent: a page-aligned stretch of the file that nothing
+// else uses. The extents of a snapshot that the agent has are never written again; see snapshot.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace sing {
+
+// Where the bytes of one storage lie. Two extents with the same offset and version hold the same
+// bytes, whoever reads them and whenever.
+struct Extent {
+  uint64_t offset = 0;
+  uint64_t count = 0;
+  uint64_t version = 0;  // 0: nowhere
+
+  explicit operator bool() const noexcept { return version != 0; }
+  bool operator==(const Extent&) const = default;
+};
+
+// An open file, closed at the end of its life.
+class File {
+ public:
+  explicit File(int fd) noexcept : fd_(fd) {}
+  File(File&& other) noexcept : fd_(other.release()) {}
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File();
+  int fd() const noexcept { return fd_; }
+  int release() noexcept { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+void read_file(int fd, uint64_t offset, std::span<std::byte> into);
+void write_file(int fd, uint64_t offset, std::span<const std::byte> bytes);
+
+class Arena {
+ public:
+  // `fd` stays the caller's.
+  explicit Arena(int fd);
+
+  uint64_t bytes() const;
+  // Makes the file at least as long as `bytes`.
+  void grow(uint64_t bytes);
+  void read(uint64_t offset, std::span<std::byte> into) const;
+  void write(uint64_t offset, std::span<const std::byte> bytes);
+  // Gives the memory of a range back to the system.
+  void punch(uint64_t offset, uint64_t count);
+
+ private:
+  File file_;
+};
+
+// The parts of an arena that hold nothing.
+class FreeRanges {
+ public:
+  // Everything but `used`, which may overlap (several snapshots share extents).
+  explicit FreeRanges(std::vector<Extent> used);
+
+  // Takes room for `count` bytes: the smallest gap that has it, or behind everything.
+  uint64_t take(uint64_t count);
+  // Where the last extent ends: the file must be as long.
+  uint64_t end() const noexcept { return end_; }
+  // The gaps that are left, without what lies behind end().
+  const std::multimap<uint64_t, uint64_t>& gaps() const noexcept { return gaps_; }
+
+ private:
+  std::multimap<uint64_t, uint64_t> gaps_;  // count, offset
+  uint64_t end_ = 0;
+};
+
+}  // namespace sing
