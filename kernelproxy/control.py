@@ -36,10 +36,14 @@ class Control:
     ----------
     sock : socket.socket
         A connected socket, owned from now on.
+    path : Path, optional
+        Where it is connected to. With it, a request during which the daemon dies is made once
+        more, to the daemon that takes its place: none does harm when it is made twice.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, path: Path | None = None) -> None:
         self._sock: socket.socket | None = sock
+        self._path = path
 
     def __enter__(self) -> Control:
         return self
@@ -77,6 +81,19 @@ class Control:
         self, request: Message, timeout: float | None = None
     ) -> tuple[Message, list[int]]:
         """Like `call`, and also return the reply's descriptors, which become the caller's."""
+        was_closed = self._sock is None
+        try:
+            return self._exchange(request, timeout)
+        except ControlError as error:
+            if was_closed or error.reason != "no-daemon" or self._path is None:
+                raise
+            with contextlib.suppress(ControlError):
+                self._sock = connect(start=False, path=self._path).detach()
+            if self._sock is None:
+                raise
+        return self._exchange(request, timeout)
+
+    def _exchange(self, request: Message, timeout: float | None) -> tuple[Message, list[int]]:
         if self._sock is None:
             raise ControlError("The connection to the jupyter_sing daemon is closed.", "no-daemon")
         self._sock.settimeout(timeout)
@@ -147,24 +164,26 @@ class Control:
             self._sock = None
 
 
-def connect(start: bool = True) -> Control:
-    """Connect to this user's daemon.
+def connect(start: bool = True, path: Path | None = None) -> Control:
+    """Connect to this user's daemon. While its keeper replaces one that died, this waits.
 
     Parameters
     ----------
     start : bool
         Start the daemon if none runs. Never done in a kernel (``SING_SOCKET`` is set): the
         daemon that had its session is gone, and a new one would not know it.
+    path : Path, optional
+        Its socket; by default the one that the environment names.
 
     Raises
     ------
     ControlError
         If there is no daemon (reason ``no-daemon``) or it cannot be started.
     """
-    path = paths.socket_path()
+    path = path or paths.socket_path()
     absent = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)
     with absent, _lock(path.parent, fcntl.LOCK_SH):
-        return Control(_open(path))
+        return Control(_open(path), path)
     if os.environ.get("SING_SOCKET"):
         raise ControlError(
             "The jupyter_sing daemon of this kernel is gone: restart the kernel.", "no-daemon"
@@ -174,10 +193,10 @@ def connect(start: bool = True) -> Control:
     with _lock(path.parent, fcntl.LOCK_EX):
         # Somebody else may have started it while we waited for the lock.
         with absent:
-            return Control(_open(path))
+            return Control(_open(path), path)
         _start(path.parent)
         try:
-            return Control(_open(path))
+            return Control(_open(path), path)
         except OSError as error:
             raise ControlError(
                 f"The jupyter_sing daemon started and left at once; see {path.parent}/agent.log.",

@@ -5,6 +5,7 @@ SingError                  anything of ours that a person should read
 ├── DeviceError            the configured devices make no sense, or are not there
 ├── NativeError            the native part is not available for an environment
 ├── ProtocolError          a peer sent what is not a message
+├── StoreError             the chunk store cannot keep a snapshot, or give it back
 ├── WorkerError            a worker or a zygote died, hung, or refused an order
 └── InternalError          an invariant is broken: our bug
 """
@@ -49,10 +50,34 @@ class ProtocolError(SingError):
     """A peer sent what is not a message."""
 
 
+class StoreError(SingError):
+    """The chunk store cannot keep a snapshot, or give it back; nothing in it has changed.
+
+    Parameters
+    ----------
+    message : str
+        One sentence for people.
+    reason : str
+        One word for programs: ``full``, ``quota``, ``permission``, ``busy`` (the lock is held),
+        ``cancelled``, ``unknown`` (no such manifest), ``name``, ``missing`` or ``damaged`` (a
+        chunk or a manifest), ``newer`` (a manifest's version), ``torch`` (another version of
+        it), ``failed``.
+    """
+
+    def __init__(self, message: str, reason: str = "failed") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.recoverable = reason in ("full", "quota", "busy", "cancelled")
+
+
 class WorkerError(SingError):
     """A worker or a zygote died, hung, or refused an order."""
 
     recoverable = True
+
+
+class WorkerDiedError(WorkerError):
+    """A worker died in the middle of an order; another one may do better."""
 
 
 class InternalError(SingError):

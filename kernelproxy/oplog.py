@@ -13,13 +13,14 @@ import fcntl
 import mmap
 import os
 import platform
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import overload
 
 from kernelproxy.errors import InternalError
 
 MAGIC = 0x31474E4953594A31
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 PAGE_BYTES = 4096
 ANSWER_RING_BYTES = 4 << 20
 
@@ -160,6 +161,9 @@ class WorkerPage(Page):
     active_ns = Word(264)
     memory_resident = Word(272)
     furthest = Word(280)
+    stalled_ns = Word(320)
+    dirty_bytes = Word(328)
+    loading_bytes = Word(336)
 
 
 class AgentPage(Page):
@@ -190,7 +194,10 @@ class AgentPage(Page):
 
 
 class SessionMemory:
-    """The four memfds of a session and the agent's mappings of its pages. Owns all of them.
+    """The memfds of a session and the agent's mappings of its pages. Owns all of them.
+
+    Four are the log and the pages; the fifth is the arena, in which workers put what snapshots
+    refer to.
 
     Parameters
     ----------
@@ -198,28 +205,72 @@ class SessionMemory:
         Capacity of the log ring: a power of two. Memory is used only where the log was written.
     """
 
+    #: What its descriptors are, in their order.
+    NAMES = ("log", "client", "worker", "agent", "arena")
+
     def __init__(self, log_bytes: int) -> None:
         if log_bytes < PAGE_BYTES or log_bytes & (log_bytes - 1):
             raise InternalError(f"{log_bytes} bytes are no capacity of a log")
-        self.log_bytes = log_bytes
-        self._fds: list[int] = []
-        self.log_fd = self._create("sing-log", log_bytes)
-        self.client_fd = self._create("sing-client", PAGE_BYTES)
-        self.worker_fd = self._create("sing-worker", PAGE_BYTES + ANSWER_RING_BYTES)
-        self.agent_fd = self._create("sing-agent", PAGE_BYTES)
-        self.client = ClientPage(self.client_fd, writable=True)
-        self.worker = WorkerPage(self.worker_fd, writable=True)
-        self.agent = AgentPage(self.agent_fd, writable=True)
+        self.fds: list[int] = []
+        self._create("sing-log", log_bytes)
+        self._create("sing-client", PAGE_BYTES)
+        self._create("sing-worker", PAGE_BYTES + ANSWER_RING_BYTES)
+        self._create("sing-agent", PAGE_BYTES)
+        self._create("sing-arena", 0, seals=0)
+        self._map()
         for page in (self.client, self.worker, self.agent):
             page.initialise()
 
-    def _create(self, name: str, size: int) -> int:
-        """Make a memfd whose size nobody can change: touching a lost page would be a SIGBUS."""
+    @classmethod
+    def adopt(cls, fds: Sequence[int]) -> SessionMemory:
+        """Go on with the memory that another agent made.
+
+        Parameters
+        ----------
+        fds : sequence of int
+            As `NAMES` says; owned from now on.
+
+        Raises
+        ------
+        InternalError
+            If its layout is another one.
+        """
+        memory = cls.__new__(cls)
+        memory.fds = list(fds)
+        memory._map()
+        if (memory.agent.magic, memory.agent.version) != (MAGIC, LAYOUT_VERSION):
+            memory.close()
+            raise InternalError("the session's memory has another layout")
+        return memory
+
+    def _map(self) -> None:
+        self.log_fd, self.client_fd, self.worker_fd, self.agent_fd, self.arena_fd = self.fds
+        self.log_bytes = os.fstat(self.log_fd).st_size
+        self.client = ClientPage(self.client_fd, writable=True)
+        self.worker = WorkerPage(self.worker_fd, writable=True)
+        self.agent = AgentPage(self.agent_fd, writable=True)
+
+    def _create(self, name: str, size: int, seals: int = _SEALS) -> None:
+        """Make a memfd whose size nobody can change: touching a lost page would be a SIGBUS.
+
+        (The arena grows, and is not mapped by who does not write it.)
+        """
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._fds.append(fd)
+        self.fds.append(fd)
         os.ftruncate(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        return fd
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+
+    def host_bytes(self) -> int:
+        """Bytes of memory that log and arena take."""
+        return sum(os.fstat(fd).st_blocks * 512 for fd in (self.log_fd, self.arena_fd))
+
+    def arena_bytes(self) -> int:
+        """Bytes of memory that the arena takes."""
+        return os.fstat(self.arena_fd).st_blocks * 512
+
+    def empty_arena(self) -> None:
+        """Free all of the arena's memory."""
+        os.ftruncate(self.arena_fd, 0)
 
     def kernel_fds(self) -> list[int]:
         """New descriptors for the notebook: log and client page, and, to read only, the rest."""
@@ -231,12 +282,13 @@ class SessionMemory:
         )
 
     def worker_fds(self) -> list[int]:
-        """New descriptors for a worker, which writes to its own page only."""
+        """New descriptors for a worker, which writes to its own page and the arena only."""
         return self._reopen(
             (self.log_fd, os.O_RDONLY),
             (self.client_fd, os.O_RDONLY),
             (self.worker_fd, os.O_RDWR),
             (self.agent_fd, os.O_RDONLY),
+            (self.arena_fd, os.O_RDWR),
         )
 
     @staticmethod
@@ -275,8 +327,8 @@ class SessionMemory:
         """Unmap and close everything; doing it twice is no error."""
         for page in (self.client, self.worker, self.agent):
             page.close()
-        close_all(self._fds)
-        self._fds.clear()
+        close_all(self.fds)
+        self.fds.clear()
 
 
 def close_all(fds: list[int]) -> None:

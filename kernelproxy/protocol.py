@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import secrets
 import socket
 import struct
 import types
@@ -61,6 +62,8 @@ class OpenSession(Message):
         Id of a device; None: the agent chooses.
     script : bool
         Whether a program runs in it instead of a notebook.
+    key : str
+        Made up by who asks: the same request, made again, opens no second session.
     """
 
     name: str
@@ -69,6 +72,7 @@ class OpenSession(Message):
     idle_timeout: float | None = None
     device: str | None = None
     script: bool = False
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ class CloseSession(Message):
 class Attach(Message):
     """Sent by the kernel process itself; answered by `Attached` with the descriptors of log,
     client page, worker page and agent page. The connection then belongs to the session: the
-    client sends `Bell` on it, and its end is the session's end.
+    client sends `Bell` on it, and its end is the session's end. If it ended because the daemon
+    died, the same process attaches again.
     """
 
     session: str
@@ -102,6 +107,16 @@ class Resume(Message):
     """Bring a session back onto its device; answered by `SessionReply` when it is there."""
 
     session: str
+
+
+@dataclass(frozen=True)
+class Migrate(Message):
+    """Move a session to another device while it runs; answered by `SessionReply` when it is
+    there. Moving it to where it is already is no error.
+    """
+
+    session: str
+    device: str
 
 
 @dataclass(frozen=True)
@@ -178,6 +193,57 @@ class Error(Message):
     reason: str
 
 
+# Between the agent and its keeper: first `Keep`, then deposits. To the next agent the keeper says
+# the same, and `Done` behind it.
+
+
+@dataclass(frozen=True)
+class Keep(Message):
+    """Who the two are; comes with the daemon's lock, its listening socket and the sender's pidfd.
+
+    Parameters
+    ----------
+    command : list of str
+        What starts the next agent; the number of its connection is put behind it.
+    socket : str
+        Path of the listening socket.
+    """
+
+    command: list[str]
+    socket: str
+
+
+@dataclass(frozen=True)
+class Deposit(Message):
+    """What a session is made of, in place of what was deposited for it before.
+
+    Parameters
+    ----------
+    session : str
+    record : dict
+        See `Session.record`.
+    names : list of str
+        What the descriptors are that come with it. ``agent`` is the agent page, and each
+        ``process`` the pidfd of a worker.
+    """
+
+    session: str
+    record: dict[str, Any]
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Withdraw(Message):
+    """A session has ended: nothing of it is to be kept."""
+
+    session: str
+
+
+@dataclass(frozen=True)
+class Farewell(Message):
+    """The agent leaves, and nobody is to take its place; answered by the keeper's end."""
+
+
 # Between the agent and its zygotes.
 
 
@@ -213,13 +279,33 @@ class WorkerExited(Message):
     status: int
 
 
-# Between the agent and a worker: one order at a time, each answered.
+# Between the agent and a worker: one order at a time, each answered unless it says otherwise.
 
 
 @dataclass(frozen=True)
 class Open(Message):
-    """First order to a worker; comes with log, client, worker and agent descriptors and, if
-    `snapshot`, the snapshot to start from. Answered by `Opened` or `Error`.
+    """First order to a worker; comes with log, client, worker, agent and arena descriptors and, if
+    `snapshot`, the tables of the snapshot to start from, and, if `readiness`, the file that says
+    which of its extents are in the arena (`native/worker/readiness.h`). Answered by `Opened` or
+    `Error`.
+
+    Parameters
+    ----------
+    session, device : str
+        Id of the session; torch's name of the device.
+    threads : int
+        Compute threads of a software device.
+    epoch : int
+        Count of the session's workers.
+    skip : list of int
+        Positions of calls that killed earlier workers.
+    snapshot, readiness : bool
+        Which descriptors follow.
+    gate : bool
+        Whether to execute at once; not with `prepare`.
+    prepare : bool
+        Load all of the snapshot while another worker executes the session; answered when that is
+        done. `Adopt` may follow, and `Gate` makes it the session's worker.
     """
 
     session: str
@@ -229,36 +315,85 @@ class Open(Message):
     skip: list[int]
     snapshot: bool
     gate: bool
+    readiness: bool = False
+    prepare: bool = False
 
 
 @dataclass(frozen=True)
 class Opened(Message):
-    """The worker executes."""
+    """The worker executes, and loads what is still to be loaded; or it is prepared."""
 
 
 @dataclass(frozen=True)
 class Gate(Message):
-    """Open or close the gate; answered by `Done`."""
+    """Open or close the gate; answered by `Done`, or, by a prepared worker, `Error`."""
 
     open: bool
 
 
 @dataclass(frozen=True)
 class TakeSnapshot(Message):
-    """Answered by `SnapshotTaken` with the snapshot's descriptor, or `Error`."""
+    """Answered by `SnapshotTaken` with the descriptor of the snapshot's tables, or `Error`.
+
+    With `stop` nothing is executed until it is done. Otherwise the worker goes on, and takes
+    `Gate`, `Hurry` and `End` meanwhile.
+    """
+
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class Hurry(Message):
+    """A snapshot that is being taken shall take all the cores it can get. Has no answer."""
 
 
 @dataclass(frozen=True)
 class SnapshotTaken(Message):
-    """All device state at `position` of the log."""
+    """All device state at `position` of the log: the tables that come with it, and their extents
+    in the arena.
+
+    Parameters
+    ----------
+    position : int
+    bytes : int
+        What it stands for.
+    copied : int
+        Bytes of these that had changed since the snapshot before.
+    stalled_ns : int
+        Nanoseconds for which it kept the log from being executed.
+    seconds : float
+        What it took.
+    """
 
     position: int
     bytes: int
+    copied: int
+    stalled_ns: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trim(Message):
+    """Give back the memory of snapshots before `retained`; answered by `Done` or `Error`."""
+
+
+@dataclass(frozen=True)
+class Adopt(Message):
+    """To a prepared worker: take over a newer snapshot, whose tables come with this. Answered by
+    `Done` or `Error`, after which the worker is of no use.
+    """
+
+
+@dataclass(frozen=True)
+class Replay(Message):
+    """Open the gate; answered by `Done` when everything below `until` was executed, or `Error`."""
+
+    until: int
 
 
 @dataclass(frozen=True)
 class End(Message):
-    """End the worker; answered by its exit."""
+    """End the worker; answered by its exit. A snapshot that is being taken is given up."""
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,54 @@ from pathlib import Path
 
 from kernelproxy.errors import ProtocolError, WorkerError
 from kernelproxy.protocol import (
+    Adopt,
     Done,
     End,
     Ended,
     Error,
     Gate,
+    Hurry,
     Message,
     Open,
     Opened,
+    Replay,
     SnapshotTaken,
     TakeSnapshot,
+    Trim,
     recv_message,
     send_message,
 )
 
-_FD_COUNT = 4  # log, client, worker, agent
+
+class Files(ctypes.Structure):
+    """`sing_worker_files`."""
+
+    _names = ("log", "client", "worker", "agent", "arena")
+    _fields_ = [(name, ctypes.c_int) for name in (*_names, "snapshot", "readiness")]
+
+    @classmethod
+    def of(cls, order: Open, fds: list[int]) -> Files:
+        """Name the descriptors that came with an order.
+
+        Raises
+        ------
+        ProtocolError
+            If they are not as many as the order says.
+        """
+        names = list(cls._names)
+        names += ["snapshot"] * order.snapshot + ["readiness"] * order.readiness
+        if len(fds) != len(names):
+            raise ProtocolError("A worker's first order came with other descriptors than it says.")
+        return cls(**{"snapshot": -1, "readiness": -1, **dict(zip(names, fds, strict=True))})
+
+
+class Taken(ctypes.Structure):
+    """`sing_worker_taken`."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in ("position", "bytes", "copied", "stalled_ns", "duration_ns")
+    ]
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -44,12 +77,14 @@ def load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     c_int, u64 = ctypes.c_int, ctypes.c_uint64
     library.sing_worker_open.argtypes = [
-        *[c_int] * 5, ctypes.c_char_p, c_int, u64, ctypes.POINTER(u64), c_int
+        ctypes.POINTER(Files), ctypes.c_char_p, c_int, u64, ctypes.POINTER(u64), c_int, c_int
     ]  # fmt: skip
     library.sing_worker_gate.argtypes = [c_int]
-    library.sing_worker_gate.restype = None
     library.sing_worker_end.restype = None
-    library.sing_worker_snapshot.argtypes = [ctypes.POINTER(u64), ctypes.POINTER(u64)]
+    library.sing_worker_hurry.restype = None
+    library.sing_worker_snapshot.argtypes = [c_int, ctypes.POINTER(Taken)]
+    library.sing_worker_adopt.argtypes = [c_int]
+    library.sing_worker_replay.argtypes = [u64]
     library.sing_worker_error.restype = ctypes.c_char_p
     return library
 
@@ -65,20 +100,20 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
         If the agent does not speak as agreed.
     """
     order, fds = recv_message(control)
-    if not isinstance(order, Open) or len(fds) != _FD_COUNT + order.snapshot:
+    if not isinstance(order, Open):
         raise ProtocolError("A worker's first order was not to open a session.")
-    snapshot_fd = fds[_FD_COUNT] if order.snapshot else -1
     skip = (ctypes.c_uint64 * len(order.skip))(*order.skip)
     failed = library.sing_worker_open(
-        *fds[:_FD_COUNT], snapshot_fd, order.device.encode(), order.threads, order.epoch,
-        skip, len(order.skip),
+        Files.of(order, fds), order.device.encode(), order.threads, order.epoch,
+        skip, len(order.skip), int(order.prepare),
     )  # fmt: skip
     for fd in fds:
         os.close(fd)
     if failed:
         send_message(control, Error(_error(library), "failed"))
         return
-    library.sing_worker_gate(int(order.gate))
+    if not order.prepare:
+        library.sing_worker_gate(int(order.gate))
     send_message(control, Opened())
     orders = threading.Thread(target=_take_orders, args=(control, library), daemon=True)
     orders.start()
@@ -95,11 +130,19 @@ def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
     """Take orders until the agent is gone; then nobody needs this process."""
     try:
         while True:
-            order, _ = recv_message(control)
+            order, fds = recv_message(control)
             if isinstance(order, End):
                 library.sing_worker_end()
-                continue
-            _obey(control, library, order)
+            elif isinstance(order, Hurry):
+                library.sing_worker_hurry()
+            elif isinstance(order, TakeSnapshot):
+                # Beside this thread, which goes on taking orders.
+                arguments = (control, library, order.stop)
+                threading.Thread(target=_take_snapshot, args=arguments, daemon=True).start()
+            else:
+                send_message(control, _obey(library, order, fds))
+                for fd in fds:
+                    os.close(fd)
     except OSError:  # also the end of the connection
         os._exit(0)
     except BaseException:
@@ -107,21 +150,35 @@ def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
         os._exit(70)
 
 
-def _obey(control: socket.socket, library: ctypes.CDLL, order: Message) -> None:
-    """Carry out one order and answer it."""
+def _obey(library: ctypes.CDLL, order: Message, fds: list[int]) -> Message:
+    """Carry out one order; return the answer."""
     if isinstance(order, Gate):
-        library.sing_worker_gate(int(order.open))
-        send_message(control, Done())
-    elif isinstance(order, TakeSnapshot):
-        position, count = ctypes.c_uint64(), ctypes.c_uint64()
-        fd = library.sing_worker_snapshot(ctypes.byref(position), ctypes.byref(count))
+        failed = library.sing_worker_gate(int(order.open))
+    elif isinstance(order, Replay):
+        failed = library.sing_worker_replay(order.until)
+    elif isinstance(order, Trim):
+        failed = library.sing_worker_trim()
+    elif isinstance(order, Adopt) and len(fds) == 1:
+        failed = library.sing_worker_adopt(fds[0])
+    else:
+        raise ProtocolError(f"A worker was ordered to {type(order).__name__}.")
+    return Error(_error(library), "failed") if failed else Done()
+
+
+def _take_snapshot(control: socket.socket, library: ctypes.CDLL, stop: bool) -> None:
+    """Take a snapshot and send it."""
+    taken = Taken()
+    fd = library.sing_worker_snapshot(int(stop), ctypes.byref(taken))
+    # Without the agent nobody needs it, and the thread that takes orders ends the process.
+    with contextlib.suppress(OSError):
         if fd < 0:
             send_message(control, Error(_error(library), "failed"))
             return
-        send_message(control, SnapshotTaken(position.value, count.value), [fd])
+        answer = SnapshotTaken(
+            taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.duration_ns / 1e9
+        )
+        send_message(control, answer, [fd])
         os.close(fd)
-    else:
-        raise ProtocolError(f"A worker was ordered to {type(order).__name__}.")
 
 
 def _error(library: ctypes.CDLL) -> str:

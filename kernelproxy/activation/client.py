@@ -28,6 +28,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_device": ([], ctypes.py_object),
     "sing_client_default_generator": ([], ctypes.py_object),
     "sing_client_cell": ([ctypes.c_int], None),
+    "sing_client_give_up": ([], None),
     "sing_client_forked": ([], ctypes.c_int),
     "sing_client_resize_storage": ([ctypes.py_object, ctypes.c_uint64], ctypes.py_object),
 }
@@ -68,7 +69,8 @@ class NativeClient:
     def connect(self, fds: Sequence[int], bell_fd: int) -> None:
         """Join a session, given its log and its client, worker and agent pages.
 
-        They stay the caller's; `bell_fd` is the client's from now on.
+        They stay the caller's; `bell_fd` is the client's from now on, but its connection may be
+        replaced by another one (``dup2``).
 
         Raises
         ------
@@ -118,6 +120,10 @@ class NativeClient:
     def cell(self, change: int) -> None:
         """Tell the agent that a cell began (1) or ended (-1)."""
         self._library.sing_client_cell(change)
+
+    def give_up(self) -> None:
+        """Let all who wait for the device, or use it later, be told that the daemon is gone."""
+        self._library.sing_client_give_up()
 
     def forked(self) -> bool:
         """Whether this process was forked from the one that joined."""

@@ -17,9 +17,10 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from kernelproxy import activation, native
+from kernelproxy import activation, native, paths
 from kernelproxy.activation import bindings, surface
 from kernelproxy.activation.client import NativeClient
+from kernelproxy.activation.link import Link
 from kernelproxy.control import connect
 from kernelproxy.errors import NativeError, SingError
 from kernelproxy.protocol import Attach, Attached
@@ -130,9 +131,10 @@ def join_session(session: str, spec: ModuleSpec) -> NativeClient:
         raise NativeError("torch has no directory")
     info = native.describe(Path(spec.origin).parent)
     parts = native.ensure(info, lambda text: print(f"jupyter_sing: {text}", file=sys.stderr))
-    control = connect(start=False)
+    attach, path = Attach(session, info.version), paths.socket_path()
+    control = connect(start=False, path=path)
     try:
-        reply, fds = control.call_with_fds(Attach(session, info.version), ATTACH_SECONDS_MAX)
+        reply, fds = control.call_with_fds(attach, ATTACH_SECONDS_MAX)
         try:
             if not isinstance(reply, Attached) or len(fds) != 4:
                 raise NativeError("the daemon gave an unexpected answer")
@@ -145,6 +147,7 @@ def join_session(session: str, spec: ModuleSpec) -> NativeClient:
     finally:
         control.close()
     os.register_at_fork(after_in_child=lambda: _disown(bell))
+    Link(bell, attach, path, client.give_up).start()
     return client
 
 

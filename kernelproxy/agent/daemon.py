@@ -17,10 +17,12 @@ from pathlib import Path
 
 from kernelproxy import paths
 from kernelproxy.agent.channel import Channel
+from kernelproxy.agent.deposits import Deposits, Estate, end_workers, take_over
 from kernelproxy.agent.service import Agent
 from kernelproxy.agent.settings import Settings
 from kernelproxy.devices import configured_devices
 from kernelproxy.errors import ControlError, SingError
+from kernelproxy.protocol import Keep
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +36,48 @@ class Daemon:
     connects, and exclusively while it starts a daemon. A daemon leaves only with that lock held
     exclusively and no connection waiting, and keeps it until its process has ended. So nobody
     connects to a daemon that will not answer, and the next one starts after this one's end.
+
+    Note [Dying]: an agent that is killed is not one that leaves. Its keeper has the daemon's lock
+    and its listening socket too, so that nobody starts another daemon, and who connects waits for
+    the agent that the keeper starts. That one takes the sessions over: see Note [Deposits].
+
+    Parameters
+    ----------
+    directory : Path
+    lock : int
+        The lock on it, which is held.
+    agent_settings : Settings
+    command : sequence of str
+        See `Keep`.
+    estate : Estate, optional
+        What the agent left whose place this one takes.
     """
 
-    def __init__(self, directory: Path, agent_settings: Settings) -> None:
-        self._directory, self._settings = directory, agent_settings
-        self._agent = Agent(configured_devices(), agent_settings, self._on_quiet)
+    def __init__(
+        self,
+        directory: Path,
+        lock: int,
+        agent_settings: Settings,
+        command: Sequence[str],
+        estate: Estate | None,
+    ) -> None:
+        self._directory, self._settings, self._estate = directory, agent_settings, estate
         self._conversations: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._listener = self._listen()
+        devices = configured_devices()
+        self._listener = self._listen() if estate is None else estate.listener
+        keep = Keep(list(command), str(directory / paths.SOCKET_NAME))
+        self._deposits = Deposits(keep, lock, self._listener, lambda: self._agent.deposit())
+        self._agent = Agent(devices, agent_settings, self._deposits, self._on_quiet)
 
     def _listen(self) -> socket.socket:
         """Bind the socket; the lock on the directory is held, so one that exists is stale."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.setblocking(False)
         path = self._directory / paths.SOCKET_NAME
         path.unlink(missing_ok=True)
         with paths.short_path(path) as name:
             listener.bind(name)
         path.chmod(0o600)
-        listener.listen(_BACKLOG)
         return listener
 
     async def serve(self, ready_fd: int) -> None:
@@ -60,14 +85,23 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._agent.stopping.set)
+        self._listener.setblocking(False)
+        self._listener.listen(_BACKLOG)  # inherited, too: who connects sees this process
+        if self._estate is None:
+            await self._deposits.start()
+        else:
+            self._deposits.resume(self._estate)
+            self._agent.adopt(self._estate.sessions)
         loop.add_reader(self._listener, self._accept)
         self._on_quiet()
         _tell(ready_fd, "ready")
         await self._agent.stopping.wait()
         loop.remove_reader(self._listener)
+        self._deposits.say_farewell()  # from here on a death is an end, too
         # Unlinked first: who comes now finds no daemon, and waits for the lock to start one.
         (self._directory / paths.SOCKET_NAME).unlink(missing_ok=True)
         self._listener.close()
+        await self._deposits.close()
         await self._agent.close()
         for task in self._conversations:
             task.cancel()
@@ -116,20 +150,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernelproxy.agent", description=__doc__)
     parser.add_argument("--foreground", action="store_true", help="log to the terminal")
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--keeper-fd", type=int, default=-1, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.ready_fd >= 0 and os.fork() != 0:
         # The starter waits for this process, and the daemon is nobody's child to be reaped.
         os._exit(0)
-    return run(options.ready_fd)
+    again = [sys.executable, "-m", "kernelproxy.agent", "--keeper-fd"]
+    return run(options.ready_fd, again, options.keeper_fd)
 
 
-def run(ready_fd: int = -1, settings: Settings | None = None) -> int:
-    """Take the lock, serve, and return the exit status.
+def run(
+    ready_fd: int, command: Sequence[str], keeper_fd: int, settings: Settings | None = None
+) -> int:
+    """Take the lock, or what a dead agent had, serve, and return the exit status.
 
     Parameters
     ----------
     ready_fd : int
         Where to say ``ready`` or why not, for who started it; -1: standard error.
+    command : sequence of str
+        What starts another agent like this one; the number of `keeper_fd` is put behind it.
+    keeper_fd : int
+        The connection to the keeper that started this one; -1: it is the first one.
     settings : Settings, optional
         By default those of the environment.
     """
@@ -140,8 +182,12 @@ def run(ready_fd: int = -1, settings: Settings | None = None) -> int:
     os.chdir("/")
     try:
         directory = paths.runtime_dir()
-        lock = _lock(directory)
-        asyncio.run(_serve(directory, settings or Settings.from_environment(), ready_fd))
+        estate = take_over(keeper_fd) if keeper_fd >= 0 else None
+        if estate is not None:
+            end_workers(estate.sessions)
+        lock = _lock(directory) if estate is None else estate.lock
+        settings = settings or Settings.from_environment()
+        asyncio.run(_serve(directory, lock, settings, command, estate, ready_fd))
     except SingError as error:
         _tell(ready_fd, str(error))
         return 1
@@ -149,8 +195,15 @@ def run(ready_fd: int = -1, settings: Settings | None = None) -> int:
     return 0
 
 
-async def _serve(directory: Path, settings: Settings, ready_fd: int) -> None:
-    await Daemon(directory, settings).serve(ready_fd)
+async def _serve(
+    directory: Path,
+    lock: int,
+    settings: Settings,
+    command: Sequence[str],
+    estate: Estate | None,
+    ready_fd: int,
+) -> None:
+    await Daemon(directory, lock, settings, command, estate).serve(ready_fd)
 
 
 def _lock(directory: Path) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pwd
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent.room import Room
 from kernelproxy.agent.states import State
+from kernelproxy.agent.workers import Snapshot
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -34,21 +36,38 @@ def describe_session(session: Session) -> dict[str, Any]:
         "name": session.name,
         "owner": user_name(session.owner),
         "kernel_id": session.kernel_id,
-        "kernel_pid": session.kernel_pid,
+        "kernel_pid": session.kernel.pid,
         "worker_pid": worker.pid if worker else None,
         "state": str(session.state),
-        "tier": "resident" if worker else "parked",
+        "tier": "resident" if worker else "cold" if state.cold else "parked",
         "device": session.room.device.id,
         "memory": used,
         "log_head": client.head,
         "log_consumed": memory.worker.consumed,
         "log_bytes": client.head - memory.agent.retained,
-        "last_activity": timestamp(session.active),
+        "last_activity": timestamp(session.idleness.active),
         "operators": client.operators,
         "gpu_seconds": memory.worker.busy_ns / 1e9,
-        "recoverable": True,
+        "recoverable": not state.forgone,
         "queued_for": round(time.monotonic() - queued_since, 3) if queued_since else 0.0,
         "reason": session.reason,
+        "loading": memory.worker.loading_bytes if worker else 0,
+        "snapshot": _snapshot(state.snapshot),
+        "migration": asdict(session.migration) if session.migration else None,
+    }
+
+
+def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
+    """The newest snapshot of a session, or nothing."""
+    if snapshot is None:
+        return None
+    return {
+        "taken": timestamp(snapshot.taken),
+        "position": snapshot.position,
+        "bytes": snapshot.bytes,
+        "copied": snapshot.copied,
+        "seconds": snapshot.seconds,
+        "stalled": snapshot.stalled_ns / 1e9,
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from enum import Enum
 from typing import Protocol
 
 from kernelproxy.agent.memory import Ledger, Neighbour, plan_room
@@ -19,6 +20,16 @@ from kernelproxy.devices import Device
 LOOK_SECONDS = 0.2
 
 
+class Answer(Enum):
+    """What becomes of a wish for room."""
+
+    GRANTED = "granted"
+    DENIED = "denied"
+    #: A neighbour's lock was not free, so nobody knows what it could give. The tenant, which is on
+    #: the device already, is asked to look again when it is.
+    LATER = "later"
+
+
 class Tenant(Protocol):
     """What a room needs of a session."""
 
@@ -26,6 +37,13 @@ class Tenant(Protocol):
 
     def as_neighbour(self) -> Neighbour | None:
         """How it could make room; None if it has no worker or its lock is not free."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it may be able to make room when its lock is free, which it is not now.
+
+        Never of one that wishes for more itself: two of those would wait for each other.
+        """
 
     def cut_grant(self, grant: int) -> int:
         """Lower its grant to `grant`, or to what it uses by now; return the bytes freed."""
@@ -53,9 +71,10 @@ class Room:
         self.tenants: dict[str, Tenant] = {}
         self.queue: deque[Tenant] = deque()
         self._lock = asyncio.Lock()
+        self._asking: dict[str, list[Tenant]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def reserve(self, tenant: Tenant, need: int, *, queued: bool) -> bool:
+    async def reserve(self, tenant: Tenant, need: int, *, queued: bool) -> Answer:
         """Give a session a grant of at least `need` bytes, making room if need be.
 
         Parameters
@@ -70,19 +89,19 @@ class Room:
 
         Returns
         -------
-        bool
-            False if there is no room; then nobody was disturbed for nothing, except where a
-            neighbour began to work while it was being suspended.
+        Answer
+            If it is not granted, nobody was disturbed for nothing, except where a neighbour began
+            to work while it was being suspended.
         """
         async with self._lock:
             first = not self.queue or self.queue[0] is tenant
             if queued and not first and self.ledger.of(tenant.id) < need:
-                return False
+                return Answer.DENIED
             tried: set[str] = set()
             while short := self.ledger.short(tenant.id, need):
                 plan = plan_room(short, self._neighbours(tenant, tried))
                 if plan is None:
-                    return False
+                    return Answer.DENIED if queued else self._refuse(tenant)
                 for name, grant in plan.cut.items():
                     if not self.tenants[name].cut_grant(grant):
                         tried.add(name)
@@ -93,7 +112,18 @@ class Room:
                         break  # plan again without it
             self.ledger.hold(tenant.id, self.ledger.rounded(tenant.id, need))
         self.leave_queue(tenant)
-        return True
+        return Answer.GRANTED
+
+    def _refuse(self, tenant: Tenant) -> Answer:
+        undecided = [each for each in self.tenants.values() if each.undecided]
+        for each in undecided:
+            self._asking.setdefault(each.id, []).append(tenant)
+        return Answer.LATER if undecided else Answer.DENIED
+
+    def decided(self, tenant: Tenant) -> None:
+        """A tenant's lock is free: let those look again who were told to wait for that."""
+        for each in self._asking.pop(tenant.id, []):
+            each.look()
 
     def _neighbours(self, tenant: Tenant, tried: set[str]) -> list[Neighbour]:
         """List those who could make room. Who refused is not asked again: planning ends."""

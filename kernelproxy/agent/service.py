@@ -9,11 +9,17 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 
+from kernelproxy import paths
 from kernelproxy.agent import report
 from kernelproxy.agent.channel import Channel, expect
+from kernelproxy.agent.chilling import Chilling
+from kernelproxy.agent.cold import ColdStates
+from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
+from kernelproxy.agent.hostmemory import HostMemory
 from kernelproxy.agent.room import Room
 from kernelproxy.agent.session import Session
 from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.zygotes import Zygotes
 from kernelproxy.devices import Device
 from kernelproxy.errors import ControlError, ProtocolError, SingError, WorkerError
@@ -23,6 +29,7 @@ from kernelproxy.protocol import (
     Done,
     Error,
     Message,
+    Migrate,
     OpenSession,
     Prepare,
     Resume,
@@ -44,18 +51,26 @@ class Agent:
     ----------
     devices : sequence of Device
     settings : Settings
+    deposits : Deposits
+        What sessions are made of is kept there.
     on_quiet : callable
         Called when the last session closes, and when a request leaves none behind.
     """
 
     def __init__(
-        self, devices: Sequence[Device], settings: Settings, on_quiet: Callable[[], object]
+        self,
+        devices: Sequence[Device],
+        settings: Settings,
+        deposits: Deposits,
+        on_quiet: Callable[[], object],
     ) -> None:
         self.rooms = {each.id: Room(each, settings.grant_step) for each in devices}
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
-        self._settings, self._on_quiet = settings, on_quiet
+        self._settings, self._deposits, self._on_quiet = settings, deposits, on_quiet
         self._zygotes = Zygotes(settings)
+        cold = ColdStates(paths.data_dir() / "states", settings.disk_quota)
+        self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
         self._stoppers: list[Channel] = []
         self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()
@@ -71,7 +86,7 @@ class Agent:
                 try:
                     if isinstance(request, Attach):
                         session = self._find(request.session, uid)
-                        return await session.serve_kernel(channel, request.torch_version)
+                        return await session.kernel.serve(channel, request.torch_version)
                     if isinstance(request, Stop):
                         return await self._stop(channel, uid)
                     reply = await self._answer(request, pid, uid)
@@ -103,9 +118,12 @@ class Agent:
             case CloseSession(name):
                 return await self._close(name, uid)
             case Suspend(name, why):
-                return SessionReply(await self._find(name, uid).suspend(why, pid))
+                return SessionReply(await self._find(name, uid).verbs.suspend(why, pid))
             case Resume(name):
-                return SessionReply(await self._find(name, uid).resume())
+                return SessionReply(await self._find(name, uid).verbs.resume())
+            case Migrate(name, device):
+                session = self._find(name, uid)
+                return SessionReply(await session.verbs.migrate(self._room(device)))
             case Prepare(python):
                 self._prepare(python)
                 return Done("It begins.")
@@ -130,22 +148,71 @@ class Agent:
     def _open(self, request: OpenSession, pid: int, uid: int) -> SessionOpened:
         if self.stopping.is_set():
             raise ControlError("The daemon is stopping.", "stopping")
+        for each in self.sessions.values():
+            if each.request.key == request.key and each.owner == uid:
+                return SessionOpened(each.id)
         room = self._choose(request.device)
         name = secrets.token_hex(6)
-        session = Session(name, request, uid, room, self._zygotes, self._settings, self._forget)
-        self.sessions[name] = session
-        session.watch_opener(pid)
+        state = DeviceState(name, room.device, self._settings)
+        session = self._add(name, request, uid, room, state)
+        session.kernel.watch_opener(pid)
+        session.deposit()
         log.info("Session %s (%s) on %s", name, request.name, room.device.id)
         return SessionOpened(name)
+
+    def _add(
+        self, name: str, request: OpenSession, owner: int, room: Room, state: DeviceState
+    ) -> Session:
+        session = Session(
+            name, request, owner, room, state,
+            self._zygotes, self._settings, self._host, self._deposits, self._forget,
+        )  # fmt: skip
+        self.sessions[name] = session
+        return session
+
+    def deposit(self) -> None:
+        """Deposit all sessions."""
+        for session in self.sessions.values():
+            session.deposit()
+
+    def adopt(self, deposited: Sequence[Deposited]) -> None:
+        """Take over the sessions of an agent that died; where that is impossible, they end."""
+        for each in deposited:
+            with each:
+                try:
+                    self._adopt(each)
+                except Exception as error:
+                    log.exception("Session %s cannot be taken over", each.session)
+                    each.end(f"It did not outlive its daemon: {str(error).rstrip('.')}.")
+                    if session := self.sessions.get(each.session):
+                        session.close("It could not be taken over.")
+                    else:
+                        self._deposits.drop(each.session)
+
+    def _adopt(self, deposited: Deposited) -> None:
+        record = deposited.record
+        if record.get("version") != RECORD_VERSION:
+            raise ControlError("jupyter_sing was changed meanwhile")
+        if deposited.stuck:
+            raise ControlError("its device process cannot be ended")
+        room = self.rooms.get(record["device"])
+        if room is None:
+            raise ControlError(f"the device {record['device']} is gone")
+        state = DeviceState.adopt(deposited, room.device, self._settings)
+        request = OpenSession(**record["request"])
+        self._add(deposited.session, request, record["owner"], room, state).adopt(deposited)
 
     def _choose(self, wanted: str | None) -> Room:
         """Take the wanted device, or the one with the fewest sessions and then the most room."""
         if wanted is not None:
-            if wanted not in self.rooms:
-                known = ", ".join(self.rooms)
-                raise ControlError(f"There is no device {wanted}, only {known}.", "unknown-device")
-            return self.rooms[wanted]
+            return self._room(wanted)
         return min(self.rooms.values(), key=lambda room: (len(room.tenants), -room.ledger.free))
+
+    def _room(self, device: str) -> Room:
+        if device not in self.rooms:
+            known = ", ".join(self.rooms)
+            raise ControlError(f"There is no device {device}, only {known}.", "unknown-device")
+        return self.rooms[device]
 
     async def _close(self, name: str, uid: int) -> Done:
         try:
@@ -177,6 +244,9 @@ class Agent:
         if uid not in (found[0].owner, os.getuid(), 0):
             raise ControlError(f"Session {name!r} belongs to another user.", "not-allowed")
         return found[0]
+
+    def _guests(self) -> list[Chilling]:
+        return [each.chilling for each in self.sessions.values()]
 
     def _forget(self, session: Session) -> None:
         """Take note that a session has closed."""
@@ -216,6 +286,7 @@ class Agent:
         self.stopping.set()
         closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
         await asyncio.gather(*closing, return_exceptions=True)
+        await self._host.close()
         await self._zygotes.close()
         for channel in self._stoppers:
             with contextlib.suppress(OSError):

@@ -6,12 +6,6 @@ shared pages and the worker ask for, and the verbs (`suspend`, `resume`) come fr
 
 Note [Looking]: a client rings after it wrote what it wants, and not again until the agent page's
 bell has moved. So a look first moves the bell and then reads: what is written later rings again.
-
-Note [Holding]: a session that was suspended for idleness comes back at the next append. One that
-somebody suspended is *held*: what the running cell, a background thread or the garbage collector
-appends does not bring it back; the next cell's first append does, and so does `resume`. If it was
-suspended from inside its own cell, that cell brings it back too, but only when it waits for the
-device: it must not wait for itself. A client that reports no cells comes back at its next append.
 """
 
 from __future__ import annotations
@@ -21,37 +15,43 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import TypeVar
 
 from kernelproxy.agent import report
-from kernelproxy.agent.channel import Channel, expect
+from kernelproxy.agent.attachment import Attachment
+from kernelproxy.agent.chilling import Chilling
+from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
+from kernelproxy.agent.holding import Hold
+from kernelproxy.agent.hostmemory import HostMemory
+from kernelproxy.agent.idleness import Idleness
 from kernelproxy.agent.memory import Neighbour
-from kernelproxy.agent.processes import ProcessWatch
+from kernelproxy.agent.migration import Migration
+from kernelproxy.agent.pages import Wish
 from kernelproxy.agent.recovery import Verdict
-from kernelproxy.agent.room import Room
+from kernelproxy.agent.room import Answer, Room
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.states import State, check_transition
+from kernelproxy.agent.upkeep import Upkeep
+from kernelproxy.agent.verbs import Verbs
 from kernelproxy.agent.zygotes import Zygotes
-from kernelproxy.errors import ControlError, InternalError, ProtocolError, WorkerError
-from kernelproxy.oplog import Presence, close_all
-from kernelproxy.protocol import Attached, Bell, OpenSession
+from kernelproxy.errors import (
+    ControlError,
+    InternalError,
+    StoreError,
+    WorkerDiedError,
+    WorkerError,
+)
+from kernelproxy.oplog import Presence
+from kernelproxy.protocol import OpenSession
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-RETRY_SECONDS = 1.0
-START_ATTEMPTS_MAX = 3
-_WITH_WORKER = (State.IDLE, State.RUNNING, State.RESTORING)
-
-
-@dataclass(frozen=True)
-class Hold:
-    """A suspension that an append alone does not end: see Note [Holding]."""
-
-    by_itself: bool
-    cell_stamp: int
-    head: int
+START_ATTEMPTS_MAX = 10
+START_REFUSALS_MAX = 3
+_WITH_WORKER = {State.IDLE, State.RUNNING, State.RESTORING}
 
 
 class Session:
@@ -65,8 +65,12 @@ class Session:
         User id.
     room : Room
         Its device.
+    state : DeviceState
+        Owned from now on.
     zygotes : Zygotes
     settings : Settings
+    host : HostMemory
+    deposits : Deposits
     on_closed : callable
         Called with it once everything is freed.
     """
@@ -77,93 +81,105 @@ class Session:
         request: OpenSession,
         owner: int,
         room: Room,
+        state: DeviceState,
         zygotes: Zygotes,
         settings: Settings,
+        host: HostMemory,
+        deposits: Deposits,
         on_closed: Callable[[Session], object],
     ) -> None:
-        self.id, self.name, self.kernel_id = session_id, request.name, request.kernel_id
+        self.id, self.request = session_id, request
+        self.name, self.kernel_id = request.name, request.kernel_id
         self.python, self.script = request.python, request.script
         self.owner, self.room = owner, room
-        self.torch_version: str | None = None
-        self.kernel_pid: int | None = None
+        self.kernel = Attachment(self, zygotes)
         wanted = request.idle_timeout
-        self.idle_timeout = settings.idle_timeout if wanted is None else wanted
-        self.device_state = DeviceState(session_id, room.device, settings)
+        timeout = settings.idle_timeout if wanted is None else wanted
+        self.device_state = state
+        state.deposit = self.deposit
+        self.idleness = Idleness(self.device_state, timeout, self.look)
+        self.upkeep = Upkeep(self.device_state, settings.log_budget, host.has, self.look)
+        #: What its last move between devices has cost.
+        self.migration: Migration | None = None
         self.state, self.reason, self.since = State.IDLE, report.UNUSED, time.monotonic()
-        self._zygotes, self._on_closed = zygotes, on_closed
-        self._resumed_at = self.since
-        self._hold: Hold | None = None
+        self.zygotes, self.host, self._deposits = zygotes, host, deposits
+        self._on_closed = on_closed
+        self._withdrawn = False  # nothing of it is deposited any more
+        self.hold: Hold | None = None
         self._must_run = False  # a worker is wanted though the log may ask for none
         self._died = False  # its worker did, and the next one is not there yet
-        self._lock, self._claims = asyncio.Lock(), 0
-        self._looks = asyncio.Event()
-        self._left_queue: asyncio.Future[None] | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._watch: ProcessWatch | None = None
+        self._lock, self.claims = asyncio.Lock(), 0
+        self._looks, self.wishes = asyncio.Event(), asyncio.Event()
+        self.left_queue: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._verbs: set[asyncio.Task[dict[str, Any]]] = set()
+        self.verbs, self.chilling = Verbs(self), Chilling(self)
         self._attending = asyncio.create_task(self._attend(), name=f"session {session_id}")
         room.tenants[session_id] = self
 
-    # ---------------------------------------------------------------- its kernel
+    # ---------------------------------------------------------------- outliving the agent
 
-    def watch_opener(self, pid: int) -> None:
-        """Close it if the process that opened it ends before a kernel has attached."""
-        self._watch = ProcessWatch(pid, lambda: self.close("Its kernel never started."))
+    def deposit(self) -> None:
+        """Deposit what `adopt` needs; see Note [Deposits]."""
+        if self._withdrawn:
+            return
+        state, fds = self.device_state.record()
+        kernel, kernel_fds = self.kernel.record()
+        record = {
+            "version": RECORD_VERSION,
+            "request": asdict(self.request),
+            "owner": self.owner,
+            "device": self.room.device.id,
+            "kernel": kernel,
+            "state": state,
+            "is": str(self.state),
+            "reason": self.reason,
+            "since": self.since,
+            "hold": asdict(self.hold) if self.hold else None,
+        }
+        self._deposits.put(Deposited(self.id, record, [*fds, *kernel_fds]))
 
-    async def serve_kernel(self, channel: Channel, torch_version: str) -> None:
-        """Attach a kernel and hear its bells until it is gone; then the session is closed.
+    def adopt(self, deposited: Deposited) -> None:
+        """Go on where the agent was that died.
 
         Raises
         ------
         ControlError
-            If it has a kernel already, or no worker could run for this one.
+            If the session was about to end.
+        StoreError
+            If its state on disk cannot be used.
         """
-        if self.kernel_pid is not None or self.closing:
-            raise ControlError(
-                f"Session {self.id} belongs to another process already.", "already-attached"
-            )
-        self.kernel_pid, _ = channel.peer()
-        try:
-            # Better said now, while the kernel can still run without us, than at its first cell.
-            await self._zygotes.get(self.python, torch_version)
-        except WorkerError as error:
-            self.kernel_pid = None
-            raise ControlError(str(error), "unavailable") from error
-        if self.closing:
-            raise ControlError(f"Session {self.id} was closed.", "ended")
-        self.torch_version = torch_version
-        if self._watch is not None:
-            self._watch.close()
-        # Its socket may live on in children that it forked.
-        self._watch = ProcessWatch(self.kernel_pid, lambda: self.close("Its kernel ended."))
-        fds = self.device_state.memory.kernel_fds()
-        try:
-            await channel.send(Attached(self.id), fds)
-        finally:
-            close_all(fds)
-        try:
-            while isinstance(expect(await channel.receive()), Bell):
-                self.look()
-            why = "Its kernel sent something else than bells."
-        except ConnectionError:
-            why = "Its kernel ended."
-        except (OSError, ProtocolError) as error:
-            why = f"Its kernel's connection broke: {error}"
-        self.close(why)
+        record, state, page = deposited.record, self.device_state, self.device_state.memory.agent
+        was, failed = State(record["is"]), record["is"] == State.FAILED
+        if page.presence == Presence.ENDED and not failed and not state.cold:
+            raise ControlError("it was closed", "ended")
+        if record["state"]["stored"]:
+            state.stored = self.host.cold.store().load(str(self.owner), self.id)
+        self.kernel.adopt(record["kernel"], deposited.take("watched"))
+        self.hold = Hold(**record["hold"]) if record["hold"] else None
+        if failed or was is State.SUSPENDED:
+            self.state, self.reason, self.since = was, record["reason"], record["since"]
+            ended = failed or page.presence == Presence.ENDED
+            state.announce(Presence.ENDED if ended else Presence.ABSENT, self.reason)
+        elif state.memory.client.head or page.memory_granted:
+            self._must_run = self._died = True
+            grant = page.memory_granted
+            if was is not State.QUEUED and not self.room.ledger.short(self.id, grant):
+                self.room.ledger.hold(self.id, grant)  # before those who waited for room
+        self.look()
 
     # ---------------------------------------------------------------- looking
 
     def look(self) -> None:
         """Ask its task to look at what could be done."""
         self._looks.set()
+        self.wishes.set()
 
     async def _attend(self) -> None:
         while True:
             await self._looks.wait()
             self._looks.clear()
             with contextlib.suppress(InternalError):  # it has failed then, and says why
-                async with self._exclusive():
+                async with self.exclusive():
                     await self._serve()
 
     async def _serve(self) -> None:
@@ -172,100 +188,133 @@ class Session:
         state.memory.agent.ring()  # Note [Looking]
         if self.state is State.FAILED:
             return
+        if state.fetched:
+            await state.warmed()
         if state.worker is not None and (state.worker.broken or state.worker.corrupt is not None):
             await self._bury()
-        if self._idle_seconds_left() <= 0:
-            await self._suspend_if_idle(f"Not used for {report.duration(self.idle_timeout)}")
-        if state.wants_memory and state.memory.client.memory_wanted > self.room.ledger.total:
+        if self.idleness.seconds_left() <= 0:
+            timeout = report.duration(self.idleness.timeout)
+            await self._suspend_if_idle(f"Not used for {timeout}")
+        if (wish := state.wish) and wish.bytes > self.room.ledger.total:
             # Denied, without waiting for a worker.
-            self._publish_grant(state.memory.agent.memory_granted)
-        if state.worker is None and self._wants_worker():
-            await self._restore()
+            self._publish_grant(state.memory.agent.memory_granted, wish)
+        if state.worker is None and self.wants_worker():
+            await self.restore()
         if state.worker is not None:
             await self._grant()
-            await self._trim_log()
+            rested = self.idleness.rested()
+            await self.upkeep.tend(rested, lambda: self.meanwhile(state.save()))
             self.observe()
-        self._set_idle_timer()
+        self.idleness.set_timer()
+        self.upkeep.set_timer(self.idleness.rested())
         if self.state is State.IDLE:
             self.room.changed()
 
-    def _wants_worker(self) -> bool:
+    def wants_worker(self) -> bool:
         """Whether something must be executed now; ends a hold that is over (Note [Holding])."""
-        state, client = self.device_state, self.device_state.memory.client
+        state = self.device_state
         if self.state is State.FAILED:
             return False
         wanted = self._must_run or not state.drained or state.wants_memory
-        if self._hold is None or not wanted:
+        if self.hold is None or not wanted:
             return wanted
-        hold, waits = self._hold, state.awaited or state.wants_memory
-        if hold.cell_stamp:
-            over = client.cells_running > 0 and client.cell_changed_ns != hold.cell_stamp
-        else:
-            over = client.head > hold.head or state.wants_memory
-        if over or (hold.by_itself and waits):
-            self._hold = None
-        return self._hold is None
+        if self.hold.is_over(state):
+            self.hold = None
+        return self.hold is None
 
-    async def _restore(self) -> None:
+    async def restore(self) -> None:
         """Bring it onto its device, or into the queue for it."""
         state, room = self.device_state, self.room
+        if state.fetch_error is not None:
+            return await self._strand(state.fetch_error)
         self._must_run = True
         client, page = state.memory.client, state.memory.agent
-        wish = client.memory_wanted if state.wants_memory else client.memory_used
-        need = min(max(page.memory_granted, state.replay_grant, wish), room.ledger.total)
-        if not await room.reserve(self, need, queued=True):
+        wish = state.wish
+        wanted = wish.bytes if wish else client.memory_used
+        need = min(max(page.memory_granted, state.replay_grant, wanted), room.ledger.total)
+        if await room.reserve(self, need, queued=True) is not Answer.GRANTED:
             room.ledger.release(self.id)  # held still if a worker died
             place = room.enqueue(self)
             state.announce(Presence.ABSENT)
-            self._become(
+            self.become(
                 State.QUEUED,
                 f"Waits for {report.size(need)} on {room.device.id} (place {place} in the queue): "
                 "resumes when its neighbours are idle or leave.",
             )
             return None
-        self._become(State.RESTORING, report.REBUILT if self._died else report.RESTORED)
+        self.become(State.RESTORING, report.REBUILT if self._died else report.RESTORED)
         self._died = False
-        self._publish_grant(room.ledger.of(self.id))  # replaying may need all of it
+        self._publish_grant(room.ledger.of(self.id), wish)  # replaying may need all of it
         state.announce(Presence.PRESENT)  # from now on nobody needs to ring
+        refusals = 0
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
             try:
-                zygote = await self._zygotes.get(self.python, self.torch_version)
+                state.warm(self.host.cold, self.look)
+                zygote = await self.zygotes.get(self.python, self.kernel.torch_version)
                 await state.start_worker(zygote, self.look)
                 break
+            except StoreError as error:
+                return await self._strand(error)
             except WorkerError as error:
+                if state.fetch_error is not None:
+                    return await self._strand(state.fetch_error)
                 log.warning("Session %s: attempt %d to start: %s", self.id, attempt, error)
-                if attempt == START_ATTEMPTS_MAX:
+                refusals += not isinstance(error, WorkerDiedError)
+                if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX:
                     return self._fail(f"Its device process could not be started: {error}")
-        self._must_run, self._resumed_at = False, time.monotonic()
+        self._must_run = False
+        self.idleness.note_use()
         self.observe()
         return None
+
+    async def _strand(self, error: StoreError) -> None:
+        """Leave it on disk, from where it cannot be brought back now, and let its client know."""
+        state = self.device_state
+        state.drop_worker()
+        with contextlib.suppress(StoreError):
+            await state.warmed()
+        reason = f"Its state is on disk and cannot be brought back: {error}"
+        self._must_run, self._died = False, False
+        client = state.memory.client
+        self.hold = Hold(False, client.cell_changed_ns or 1, client.head)
+        self.become(State.SUSPENDED, reason)
+        # It must not wait for what does not come; the next cell, or `resume`, tries again.
+        state.announce(Presence.ENDED, reason)
+        self.room.release(self)
 
     async def _grant(self) -> None:
         """Answer the client's wish for memory."""
         state = self.device_state
-        if not state.wants_memory:
+        wish = state.wish
+        if wish is None:
             return
-        wanted = state.memory.client.memory_wanted
-        if state.memory.agent.memory_granted < wanted <= self.room.ledger.total:
-            await self.room.reserve(self, wanted, queued=False)
-        self._publish_grant(self.room.ledger.of(self.id))
+        if state.memory.agent.memory_granted < wish.bytes <= self.room.ledger.total:
+            answer = await self.room.reserve(self, wish.bytes, queued=False)
+            if answer is Answer.LATER:
+                return
+        self._publish_grant(self.room.ledger.of(self.id), wish)
 
-    def _publish_grant(self, grant: int) -> None:
-        """Tell the client its grant, which is also the answer to what it wished."""
-        self.device_state.set_grant(grant, self.room.ledger.free)
+    def _publish_grant(self, grant: int, answered: Wish | None) -> None:
+        """Tell the client its grant, and which of its wishes that answers."""
+        self.device_state.set_grant(grant, self.room.ledger.free, answered)
 
-    async def _trim_log(self) -> None:
-        """Take a snapshot if the log after the last one is longer than its budget."""
-        state = self.device_state
-        page = state.memory.agent
-        if state.memory.client.head - page.retained <= page.log_budget:
-            return
+    async def meanwhile(self, work: Coroutine[None, None, T]) -> T:
+        """Do what takes as long as the state is large, and grant memory meanwhile."""
+        task = asyncio.create_task(work)
         try:
-            await state.save()
-        except WorkerError as error:
-            log.warning("Session %s: no snapshot: %s", self.id, error)
-            # A client whose log is full waits for this one and does not ring again.
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.look)
+            while not task.done():
+                wish = asyncio.create_task(self.wishes.wait())
+                await asyncio.wait({task, wish}, return_when=asyncio.FIRST_COMPLETED)
+                wish.cancel()
+                if self.wishes.is_set():
+                    self.wishes.clear()
+                    self.device_state.memory.agent.ring()  # Note [Looking]
+                    await self._grant()
+        except BaseException:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        return task.result()
 
     async def _bury(self) -> None:
         """Take leave of a dead worker; `_restore` follows if the verdict allows."""
@@ -274,32 +323,12 @@ class Session:
         self._must_run = self._died = True
         if corrupt is not None:
             self._fail(f"Its log is corrupt: {corrupt}")
+        elif self.device_state.forgone:
+            self._fail(f"Its device process died. {self.upkeep.obstacle}")
         elif verdict is Verdict.FAIL:
             self._fail("Its device process died again and again, and replaying does not help.")
 
-    # ---------------------------------------------------------------- idleness
-
-    @property
-    def active(self) -> float:
-        """Moment of its last use, in seconds of the monotonic clock."""
-        return min(time.monotonic(), max(self._resumed_at, self.device_state.active_ns / 1e9))
-
-    def _idle_seconds_left(self) -> float:
-        """Seconds after which it is to be suspended, as it looks now."""
-        if self.device_state.worker is None or self.idle_timeout <= 0:
-            return float("inf")
-        if not self.device_state.idle:
-            return self.idle_timeout
-        return self.active + self.idle_timeout - time.monotonic()
-
-    def _set_idle_timer(self) -> None:
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
-        left = self._idle_seconds_left()
-        if left != float("inf"):
-            loop = asyncio.get_running_loop()
-            self._idle_timer = loop.call_later(max(left, 0.001), self.look)
+    # ---------------------------------------------------------------- suspending
 
     async def _suspend_if_idle(self, why: str) -> bool:
         """Suspend it, unless it begins to work meanwhile; return whether it is suspended."""
@@ -309,12 +338,12 @@ class Session:
                 return False
         except WorkerError as error:
             log.warning("Session %s could not be suspended: %s", self.id, error)
-            self._resumed_at = time.monotonic()  # try again when it was idle for as long again
+            self.idleness.note_use()  # try again when it was idle for as long again
             return False
-        self._suspended(f"{why}: {report.way_back(self.script, held=False)}")
+        self.suspended(f"{why}: {report.way_back(self.script, held=False)}")
         return True
 
-    def _suspended(self, reason: str) -> None:
+    def suspended(self, reason: str) -> None:
         """Take note that its worker is gone and its state is saved."""
         state = self.device_state
         if state.drained:
@@ -323,9 +352,11 @@ class Session:
             state.cut_grant(0)
             state.replay_grant = state.memory.agent.memory_granted
         self._must_run = False
-        self._become(State.SUSPENDED, reason)
+        self.upkeep.cancel()
+        self.become(State.SUSPENDED, reason)
         state.announce(Presence.ABSENT)
         self.room.release(self)
+        self.host.changed()
         self.look()  # something may have been appended before that was announced
 
     # ---------------------------------------------------------------- making room for others
@@ -333,12 +364,22 @@ class Session:
     def as_neighbour(self) -> Neighbour | None:
         """See `Tenant`."""
         state = self.device_state
-        if state.worker is None or state.worker.broken or self._claims or self.closing:
+        if state.worker is None or state.worker.broken or self.claims or self.closing:
             return None
         granted = self.room.ledger.of(self.id)
         # With work in the log, what the client uses by now is not what executing it may need.
         used = state.memory.client.memory_used if state.drained else granted
-        return Neighbour(self.id, granted, used, self.active if state.idle else None)
+        return Neighbour(self.id, granted, used, self.idleness.active if state.idle else None)
+
+    @property
+    def undecided(self) -> bool:
+        """See `Tenant`."""
+        return bool(
+            self.claims
+            and not self.closing
+            and self.room.ledger.of(self.id)
+            and not self.device_state.wants_memory
+        )
 
     def cut_grant(self, grant: int) -> int:
         """See `Tenant`."""
@@ -350,127 +391,48 @@ class Session:
     async def suspend_for(self, other: str) -> bool:
         """See `Tenant`."""
         with contextlib.suppress(InternalError):
-            async with self._exclusive():
+            async with self.exclusive():
                 return await self._suspend_if_idle(f"Made room for session {other}")
         return True  # it has failed, and that made room, too
 
-    # ---------------------------------------------------------------- verbs
+    # ---------------------------------------------------------------- its state and its end
 
-    async def suspend(self, why: str, by: int) -> dict[str, Any]:
-        """Suspend it on request, whatever it does; returns when its worker is gone.
-
-        A running cell goes on until it needs the device, and then waits; see Note [Holding].
-
-        Parameters
-        ----------
-        why : str
-            Who or what suspends it, as a clause; may be empty.
-        by : int
-            Process id of who asks.
-
-        Returns
-        -------
-        dict
-            The session as it is then.
-
-        Raises
-        ------
-        ControlError
-            If the session has ended, or its state cannot be saved.
-        """
-        return await self._as_verb(self._suspend(why.rstrip(". ") or "Suspended on request", by))
-
-    async def _suspend(self, why: str, by: int) -> dict[str, Any]:
-        self.device_state.hurry()
-        async with self._exclusive():
-            self._check_usable()
-            client = self.device_state.memory.client
-            hold = Hold(by == self.kernel_pid, client.cell_changed_ns, client.head)
-            try:
-                await self.device_state.unload(unless_busy=False)
-            except WorkerError as error:
-                raise ControlError(f"Its state could not be saved: {error}", "failed") from error
-            self.room.leave_queue(self)
-            self._hold = hold
-            self._suspended(f"{why}: {report.way_back(self.script, held=True)}")
-            return report.describe_session(self)
-
-    async def resume(self) -> dict[str, Any]:
-        """Bring it back; returns when it is there, having waited for room if need be.
-
-        Returns
-        -------
-        dict
-            The session as it is then.
-
-        Raises
-        ------
-        ControlError
-            If the session has ended or ends.
-        """
-        return await self._as_verb(self._resume())
-
-    async def _resume(self) -> dict[str, Any]:
-        self.device_state.hurry()
-        async with self._exclusive():
-            self._check_usable()
-            self._hold = None
-            if self.device_state.worker is None:
-                await self._restore()
-            self.look()
-        while self.state is State.QUEUED:
-            self._left_queue = self._left_queue or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._left_queue)
-        self._check_usable()
-        return report.describe_session(self)
-
-    async def _as_verb(self, work: Coroutine[None, None, dict[str, Any]]) -> dict[str, Any]:
-        """Run a verb so that closing the session ends it."""
-        task = asyncio.create_task(work)
-        self._verbs.add(task)
-        task.add_done_callback(self._verbs.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not self.closing:
-                raise
-            raise ControlError(f"Session {self.id} was closed.", "ended") from None
-
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise ControlError if nothing can be done with it any more."""
         if self.state is State.FAILED or self.closing:
             raise ControlError(f"Session {self.id} has ended: {self.reason}", "ended")
-
-    # ---------------------------------------------------------------- its state and its end
 
     def observe(self) -> None:
         """Tell running from idle by the pages."""
         if self.device_state.worker is None or self.state not in _WITH_WORKER:
             return
         if not self.device_state.idle:
-            self._become(State.RUNNING, report.RUNNING)
-        elif self.idle_timeout > 0:
-            after = report.duration(self.idle_timeout)
-            self._become(State.IDLE, f"Nothing to do: is suspended after {after} without use.")
+            self.become(State.RUNNING, report.RUNNING)
+        elif self.idleness.timeout > 0:
+            after = report.duration(self.idleness.timeout)
+            self.become(State.IDLE, f"Nothing to do: is suspended after {after} without use.")
         else:
-            self._become(State.IDLE, report.EVER_IDLE)
+            self.become(State.IDLE, report.EVER_IDLE)
 
-    def _become(self, state: State, reason: str) -> None:
+    def become(self, state: State, reason: str) -> None:
         """Change state, as the table allows."""
         check_transition(self.state, state)
-        if state is not self.state:
+        before, self.state, self.reason = self.state, state, reason
+        if state is not before:
             self.since = time.monotonic()
-            log.info("Session %s: %s, was %s: %s", self.id, state, self.state, reason)
-        self.state, self.reason = state, reason
-        if state is not State.QUEUED and self._left_queue is not None:
-            self._left_queue.set_result(None)
-            self._left_queue = None
+            log.info("Session %s: %s, was %s: %s", self.id, state, before, reason)
+            if not {state, before} <= _WITH_WORKER:
+                self.deposit()
+        if state is not State.QUEUED and self.left_queue is not None:
+            self.left_queue.set_result(None)
+            self.left_queue = None
 
     def _fail(self, reason: str) -> None:
         """End it for good: its client raises the reason, and its device memory is free."""
         self.device_state.drop_worker()
         self.room.leave_queue(self)
         self.room.release(self)
-        self._become(State.FAILED, reason)
+        self.become(State.FAILED, reason)
         self.device_state.announce(Presence.ENDED, reason)
 
     @property
@@ -486,13 +448,12 @@ class Session:
         return self._closing
 
     async def _close(self, why: str) -> None:
-        if self._watch is not None:
-            self._watch.close()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        self.kernel.unwatch()
+        self.idleness.cancel()
+        self.upkeep.cancel()
         if self.device_state.worker is not None:
             await self.device_state.worker.kill()  # nobody waits for its answers any more
-        tasks = [self._attending, *self._verbs]
+        tasks = [self._attending, *self.verbs.running]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -500,17 +461,23 @@ class Session:
             self.room.leave_queue(self)
             del self.room.tenants[self.id]
             self.device_state.announce(Presence.ENDED, why)
+            stored = self.device_state.stored
+            self._withdrawn = True
+            self._deposits.drop(self.id)
             await self.device_state.close()
+            if stored is not None:
+                await self.host.cold.forget(stored)
+            self.host.forget(self.chilling)
             self.room.release(self)
         self._on_closed(self)
 
     @contextlib.asynccontextmanager
-    async def _exclusive(self) -> AsyncIterator[None]:
+    async def exclusive(self) -> AsyncIterator[None]:
         """Hold its lock, and count who wants it: see Note [Locks] in `room`.
 
         What nobody expected ends this session, and only this one.
         """
-        self._claims += 1
+        self.claims += 1
         try:
             async with self._lock:
                 yield
@@ -521,4 +488,6 @@ class Session:
             self._fail(f"Something is wrong with jupyter_sing itself: {error}")
             raise InternalError(str(error)) from error
         finally:
-            self._claims -= 1
+            self.claims -= 1
+            if not self.claims:
+                self.room.decided(self)

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kernelproxy.errors import ControlError
+from kernelproxy.devices.software import parse_bytes
+from kernelproxy.errors import ControlError, DeviceError
 
 MIB = 1 << 20
 
@@ -35,6 +36,13 @@ class Settings:
         What a worker may take for a snapshot or to start from one. It waits for the operator
         that is being executed, so this bounds the longest operator during which a session can
         be suspended by a snapshot; after that the worker is ended and the log replayed.
+    host_memory : int
+        Bytes of host memory for logs and for the states of sessions that are not on a device;
+        beyond it, the states that were unused for longest go to disk.
+    cold_after : float
+        Seconds without use after which a suspended state goes to disk; 0 or less: never for that.
+    disk_quota : int
+        Bytes that states on disk may take; 0 or less: nothing goes to disk.
     zygote_seconds : float
         What an environment may take to import torch and, once, to build the native part.
     zygote_command : list of str
@@ -48,22 +56,44 @@ class Settings:
     grant_step: int = 64 * MIB
     order_seconds: float = 30.0
     snapshot_seconds: float = 300.0
+    host_memory: int = field(default_factory=lambda: _physical_memory() // 2)
+    cold_after: float = 3600.0
+    disk_quota: int = 64 << 30
     zygote_seconds: float = 900.0
     zygote_command: list[str] = field(default_factory=lambda: ["-m", "kernelproxy.zygote"])
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read ``JUPYTER_SING_IDLE_TIMEOUT`` and ``JUPYTER_SING_LINGER`` (seconds).
+        """Read ``JUPYTER_SING_IDLE_TIMEOUT``, ``JUPYTER_SING_LINGER`` and
+        ``JUPYTER_SING_COLD_AFTER`` (seconds), ``JUPYTER_SING_HOST_MEMORY`` and
+        ``JUPYTER_SING_DISK_QUOTA`` (sizes such as ``16GiB``).
 
         Raises
         ------
         ControlError
-            If one of them is no number.
+            If one of them is no number or no size.
         """
         return cls(
             idle_timeout=_seconds(environment, "JUPYTER_SING_IDLE_TIMEOUT", cls.idle_timeout),
             linger=_seconds(environment, "JUPYTER_SING_LINGER", cls.linger),
+            host_memory=_bytes(environment, "JUPYTER_SING_HOST_MEMORY", _physical_memory() // 2),
+            cold_after=_seconds(environment, "JUPYTER_SING_COLD_AFTER", cls.cold_after),
+            disk_quota=_bytes(environment, "JUPYTER_SING_DISK_QUOTA", cls.disk_quota),
         )
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _bytes(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name)
+    if text is None:
+        return default
+    try:
+        return parse_bytes(text)
+    except DeviceError as error:
+        raise ControlError(f"{name}: {error}", "bad-request") from error
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:

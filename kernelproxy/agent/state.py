@@ -7,55 +7,133 @@ Whatever happens to the worker, snapshot and log rebuild the state. Which of the
 | no snapshot yet                           | the log from position 0                          |
 | a snapshot is being taken                 | the older snapshot and the log after that        |
 | the agent has the new snapshot            | the same; the new one is complete, too           |
-| the log below its position was given back | the new snapshot and the log after it            |
+| the agent has deposited it (see `deposits`)| the new snapshot and the log after it           |
+| the log below its position was given back | the same                                         |
 | the worker ended, died or hangs           | the newest snapshot and the log after it         |
+
+A snapshot is a small file of tables, and the extents of the session's arena that they name. The
+worker writes the arena, and never where the newest snapshot lies.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
+from kernelproxy.agent.cold import ColdStates, Fetch
+from kernelproxy.agent.deposits import Deposited
+from kernelproxy.agent.pages import Pages, Wish
 from kernelproxy.agent.recovery import Deaths, Verdict
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.workers import Snapshot, Worker
 from kernelproxy.agent.zygotes import Zygote
 from kernelproxy.devices import Device
-from kernelproxy.errors import InternalError, WorkerError
-from kernelproxy.oplog import Presence, SessionMemory, close_all
+from kernelproxy.errors import InternalError, StoreError, WorkerError
+from kernelproxy.oplog import SessionMemory, close_all
 from kernelproxy.protocol import Open
+from kernelproxy.snapshot.manifest import Label, Manifest
+from kernelproxy.snapshot.together import Cancel
 
 T = TypeVar("T")
 
+#: Until it was measured.
+COPY_BYTES_PER_SECOND = 1e9
+MEASURED_BYTES_MIN = 16 << 20
 
-class DeviceState:
+
+class DeviceState(Pages):
     """Owns the shared memory, the newest snapshot and the worker of a session.
 
     One caller at a time (the session's lock); only `close` may come at any moment, and only
     after whoever else is in here was cancelled.
     """
 
-    def __init__(self, session: str, device: Device, settings: Settings) -> None:
-        self.memory = SessionMemory(settings.log_bytes)
+    def __init__(
+        self,
+        session: str,
+        device: Device,
+        settings: Settings,
+        memory: SessionMemory | None = None,
+    ) -> None:
+        super().__init__(memory or SessionMemory(settings.log_bytes), device)
         self.snapshot: Snapshot | None = None
         self.worker: Worker | None = None
         self.deaths = Deaths()
         #: The largest grant since the newest snapshot: what replaying the log may need.
         self.replay_grant = 0
-        #: Whether worker and pages are gone.
-        self.closed = False
-        self._session, self._device, self._settings = session, device, settings
+        #: The newest of its snapshots that went to disk, if one did.
+        self.stored: Manifest | None = None
+        #: Whether the arena is empty, and its bytes are in `stored` alone.
+        self.cold = False
+        self._fetch: Fetch | None = None
+        #: Whether the log below `retained` is in no snapshot: only the worker has the state.
+        self.forgone = False
+        #: Called when what is in `record` has changed, before anybody could know of it.
+        self.deposit: Callable[[], object] = lambda: None
+        self._spawned: list[Worker] = []
+        self._session, self._settings = session, settings
         self._epoch = 0
         self._chores: set[asyncio.Future[None]] = set()
-        page = self.memory.agent
-        page.device_kind = device.kind
-        page.device_name = device.name
-        page.threads = device.threads
-        page.memory_total = page.memory_free = device.memory_total
-        page.log_budget = settings.log_budget
+        self._copy_rate = COPY_BYTES_PER_SECOND
+        self._busy_when_saved = 0.0
+        #: What the newest snapshot has cost the session, in seconds of execution.
+        self.save_cost = 0.0
+        self.memory.agent.log_budget = settings.log_budget
 
-    # ---------------------------------------------------------------- what the pages say
+    # ---------------------------------------------------------------- outliving the agent
+
+    def record(self) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+        """What `adopt` needs: a record in JSON, and named descriptors, which stay ours."""
+        memory, snapshot = self.memory, self.snapshot
+        fds = list(zip(memory.NAMES, memory.fds, strict=True))
+        if snapshot is not None:
+            fds.append(("snapshot", snapshot.fd))
+        self._spawned = [each for each in self._spawned if each.pidfd is not None]
+        fds += [("process", each.pidfd) for each in self._spawned if each.pidfd is not None]
+        record = {
+            "snapshot": [snapshot.position, snapshot.bytes] if snapshot else None,
+            "skip": self.deaths.skip,
+            "replay_grant": self.replay_grant,
+            "epoch": self._epoch,
+            "forgone": self.forgone,
+            "cold": self.cold,
+            "stored": self.stored is not None,
+        }
+        return record, fds
+
+    @classmethod
+    def adopt(cls, deposited: Deposited, device: Device, settings: Settings) -> DeviceState:
+        """Go on with the state of an agent that died. Its workers must have ended.
+
+        Raises
+        ------
+        InternalError
+            If the session cannot be rebuilt.
+        """
+        record = deposited.record["state"]
+        saved, grant, epoch = record["snapshot"], record["replay_grant"], record["epoch"]
+        if record["forgone"]:
+            raise InternalError("it could not be kept recoverable")
+        fds = [deposited.take(name) for name in SessionMemory.NAMES]
+        memory = SessionMemory.adopt([fd for fd in fds if fd is not None])
+        if memory.agent.retained > (saved[0] if saved else 0):
+            memory.close()
+            raise InternalError("what it did last is in no snapshot")
+        state = cls(deposited.session, device, settings, memory)
+        state.deaths.skip = list(record["skip"])
+        state.replay_grant, state._epoch, state.cold = grant, epoch, record["cold"]
+        snapshot = deposited.take("snapshot")
+        if snapshot is not None:
+            state.snapshot = Snapshot(snapshot, *saved)
+            if state.position > memory.agent.retained:  # it died in the middle of `save`
+                memory.free_log(memory.agent.retained, state.position)
+                state._publish_snapshot()
+        return state
+
+    # ---------------------------------------------------------------- where its state is
 
     @property
     def position(self) -> int:
@@ -63,70 +141,34 @@ class DeviceState:
         return self.snapshot.position if self.snapshot else 0
 
     @property
-    def drained(self) -> bool:
-        """Whether everything in the log was executed."""
-        return self.memory.worker.consumed >= self.memory.client.head
+    def saved(self) -> bool:
+        """Whether the newest snapshot has everything that was executed."""
+        consumed = self.memory.worker.consumed
+        return not self.forgone and consumed == self.position
 
     @property
-    def wants_memory(self) -> bool:
-        """Whether the client waits for an answer to its wish for memory."""
-        return self.memory.client.want_sequence != self.memory.agent.grant_sequence
+    def tail_seconds(self) -> float:
+        """Time that executing the log after the newest snapshot again would take."""
+        return max(0.0, self.busy_seconds - self._busy_when_saved)
 
-    @property
-    def idle(self) -> bool:
-        """Whether no cell runs and nothing is left to execute or to answer."""
-        running = self.memory.client.cells_running
-        return not running and self.drained and not self.wants_memory
+    def copy_seconds(self, count: int) -> float:
+        """Time that copying so many bytes of its state would take, by what was measured."""
+        return count / self._copy_rate
 
-    @property
-    def awaited(self) -> bool:
-        """Whether the client cannot go on without a worker: it waits for an answer or for room."""
-        client, agent = self.memory.client, self.memory.agent
-        over_budget = client.head - agent.retained > agent.log_budget
-        return client.answer_wanted > self.memory.worker.consumed or over_budget
+    def set_grant(self, grant: int, free: int, answered: Wish | None) -> None:
+        """Publish a grant (bytes), and which wish it answers, if it does.
 
-    @property
-    def active_ns(self) -> int:
-        """CLOCK_MONOTONIC, in ns, of the last sign of use."""
-        return max(self.memory.client.cell_changed_ns, self.memory.worker.active_ns)
-
-    # ---------------------------------------------------------------- what the agent says
-
-    def announce(self, presence: Presence, reason: str = "") -> None:
-        """Tell the client whether there is a worker. Reads after this see what it wrote before."""
-        page = self.memory.agent
-        page.reason = reason
-        page.presence = presence
-        page.ring()
-
-    def set_grant(self, grant: int, free: int) -> None:
-        """Publish a grant (bytes), as the answer to the client's wish if it has one."""
-        sequence = self.memory.client.want_sequence
+        A wish that came after the grant was decided upon waits for its own answer.
+        """
+        if grant > self.replay_grant:
+            self.replay_grant = grant
+            self.deposit()
         page = self.memory.agent
         page.memory_granted = grant
         page.memory_free = free
-        page.grant_sequence = sequence
+        if answered is not None:
+            page.grant_sequence = answered.sequence
         page.ring()
-        self.replay_grant = max(self.replay_grant, grant)
-
-    def cut_grant(self, grant: int) -> int:
-        """Lower the grant, though not below what is in use by now; return the new one.
-
-        The client takes memory without asking: it notes what it uses and then looks at its grant
-        again, we write the grant and then look at what it uses, and so one of both notices.
-        """
-        page, before = self.memory.agent, self.memory.agent.memory_granted
-        # A worker that lags behind needs the grant of when its records were appended.
-        if grant >= before or not self.drained:
-            return before
-        page.memory_granted = grant
-        page.ring()
-        used = self.memory.client.memory_used
-        if used > grant:
-            grant = min(before, used)
-            page.memory_granted = grant
-            page.ring()
-        return grant
 
     # ---------------------------------------------------------------- the worker
 
@@ -140,21 +182,54 @@ class DeviceState:
         """
         if self.worker is not None:
             raise InternalError("a session would have two workers")
+        self.worker = await self.open_worker(zygote, on_change, self.device)
+        self._busy_when_saved = self.busy_seconds
+
+    async def open_worker(
+        self,
+        zygote: Zygote,
+        on_change: Callable[[], object],
+        device: Device,
+        *,
+        prepare: bool = False,
+    ) -> Worker:
+        """Fork a worker that has the state of the newest snapshot.
+
+        Parameters
+        ----------
+        zygote : Zygote
+        on_change : callable
+            See `Zygote.spawn`.
+        device : Device
+        prepare : bool
+            Whether it only takes the state over, beside the worker that executes the session.
+
+        Raises
+        ------
+        WorkerError
+            If it does not come up; then none is left.
+        """
         worker = await zygote.spawn(on_change)
         self._epoch += 1
+        self._spawned.append(worker)
+        self.deposit()  # should we die, it must be known to whoever starts the next one
         order = Open(
             session=self._session,
-            device=self._device.torch_device,
-            threads=self._device.threads,
+            device=device.torch_device,
+            threads=device.threads,
             epoch=self._epoch,
             skip=list(self.deaths.skip),
             snapshot=self.snapshot is not None,
-            gate=True,
+            gate=not prepare,
+            readiness=self._fetch is not None,
+            prepare=prepare,
         )
         fds = self.memory.worker_fds()
         try:
-            with_snapshot = [*fds, self.snapshot.fd] if self.snapshot else fds
-            await worker.open(order, with_snapshot, self._settings.snapshot_seconds)
+            beside = [self.snapshot.fd] if self.snapshot else []
+            if self._fetch is not None:
+                beside.append(self._fetch.arrivals.fd)
+            await worker.open(order, [*fds, *beside], self._settings.snapshot_seconds)
         except WorkerError:
             await worker.kill()
             worker.close()
@@ -164,15 +239,83 @@ class DeviceState:
             raise
         finally:
             close_all(fds)
-        self.worker = worker
+        return worker
 
-    async def save(self, seconds: float | None = None) -> None:
+    async def pass_on(self, there: Worker) -> None:
+        """Let a prepared worker take the newest snapshot over; raises WorkerError."""
+        if self.snapshot is None:
+            raise InternalError("there is no snapshot to pass on")
+        await there.adopt(self.snapshot, self._settings.snapshot_seconds)
+
+    @contextlib.asynccontextmanager
+    async def standing(self) -> AsyncIterator[None]:
+        """Close the worker's gate, and open it at the end if the worker is still the session's.
+
+        Raises
+        ------
+        WorkerError
+            If the worker is lost, or its operator takes too long.
+        """
+        worker, seconds = self.worker, self._settings.order_seconds
+        if worker is None:
+            raise InternalError("no worker can stand still")
+        await worker.gate(False, seconds)
+        try:
+            yield
+        finally:
+            if self.worker is worker and not worker.broken:
+                await worker.gate(True, seconds)
+
+    async def replay(self, until: int) -> None:
+        """Let a worker go on that `replace_worker` put there; return when `until` is executed.
+
+        Raises
+        ------
+        WorkerError
+            If it is lost.
+        """
+        if self.worker is None:
+            raise InternalError("no worker can replay")
+        await self.worker.replay(until, None)
+
+    async def replace_worker(self, there: Worker, device: Device) -> None:
+        """End the worker and put one in its place that was prepared on another device.
+
+        It waits for orders to execute. What the old one has executed must be in the newest
+        snapshot or in the log after it; its gate is closed.
+        """
+        if self.worker is None:
+            raise InternalError("a worker was to be replaced that is not there")
+        # There must never be two that execute, not even for a moment.
+        await self.worker.kill()
+        self.drop_worker()
+        self.worker = there
+        self.settle_on(device)
+        self.memory.agent.ring()
+
+    async def forgo(self) -> None:
+        """Give back the log that was executed, without a snapshot of what it did.
+
+        Until the next snapshot the state is with the worker alone.
+        """
+        retained, consumed = self.memory.agent.retained, self.memory.worker.consumed
+        if consumed <= retained:
+            return
+        self.forgone = True
+        self.deposit()  # before anything is lost
+        await self._off_loop(lambda: self.memory.free_log(retained, consumed))
+        self.memory.agent.retained = consumed
+        self.memory.agent.ring()
+
+    async def save(self, seconds: float | None = None, *, stop: bool = False) -> None:
         """Take a snapshot and give back the log below it.
 
         Parameters
         ----------
         seconds : float, optional
             What it may take; by default until somebody is in a hurry, see `hurry`.
+        stop : bool
+            Whether nothing is executed meanwhile; by default the worker goes on.
 
         Raises
         ------
@@ -181,22 +324,38 @@ class DeviceState:
         """
         if self.worker is None:
             raise InternalError("a snapshot was asked of no worker")
-        taken = await self.worker.snapshot(seconds)
+        busy = self.busy_seconds
+        taken = await self.worker.snapshot(seconds, stop=stop)
         retained = self.memory.agent.retained
         if not retained <= taken.position <= retained + self.memory.log_bytes:
             taken.close()
             raise InternalError(f"a worker at {retained} sent a snapshot of {taken.position}")
+        # The worker waited for the rest of its state: now the arena goes on without `stored`.
+        with contextlib.suppress(StoreError):
+            await self.warmed()
         older, self.snapshot = self.snapshot, taken
+        self.forgone, self._busy_when_saved = False, busy
+        # On a software device the copying threads take their part of the cores that compute.
+        takes_cores = self.device.threads >= len(os.sched_getaffinity(0))
+        beside = taken.seconds / self.device.threads if takes_cores and not stop else 0.0
+        self.save_cost = taken.stalled_ns / 1e9 + beside
+        if taken.copied >= MEASURED_BYTES_MIN and taken.seconds > 0:
+            self._copy_rate = taken.copied / taken.seconds
+        self.deposit()
         # Bytes below `retained` may be overwritten, so this comes before it is published.
         await self._off_loop(lambda: self.memory.free_log(retained, taken.position))
-        page = self.memory.agent
-        page.retained = taken.position
-        page.snapshots += 1
-        page.ring()
-        self.replay_grant = page.memory_granted
+        self._publish_snapshot()
+        self.replay_grant = self.memory.agent.memory_granted
         self.deaths.forget_before(taken.position)
         if older is not None:
             self._begin_off_loop(older.close)
+
+    def _publish_snapshot(self) -> None:
+        """Let the log below the snapshot be overwritten, which is given back by now."""
+        page = self.memory.agent
+        page.retained = self.position
+        page.snapshots += 1
+        page.ring()
 
     def hurry(self) -> None:
         """Somebody waits for the session: let a snapshot in the background take no longer."""
@@ -229,16 +388,17 @@ class DeviceState:
         try:
             await worker.gate(False, seconds)
             # With a closed gate nothing below head is begun: drained stays drained.
-            if not (self.drained and self.memory.worker.consumed == self.position):
-                await self.save(self._settings.snapshot_seconds)
+            if not (self.drained and self.saved):
+                await self.save(self._settings.snapshot_seconds, stop=True)
             if unless_busy and not self.idle:
                 await worker.gate(True, seconds)
                 return False
+            await worker.trim(self._settings.snapshot_seconds)
         except WorkerError:
             if not worker.broken:
                 await worker.gate(True, seconds)
                 raise
-            if unless_busy:
+            if unless_busy or self.forgone:
                 return False
         await worker.end(seconds)
         self.drop_worker()
@@ -255,6 +415,8 @@ class DeviceState:
             return Verdict.FAIL, corrupt
         if worker.overdue:
             return Verdict.RETRY, None
+        if self.forgone:
+            return Verdict.FAIL, None
         status = await worker.status()
         verdict = self.deaths.note(self.memory.worker.consumed, self.memory.client.head, status)
         return verdict, None
@@ -265,12 +427,77 @@ class DeviceState:
             self.worker.close()
             self.worker = None
 
+    # ---------------------------------------------------------------- on disk
+
+    async def store(self, cold: ColdStates, label: Label, cancel: Cancel) -> None:
+        """Copy the newest snapshot, which no worker has, to disk.
+
+        Raises
+        ------
+        StoreError
+            Then it is where it was.
+        """
+        if self.worker is not None or self.snapshot is None:
+            raise InternalError("a state in use was to go to disk")
+        self.stored = await cold.put(
+            label, self.snapshot, self.memory.arena_fd, self.stored, cancel
+        )
+
+    def cool(self) -> Awaitable[None]:
+        """Go on with what is on disk alone; the arena's memory is free when this was awaited."""
+        self.cold = True
+        self.deposit()
+        return self._off_loop(self.memory.empty_arena)
+
+    def warm(self, cold: ColdStates, on_failure: Callable[[], object]) -> None:
+        """Begin to bring the state back from disk, if it is there; a worker may start meanwhile.
+
+        Raises
+        ------
+        StoreError
+            If it cannot be begun.
+        """
+        if self.cold and self._fetch is None and self.stored is not None:
+            self._fetch = cold.fetch(self.stored, self.memory.arena_fd, on_failure)
+
+    async def warmed(self) -> None:
+        """Wait until all of it is in host memory, if it comes from disk.
+
+        Raises
+        ------
+        StoreError
+            If it could not be read; it is on disk still.
+        """
+        if self._fetch is None:
+            return
+        await self._fetch.wait()
+        error = self.fetch_error
+        fetch, self._fetch = self._fetch, None
+        await fetch.close()
+        if error is not None:
+            raise error
+        self.cold = False
+        self.deposit()
+
+    @property
+    def fetch_error(self) -> StoreError | None:
+        """Why its state cannot be read from disk."""
+        return self._fetch.error if self._fetch else None
+
+    @property
+    def fetched(self) -> bool:
+        """Whether what was on its way from disk has arrived."""
+        return self._fetch is not None and self._fetch.complete
+
     async def close(self) -> None:
         """Free everything."""
         if self.worker is not None:
             await self.worker.kill()
             self.drop_worker()
         self.closed = True
+        if self._fetch is not None:
+            await self._fetch.close()
+            self._fetch = None
         await asyncio.gather(*self._chores, return_exceptions=True)
         if self.snapshot is not None:
             await self._off_loop(self.snapshot.close)

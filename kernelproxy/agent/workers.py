@@ -6,23 +6,28 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kernelproxy.agent.channel import Channel, close_fds
-from kernelproxy.errors import InternalError, ProtocolError, WorkerError
+from kernelproxy.errors import InternalError, ProtocolError, WorkerDiedError, WorkerError
 from kernelproxy.protocol import (
+    Adopt,
     Done,
     End,
     Ended,
     Error,
     Gate,
+    Hurry,
     Message,
     Open,
     Opened,
+    Replay,
     SnapshotTaken,
     TakeSnapshot,
+    Trim,
 )
 
 REAP_SECONDS = 5.0
@@ -32,14 +37,36 @@ Reply = TypeVar("Reply", bound=Message)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All device state at one position of the log, in a memfd that is owned."""
+    """All device state at one position of the log.
+
+    Parameters
+    ----------
+    fd : int
+        Memfd with its tables (see `kernelproxy.snapshot.tables`), which is owned. The bytes of
+        storages lie in the session's arena.
+    position : int
+    bytes : int
+        What it stands for.
+    copied : int
+        Bytes of these that had changed since the snapshot before.
+    stalled_ns : int
+        Nanoseconds for which taking it kept the log from being executed.
+    seconds : float
+        What taking it took.
+    taken : float
+        When it was complete, in seconds of the monotonic clock.
+    """
 
     fd: int
     position: int
     bytes: int
+    copied: int = 0
+    stalled_ns: int = 0
+    seconds: float = 0.0
+    taken: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
-        """Free it; this may take a while for a large one, so it is not done in the loop."""
+        """Free its tables."""
         os.close(self.fd)
 
 
@@ -76,11 +103,17 @@ class Worker:
         self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
         self._ordered = False
         self._limit: asyncio.Timeout | None = None
+        self._hurrying: asyncio.Task[None] | None = None
         # What it answered; None after its end. Queued, so that a cancelled order leaks nothing.
         self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         loop.add_reader(pidfd, self._on_exit)
         self._reader = loop.create_task(self._read(), name=f"worker {pid}")
+
+    @property
+    def pidfd(self) -> int | None:
+        """Descriptor of the process; None after `close`."""
+        return self._pidfd if self._pidfd >= 0 else None
 
     async def open(self, order: Open, fds: Sequence[int], seconds: float) -> None:
         """Give it its session.
@@ -96,19 +129,39 @@ class Worker:
         """Open or close its gate; raises as `open`."""
         await self._order(Gate(is_open), Done, seconds)
 
-    async def snapshot(self, seconds: float | None) -> Snapshot:
+    async def snapshot(self, seconds: float | None, *, stop: bool) -> Snapshot:
         """Take a snapshot, whose descriptor becomes the caller's; raises as `open`.
 
         With None for `seconds` it may take as long as the operator that is being executed, until
-        somebody calls `hurry`.
+        somebody calls `hurry`. With `stop` nothing is executed until it is done.
         """
-        taken, (fd,) = await self._order(TakeSnapshot(), SnapshotTaken, seconds, fd_count=1)
-        return Snapshot(fd, taken.position, taken.bytes)
+        taken, (fd,) = await self._order(TakeSnapshot(stop), SnapshotTaken, seconds, fd_count=1)
+        return Snapshot(
+            fd, taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.seconds
+        )
+
+    async def trim(self, seconds: float) -> None:
+        """Give back what no snapshot since `retained` needs; raises as `open`."""
+        await self._order(Trim(), Done, seconds)
+
+    async def adopt(self, snapshot: Snapshot, seconds: float) -> None:
+        """Let a prepared worker take over a newer snapshot; raises as `open`."""
+        await self._order(Adopt(), Done, seconds, [snapshot.fd])
+
+    async def replay(self, until: int, seconds: float | None) -> None:
+        """Open its gate and wait until it has executed the log below `until`; raises as `open`."""
+        await self._order(Replay(until), Done, seconds)
 
     def hurry(self, seconds: float) -> None:
-        """Give an order without a time limit one: `seconds` from now."""
-        if self._limit is not None and self._limit.when() is None:
-            self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
+        """Give a snapshot without a time limit one, `seconds` from now, and all the cores."""
+        if self._limit is None or self._limit.when() is not None:
+            return
+        self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
+        self._hurrying = asyncio.create_task(self._hurry())
+
+    async def _hurry(self) -> None:
+        with contextlib.suppress(OSError):  # then it is ending
+            await self._channel.send(Hurry())
 
     async def end(self, seconds: float) -> None:
         """End it, by force if it does not within `seconds`, and wait until it is gone."""
@@ -181,12 +234,12 @@ class Worker:
                 self.overdue = True
                 raise WorkerError(f"The worker took too long: {type(order).__name__}.") from error
             if isinstance(error, OSError):
-                raise WorkerError("The connection to the worker broke.") from error
+                raise WorkerDiedError("The connection to the worker broke.") from error
             raise
         finally:
             self._ordered, self._limit = False, None
         if reply is None:
-            raise WorkerError("The worker died.")
+            raise WorkerDiedError("The worker died.")
         message, received = reply
         if isinstance(message, reply_type) and len(received) == fd_count:
             return message, received

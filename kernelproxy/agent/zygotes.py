@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from kernelproxy import paths
 from kernelproxy.agent.channel import Channel, close_fds
@@ -20,9 +21,13 @@ from kernelproxy.protocol import Error, Message, Spawn, Spawned, WorkerExited, Z
 
 log = logging.getLogger(__name__)
 
-# How long a compute thread without work keeps its core, in turns of a loop: about 20 us. By default
-# libgomp's threads spin for milliseconds, on the core that the notebook needs to go on.
-OMP_SPINS = "1000"
+
+class _Fork(NamedTuple):
+    """A worker that a zygote has forked; `ended` will be how it ended, None if nobody can tell."""
+
+    pid: int
+    pidfd: int
+    ended: asyncio.Future[int | None]
 
 
 class Zygote:
@@ -49,7 +54,7 @@ class Zygote:
         self._channel: Channel | None = None
         self._tokens = 0
         # Answers come in the order of the orders.
-        self._spawns: deque[asyncio.Future[tuple[int, int]]] = deque()
+        self._spawns: deque[asyncio.Future[_Fork]] = deque()
         # How workers ended, by their number, until it is known.
         self._ends: dict[int, asyncio.Future[int | None]] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -94,8 +99,6 @@ class Zygote:
         # NVML, by which the agent numbers GPUs, knows this order only.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-        if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys():
-            environment["GOMP_SPINCOUNT"] = OMP_SPINS
         return subprocess.Popen(
             [self.python, *self._settings.zygote_command, str(fd)],
             stdin=subprocess.DEVNULL,
@@ -117,14 +120,14 @@ class Zygote:
         if self.dead or channel is None:
             raise WorkerError("The zygote is gone.")
         ours, theirs = socket.socketpair()
-        spawned: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+        spawned: asyncio.Future[_Fork] = asyncio.get_running_loop().create_future()
         try:
             with theirs:
                 self._tokens += 1
                 self._spawns.append(spawned)
                 await channel.send(Spawn(self._tokens), [theirs.fileno()])
             async with asyncio.timeout(self._settings.order_seconds):
-                pid, pidfd = await asyncio.shield(spawned)
+                pid, pidfd, ended = await asyncio.shield(spawned)
         except BaseException as error:
             ours.close()
             spawned.add_done_callback(_close_unwanted)
@@ -132,7 +135,7 @@ class Zygote:
                 self.kill()
                 raise WorkerError(f"The zygote of {self.python} does not answer.") from error
             raise
-        return Worker(Channel(ours), pid, pidfd, self._ends[pid], on_change)
+        return Worker(Channel(ours), pid, pidfd, ended, on_change)
 
     async def _read(self, channel: Channel) -> None:
         """Take what it says until it ends."""
@@ -152,8 +155,8 @@ class Zygote:
             if ended is not None:
                 ended.set_result(message.status)
         elif isinstance(message, Spawned) and self._spawns and len(fds) == 1:
-            self._ends[message.pid] = asyncio.get_running_loop().create_future()
-            self._spawns.popleft().set_result((message.pid, fds.pop()))
+            ends = self._ends[message.pid] = asyncio.get_running_loop().create_future()
+            self._spawns.popleft().set_result(_Fork(message.pid, fds.pop(), ends))
         elif isinstance(message, Error) and self._spawns:
             self._spawns.popleft().set_exception(WorkerError(message.message))
         else:
@@ -264,10 +267,10 @@ class Zygotes:
         await asyncio.gather(*self._closing)
 
 
-def _close_unwanted(spawned: asyncio.Future[tuple[int, int]]) -> None:
+def _close_unwanted(spawned: asyncio.Future[_Fork]) -> None:
     """Let go of a worker that came after nobody waited for it: its connection has ended."""
     if not spawned.cancelled() and spawned.exception() is None:
-        os.close(spawned.result()[1])
+        os.close(spawned.result().pidfd)
 
 
 def _reap(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -1,0 +1,87 @@
+"""How a suspended session goes to disk."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kernelproxy.agent import report
+from kernelproxy.agent.cold import KIND
+from kernelproxy.agent.states import State
+from kernelproxy.agent.tiers import Parked
+from kernelproxy.errors import StoreError
+from kernelproxy.snapshot.manifest import Label
+from kernelproxy.snapshot.together import Cancel
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session import Session
+
+
+class Chilling:
+    """A session as `hostmemory` sees it; its methods are those of `Guest`.
+
+    Parameters
+    ----------
+    session : Session
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.id = session.id
+        self._session = session
+
+    @property
+    def host_bytes(self) -> int:
+        """See `Guest`."""
+        return self._session.device_state.host_bytes
+
+    def as_parked(self) -> Parked | None:
+        """See `Guest`."""
+        session = self._session
+        state = session.device_state
+        parked = session.state is State.SUSPENDED and state.worker is None and state.snapshot
+        if not parked or state.cold or session.claims or session.closing:
+            return None
+        return Parked(session.id, state.memory.arena_bytes(), session.idleness.active)
+
+    async def chill(self) -> bool:
+        """See `Guest`."""
+        session = self._session
+        state, cancel = session.device_state, Cancel()
+        if session.claims:
+            return False
+        async with session.exclusive():
+            suspended = session.state is State.SUSPENDED and state.worker is None
+            if not suspended or state.cold or session.closing:
+                return False
+            label = Label(
+                owner=str(session.owner),
+                name=session.id,
+                kind=KIND,
+                torch=session.kernel.torch_version or "",
+                device_kind=state.device.kind.name.lower(),
+                position=state.position,
+                meta={"name": session.name},
+            )
+            storing = asyncio.create_task(state.store(session.host.cold, label, cancel))
+            try:
+                while not storing.done():
+                    wish = asyncio.create_task(session.wishes.wait())
+                    await asyncio.wait({storing, wish}, return_when=asyncio.FIRST_COMPLETED)
+                    wish.cancel()
+                    session.wishes.clear()
+                    if session.claims > 1 or session.wants_worker():
+                        cancel.set()  # somebody waits for it
+                        await asyncio.wait({storing})
+            except asyncio.CancelledError:
+                cancel.set()
+                await asyncio.wait({storing})
+                raise
+            error = storing.exception()
+            if error is None:
+                held = session.hold is not None
+                session.reason = f"On disk: {report.way_back(session.script, held=held)}"
+                await state.cool()
+        session.look()
+        if error is None or (isinstance(error, StoreError) and error.reason == "cancelled"):
+            return error is None
+        raise error

@@ -1,0 +1,112 @@
+"""The host memory that logs and states take, and who goes to disk when it is short."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from kernelproxy.agent.cold import ColdStates
+from kernelproxy.agent.tiers import Parked, choose_cold, seconds_to_next
+from kernelproxy.errors import SingError
+
+log = logging.getLogger(__name__)
+
+#: Seconds after which a state that could not go to disk is tried again.
+RETRY_SECONDS = 60.0
+
+
+class Guest(Protocol):
+    """What is needed of a session."""
+
+    id: str
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that it takes."""
+
+    def as_parked(self) -> Parked | None:
+        """How it could go to disk; None if it cannot now."""
+
+    async def chill(self) -> bool:
+        """Take its state to disk, unless it is wanted meanwhile; return whether it is there."""
+
+
+class HostMemory:
+    """Holds sessions to one budget of host memory.
+
+    Parameters
+    ----------
+    budget : int
+        Bytes.
+    cold_after : float
+        Seconds without use after which a suspended state goes to disk; 0 or less: never for that.
+    cold : ColdStates
+        Where they go.
+    guests : callable
+        All sessions.
+    """
+
+    def __init__(
+        self,
+        budget: int,
+        cold_after: float,
+        cold: ColdStates,
+        guests: Callable[[], Iterable[Guest]],
+    ) -> None:
+        self.cold = cold
+        self._budget, self._cold_after, self._guests = budget, cold_after, guests
+        self._timer: asyncio.TimerHandle | None = None
+        self._balancing: asyncio.Task[None] | None = None
+        self._again = False
+        self._refused: dict[str, float] = {}  # until when they are not asked again
+
+    def has(self, count: int) -> bool:
+        """Whether so many more bytes may be used."""
+        return sum(each.host_bytes for each in self._guests()) + count <= self._budget
+
+    def changed(self) -> None:
+        """A session was suspended, or takes more: look whether somebody should go to disk."""
+        if not self.cold.usable:
+            return
+        self._again = True
+        if self._balancing is None or self._balancing.done():
+            self._balancing = asyncio.create_task(self._balance())
+
+    async def _balance(self) -> None:
+        while self._again:
+            self._again = False
+            if self._timer is not None:
+                self._timer.cancel()
+            now, guests = time.monotonic(), {each.id: each for each in self._guests()}
+            found = (each.as_parked() for each in guests.values())
+            parked = [p for p in found if p and self._refused.get(p.session, 0.0) <= now]
+            excess = sum(each.host_bytes for each in guests.values()) - self._budget
+            for name in choose_cold(parked, excess, now, self._cold_after):
+                await self._chill(guests[name])
+            left = seconds_to_next(parked, time.monotonic(), self._cold_after)
+            if left != float("inf"):
+                self._timer = asyncio.get_running_loop().call_later(max(left, 1.0), self.changed)
+
+    async def _chill(self, guest: Guest) -> None:
+        try:
+            if await guest.chill():
+                self._refused.pop(guest.id, None)
+                return
+        except SingError as error:
+            log.warning("Session %s could not go to disk: %s", guest.id, error)
+        self._refused[guest.id] = time.monotonic() + RETRY_SECONDS
+
+    def forget(self, guest: Guest) -> None:
+        """A session has ended."""
+        self._refused.pop(guest.id, None)
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._balancing is not None:
+            self._balancing.cancel()
+            await asyncio.wait({self._balancing})

@@ -1,0 +1,62 @@
+"""How long a session has not been used, and when that is to be looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from kernelproxy.agent.state import DeviceState
+
+
+class Idleness:
+    """Calls `look` when a session may have been idle for long enough.
+
+    Parameters
+    ----------
+    state : DeviceState
+    timeout : float
+        Seconds without use after which it is to be suspended; 0 or less: never.
+    look : callable
+    """
+
+    def __init__(self, state: DeviceState, timeout: float, look: Callable[[], object]) -> None:
+        self.timeout = timeout
+        self._state, self._look = state, look
+        self._used = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def active(self) -> float:
+        """Moment of the last use, in seconds of the monotonic clock."""
+        return min(time.monotonic(), max(self._used, self._state.active_ns / 1e9))
+
+    def note_use(self) -> None:
+        """Count this moment as one of use."""
+        self._used = time.monotonic()
+
+    def rested(self) -> float:
+        """Seconds for which it has had nothing to do; 0 if it has."""
+        return max(time.monotonic() - self.active, 1e-9) if self._state.idle else 0.0
+
+    def seconds_left(self) -> float:
+        """Seconds after which it is to be suspended, as it looks now."""
+        if self._state.worker is None or self.timeout <= 0:
+            return float("inf")
+        if not self._state.idle:
+            return self.timeout
+        return self.active + self.timeout - time.monotonic()
+
+    def set_timer(self) -> None:
+        """Look again when, as it looks now, it is to be suspended."""
+        self.cancel()
+        left = self.seconds_left()
+        if left != float("inf"):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(left, 0.001), self._look)
+
+    def cancel(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

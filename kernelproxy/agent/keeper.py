@@ -1,0 +1,207 @@
+"""The keeper: outlives the agent, and starts the next one with all that its sessions are made of.
+
+``python -m kernelproxy.agent.keeper FD``, started by the agent, which deposits with it, for each
+session, a record and the descriptors of its memory. It also holds the listening socket, so that
+connections wait while there is no agent, and the daemon's lock, so that nobody else starts one. It
+does nothing but receive these until its connection ends. If the agent did not say farewell, it has
+died then. If the keeper dies instead, the agent starts another one and deposits everything again;
+so only who ends both at once ends the sessions.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from kernelproxy.errors import ProtocolError
+from kernelproxy.oplog import AgentPage, Presence, close_all
+from kernelproxy.protocol import (
+    Deposit,
+    Done,
+    Farewell,
+    Keep,
+    Message,
+    Withdraw,
+    recv_message,
+    send_message,
+)
+
+log = logging.getLogger(__name__)
+
+#: An agent that dies more often than this is not started again.
+STARTS_MAX, STARTS_SECONDS = 5, 60.0
+#: What an agent may take to receive what its predecessor deposited.
+HAND_OVER_SECONDS = 60.0
+END_SECONDS = 30.0
+GAVE_UP = (
+    f"The jupyter_sing daemon died more than {STARTS_MAX} times in a minute: its agent.log may say "
+    "why. Restart the kernel to get a new session."
+)
+_PR_SET_NAME = 15
+
+
+class Keeper:
+    """What is kept, and the connection to the agent it is kept for.
+
+    Parameters
+    ----------
+    agent : socket.socket
+        Owned from now on.
+    """
+
+    def __init__(self, agent: socket.socket) -> None:
+        self._agent = agent
+        self._keep: Keep | None = None
+        self._lock = self._listener = self._pidfd = -1
+        self._deposits: dict[str, tuple[Deposit, list[int]]] = {}
+        self._starts: deque[float] = deque(maxlen=STARTS_MAX)
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> None:
+        """Keep until an agent says farewell, or none can be kept alive."""
+        while not self._receive():
+            self._bury()
+            if self._keep is None:
+                return
+            now = time.monotonic()
+            if len(self._starts) == STARTS_MAX and now - self._starts[0] < STARTS_SECONDS:
+                self._give_up(self._keep)
+                return
+            self._starts.append(now)
+            log.warning("The agent died: the next one takes %d sessions", len(self._deposits))
+            self._start(self._keep)
+        # Closed before the connection: at its end the agent leaves, and the lock must be free then.
+        close_all([self._lock, self._listener])
+
+    def _receive(self) -> bool:
+        """Take what the agent says until it ends; return whether it said farewell."""
+        try:
+            while True:
+                message, fds = recv_message(self._agent)
+                if isinstance(message, Farewell):
+                    return True
+                self._take(message, fds)
+        except (OSError, ProtocolError) as error:
+            log.info("The connection to the agent ended: %s", error)
+            return False
+
+    def _take(self, message: Message, fds: list[int]) -> None:
+        match message:
+            case Keep():
+                self._keep = message
+                self._lock, self._listener, self._pidfd = fds
+            case Deposit():
+                self._drop(message.session)
+                self._deposits[message.session] = (message, fds)
+            case Withdraw(session):
+                self._drop(session)
+            case _:
+                close_all(fds)
+                raise ProtocolError(f"A keeper was told {type(message).__name__}.")
+
+    def _drop(self, session: str) -> None:
+        if session in self._deposits:
+            close_all(self._deposits.pop(session)[1])
+
+    def _bury(self) -> None:
+        """See that the agent has ended: one without its connection is of no use."""
+        self._agent.close()
+        if self._pidfd >= 0:
+            end_processes([self._pidfd])
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+
+    def _start(self, keep: Keep) -> None:
+        """Start the next agent and hand everything over to it."""
+        self._agent, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._child = subprocess.Popen(
+                    [*keep.command, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            except OSError:
+                log.exception("No agent could be started")
+                return  # its connection ends here
+        self._pidfd = os.pidfd_open(self._child.pid)
+        self._agent.settimeout(HAND_OVER_SECONDS)
+        ours = os.pidfd_open(os.getpid())
+        try:
+            send_message(self._agent, keep, [self._lock, self._listener, ours])
+            for deposit, fds in self._deposits.values():
+                send_message(self._agent, deposit, fds)
+            send_message(self._agent, Done())
+        except OSError as error:
+            log.warning("The next agent did not take over: %s", error)
+            self._agent.close()
+        else:
+            self._agent.settimeout(None)
+        finally:
+            os.close(ours)
+
+    def _give_up(self, keep: Keep) -> None:
+        """Tell the clients that their sessions have ended; all is freed at our own end."""
+        log.error("%s", GAVE_UP)
+        with contextlib.suppress(OSError):
+            os.unlink(keep.socket)
+        for deposit, fds in self._deposits.values():
+            for name, fd in zip(deposit.names, fds, strict=True):
+                if name == "process":
+                    end_processes([fd])
+                elif name == "agent":
+                    page = AgentPage(fd, writable=True)
+                    page.reason, page.presence = GAVE_UP, Presence.ENDED
+                    page.ring()
+
+
+def end_processes(pidfds: Sequence[int], seconds: float = END_SECONDS) -> list[int]:
+    """Kill processes, stopped ones too, and wait until they have ended.
+
+    Returns
+    -------
+    list of int
+        Those that have not ended within `seconds`: a driver may keep them.
+    """
+    waiting = select.poll()
+    for pidfd in pidfds:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        waiting.register(pidfd, select.POLLIN)
+    left, deadline = set(pidfds), time.monotonic() + seconds
+    while left:
+        ended = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ended:
+            break
+        for pidfd, _ in ended:
+            waiting.unregister(pidfd)
+            left.discard(pidfd)
+    return sorted(left)
+
+
+def main(fd: int) -> None:
+    """Be the keeper of the agent at the other end of a connection."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"sing-keeper", 0, 0, 0)
+    os.set_inheritable(fd, False)
+    Keeper(socket.socket(fileno=fd)).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,198 @@
+"""What people ask of a session, by command, magic and REST: suspend, resume, migrate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.agent import report
+from kernelproxy.agent.holding import Hold
+from kernelproxy.agent.migration import migrate
+from kernelproxy.agent.room import Answer, Room
+from kernelproxy.agent.states import State
+from kernelproxy.errors import ControlError, WorkerError
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session import Session
+
+
+class Verbs:
+    """Carries out one request after the other, under the session's lock.
+
+    Parameters
+    ----------
+    session : Session
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        #: What is being carried out.
+        self.running: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def suspend(self, why: str, by: int) -> dict[str, Any]:
+        """Suspend it on request, whatever it does; returns when its worker is gone.
+
+        A running cell goes on until it needs the device, and then waits; see Note [Holding].
+
+        Parameters
+        ----------
+        why : str
+            Who or what suspends it, as a clause; may be empty.
+        by : int
+            Process id of who asks.
+
+        Returns
+        -------
+        dict
+            The session as it is then.
+
+        Raises
+        ------
+        ControlError
+            If the session has ended, or its state cannot be saved.
+        """
+        return await self._as_verb(self._suspend(why.rstrip(". ") or "Suspended on request", by))
+
+    async def _suspend(self, why: str, by: int) -> dict[str, Any]:
+        session = self._session
+        session.device_state.hurry()
+        async with session.exclusive():
+            session.check_usable()
+            client = session.device_state.memory.client
+            hold = Hold(by == session.kernel.pid, client.cell_changed_ns, client.head)
+            try:
+                await session.device_state.unload(unless_busy=False)
+            except WorkerError as error:
+                raise ControlError(f"Its state could not be saved: {error}", "failed") from error
+            session.room.leave_queue(session)
+            session.hold = hold
+            session.suspended(f"{why}: {report.way_back(session.script, held=True)}")
+            return report.describe_session(session)
+
+    async def resume(self) -> dict[str, Any]:
+        """Bring it back; returns when it is there, having waited for room if need be.
+
+        Returns
+        -------
+        dict
+            The session as it is then.
+
+        Raises
+        ------
+        ControlError
+            If the session has ended or ends.
+        """
+        return await self._as_verb(self._resume())
+
+    async def _resume(self) -> dict[str, Any]:
+        session = self._session
+        session.device_state.hurry()
+        async with session.exclusive():
+            session.check_usable()
+            session.hold = None
+            if session.device_state.worker is None:
+                await session.restore()
+            session.look()
+        while session.state is State.QUEUED:
+            session.left_queue = session.left_queue or asyncio.get_running_loop().create_future()
+            await asyncio.shield(session.left_queue)
+        session.check_usable()
+        return report.describe_session(session)
+
+    async def migrate(self, room: Room) -> dict[str, Any]:
+        """Move it to another device while it goes on; returns when it is there.
+
+        A session without a worker just belongs to the other device from then on.
+
+        Returns
+        -------
+        dict
+            The session as it is then.
+
+        Raises
+        ------
+        ControlError
+            If the session has ended, there is no room, or it failed: then it is where it was.
+        """
+        return await self._as_verb(self._migrate(room))
+
+    async def _migrate(self, room: Room) -> dict[str, Any]:
+        session = self._session
+        session.device_state.hurry()
+        async with session.exclusive():
+            session.check_usable()
+            if room is not session.room:
+                if session.device_state.worker is None:
+                    self._settle_in(room)
+                else:
+                    await self._move_to(room)
+            session.look()
+        return report.describe_session(session)
+
+    async def _move_to(self, room: Room) -> None:
+        """Move its worker's state to a device, or leave it where it was."""
+        session = self._session
+        state, here = session.device_state, session.room
+
+        def check_room() -> None:
+            grant = here.ledger.of(session.id)
+            if room.ledger.short(session.id, grant):
+                raise ControlError(f"{room.device.id} has no room for what it grew to.", "no-room")
+            room.ledger.hold(session.id, grant)
+
+        need = here.ledger.of(session.id)
+        if await room.reserve(session, need, queued=True) is not Answer.GRANTED:
+            raise ControlError(
+                f"{room.device.id} has no room for the {report.size(need)} of session "
+                f"{session.id}.",
+                "no-room",
+            )
+        try:
+            zygote = await session.zygotes.get(session.python, session.kernel.torch_version)
+            session.become(
+                State.MIGRATING,
+                f"Moves from {here.device.id} to {room.device.id}, and goes on meanwhile.",
+            )
+            session.migration = await session.meanwhile(
+                migrate(state, zygote, room.device, check_room, session.look)
+            )
+        except WorkerError as error:
+            raise ControlError(
+                f"Session {session.id} could not be moved and stays on {here.device.id}: {error}",
+                "failed",
+            ) from error
+        finally:
+            if state.device is room.device:
+                self._settle_in(room)
+            else:
+                room.release(session)
+            if session.state is State.MIGRATING:
+                session.become(State.RUNNING, report.RUNNING)
+
+    def _settle_in(self, room: Room) -> None:
+        """Belong to a device from now on."""
+        session = self._session
+        session.room.leave_queue(session)
+        del session.room.tenants[session.id]
+        session.room.release(session)
+        session.room.decided(session)
+        room.tenants[session.id] = session
+        session.room = room
+        session.deposit()
+        if session.device_state.device is not room.device:
+            session.device_state.settle_on(room.device)
+            session.device_state.memory.agent.ring()
+
+    async def _as_verb(self, work: Coroutine[None, None, dict[str, Any]]) -> dict[str, Any]:
+        """Run a verb so that closing the session ends it."""
+        session = self._session
+        task = asyncio.create_task(work)
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not session.closing:
+                raise
+            raise ControlError(f"Session {session.id} was closed.", "ended") from None
