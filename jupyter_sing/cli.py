@@ -22,6 +22,7 @@ from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import (
     CloseSession,
+    Migrate,
     OpenSession,
     Prepare,
     Resume,
@@ -76,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     resume_parser = add("resume", resume, "bring a session back onto its device")
     for each in (suspend_parser, resume_parser):
         each.add_argument("session", help="id, unique prefix of one, or name")
+    move = add("migrate", migrate, "move a session to another device while it runs")
+    move.add_argument("session", help="id, unique prefix of one, or name")
+    move.add_argument("device", help="id of the device, such as cpu:1 or cuda:0")
     doctor_parser = add("doctor", show_doctor, "what works on this machine and what is missing")
     doctor_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
     daemon_parser = add("daemon", daemon, "start the daemon, which else starts at first need")
@@ -121,6 +125,18 @@ def resume(options: argparse.Namespace) -> int:
     """``resume S``: returns when the session is on its device."""
     with connect(start=False) as control:
         return _show_session(options, control.expect(SessionReply, Resume(options.session)))
+
+
+def migrate(options: argparse.Namespace) -> int:
+    """``migrate S DEVICE``: returns when the session is on that device."""
+    request = Migrate(options.session, options.device)
+    with connect(start=False) as control:
+        reply = control.expect(SessionReply, request)
+    if options.json:
+        _print_json(reply.session)
+    else:
+        print(f"{reply.session['name']}: {table.migration_text(reply.session)}")
+    return 0
 
 
 def daemon(options: argparse.Namespace) -> int:

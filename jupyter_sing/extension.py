@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
-from traitlets import Float, default
+from traitlets import Float, Unicode, default
 
 from jupyter_sing import routes
 from jupyter_sing.defaults import use_provisioner
@@ -31,6 +31,34 @@ class SingExtension(ExtensionApp):
         "JUPYTER_SING_IDLE_TIMEOUT, else 600.",
     ).tag(config=True)
 
+    cold_after = Float(
+        help="Seconds without use after which a suspended state goes to disk; 0: never for that. "
+        "Default: JUPYTER_SING_COLD_AFTER, else 3600.",
+    ).tag(config=True)
+
+    host_memory = Unicode(
+        help="Host memory for logs and suspended states, such as 16GiB; beyond it, the states that "
+        "were unused for longest go to disk. Default: JUPYTER_SING_HOST_MEMORY, else half of the "
+        "machine's.",
+    ).tag(config=True)
+
+    disk_quota = Unicode(
+        help="What states on disk may take, such as 100GiB. Default: JUPYTER_SING_DISK_QUOTA, "
+        "else 64GiB.",
+    ).tag(config=True)
+
+    @default("cold_after")
+    def _default_cold_after(self) -> float:
+        return float(os.environ.get("JUPYTER_SING_COLD_AFTER", "3600"))
+
+    @default("host_memory")
+    def _default_host_memory(self) -> str:
+        return os.environ.get("JUPYTER_SING_HOST_MEMORY", "")
+
+    @default("disk_quota")
+    def _default_disk_quota(self) -> str:
+        return os.environ.get("JUPYTER_SING_DISK_QUOTA", "")
+
     @default("idle_timeout")
     def _default_idle_timeout(self) -> float:
         return float(os.environ.get("JUPYTER_SING_IDLE_TIMEOUT", "600"))
@@ -39,6 +67,10 @@ class SingExtension(ExtensionApp):
         """Called by the server once, before handlers are made and kernels start."""
         # Provisioners and the daemon are not configured by this application: they read this.
         os.environ["JUPYTER_SING_IDLE_TIMEOUT"] = f"{self.idle_timeout:g}"
+        os.environ["JUPYTER_SING_COLD_AFTER"] = f"{self.cold_after:g}"
+        for name in ("host_memory", "disk_quota"):
+            if value := getattr(self, name):
+                os.environ[f"JUPYTER_SING_{name.upper()}"] = value
         if self.serverapp is None or self.serverapp.event_logger is None:
             return
         use_provisioner(self.serverapp)

@@ -5,6 +5,7 @@ Each verb prints one short line and shows a table or nothing; errors are one lin
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -14,12 +15,22 @@ from jupyter_sing import table
 from kernelproxy import activation
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
-from kernelproxy.protocol import Message, Resume, SessionReply, Status, StatusReply, Suspend
+from kernelproxy.protocol import (
+    Message,
+    Migrate,
+    Resume,
+    SessionReply,
+    Status,
+    StatusReply,
+    Suspend,
+)
 
 HELP = """\
 %sing status    what this notebook has on its device (also: %sing)
 %sing suspend   free the device, keep the state; the next cell that needs it resumes
 %sing resume    bring the state back onto the device now
+%sing migrate DEVICE
+                move the state to another device, such as cpu:1
 %sing help      this text"""
 
 # Resuming may wait for room, and suspending for the operator that runs now.
@@ -33,11 +44,16 @@ def sing(line: str) -> Any:
     words = line.split()
     verb = words[0] if words else "status"
     function = _VERBS.get(verb)
-    if function is None or len(words) > 1:
+    if function is None:
         _complain(f"%sing {line.strip()} is no command; %sing help lists them")
         return None
     try:
-        return function()
+        inspect.signature(function).bind(*words[1:])
+    except TypeError:
+        _complain(f"%sing {verb} is written otherwise; %sing help shows how")
+        return None
+    try:
+        return function(*words[1:])
     except ControlError as error:
         _complain(error.message)
     except (SingError, OSError) as error:
@@ -81,15 +97,24 @@ def resume() -> None:
         print(f"{table.state_text(session)} on {session['device'] or 'no device'}")
 
 
+def migrate(device: str) -> None:
+    """``%sing migrate DEVICE``."""
+    session_id = _session_id()
+    if session_id:
+        found = _call(SessionReply, Migrate(session_id, device))
+        print(table.migration_text(found.session))
+
+
 def show_help() -> None:
     """``%sing help``."""
     print(HELP)
 
 
-_VERBS: dict[str, Callable[[], Any]] = {
+_VERBS: dict[str, Callable[..., Any]] = {
     "status": status,
     "suspend": suspend,
     "resume": resume,
+    "migrate": migrate,
     "help": show_help,
 }
 

@@ -14,7 +14,15 @@ from tornado import web
 from jupyter_sing import metrics
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Message, Resume, SessionReply, Status, StatusReply, Suspend
+from kernelproxy.protocol import (
+    Message,
+    Migrate,
+    Resume,
+    SessionReply,
+    Status,
+    StatusReply,
+    Suspend,
+)
 
 AUTH_RESOURCE = "jupyter_sing"
 EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
@@ -135,15 +143,17 @@ class SessionHandler(SingHandler):
 
 
 class SessionVerbHandler(SingHandler):
-    """``sessions/{id}/suspend`` and ``sessions/{id}/resume``."""
+    """``sessions/{id}/suspend``, ``sessions/{id}/resume`` and ``sessions/{id}/migrate``."""
 
     @web.authenticated
     @authorized
     async def post(self, session_id: str, verb: str) -> None:
-        """Suspend or resume a session; answers when it is done."""
+        """Suspend, resume or move a session; answers when it is done."""
         request: Message = Resume(session_id)
         if verb == "suspend":
             request = Suspend(session_id, "Suspended in JupyterLab")
+        elif verb == "migrate":
+            request = Migrate(session_id, self.wanted_device())
         reply = await self.call(SessionReply, request, VERB_SECONDS_MAX)
         (session,) = await self.named([reply.session])
         self.event_logger.emit(
@@ -158,6 +168,14 @@ class SessionVerbHandler(SingHandler):
             },
         )
         self.reply_json(session)
+
+    def wanted_device(self) -> str:
+        """The body's ``device``."""
+        body = self.get_json_body()
+        device = body.get("device") if isinstance(body, dict) else None
+        if not isinstance(device, str) or not device:
+            raise web.HTTPError(400, 'The body must name a device: {"device": "cpu:1"}.')
+        return device
 
 
 class MetricsHandler(SingHandler):
@@ -176,7 +194,7 @@ ROUTES: tuple[tuple[str, type[SingHandler]], ...] = (
     (r"devices", DevicesHandler),
     (r"sessions", SessionsHandler),
     (r"sessions/([0-9A-Za-z_-]+)", SessionHandler),
-    (r"sessions/([0-9A-Za-z_-]+)/(suspend|resume)", SessionVerbHandler),
+    (r"sessions/([0-9A-Za-z_-]+)/(suspend|resume|migrate)", SessionVerbHandler),
     (r"metrics", MetricsHandler),
 )
 

@@ -73,6 +73,14 @@ def state_text(session: dict[str, Any]) -> str:
     return f"{word}: {following}" if following else word
 
 
+def migration_text(session: dict[str, Any]) -> str:
+    """Say where a session is after a migration, and what that has cost."""
+    where, done = f"{state_text(session)} on {session['device']}", session["migration"]
+    if not done or not done["downtime"]:
+        return where
+    return f"{where} (moved in {done['seconds']:.1f} s, stood still {done['downtime']:.3f} s)"
+
+
 def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
     """Make the table of sessions."""
     rows = [
