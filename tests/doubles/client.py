@@ -6,10 +6,12 @@ import contextlib
 import mmap
 import os
 import struct
+import threading
 import time
 from types import TracebackType
 
-from kernelproxy import control
+from kernelproxy import control, paths
+from kernelproxy.activation.link import Link
 from kernelproxy.oplog import (
     ANSWER_RING_BYTES,
     PAGE_BYTES,
@@ -32,8 +34,9 @@ class ToyClient:
 
     def __init__(self, session: str, torch_version: str = TORCH) -> None:
         connection = control.connect(start=False)
+        attach = Attach(session, torch_version)
         try:
-            _, fds = connection.call_with_fds(Attach(session, torch_version), WAIT_SECONDS)
+            _, fds = connection.call_with_fds(attach, WAIT_SECONDS)
         except BaseException:
             connection.close()
             raise
@@ -47,6 +50,9 @@ class ToyClient:
         self.page.pid = os.getpid()
         self.state = 0  # what the worker's must be
         self.rung: int | None = None
+        self.gone = threading.Event()
+        self.link = Link(self.sock.fileno(), attach, paths.socket_path(), self.gone.set)
+        self.link.start()
 
     def __enter__(self) -> ToyClient:
         return self
@@ -60,6 +66,7 @@ class ToyClient:
         self.close()
 
     def close(self) -> None:
+        self.link.close()
         self.sock.close()
         for page in (self.page, self.worker, self.agent):
             page.close()
@@ -69,6 +76,10 @@ class ToyClient:
         """Ring once for each state of the agent's page."""
         if self.rung != self.agent.bell:
             self.rung = self.agent.bell
+            self.send_bell()
+
+    def send_bell(self) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the link will
             send_message(self.sock, Bell())
 
     def append(self, text: str, kind: int = CALL, request: bool = False) -> int:
@@ -117,7 +128,7 @@ class ToyClient:
         self.page.memory_wanted = wanted
         self.page.want_sequence += 1
         self.page.wake(ClientPage.want_sequence)
-        send_message(self.sock, Bell())
+        self.send_bell()
         self.wait_agent(lambda: self.agent.grant_sequence == self.page.want_sequence)
         return self.agent.memory_granted >= wanted
 
@@ -140,6 +151,8 @@ class ToyClient:
     def check(self, deadline: float) -> None:
         if self.agent.presence == Presence.ENDED:
             raise RuntimeError(self.agent.reason)
+        if self.gone.is_set():
+            raise RuntimeError("the daemon is gone")
         if time.monotonic() > deadline:
             raise TimeoutError("nothing came")
 
@@ -153,4 +166,4 @@ class ToyClient:
         finally:
             self.page.cells_running -= 1
             self.page.cell_changed_ns = time.monotonic_ns()
-            send_message(self.sock, Bell())
+            self.send_bell()

@@ -3,6 +3,9 @@
 A call's payload is text: ``add N`` (the state, one number, changes so that order and repetition
 show), ``die``, ``die-until PATH`` (while that file lacks), ``wait PATH`` (until it is there),
 ``hang``, ``corrupt``. A read is answered with the state.
+
+Its snapshots are as the real ones, with the state in one extent of the arena, which is never that
+of the snapshot before.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 from kernelproxy import zygote
 from kernelproxy.oplog import ANSWER_RING_BYTES, PAGE_BYTES, AgentPage, ClientPage, WorkerPage
 from kernelproxy.protocol import (
+    Adopt,
     Done,
     End,
     Ended,
@@ -27,17 +31,21 @@ from kernelproxy.protocol import (
     Gate,
     Open,
     Opened,
+    Replay,
     SnapshotTaken,
     TakeSnapshot,
+    Trim,
     ZygoteReady,
     recv_message,
     send_message,
 )
+from kernelproxy.snapshot import tables
 from tests.doubles import futex
 
 HEADER = struct.Struct("<IBBH")
 CALL, READ = 3, 5
-SNAPSHOT = struct.Struct("<QQ")
+EXTENT_BYTES = 8192
+STATE = struct.Struct("<Q")
 
 
 def step(state: int, number: int) -> int:
@@ -54,16 +62,51 @@ class ToyWorker:
         self.client = ClientPage(fds[1], writable=False)
         self.page = WorkerPage(fds[2], writable=True, extra_bytes=ANSWER_RING_BYTES)
         self.agent = AgentPage(fds[3], writable=False)
+        self.arena, self.epoch = fds[4], order.epoch
         self.state, self.at = 0, 0
+        self.extent = tables.Extent(0, 0, 0, 0)  # of the newest snapshot
+        self.versions = order.epoch << 40
+        self.readiness = -1  # where to look whether the state is in the arena, until it was read
         if order.snapshot:
-            self.at, self.state = SNAPSHOT.unpack(os.pread(fds[4], SNAPSHOT.size, 0))
-        self.page.consumed = self.at
-        self.page.epoch, self.page.pid = order.epoch, os.getpid()
-        self.page.gate_open = int(order.gate)
+            self.load(fds[5], fds[6] if order.readiness else -1)
         self.ending = False
         self.between = threading.Lock()  # held while a record is executed
         self.gate = threading.Event()
-        self.gate.set()
+        self.claimed = False
+        if not order.prepare:
+            self.claim()
+            self.open_gate(order.gate)
+
+    def load(self, fd: int, readiness: int) -> None:
+        """Take the state over from a snapshot."""
+        found = tables.read_tables(fd)
+        (self.extent,) = found.extents
+        self.at, self.readiness = found.position, readiness
+        if readiness < 0:
+            self.fetch()
+
+    def fetch(self) -> None:
+        """Read the state, once it lies in the arena."""
+        while self.readiness >= 0 and (there := os.pread(self.readiness, 1, PAGE_BYTES)) != b"\1":
+            if there == b"\2":
+                os._exit(1)  # it will not come
+            os.pwrite(self.readiness, b"\1", 2 * PAGE_BYTES)  # wanted now
+            time.sleep(0.01)
+        (self.state,) = STATE.unpack(os.pread(self.arena, STATE.size, self.extent.offset))
+        self.readiness = -1
+
+    def claim(self) -> None:
+        """Become the session's worker."""
+        self.page.consumed = self.at
+        self.page.epoch, self.page.pid = self.epoch, os.getpid()
+        self.claimed = True
+
+    def open_gate(self, is_open: bool) -> None:
+        if not self.claimed and is_open:
+            self.claim()
+        (self.gate.set if is_open else self.gate.clear)()
+        if self.claimed:
+            self.page.gate_open = int(is_open)
 
     def run(self) -> str | None:
         """Execute until told to end; return what is corrupt, or None."""
@@ -90,6 +133,8 @@ class ToyWorker:
         size, kind, request, _ = HEADER.unpack(self.read(self.at, HEADER.size))
         payload = self.read(self.at + HEADER.size, size - HEADER.size).rstrip(b"\0")
         end = self.at + size
+        if self.readiness >= 0:
+            self.fetch()
         if kind == CALL and self.at not in self.skip:
             verb, _, argument = payload.decode().partition(" ")
             if verb == "add":
@@ -124,13 +169,19 @@ class ToyWorker:
     def take_orders(self) -> None:
         try:
             while True:
-                order, _ = recv_message(self.control)
+                order, fds = recv_message(self.control)
                 if isinstance(order, Gate):
-                    (self.gate.set if order.open else self.gate.clear)()
-                    self.page.gate_open = int(order.open)
-                    send_message(self.control, Done())
+                    self.open_gate(order.open)
+                elif isinstance(order, Adopt):
+                    self.load(fds[0], -1)
                 elif isinstance(order, TakeSnapshot):
                     self.send_snapshot()
+                elif isinstance(order, Replay):
+                    self.open_gate(True)
+                    while self.at < order.until:
+                        time.sleep(0.001)
+                if isinstance(order, Gate | Adopt | Trim | Replay):
+                    send_message(self.control, Done())
                 elif isinstance(order, End):
                     self.ending = True
         except OSError:
@@ -138,9 +189,22 @@ class ToyWorker:
 
     def send_snapshot(self) -> None:
         with self.between:
+            if self.readiness >= 0:
+                self.fetch()
+            self.versions += 1
+            offset = 0 if self.extent.offset else EXTENT_BYTES
+            self.extent = tables.Extent(offset, EXTENT_BYTES, 1, self.versions)
+            os.pwrite(self.arena, STATE.pack(self.state).ljust(EXTENT_BYTES, b"."), offset)
+            total = tables.HEADER.size + tables.ENTRY.size
+            header = tables.HEADER.pack(
+                tables.MAGIC, tables.VERSION, 0, self.at, total, EXTENT_BYTES,
+                tables.HEADER.size, 1, 0,
+            )  # fmt: skip
+            entry = tables.ENTRY.pack(offset, EXTENT_BYTES, 1, 0, self.versions)
             fd = os.memfd_create("toy-snapshot")
-            os.write(fd, SNAPSHOT.pack(self.at, self.state))
-            send_message(self.control, SnapshotTaken(self.at, SNAPSHOT.size), [fd])
+            os.write(fd, header + entry)
+            taken = SnapshotTaken(self.at, EXTENT_BYTES, EXTENT_BYTES, 0, 0.0)
+            send_message(self.control, taken, [fd])
             os.close(fd)
 
 

@@ -19,7 +19,7 @@ SITE = Path(sysconfig.get_paths()["purelib"])
 # Of ours, or needed by us but not by a kernel.
 NOT_THERE = re.compile(
     r"(jupyter_sing|kernelproxy|_jupyter_sing|__editable__|_editable|jupyter_server|jupyter_events"
-    r"|prometheus_client|pynvml|ipywidgets|distutils-precedence|torch(?!gen)).*"
+    r"|prometheus_client|pynvml|ipywidgets|blake3|zstandard|distutils-precedence|torch(?!gen)).*"
 )
 
 

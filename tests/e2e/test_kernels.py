@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kernelproxy import control
-from kernelproxy.protocol import Stop
+from kernelproxy.protocol import Resume, SessionReply, Stop, Suspend
 from tests.e2e.kernels import kernel, sessions, wait_for_session, wait_for_sessions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -85,6 +86,33 @@ def test_a_cell_that_waits_for_the_device_can_be_interrupted() -> None:
         assert notebook.finish(cell).error == "KeyboardInterrupt"
         (session,) = sessions()
         assert session["log_consumed"] < session["log_head"]  # it was still at work
+
+
+def test_who_waits_for_a_held_session_costs_the_daemon_nothing() -> None:
+    with kernel() as notebook:
+        cell = notebook.begin(
+            "import torch\na = torch.ones(3, device='cuda')\nprint(a.sum().item(), flush=True)\n"
+            "while not input('go?'): pass\nprint('asks', flush=True); print(a.tolist())\n"
+        )
+        notebook.finish(cell, until=lambda ran: "3.0" in ran.stdout)
+        (session,) = sessions()
+        with control.connect(start=False) as connection:
+            connection.expect(SessionReply, Suspend(session["id"], "a test"), timeout=60)
+            notebook.client.input("go")
+            notebook.finish(cell, until=lambda ran: "asks" in ran.stdout)
+            waiting = wait_for_session(lambda found: found["log_head"] > session["log_head"])
+            assert waiting["state"] == "suspended"
+            before = processor_seconds(connection.daemon_pid)
+            threading.Event().wait(1.0)  # it is measured over this second
+            assert processor_seconds(connection.daemon_pid) - before < 0.1
+            connection.expect(SessionReply, Resume(session["id"]), timeout=60)
+        assert notebook.finish(cell).stdout == "[1.0, 1.0, 1.0]\n"
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process by now."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_restart_replaces_the_session_and_the_end_closes_it() -> None:

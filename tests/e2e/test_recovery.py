@@ -6,89 +6,16 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kernelproxy import control, paths
-from kernelproxy.protocol import (
-    CloseSession,
-    OpenSession,
-    Resume,
-    SessionOpened,
-    SessionReply,
-    Status,
-    StatusReply,
-    Suspend,
-)
+from kernelproxy import control
+from kernelproxy.protocol import Resume, Suspend
+from tests.e2e.trainers import Program, agent_pid, lives, program, status, verb, wait_until
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests" / "programs" / "steps.py"
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-class Program:
-    """A training program, on ``cpu`` or, with a session, on a proxied ``cuda``."""
-
-    def __init__(self, process: subprocess.Popen[str], session: str = "") -> None:
-        self.process, self.session = process, session
-
-    def ask(self, steps: int) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> list[str]:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().split()
-
-    def train(self, steps: int) -> list[str]:
-        self.ask(steps)
-        return self.answer()
-
-
-@contextmanager
-def program(seed: int, *, proxied: bool) -> Iterator[Program]:
-    """Start a program with one compute thread, and end it."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command, session = [str(PROGRAM), "cpu", str(seed)], ""
-    if proxied:
-        with control.connect() as agent:
-            request = OpenSession(f"steps-{seed}", "", sys.executable, 0, None, True)
-            session = agent.expect(SessionOpened, request).session
-        env |= {"SING_SESSION": session, "SING_SOCKET": str(paths.socket_path())}
-        command = ["-m", "kernelproxy.activation.script", str(PROGRAM), "cuda", str(seed)]
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=env,
-        text=True,
-    )
-    try:
-        yield Program(process, session)
-    finally:
-        process.communicate()
-        if session:
-            with control.connect(start=False) as agent:
-                agent.call(CloseSession(session))
-
-
-def verb(request: Suspend | Resume) -> dict[str, Any]:
-    with control.connect(start=False) as agent:
-        return agent.expect(SessionReply, request).session
-
-
-def status() -> StatusReply:
-    with control.connect(start=False) as agent:
-        return agent.expect(StatusReply, Status())
 
 
 def daemon_fds() -> int:
@@ -143,6 +70,46 @@ def test_ten_kills_and_a_suspension_change_no_loss() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
+def test_deaths_of_the_agent_change_no_loss() -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    steps, deaths = 400, 4
+    with program(0, proxied=False) as plain:
+        assert plain.answer() == ["ready"]
+        expected = plain.train(steps)
+    with program(0, proxied=True) as proxied:
+        assert proxied.answer() == ["ready"]
+        killed: list[int] = []
+        done = threading.Event()
+
+        def kill() -> None:
+            while len(killed) < deaths and not done.wait(chance.uniform(0, 2.0)):
+                agent = agent_pid()
+                os.kill(agent, signal.SIGKILL)
+                killed.append(agent)
+                wait_until(lambda agent=agent: not lives(agent))
+                if len(killed) == 2:
+                    assert verb(Suspend(proxied.session))["worker_pid"] is None
+                    os.kill(agent_pid(), signal.SIGKILL)
+                    assert status().sessions[0]["state"] == "suspended"
+                    assert verb(Resume(proxied.session))["worker_pid"] is not None
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        got = []
+        while killer.is_alive() or len(got) < steps:
+            got += proxied.train(20)
+        done.set()
+        killer.join()
+    assert len(set(killed)) == deaths
+    if len(got) > steps:
+        with program(0, proxied=False) as plain:
+            assert plain.answer() == ["ready"]
+            expected = plain.train(len(got))
+    assert got == expected, f"seed {seed}"
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_sixty_four_sessions_are_resident_suspended_and_resumed_without_a_leak() -> None:
     count, at_once = 64, 8
     with control.connect():  # the daemon and, by the first program, the zygote are there
@@ -181,19 +148,3 @@ def test_sixty_four_sessions_are_resident_suspended_and_resumed_without_a_leak()
         assert len({each["worker_pid"] for each in status().sessions} - {None}) == count
     wait_until(lambda: not status().sessions)
     wait_until(lambda: daemon_fds() <= fds)
-
-
-def lives(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition, seconds: float = 30.0) -> None:
-    """Wait for what nobody announces."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -14,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import OpenSession, SessionOpened, Status, StatusReply, Stop
+from kernelproxy import control, paths
+from kernelproxy.protocol import OpenSession, SessionOpened, Status, StatusReply
+from tests.conftest import stop_daemon
 from tests.doubles.client import ToyClient
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +30,7 @@ class ToyHost:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
+        self.was_killed = False
         self.clients: list[ToyClient] = []
 
     def call(self, request, timeout: float = 30.0):
@@ -69,20 +72,99 @@ class ToyHost:
         """Whether the agent has looked at the pages since the client last rang."""
         return client.agent.bell != client.rung
 
+    def agent_pid(self) -> int:
+        """The agent that answers now."""
+        while True:
+            with control.connect(start=False) as connection:
+                connection.call(Status(), 30.0)
+                pid = connection.daemon_pid  # of who listened when it was connected
+            if lives(pid):
+                return pid
+
+    def keeper_pid(self) -> int:
+        """The keeper, which the agent started or was started by."""
+        return keeper_of(self.agent_pid())
+
+    def kill(self, *pids: int) -> None:
+        """Kill processes, all at once, and wait until they have ended."""
+        kill_at_once(*pids)
+        self.was_killed |= self.process.pid in pids
+
+    def end(self) -> None:
+        """Stop it; it must end by itself, and all that it started with it."""
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
+        stop_daemon(paths.runtime_dir())
+        assert self.process.wait(30) == (-signal.SIGKILL if self.was_killed else 0)
+
+    def kill_agent(self) -> None:
+        self.kill(self.agent_pid())
+
     def fds(self) -> list[str]:
-        directory = Path(f"/proc/{self.process.pid}/fd")
-        targets = (os.readlink(each) for each in directory.iterdir())
-        return sorted(re.sub(r"[0-9]+", "N", target) for target in targets)
+        found = []
+        for each in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since: that of our last request
+                found.append(re.sub(r"[0-9]+", "N", os.readlink(each)))
+        return sorted(found)
 
     def children(self) -> list[int]:
-        """Processes of the daemon's family, zygotes and workers."""
-        found, ask = [], [self.process.pid]
+        """Processes of the agent's family: zygotes and workers."""
+        found, ask = [], children_of(self.agent_pid())
         while ask:
             pid = ask.pop()
-            for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                ask += [int(each) for each in task.read_text().split()]
-            found.append(pid)
-        return found[1:]
+            ask += children_of(pid)
+            if not is_keeper(pid):
+                found.append(pid)
+        return found
+
+
+def lives(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def kill_at_once(*pids: int) -> None:
+    """Kill processes, none of which notices the end of another, and wait until they have ended."""
+    fds = [os.pidfd_open(pid) for pid in pids]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for fd in fds:
+            signal.pidfd_send_signal(fd, number)
+    for fd in fds:
+        assert select.select([fd], [], [], 20)[0]
+        os.close(fd)
+
+
+def keeper_of(agent: int) -> int:
+    """The keeper of an agent, which is its parent or its child."""
+    # Right after its start it still has the agent's command line, or none.
+    return wait_until(lambda: next(filter(is_keeper, [parent_of(agent), *children_of(agent)]), 0))
+
+
+def is_keeper(pid: int) -> bool:
+    return b"kernelproxy.agent.keeper" in command_of(pid)
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends
+            found += [int(each) for each in task.read_text().split()]
+    return found
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def wait_until(condition, seconds: float = 20.0):
@@ -129,10 +211,4 @@ def toy_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
     yield start
     for host in hosts:
-        for client in host.clients:
-            client.close()
-        try:
-            host.call(Stop())
-        except ControlError as error:  # the test ended it
-            assert error.reason == "no-daemon"  # noqa: PT017
-        assert host.process.wait(30) == 0
+        host.end()

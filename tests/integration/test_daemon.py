@@ -17,7 +17,7 @@ import pytest
 from kernelproxy import control, paths
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import CloseSession, Prepare, Status, StatusReply, Stop
-from tests.integration.conftest import ROOT, ToyHost, wait_until
+from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives, wait_until
 
 ASK = (
     "from kernelproxy import control, protocol; import os\n"
@@ -124,26 +124,42 @@ def test_a_killed_daemon_takes_workers_and_zygotes_along(toy_host) -> None:
     client.add(1)
     client.read()
     fds = [os.pidfd_open(pid) for pid in host.children()]
-    host.process.kill()
-    host.process.wait()
+    host.kill_agent()
     ended = [wait_for_end(fd) for fd in fds]
     assert all(ended)
-    client.sock.settimeout(30)
-    assert client.sock.recv(1) == b""
-    assert host.process.returncode == -signal.SIGKILL
-    host.process.returncode = 0  # expected here
+    assert len(ended) == 2
+    assert client.read() == client.state  # by another worker of the next agent
 
 
 def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(runtime_dir: Path) -> None:
-    with control.connect() as connection:
-        pid = connection.daemon_pid
-    left = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    assert wait_for_end(left)
+    pid = daemon_pid_started()
+    kill_at_once(pid, keeper_of(pid))
     assert (runtime_dir / paths.SOCKET_NAME).exists()
     with control.connect() as connection:
         connection.expect(StatusReply, Status(), 30)
         assert connection.daemon_pid != pid
+
+
+def test_a_killed_agent_without_sessions_is_replaced_and_leaves_later(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_LINGER", "0.5")
+    pid = daemon_pid_started()
+    kill_at_once(pid)
+    with control.connect(start=False) as connection:  # waits for the next one
+        connection.expect(StatusReply, Status(), 30)
+    next_pid = daemon_pid()
+    assert next_pid != pid
+    agent_left, keeper_left = os.pidfd_open(next_pid), os.pidfd_open(keeper_of(next_pid))
+    assert wait_for_end(agent_left)
+    assert wait_for_end(keeper_left)
+    assert not (runtime_dir / paths.SOCKET_NAME).exists()
+
+
+def daemon_pid_started() -> int:
+    """Start the daemon, and return the process id of its agent."""
+    with control.connect() as connection:
+        return connection.daemon_pid
 
 
 def test_a_second_one_is_refused(runtime_dir: Path) -> None:
@@ -225,14 +241,6 @@ def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
     assert lives(zygote)  # the other session may need it
     host.call(CloseSession("keeps the daemon"))
     wait_until(lambda: not lives(zygote))
-
-
-def lives(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def wait_for_end(pidfd: int, seconds: float = 20.0) -> bool:

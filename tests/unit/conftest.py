@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.doubles.arena import Arena, MakeArena
 from tests.unit.fake_daemon import SESSION, FakeDaemon
 
 
@@ -19,3 +21,19 @@ def fake_daemon(runtime_dir: Path) -> Iterator[FakeDaemon]:
         yield daemon
     finally:
         daemon.close()
+
+
+@pytest.fixture
+def make_arena() -> Iterator[MakeArena]:
+    arenas: list[Arena] = []
+
+    def make(*ranges: bytes) -> Arena:
+        arena = Arena()
+        arenas.append(arena)
+        for raw in ranges:
+            arena.add(raw)
+        return arena
+
+    yield make
+    for arena in arenas:
+        os.close(arena.fd)

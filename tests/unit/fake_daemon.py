@@ -38,6 +38,16 @@ SESSION: dict[str, Any] = {
     "recoverable": True,
     "queued_for": 0.0,
     "reason": "Idle.",
+    "loading": 0,
+    "snapshot": None,
+    "migration": None,
+}
+MIGRATION: dict[str, Any] = {
+    "source": "cpu:0",
+    "target": "cpu:1",
+    "seconds": 0.5,
+    "downtime": 0.02,
+    "bytes": 3 << 20,
 }
 
 
@@ -91,6 +101,10 @@ class FakeDaemon:
                 return self._change(session, state="suspended", tier="parked", worker_pid=None)
             case protocol.Resume(session=session):
                 return self._change(session, state="idle", tier="resident", worker_pid=12)
+            case protocol.Migrate(session=session, device="cpu:1"):
+                return self._change(session, device="cpu:1", migration=MIGRATION)
+            case protocol.Migrate(device=device):
+                return Error(f"There is no device {device}, only cpu:0, cpu:1.", "unknown-device")
             case _:
                 return protocol.Done()
 

@@ -33,6 +33,17 @@ def test_status_is_what_the_daemon_says(
     assert "digits.ipynb  Idle" in capsys.readouterr().out
 
 
+def test_migrate_says_what_it_cost(
+    fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["migrate", SESSION["id"], "cpu:1"]) == 0
+    assert capsys.readouterr().out == (
+        "digits.ipynb: Idle on cpu:1 (moved in 0.5 s, stood still 0.020 s)\n"
+    )
+    assert cli.main(["migrate", SESSION["id"], "cpu:7"]) == 1
+    assert "no device cpu:7" in capsys.readouterr().err
+
+
 def test_suspend_names_the_new_state(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,7 +107,15 @@ def test_suspend_and_resume(
     assert capsys.readouterr().out == "Idle on cpu:0\n"
 
 
-@pytest.mark.parametrize("line", ["dance", "suspend now", "status"])
+def test_migrate_says_what_it_cost(
+    fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert magics.sing("migrate cpu:1") is None
+    said = "Idle on cpu:1 (moved in 0.5 s, stood still 0.020 s)\n"
+    assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize("line", ["dance", "suspend now", "migrate", "migrate cpu:9", "status"])
 def test_errors_are_one_line(
     line: str,
     runtime_dir: Path,

@@ -16,6 +16,7 @@ from kernelproxy.errors import ProtocolError
 from kernelproxy.protocol import (
     Attached,
     Bell,
+    Deposit,
     Done,
     Message,
     Open,
@@ -43,6 +44,7 @@ MESSAGES = [
     OpenSession("n", "", "python", 0.5, "cpu:0"),
     StatusReply([{"id": "cpu:0", "sessions": ["a"]}], []),
     Open("s", "cpu", 2, 1 << 60, [1, 2], True, False),
+    Deposit("s", {"request": {"name": "n"}, "hold": None}, ["log", "agent"]),
 ]
 
 

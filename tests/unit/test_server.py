@@ -13,7 +13,7 @@ from tornado.httpclient import HTTPClientError
 
 from jupyter_sing import routes
 from jupyter_sing.notebooks import NotebookNames
-from tests.unit.fake_daemon import DEVICE, SESSION, FakeDaemon
+from tests.unit.fake_daemon import DEVICE, MIGRATION, SESSION, FakeDaemon
 
 pytest_plugins = ["pytest_jupyter.jupyter_server"]
 
@@ -63,6 +63,25 @@ async def test_suspend_and_resume_and_their_events(
         assert json.loads(reply.body)["state"] == state
     await jp_serverapp.event_logger.gather_listeners()
     assert [event["state"] for event in events] == ["suspended", "idle"]
+
+
+async def test_a_session_is_moved_to_the_device_that_the_body_names(
+    fake_daemon: FakeDaemon, jp_fetch: Any
+) -> None:
+    path = (API, "sessions", SESSION["id"], "migrate")
+    reply = await jp_fetch(*path, method="POST", body='{"device": "cpu:1"}')
+    assert json.loads(reply.body)["migration"] == MIGRATION
+    for body, code in (
+        ("", 400),
+        ("[]", 400),
+        ("{}", 400),
+        ('{"device": 1}', 400),
+        ("{", 400),
+        ('{"device": "cpu:9"}', 404),
+    ):
+        with pytest.raises(HTTPClientError) as refused:
+            await jp_fetch(*path, method="POST", body=body)
+        assert refused.value.code == code, body
 
 
 async def test_refusals_have_message_and_reason(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:

@@ -1,0 +1,107 @@
+"""Programs that train on while they are moved between devices, again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import Migrate
+from tests.e2e.trainers import agent_pid, children, lives, program, status, verb, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+MIGRATIONS = 100
+DEATHS = 25
+AGENT_DEATHS = 3
+
+
+@pytest.fixture(autouse=True)
+def _two_devices(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:2GiB@1,cpu:2GiB@1")
+
+
+class Trouble:
+    """Kills workers and agents while it is entered, at random moments."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.workers = self.agents = 0
+        self._chance, self._done = chance, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Trouble:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(self._chance.uniform(0.0, 0.8)):
+            if self.agents < AGENT_DEATHS and self._chance.random() < 0.1:
+                self._kill_agent()
+            elif self.workers < DEATHS:
+                self._kill_worker()
+
+    def _kill_agent(self) -> None:
+        agent = agent_pid()
+        os.kill(agent, signal.SIGKILL)
+        self.agents += 1
+        wait_until(lambda: not lives(agent))
+
+    def _kill_worker(self) -> None:
+        """Source or target, whichever it hits."""
+        workers = [pid for zygote in children(agent_pid()) for pid in children(zygote)]
+        with contextlib.suppress(ProcessLookupError, IndexError):
+            os.kill(self._chance.choice(workers), signal.SIGKILL)
+            self.workers += 1
+
+
+@pytest.mark.parametrize("killing", [False, True], ids=["peace", "trouble"])
+def test_a_hundred_migrations_change_no_loss(killing: bool) -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    moved = refused = 0
+    losses: list[str] = []
+    with program(0, proxied=True, device="cpu:0") as proxied:
+        assert proxied.answer() == ["ready"]
+        training = threading.Event()
+        training.set()
+
+        def train() -> None:
+            while training.is_set():
+                losses.extend(proxied.train(20))
+
+        losses += proxied.train(1)
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        try:
+            trouble = Trouble(chance) if killing else contextlib.nullcontext()
+            with trouble:
+                while moved + refused < MIGRATIONS:
+                    target = f"cpu:{(moved + 1) % 2}"
+                    try:
+                        found = verb(Migrate(proxied.session, target))
+                    except ControlError:
+                        refused += 1
+                        continue
+                    assert found["device"] == target
+                    moved += 1
+        finally:
+            training.clear()
+            trainer.join()
+        losses += proxied.train(5)
+        (session,) = status().sessions
+        assert session["state"] in ("idle", "running"), session["reason"]
+    assert moved > MIGRATIONS // 2
+    assert killing or not refused
+    with program(0, proxied=False) as plain:
+        assert plain.answer() == ["ready"]
+        assert plain.train(len(losses)) == losses, f"seed {seed}"

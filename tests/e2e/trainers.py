@@ -1,0 +1,122 @@
+"""Training programs under real sessions, driven step by step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kernelproxy import control, paths
+from kernelproxy.protocol import (
+    CloseSession,
+    Migrate,
+    OpenSession,
+    Resume,
+    SessionOpened,
+    SessionReply,
+    Status,
+    StatusReply,
+    Suspend,
+)
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "programs" / "steps.py"
+
+
+class Program:
+    """A training program, on ``cpu`` or, with a session, on a proxied ``cuda``."""
+
+    def __init__(self, process: subprocess.Popen[str], session: str = "") -> None:
+        self.process, self.session = process, session
+
+    def ask(self, steps: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> list[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().split()
+
+    def train(self, steps: int) -> list[str]:
+        self.ask(steps)
+        return self.answer()
+
+
+@contextmanager
+def program(seed: int, *, proxied: bool, device: str | None = None) -> Iterator[Program]:
+    """Start a program with one compute thread, and end it."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command, session = [str(PROGRAM), "cpu", str(seed)], ""
+    if proxied:
+        with control.connect() as agent:
+            request = OpenSession(f"steps-{seed}", "", sys.executable, 0, device, True)
+            session = agent.expect(SessionOpened, request).session
+        env |= {"SING_SESSION": session, "SING_SOCKET": str(paths.socket_path())}
+        command = ["-m", "kernelproxy.activation.script", str(PROGRAM), "cuda", str(seed)]
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+        text=True,
+    )
+    try:
+        yield Program(process, session)
+    finally:
+        process.communicate()
+        if session:
+            with control.connect(start=False) as agent:
+                agent.call(CloseSession(session))
+
+
+def verb(request: Suspend | Resume | Migrate) -> dict[str, Any]:
+    with control.connect(start=False) as agent:
+        return agent.expect(SessionReply, request).session
+
+
+def status() -> StatusReply:
+    with control.connect(start=False) as agent:
+        return agent.expect(StatusReply, Status())
+
+
+def agent_pid() -> int:
+    """The agent that answers now."""
+    while True:
+        with control.connect(start=False) as agent:
+            agent.call(Status())
+            pid = agent.daemon_pid  # of who listened when it was connected
+        if lives(pid):
+            return pid
+
+
+def lives(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition, seconds: float = 30.0) -> None:
+    """Wait for what nobody announces."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """Children of a process."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(each) for each in task.read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found

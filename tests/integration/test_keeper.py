@@ -1,0 +1,499 @@
+"""Sessions outlive the agent: it is killed at any moment, and no result is another one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernelproxy import control, paths
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import (
+    CloseSession,
+    Message,
+    OpenSession,
+    Resume,
+    SessionOpened,
+    Status,
+    StatusReply,
+    Suspend,
+)
+from tests.doubles.client import ToyClient
+from tests.integration.conftest import ROOT, ToyHost, from_outside, lives, wait_until
+
+MIB = 1 << 20
+StartHost = Callable[..., ToyHost]
+
+
+class InFlight:
+    """A request that the agent has received, or will, but cannot answer: it is stopped."""
+
+    def __init__(self, host: ToyHost, request: Message) -> None:
+        self.host, self.answer = host, None
+        self.agent = host.agent_pid()
+        self._connection = control.connect(start=False)
+        os.kill(self.agent, signal.SIGSTOP)
+        self._thread = threading.Thread(target=self._ask, args=(request,))
+        self._thread.start()
+
+    def _ask(self, request: Message) -> None:
+        with self._connection:
+            self.answer = self._connection.call(request, 30)
+
+    def kill_agent(self):
+        """Kill the agent, and return what the next one answers."""
+        self.host.kill(self.agent)
+        self._thread.join()
+        return self.answer
+
+
+# -------------------------------------------------------------------- the agent alone
+
+
+@pytest.mark.parametrize("moment", ["unused", "idle", "busy", "suspended", "held"])
+def test_a_killed_agent_changes_no_result(toy_host: StartHost, moment: str) -> None:
+    host = toy_host(idle_timeout=0.05 if moment == "suspended" else 0)
+    client = host.client()
+    agent = host.agent_pid()
+    if moment != "unused":
+        for number in range(100):
+            client.add(number)
+    if moment not in ("unused", "busy"):
+        assert client.read() == client.state
+    if moment == "held":
+        host.call(Suspend(client.session, "You asked for it."))
+    if moment == "suspended":
+        wait_until(lambda: host.when(client, "suspended"))
+    before = host.session(client)
+    host.kill_agent()
+    after = host.session(client)
+    assert host.agent_pid() != agent
+    same = ("id", "name", "owner", "kernel_id", "kernel_pid", "device", "log_head", "operators")
+    assert [after[key] for key in same] == [before[key] for key in same]
+    if moment in ("suspended", "held", "unused"):
+        assert (after["state"], after["reason"]) == (before["state"], before["reason"])
+    client.add(100)
+    assert client.read() == client.state
+    wait_until(lambda: host.session(client)["worker_pid"] not in (None, before["worker_pid"]))
+
+
+@pytest.mark.slow
+def test_five_kills_at_random_moments_change_no_result(toy_host: StartHost) -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    host = toy_host("cpu:1GiB,cpu:1GiB", log_bytes=1 << 16, log_budget=1 << 14)
+    clients = [host.client("first"), host.client("second")]
+    done = threading.Event()
+
+    def kill() -> None:
+        for _ in range(5):
+            if done.wait(chance.uniform(0, 1.5)):
+                return
+            host.kill_agent()
+
+    def verb() -> None:
+        with contextlib.suppress(ControlError):  # two agents died, one after the other
+            host.call(chance.choice((Suspend, Resume))(chance.choice(clients).session))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    number = 0
+    try:
+        while killer.is_alive() or number < 4000:
+            number += 1
+            for client in clients:
+                client.add(number)
+                if chance.random() < 0.002:
+                    assert client.read() == client.state, f"seed {seed}"
+            if chance.random() < 0.0005:
+                verb()
+                time.sleep(chance.uniform(0, 0.1))
+    finally:
+        done.set()
+        killer.join()
+    for client in clients:
+        host.call(Resume(client.session))
+        assert client.read() == client.state, f"seed {seed}"
+    assert max(client.agent.snapshots for client in clients) > 3
+
+
+def scenario(host: ToyHost) -> None:
+    """All that deposits something."""
+    with control.connect(start=False) as connection:
+        request = OpenSession("moments", "", sys.executable)
+        session = connection.expect(SessionOpened, request, 30).session
+    client = ToyClient(session)
+    host.clients.append(client)
+    client.use(10 * MIB)
+    for number in range(40):
+        client.add(number)
+    assert client.read() == client.state
+    host.call(Suspend(session))
+    for number in range(500):  # takes snapshots
+        client.add(number)
+    assert client.read() == client.state
+    host.call(Suspend(session))
+    host.call(Resume(session))
+    assert client.want(100 * MIB)
+    client.add(7)
+    assert client.read() == client.state
+    wait_until(lambda: host.session(client)["state"] in ("idle", "running"))
+    host.call(CloseSession(session))
+    wait_until(lambda: not host.status().sessions)
+
+
+MOMENT_SETTINGS = {"log_bytes": 1 << 14, "log_budget": 1 << 12}
+
+
+@pytest.mark.slow
+def test_it_may_die_between_any_two_moments(toy_host: StartHost, tmp_path: Path) -> None:
+    moments = tmp_path / "moments"
+    host = toy_host(moments=str(moments), **MOMENT_SETTINGS)
+    scenario(host)
+    count = int(moments.read_text())
+    host.end()
+    died = 0
+    for die_at in random.sample(range(3, count - 4), 12):  # the first two are before it is ready
+        host = toy_host(die_at=die_at, **MOMENT_SETTINGS)
+        scenario(host)
+        if host.process.poll() is None:  # with fewer snapshots there are fewer moments
+            host.kill_agent()
+        else:
+            died += 1
+        host.was_killed = True
+        host.end()
+    assert died > 6
+
+
+@pytest.mark.parametrize("verb", [Suspend, Resume])
+def test_a_verb_in_flight_is_carried_out_by_the_next_agent(
+    toy_host: StartHost, tmp_path: Path, verb: type[Suspend | Resume]
+) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    if verb is Resume:
+        host.call(Suspend(client.session))
+    asked = InFlight(host, verb(client.session)).kill_agent()
+    assert asked.session["tier"] == ("parked" if verb is Suspend else "resident")
+    client.add(2)
+    assert client.read() == client.state
+
+
+def test_a_suspension_that_waits_for_an_operator_is_made_again(
+    toy_host: StartHost, tmp_path: Path
+) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.append(f"wait {tmp_path / 'done'}")
+    client.add(2)
+    worker = wait_until(lambda: host.session(client)["worker_pid"])
+    suspending = threading.Thread(target=from_outside, args=(Suspend(client.session),))
+    suspending.start()
+    wait_until(lambda: not client.worker.gate_open)  # it has begun
+    host.kill_agent()
+    (tmp_path / "done").touch()
+    suspending.join()
+    assert not lives(worker)
+    assert host.session(client)["state"] == "suspended"
+    host.call(Resume(client.session))
+    assert client.read() == client.state
+
+
+def test_an_opened_session_is_not_opened_twice(toy_host: StartHost) -> None:
+    host = toy_host()
+    request = OpenSession("once", "k", sys.executable)
+    first = host.call(request)
+    assert host.call(request) == first
+    asked = InFlight(host, OpenSession("in flight", "k", sys.executable)).kill_agent()
+    assert {each["id"] for each in host.status().sessions} == {first.session, asked.session}
+    for session in (first.session, asked.session):
+        with ToyClient(session) as client:
+            client.add(1)
+            assert client.read() == client.state
+
+
+def test_those_who_waited_for_room_still_wait_in_line(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second, third = (host.client(name) for name in ("first", "second", "third"))
+    for client in (second, third, first):
+        client.use(200 * MIB)
+        client.add(1)
+        client.read()
+    with first.cell():
+        for client in (third, second):
+            client.add(2)
+            wait_until(lambda client=client: host.when(client, "queued"))
+        host.kill_agent()
+        first.add(2)
+        assert first.read() == first.state
+        wait_until(lambda: "place 1" in host.session(third)["reason"])
+        wait_until(lambda: "place 2" in host.session(second)["reason"])
+        assert host.session(first)["memory"] == 200 * MIB
+    for client in (third, second):
+        assert client.read() == client.state
+
+
+def test_idle_sessions_are_suspended_by_the_next_agent(toy_host: StartHost) -> None:
+    host = toy_host(idle_timeout=0.5)
+    client = host.client()
+    client.add(1)
+    client.read()
+    host.kill_agent()
+    wait_until(lambda: host.when(client, "suspended"))
+    client.add(2)
+    assert client.read() == client.state
+
+
+def test_a_skipped_call_stays_skipped(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.append("die")
+    client.add(2)
+    assert client.read() == client.state
+    host.kill_agent()
+    client.add(3)
+    assert client.read() == client.state
+
+
+def test_a_failed_session_stays_failed(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.append("corrupt")
+    with pytest.raises(RuntimeError, match="a bad record"):
+        client.read()
+    host.kill_agent()
+    assert host.session(client)["state"] == "failed"
+    with pytest.raises(RuntimeError, match="a bad record"):
+        client.read()
+
+
+def test_a_stopped_worker_of_the_dead_agent_is_ended_before_the_next_one(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    worker = host.session(client)["worker_pid"]
+    os.kill(worker, signal.SIGSTOP)
+    client.add(2)
+    host.kill_agent()
+    assert client.read() == client.state
+    assert not lives(worker)
+
+
+def test_a_kernel_that_ends_meanwhile_takes_its_session_along(toy_host: StartHost) -> None:
+    host = toy_host()
+    session = host.open()
+    program = (
+        "import sys; from tests.doubles.client import ToyClient\n"
+        f"client = ToyClient({session!r}); client.add(1); client.read()\n"
+        "print('attached', flush=True); sys.stdin.read()"
+    )
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert kernel.stdout is not None
+    assert kernel.stdout.readline() == b"attached\n"
+    agent = host.agent_pid()
+    os.kill(agent, signal.SIGSTOP)
+    kernel.kill()
+    kernel.communicate()
+    host.kill(agent)
+    wait_until(lambda: not host.status().sessions)
+
+
+def test_another_process_cannot_take_the_kernels_place(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    host.kill_agent()
+    program = f"from tests.doubles.client import ToyClient; ToyClient({client.session!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert "belongs to another process" in done.stderr
+    client.add(1)
+    assert client.read() == client.state
+
+
+def test_a_session_whose_device_is_gone_says_so(toy_host: StartHost) -> None:
+    host = toy_host("cpu:1GiB,cpu:1GiB", devices_after="cpu:1GiB")
+    stays, goes = host.client("stays", device="cpu:0"), host.client("goes", device="cpu:1")
+    for client in (stays, goes):
+        client.add(1)
+        client.read()
+    host.kill_agent()
+    assert [each["name"] for each in host.status().sessions] == ["stays"]
+    goes.add(2)
+    with pytest.raises(RuntimeError, match="did not outlive its daemon: the device cpu:1 is gone"):
+        goes.read()
+    stays.add(2)
+    assert stays.read() == stays.state
+
+
+# -------------------------------------------------------------------- the keeper
+
+
+@pytest.mark.slow
+def test_a_killed_keeper_is_replaced_and_knows_everything(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    for _ in range(3):
+        host.kill(host.keeper_pid())
+        wait_until(lambda: keeps(host.keeper_pid(), 1))
+        client.add(2)
+        assert client.read() == client.state
+        host.kill_agent()
+        client.add(3)
+        assert client.read() == client.state
+
+
+def keeps(keeper: int, count: int) -> bool:
+    """Whether a keeper has so many sessions by now."""
+    found = 0
+    for each in Path(f"/proc/{keeper}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += "sing-log" in os.readlink(each)
+    return found == count
+
+
+@pytest.mark.slow
+def test_a_keeper_that_hangs_is_replaced(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    keeper = host.keeper_pid()
+    os.kill(keeper, signal.SIGSTOP)
+    sessions = []
+    while lives(keeper):  # what is deposited piles up
+        sessions.append(host.open())
+        assert len(sessions) < 1000
+    wait_until(lambda: keeps(host.keeper_pid(), len(sessions) + 1))
+    host.kill_agent()
+    assert len(host.status().sessions) == len(sessions) + 1
+    client.add(2)
+    assert client.read() == client.state
+
+
+def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    family = host.children()
+    host.kill(host.agent_pid(), host.keeper_pid())
+    assert client.gone.wait(20)
+    with pytest.raises(RuntimeError, match="the daemon is gone"):
+        client.read()
+    wait_until(lambda: not any(lives(pid) for pid in family))
+    with pytest.raises(ControlError, match="No jupyter_sing daemon is running"):
+        control.connect(start=False)
+    with control.connect() as connection:  # what they left is no obstacle for the next ones
+        assert connection.expect(StatusReply, Status(), 30).sessions == []
+
+
+@pytest.mark.slow
+def test_an_agent_that_dies_again_and_again_is_given_up(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    keeper = os.pidfd_open(host.keeper_pid())
+    for _ in range(5):
+        host.kill_agent()
+        client.add(2)
+        assert client.read() == client.state
+    family = host.children()
+    host.kill_agent()
+    with pytest.raises(RuntimeError, match="died more than 5 times in a minute"):
+        client.read()
+    assert select.select([keeper], [], [], 20)[0]
+    os.close(keeper)
+    wait_until(lambda: not any(lives(pid) for pid in family))
+    assert not (paths.runtime_dir() / paths.SOCKET_NAME).exists()
+    with control.connect() as connection:
+        assert connection.expect(StatusReply, Status(), 30).sessions == []
+
+
+def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHost) -> None:
+    host = toy_host()
+    keeper, agent = host.keeper_pid(), host.agent_pid()
+    os.kill(keeper, signal.SIGSTOP)
+    host.kill(agent)
+    ask = (
+        "from kernelproxy import control, protocol\n"
+        "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 30)\n"
+        "with control.connect() as c: print(c.daemon_pid)"
+    )
+    asking = [
+        subprocess.Popen(
+            [sys.executable, "-c", ask],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for _ in range(3)
+    ]
+    refused = subprocess.run(
+        [sys.executable, "-m", "kernelproxy.agent", "--foreground"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert "A daemon runs in" in refused.stderr
+    os.kill(keeper, signal.SIGCONT)
+    assert {each.communicate()[0] for each in asking} == {f"{host.agent_pid()}\n"}
+    assert host.keeper_pid() == keeper
+
+
+@pytest.mark.slow
+def test_sessions_that_end_leave_nothing_with_the_keeper(toy_host: StartHost) -> None:
+    host = toy_host()
+    with ToyClient(host.open()) as client:
+        client.add(1)
+        client.read()
+    wait_until(lambda: not host.status().sessions)
+
+    def held() -> list[int]:
+        pids = (host.keeper_pid(), host.agent_pid())
+        return [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids]
+
+    host.kill_agent()
+    before = held()
+    clients = [host.client() for _ in range(10)]
+    for client in clients:
+        client.add(1)
+        client.read()
+        host.call(Suspend(client.session))
+    host.kill_agent()
+    for client in clients:
+        client.add(2)
+        assert client.read() == client.state
+        client.close()
+    host.clients.clear()
+    wait_until(lambda: not host.status().sessions)
+    wait_until(lambda: len(host.children()) == 1)
+    wait_until(lambda: sum(held()) <= sum(before) + 1)  # the zygote's connection

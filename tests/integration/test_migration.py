@@ -1,0 +1,183 @@
+"""Sessions that move between devices under a real daemon, with toy workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import Migrate, Suspend
+from tests.integration.conftest import ToyHost, wait_until
+
+MIB = 1 << 20
+TWO = "cpu:256MiB@1,cpu:256MiB@1"
+StartHost = Callable[..., ToyHost]
+
+
+def test_a_session_goes_on_where_it_was_moved_to(toy_host: StartHost) -> None:
+    host = toy_host(TWO)
+    client = host.client(device="cpu:0")
+    client.use(10 * MIB)
+    client.add(1)
+    assert client.read() == client.state
+    before = wait_until(lambda: host.when(client, "idle"))
+    moved = host.call(Migrate(client.session, "cpu:1")).session
+    assert (moved["device"], moved["tier"]) == ("cpu:1", "resident")
+    assert moved["worker_pid"] != before["worker_pid"]
+    cost = moved["migration"]
+    assert (cost["source"], cost["target"]) == ("cpu:0", "cpu:1")
+    assert 0 < cost["downtime"] <= cost["seconds"]
+    client.add(2)
+    assert client.read() == client.state
+    devices = {each["id"]: each for each in host.status().devices}
+    assert devices["cpu:0"]["sessions"] == []
+    assert devices["cpu:0"]["memory_used"] == 0
+    assert devices["cpu:1"]["sessions"] == [client.session]
+    assert client.agent.memory_granted >= 10 * MIB
+
+
+def test_moving_a_session_to_where_it_is_changes_nothing(toy_host: StartHost) -> None:
+    host = toy_host(TWO)
+    client = host.client(device="cpu:0")
+    client.add(1)
+    client.read()
+    before = wait_until(lambda: host.when(client, "idle"))
+    after = host.call(Migrate(client.session, "cpu:0")).session
+    assert after["worker_pid"] == before["worker_pid"]
+    assert after["migration"] is None
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_without_a_worker_it_only_belongs_to_the_other_device(
+    toy_host: StartHost, used: bool
+) -> None:
+    host = toy_host(TWO)
+    client = host.client(device="cpu:0")
+    if used:
+        client.add(1)
+        client.read()
+        host.call(Suspend(client.session))
+    moved = host.call(Migrate(client.session, "cpu:1")).session
+    assert (moved["device"], moved["worker_pid"]) == ("cpu:1", None)
+    with client.cell():
+        client.add(2)
+        assert client.read() == client.state
+    assert host.session(client)["device"] == "cpu:1"
+
+
+def test_a_queued_session_finds_room_on_another_device(toy_host: StartHost) -> None:
+    host = toy_host(TWO)
+    first, second = host.client(device="cpu:0"), host.client(device="cpu:0")
+    for client in (second, first):
+        client.use(200 * MIB)
+        client.add(1)
+        client.read()
+    with first.cell():
+        first.read()
+        second.add(2)
+        wait_until(lambda: host.when(second, "queued"))
+        host.call(Migrate(second.session, "cpu:1"))
+        assert second.read() == second.state
+        assert host.session(second)["device"] == "cpu:1"
+
+
+def test_where_there_is_no_room_nothing_moves(toy_host: StartHost) -> None:
+    host = toy_host(TWO)
+    first, second = host.client(device="cpu:0"), host.client(device="cpu:1")
+    for client in (first, second):
+        client.use(200 * MIB)
+        client.add(1)
+        client.read()
+    with second.cell():
+        second.read()
+        with pytest.raises(ControlError, match=r"cpu:1 has no room for the 2\d\d MiB"):
+            host.call(Migrate(first.session, "cpu:1"))
+    found = host.session(first)
+    assert (found["device"], found["state"]) == ("cpu:0", "idle")
+    host.call(Migrate(first.session, "cpu:1"))  # the neighbour is idle now, and makes room
+    assert host.session(second)["state"] == "suspended"
+    first.add(2)
+    assert first.read() == first.state
+
+
+def test_an_unknown_device_is_refused(toy_host: StartHost) -> None:
+    host = toy_host(TWO)
+    with pytest.raises(ControlError, match="no device cpu:7, only cpu:0, cpu:1"):
+        host.call(Migrate(host.open(), "cpu:7"))
+
+
+def test_a_program_that_goes_on_loses_no_step(toy_host: StartHost) -> None:
+    host = toy_host(TWO)
+    client = host.client(device="cpu:0")
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def move() -> None:
+        try:
+            for index in range(30):
+                moved = host.call(Migrate(client.session, f"cpu:{1 - index % 2}")).session
+                assert moved["device"] == f"cpu:{1 - index % 2}"
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.set()
+
+    client.add(0)
+    mover = threading.Thread(target=move)
+    mover.start()
+    steps, used = 0, 0
+    with client.cell():
+        while not done.is_set():
+            client.add(steps)
+            used = (used + 3 * MIB) % (150 * MIB)
+            client.use(used)
+            if steps % 3 == 0:
+                assert client.read() == client.state
+            steps += 1
+    mover.join()
+    assert failures == []
+    assert client.read() == client.state
+    assert steps > 30
+
+
+def test_whatever_dies_meanwhile_changes_no_result(toy_host: StartHost) -> None:
+    host = toy_host(TWO)
+    client = host.client(device="cpu:0")
+    client.add(0)
+    client.read()
+    pick = random.Random(4)
+    done = threading.Event()
+    refused = 0
+
+    def kill() -> None:
+        while not done.wait(pick.uniform(0.0, 0.05)):
+            workers = [pid for pid in host.children() if pid != zygote]
+            if workers:
+                try:
+                    os.kill(pick.choice(workers), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    worker = wait_until(lambda: host.session(client)["worker_pid"])
+    (zygote,) = set(host.children()) - {worker}
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        for index in range(60):
+            target = f"cpu:{pick.randrange(2)}"
+            client.add(index)
+            try:
+                assert host.call(Migrate(client.session, target)).session["device"] == target
+            except ControlError as error:
+                refused += 1
+                assert "stays on" in error.message  # noqa: PT017
+            assert client.read() == client.state
+    finally:
+        done.set()
+        killer.join()
+    assert refused < 60

@@ -1,0 +1,114 @@
+"""States that go to disk and come back, under a real daemon with toy workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernelproxy.protocol import Resume, Suspend
+from tests.doubles.client import ToyClient
+from tests.integration.conftest import ToyHost, wait_until
+
+MIB = 1 << 20
+StartHost = Callable[..., ToyHost]
+
+
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def cold(host: ToyHost, client: ToyClient) -> dict | None:
+    found = host.session(client)
+    return found if found["tier"] == "cold" else None
+
+
+def manifests(data_dir: Path) -> list[Path]:
+    return sorted(data_dir.glob("states/manifests/*/*.json"))
+
+
+def chunks(data_dir: Path) -> list[Path]:
+    return sorted(data_dir.glob("states/chunks/*/*"))
+
+
+def test_what_is_unused_for_long_goes_to_disk_and_comes_back(
+    toy_host: StartHost, data_dir: Path
+) -> None:
+    host = toy_host(cold_after=0.1)
+    client = host.client()
+    for number in range(3):
+        with client.cell():
+            client.add(number)
+            assert client.read() == client.state
+        host.call(Suspend(client.session))
+        found = wait_until(lambda: cold(host, client))
+        assert (found["state"], found["memory"]) == ("suspended", 0)
+        assert found["reason"] == "On disk: resumes when you run the next cell."
+        assert len(manifests(data_dir)) == 1
+    client.close()
+    wait_until(lambda: manifests(data_dir) == [])
+    wait_until(lambda: chunks(data_dir) == [])
+
+
+def test_the_longest_unused_makes_room_in_host_memory(toy_host: StartHost) -> None:
+    host = toy_host(host_memory=1, cold_after=0.0)
+    first, second = host.client("first"), host.client("second")
+    for client in (first, second):
+        client.add(1)
+        client.read()
+    for client in (first, second):
+        host.call(Suspend(client.session))
+        wait_until(lambda client=client: cold(host, client))
+    for client in (second, first):
+        assert host.call(Resume(client.session)).session["tier"] == "resident"
+        client.add(2)
+        assert client.read() == client.state
+
+
+def test_without_a_quota_nothing_goes_to_disk(toy_host: StartHost, data_dir: Path) -> None:
+    host = toy_host(host_memory=1, cold_after=0.01, disk_quota=0)
+    client = host.client()
+    client.add(1)
+    client.read()
+    host.call(Suspend(client.session))
+    assert host.session(client)["tier"] == "parked"
+    assert not (data_dir / "states").exists()
+    host.call(Resume(client.session))
+    assert client.read() == client.state
+
+
+def test_a_full_quota_leaves_the_state_where_it_is(toy_host: StartHost) -> None:
+    host = toy_host(cold_after=0.01, disk_quota=10)
+    client = host.client()
+    client.add(1)
+    client.read()
+    host.call(Suspend(client.session))
+    host.call(Resume(client.session))
+    assert client.read() == client.state
+    host.call(Suspend(client.session))
+    assert host.session(client)["tier"] == "parked"
+
+
+def test_a_damaged_state_is_said_and_not_waited_for(toy_host: StartHost, data_dir: Path) -> None:
+    host = toy_host(cold_after=0.01)
+    client = host.client()
+    client.add(1)
+    client.read()
+    host.call(Suspend(client.session))
+    wait_until(lambda: cold(host, client))
+    moved = [(each, each.with_suffix(".away")) for each in chunks(data_dir)]
+    for chunk, away in moved:
+        chunk.rename(away)
+    with client.cell():
+        client.add(2)
+        with pytest.raises(RuntimeError, match="on disk and cannot be brought back"):
+            client.read()
+    found = host.session(client)
+    assert (found["state"], found["tier"]) == ("suspended", "cold")
+    for chunk, away in moved:
+        away.rename(chunk)
+    host.call(Resume(client.session))
+    assert client.read() == client.state

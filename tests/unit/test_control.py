@@ -1,0 +1,78 @@
+"""Requests to a daemon that dies: made once more, to the one that takes its place."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernelproxy import control
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import Done, Message, OpenSession, Status, recv_message, send_message
+
+
+class Mortal:
+    """Listens, and dies at so many requests before it answers one."""
+
+    def __init__(self, path: Path, deaths: int) -> None:
+        self.requests: list[Message] = []
+        self._deaths = deaths
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # it was closed
+                return
+            with sock:
+                self.requests.append(recv_message(sock)[0])
+                if len(self.requests) > self._deaths:
+                    send_message(sock, Done("at last"))
+
+
+@pytest.fixture(params=[0, 1, 2])
+def mortal(request: pytest.FixtureRequest, runtime_dir: Path) -> Iterator[Mortal]:
+    one = Mortal(runtime_dir / "agent.sock", request.param)
+    yield one
+    one.close()
+
+
+def test_a_request_is_made_again_once(mortal: Mortal) -> None:
+    request = OpenSession("n", "k", "python")
+    with control.connect(start=False) as connection:
+        if mortal._deaths < 2:
+            assert connection.call(request, 10) == Done("at last")
+        else:
+            with pytest.raises(ControlError, match="broke") as error:
+                connection.call(request, 10)
+            assert error.value.reason == "no-daemon"
+    # The same one, with its key: nobody opens a session twice by that.
+    assert mortal.requests == [request] * min(mortal._deaths + 1, 2)
+
+
+def test_two_requests_to_open_are_two() -> None:
+    assert OpenSession("n", "k", "python") != OpenSession("n", "k", "python")
+
+
+def test_where_nobody_listens_any_more_the_first_error_is_said(runtime_dir: Path) -> None:
+    path = runtime_dir / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        connection = control.connect(start=False)
+    with pytest.raises(ControlError, match=r"connection .* broke") as error:
+        connection.call(Status(), 10)
+    assert error.value.reason == "no-daemon"

@@ -1,0 +1,149 @@
+"""What an agent takes over from a dead one, and what it has to refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from kernelproxy.agent.deposits import RECORD_VERSION, Deposited
+from kernelproxy.agent.keeper import end_processes
+from kernelproxy.agent.service import Agent
+from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.state import DeviceState
+from kernelproxy.devices import configured_devices
+from kernelproxy.oplog import AgentPage, Presence, SessionMemory
+
+
+class Kept:
+    """A keeper that only notes what it is told."""
+
+    def __init__(self) -> None:
+        self.put_: list[Deposited] = []
+        self.dropped: list[str] = []
+
+    def put(self, deposited: Deposited) -> None:
+        self.put_.append(deposited)
+
+    def drop(self, session: str) -> None:
+        self.dropped.append(session)
+
+
+def state_record(**changes: Any) -> dict[str, Any]:
+    state = DeviceState("s", configured_devices()[0], Settings())
+    found = state.record()[0] | changes
+    state.memory.close()
+    return found
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    return {
+        "version": RECORD_VERSION,
+        "request": {"name": "n", "kernel_id": "k", "python": sys.executable, "key": "1"},
+        "owner": os.getuid(),
+        "device": "cpu:0",
+        "kernel": {"pid": os.getpid(), "torch_version": "2"},
+        "state": state_record(),
+        "is": "suspended",
+        "reason": "Rests.",
+        "since": 1.0,
+        "hold": None,
+    } | changes
+
+
+def duplicates(memory: SessionMemory) -> list[tuple[str, int]]:
+    return [(name, os.dup(fd)) for name, fd in zip(memory.NAMES, memory.fds, strict=True)]
+
+
+def adopt(
+    record: dict[str, Any], retained: int = 0, *, stuck: bool = False
+) -> tuple[list[dict[str, Any]], str]:
+    """Let an agent adopt one session; return its sessions, and what the client of it is told."""
+    memory = SessionMemory(1 << 16)
+    memory.agent.retained = retained
+    page = AgentPage(memory.agent_fd, writable=False)
+    fds = duplicates(memory)
+    fds.append(("watched", os.pidfd_open(os.getpid())))
+    memory.close()
+    kept = Kept()
+
+    async def take_over() -> tuple[list[dict[str, Any]], str]:
+        agent = Agent(configured_devices(), Settings(), kept, lambda: None)  # type: ignore[arg-type]
+        agent.adopt([Deposited("s", record, fds, stuck)])
+        sessions = agent._status().sessions
+        ended = page.reason if page.presence == Presence.ENDED else ""
+        await agent.close()
+        return sessions, ended
+
+    try:
+        found = asyncio.run(take_over())
+        assert kept.dropped == ["s"]
+        return found
+    finally:
+        page.close()
+
+
+def test_a_suspended_session_goes_on_as_it_was() -> None:
+    (session,), ended = adopt(record())
+    assert ended == ""
+    assert (session["id"], session["state"], session["reason"]) == ("s", "suspended", "Rests.")
+    assert (session["kernel_pid"], session["kernel_id"]) == (os.getpid(), "k")
+
+
+@pytest.mark.parametrize(
+    ("changes", "retained", "why"),
+    [
+        ({"version": 0}, 0, "jupyter_sing was changed meanwhile"),
+        ({"device": "cuda:9"}, 0, "the device cuda:9 is gone"),
+        ({}, 100, "what it did last is in no snapshot"),
+        ({"state": {}}, 0, "'snapshot'"),
+    ],
+)
+def test_what_cannot_go_on_ends_with_a_sentence(
+    changes: dict[str, Any], retained: int, why: str
+) -> None:
+    sessions, ended = adopt(record(**changes), retained)
+    assert sessions == []
+    assert ended == f"It did not outlive its daemon: {why}."
+
+
+def test_a_session_with_a_worker_that_does_not_end_ends_alone() -> None:
+    sessions, ended = adopt(record(), stuck=True)
+    assert sessions == []
+    assert ended == "It did not outlive its daemon: its device process cannot be ended."
+
+
+def test_a_snapshot_that_was_deposited_is_published() -> None:
+    """The agent died between the two steps of `DeviceState.save`."""
+    memory = SessionMemory(1 << 16)
+    memory.client.head = 300
+    fds = duplicates(memory)
+    memory.close()
+    fds.append(("snapshot", os.memfd_create("toy-snapshot")))
+    state = state_record(snapshot=[200, 1], skip=[250], replay_grant=5, epoch=3)
+    (device, *_) = configured_devices()
+
+    async def go_on() -> None:
+        found = DeviceState.adopt(Deposited("s", record(state=state), fds), device, Settings())
+        assert (found.position, found.memory.agent.retained) == (200, 200)
+        assert found.record()[0] == state
+        assert {name for name, _ in found.record()[1]} == {*memory.NAMES, "snapshot"}
+        await found.close()
+
+    asyncio.run(go_on())
+
+
+def test_stopped_processes_are_ended() -> None:
+    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    pidfds = [os.pidfd_open(each.pid) for each in processes]
+    processes[0].send_signal(signal.SIGSTOP)
+    assert end_processes(pidfds) == []
+    assert end_processes(pidfds) == []  # those that have ended are none to be waited for
+    for process, pidfd in zip(processes, pidfds, strict=True):
+        assert process.wait() == -signal.SIGKILL
+        os.close(pidfd)
