@@ -24,14 +24,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import moves
+from benchmarks.moves import Moves, Snapshots
 from kernelproxy import control, native
-from kernelproxy.protocol import Resume, SessionReply, Status, StatusReply, Stop, Suspend
+from kernelproxy.protocol import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNNER = Path(__file__).with_name("runner.py")
 PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru", "gpt2", "gpt2 generation")
 GIB = 1 << 30
-ORDER_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,14 @@ class Scale:
     small: bool = False
     rounds: int = 9
     round_seconds: float = 0.5
-    held_bytes: int = GIB
-    suspensions: int = 3
+    held_bytes: tuple[int, ...] = (GIB, GIB // 4)
+    moves: int = 3
+    saved: tuple[str, ...] = ("frozen", "large")
 
 
-SMALL = Scale(small=True, rounds=3, round_seconds=0.02, held_bytes=GIB // 16, suspensions=1)
+SMALL = Scale(
+    small=True, rounds=3, round_seconds=0.02, held_bytes=(GIB // 16,), moves=1, saved=("large",)
+)
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,8 @@ class Results:
     """All that one run measured."""
 
     rows: list[Row] = field(default_factory=list)
-    suspend_seconds: float = 0.0
-    resume_seconds: float = 0.0
-    held_bytes: int = 0
+    snapshots: list[Snapshots] = field(default_factory=list)
+    moves: list[Moves] = field(default_factory=list)
     memcpy_gb_per_second: float = 0.0
 
 
@@ -133,10 +136,11 @@ def _daemon_of_its_own(threads: int | None) -> Iterator[None]:
         if name.startswith(("SING_", "JUPYTER_SING_", "OMP_", "MKL_")):
             del os.environ[name]
     os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ["JUPYTER_SING_DEVICES"] = "cpu:4GiB"
+    device = "cpu:4GiB"
     if threads:
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-        os.environ["JUPYTER_SING_DEVICES"] += f"@{threads}"
+        device += f"@{threads}"
+    os.environ["JUPYTER_SING_DEVICES"] = f"{device},{device}"
     with tempfile.TemporaryDirectory(prefix="sing-bench-") as directory:
         os.environ["JUPYTER_SING_RUNTIME_DIR"] = directory
         try:
@@ -183,27 +187,6 @@ def measure(plain: Side, proxied: Side, program: str, threads: str, scale: Scale
     )
 
 
-def measure_suspension(proxied: Side, scale: Scale, results: Results) -> None:
-    """Suspend and resume a session that holds device memory, and check what it holds."""
-    before = proxied.order("hold", bytes=scale.held_bytes)["sum"]
-    suspends, resumes = [], []
-    with control.connect(start=False) as connection:
-        reply = connection.expect(StatusReply, Status())
-        (session,) = (s["id"] for s in reply.sessions if s["name"] == "bench")
-        for _ in range(scale.suspensions):
-            begin = time.perf_counter()
-            connection.expect(SessionReply, Suspend(session, "benchmark"), ORDER_SECONDS)
-            middle = time.perf_counter()
-            connection.expect(SessionReply, Resume(session), ORDER_SECONDS)
-            suspends.append(middle - begin)
-            resumes.append(time.perf_counter() - middle)
-            if proxied.order("check")["sum"] != before:
-                raise RuntimeError("a resumed session does not hold what it held")
-    results.held_bytes = scale.held_bytes
-    results.suspend_seconds = statistics.median(suspends)
-    results.resume_seconds = statistics.median(resumes)
-
-
 def memcpy_rate() -> float:
     """Bytes copied per nanosecond by one thread between warm buffers: the machine's own speed."""
     source = bytearray(os.urandom(1 << 20) * 256)
@@ -235,13 +218,13 @@ def run(
                     f"{row.ratio:>8.2f}  {row.ratio_low:.2f} to {row.ratio_high:.2f}",
                     flush=True,
                 )
-            if count == threads[-1]:
-                measure_suspension(proxied, scale, results)
-    print(
-        f"suspend {results.held_bytes / GIB:g} GiB: {results.suspend_seconds:.2f} s, "
-        f"resume: {results.resume_seconds:.2f} s, "
-        f"copying memory: {results.memcpy_gb_per_second:.1f} GB/s"
-    )
+            if count == threads[0]:
+                results.snapshots = [moves.measure_snapshots(proxied, p) for p in scale.saved]
+                results.moves = [
+                    moves.measure_moves(proxied, count, scale.moves) for count in scale.held_bytes
+                ]
+                print("\n".join(moves.report(results.snapshots, results.moves)), flush=True)
+    print(f"copying memory: {results.memcpy_gb_per_second:.1f} GB/s")
     return results
 
 
@@ -267,13 +250,14 @@ def report(results: Results) -> str:
         f"| **{row.ratio:.2f}** | {row.ratio_low:.2f} to {row.ratio_high:.2f} |"
         for row in results.rows
     ]
-    total = results.suspend_seconds + results.resume_seconds
     lines += [
         "",
-        f"A session that holds {results.held_bytes / GIB:g} GiB: suspended in "
-        f"{results.suspend_seconds:.2f} s, resumed in {results.resume_seconds:.2f} s, together "
-        f"{total:.2f} s. One thread of this machine copies memory at "
+        "## Snapshots, resuming, migration",
+        "",
+        "With one compute thread. One thread of this machine copies memory at "
         f"{results.memcpy_gb_per_second:.1f} GB/s.",
+        "",
+        *moves.report(results.snapshots, results.moves),
         "",
     ]
     return "\n".join(lines)

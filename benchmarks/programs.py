@@ -72,6 +72,29 @@ def mlp(device: str, small: bool) -> Step:
     return _training(model, _images(16 if small else 128, width), _classify, optimizer, device)
 
 
+def large(device: str, small: bool) -> Step:
+    """Wide layers with Adam: 1 GiB of weights, gradients and moments that change at each step."""
+    torch.manual_seed(0)
+    width = 256 if small else 4096
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(4))).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    batches = [(torch.randn(32, width), torch.randint(width, (32,))) for _ in range(2)]
+    return _training(model, batches, _classify, optimizer, device)
+
+
+def frozen(device: str, small: bool) -> Step:
+    """A small head that is trained on 1 GiB of frozen layers."""
+    torch.manual_seed(0)
+    width = 256 if small else 4096
+    body = [nn.Linear(width, width, bias=False) for _ in range(16)]
+    model = nn.Sequential(*body, nn.Linear(width, 10)).to(device)
+    for layer in body:
+        layer.weight.requires_grad_(False)
+    optimizer = torch.optim.Adam(model[-1].parameters(), lr=1e-4)
+    batches = [(torch.randn(32, width), torch.randint(10, (32,))) for _ in range(2)]
+    return _training(model, batches, _classify, optimizer, device)
+
+
 def cnn(device: str, small: bool) -> Step:
     """Convolutions with batch norm and pooling, AdamW."""
     torch.manual_seed(0)

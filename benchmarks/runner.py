@@ -4,6 +4,8 @@ Reads orders as lines of JSON and answers each with one, so that two of these, o
 one on the proxied device, can take turns within seconds of each other:
 
     {"do": "train", "program": "mlp", "steps": 10}   -> {"seconds": 0.1}
+    {"do": "steps", "program": "mlp", "steps": 10}   -> {"steps": [[1.0, 1.1], ...]}
+    {"do": "touch"}                                  -> {"seconds": 0.1}
     {"do": "forget"}                                 -> {}        drop the programs' tensors
     {"do": "hold", "bytes": 1073741824}              -> {"sum": 0.5}
     {"do": "check"}                                  -> {"sum": 0.5}
@@ -26,6 +28,7 @@ from benchmarks import programs
 
 PROGRAMS = {
     **programs.TRAINING, **programs.TRANSFORMERS, "gpt2 generation": programs.gpt2_generate,
+    "large": programs.large, "frozen": programs.frozen,
 }  # fmt: skip
 BLOCKS = 16
 
@@ -47,6 +50,7 @@ class Runner:
         self.device, self.small, self.log_every = device, small, log_every
         self.steps: dict[str, programs.Step] = {}
         self.held: list[torch.Tensor] = []
+        self.touched: torch.Tensor | None = None
 
     def train(self, program: str, steps: int) -> dict[str, Any]:
         """Run some steps; the clock stops when the device is done."""
@@ -59,6 +63,25 @@ class Runner:
             if index % self.log_every == 0:
                 loss.item()
         self._synchronize()
+        return {"seconds": time.perf_counter() - begin}
+
+    def each(self, program: str, steps: int) -> dict[str, Any]:
+        """Run some steps, each to its end: when each began and ended, by the monotonic clock."""
+        if program not in self.steps:
+            self.steps[program] = PROGRAMS[program](self.device, self.small)
+        step, moments = self.steps[program], []
+        for _ in range(steps):
+            begin = time.monotonic()
+            step().item()
+            moments.append([begin, time.monotonic()])
+        return {"steps": moments}
+
+    def touch(self) -> dict[str, Any]:
+        """Use a few bytes of what is held, and wait for them."""
+        if self.touched is None:
+            self.touched = torch.ones(16, device=self.device)
+        begin = time.perf_counter()
+        (self.touched + 1).sum().item()
         return {"seconds": time.perf_counter() - begin}
 
     def forget(self) -> dict[str, Any]:
@@ -95,8 +118,10 @@ def main() -> None:
     options = parser.parse_args()
     runner = Runner(options.device, options.small, options.log_every)
     orders: dict[str, Callable[..., dict[str, Any]]] = {
-        name: getattr(runner, name) for name in ("train", "forget", "hold", "check", "threads")
+        name: getattr(runner, name)
+        for name in ("train", "forget", "hold", "check", "threads", "touch")
     }
+    orders["steps"] = runner.each
     # What was asked for must be there: a silent fallback would compare the CPU with itself.
     if torch.zeros(1, device=options.device).device.type != options.device:
         sys.exit(f"no {options.device} device")
