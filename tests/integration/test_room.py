@@ -1,0 +1,168 @@
+"""Device memory under a real daemon: granted, taken back, queued for, with toy workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+from kernelproxy.protocol import CloseSession, Resume, Suspend
+from tests.integration.conftest import ToyHost, wait_until
+
+MIB = 1 << 20
+StartHost = Callable[..., ToyHost]
+
+
+def test_memory_is_granted_in_steps_and_denied_beyond_the_device(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    client = host.client()
+    assert client.want(1)
+    assert client.agent.memory_granted == 64 * MIB
+    assert client.want(200 * MIB)
+    assert client.agent.memory_granted == 256 * MIB
+    assert not client.want(256 * MIB + 1)
+    assert client.agent.memory_granted == 256 * MIB
+
+
+def test_an_impossible_wish_starts_no_worker(toy_host: StartHost) -> None:
+    host = toy_host("cpu:64MiB")
+    client = host.client()
+    assert not client.want(65 * MIB)
+    assert host.session(client)["worker_pid"] is None
+
+
+def test_unused_grants_of_idle_neighbours_are_taken_back(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    assert first.want(192 * MIB)
+    first.use(10 * MIB)
+    first.add(1)
+    first.read()
+    assert second.want(150 * MIB)
+    assert 10 * MIB <= first.agent.memory_granted <= 106 * MIB
+    assert host.session(first)["worker_pid"]
+
+
+def test_an_idle_neighbour_is_suspended_to_make_room(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    for client in (first, second, first):
+        client.use(150 * MIB)
+        client.add(1)
+        assert client.read() == client.state
+        other = second if client is first else first
+        state = host.session(other)
+        assert state["state"] == ("idle" if state["log_head"] == 0 else "suspended")
+    assert f"Made room for session {first.session}" in host.session(second)["reason"]
+
+
+def test_a_running_session_is_denied_what_busy_neighbours_have(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    first.use(150 * MIB)
+    second.use(64 * MIB)
+    assert first.read() == second.read()  # their workers are there: what is starting gives nothing
+    with first.cell(), second.cell():
+        assert not second.want(150 * MIB)
+        assert second.agent.memory_granted == 64 * MIB
+        assert second.want(100 * MIB)
+    assert second.want(150 * MIB)
+    assert host.session(first)["state"] == "suspended"
+
+
+def test_who_asks_while_a_neighbour_is_being_attended_to_is_not_denied_for_that(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    second.use(64 * MIB)
+    with second.cell():
+        for _ in range(20):
+            first.use(100 * MIB)
+            # Its wish is served, or its worker starts, while the other asks for what it leaves.
+            with first.cell():
+                assert second.want(150 * MIB)
+            second.page.memory_used = 64 * MIB
+            first.page.memory_used = 0
+            assert second.want(190 * MIB)
+
+
+def test_a_session_that_finds_no_room_waits_in_line(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second, third = (host.client(name) for name in ("first", "second", "third"))
+    for client in (second, third, first):
+        client.use(200 * MIB)
+        client.add(1)
+        client.read()
+    with first.cell():
+        first.read()
+        second.add(2)
+        wait_until(lambda: host.when(second, "queued"))
+        third.add(2)
+        queued = wait_until(lambda: host.when(third, "queued"))
+        assert "place 2 in the queue" in queued["reason"]
+        assert wait_until(lambda: host.session(second)["queued_for"])
+    assert second.read() == second.state
+    assert third.read() == third.state
+
+
+def test_a_queued_session_can_be_suspended_and_closed(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second, third = (host.client(name) for name in ("first", "second", "third"))
+    for client in (second, third, first):
+        client.use(200 * MIB)
+        client.add(1)
+        client.read()
+    with first.cell():
+        for client in (second, third):
+            client.add(2)
+            wait_until(lambda client=client: host.when(client, "queued"))
+        assert host.call(Suspend(second.session)).session["state"] == "suspended"
+        host.call(CloseSession(third.session))
+        assert {each["name"] for each in host.status().sessions} == {"first", "second"}
+    assert host.call(Resume(second.session)).session["worker_pid"]
+    assert second.read() == second.state
+
+
+def test_a_dead_worker_comes_back_while_others_wait(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    for client in (second, first):
+        client.use(200 * MIB)
+        client.add(1)
+        client.read()
+    with first.cell():
+        second.add(2)
+        wait_until(lambda: host.when(second, "queued"))
+        os.kill(host.session(first)["worker_pid"], signal.SIGKILL)
+        first.add(2)
+        assert first.read() == first.state
+    assert second.read() == second.state
+
+
+def test_a_wish_that_comes_while_room_is_made_for_less_gets_its_own_answer(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    for client, used in ((first, 100 * MIB), (second, 200 * MIB)):
+        client.use(used)
+        client.add(1)
+        client.read()
+    worker = wait_until(lambda: host.when(second, "idle"))["worker_pid"]
+    wait_until(lambda: host.when(first, "suspended"))
+    os.kill(worker, signal.SIGSTOP)  # it takes its time to make room
+    try:
+        first.add(2)
+        wait_until(lambda: host.bells_were_heard(first))
+        host.status()  # whoever looked at its wishes has done so
+        granted: list[bool] = []
+        asking = threading.Thread(target=lambda: granted.append(first.want(190 * MIB)))
+        asking.start()
+        wait_until(lambda: first.page.want_sequence != first.agent.grant_sequence)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    asking.join(20)
+    assert granted == [True]
+    assert first.read() == first.state
