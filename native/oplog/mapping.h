@@ -42,6 +42,8 @@ class Mapping {
 
   std::byte* data() const noexcept { return data_; }
   size_t size() const noexcept { return bytes_; }
+  // Leaves it mapped, or to whoever has unmapped it.
+  void release() noexcept { data_ = nullptr; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
  private:

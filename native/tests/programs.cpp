@@ -390,6 +390,8 @@ std::vector<Bytes> undisturbed(uint64_t seed, int steps) {
 std::vector<Bytes> disturbed(uint64_t seed, int steps, int& snapshots) {
   Host host(size_t{256} << 20);
   host.options.limits.piece_bytes = 4096;
+  host.options.limits.mapped_bytes = uint64_t{4096}
+                                     << seed % 5;  // some, all or none of the storages
   host.start();
   Disturber disturber(host, seed * 31 + 7);
   Program program(host, seed);

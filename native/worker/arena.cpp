@@ -63,6 +63,11 @@ void Arena::write(uint64_t offset, std::span<const std::byte> bytes) {
   write_file(file_.fd(), offset, bytes);
 }
 
+bool Arena::map(uint64_t offset, std::span<std::byte> place) const noexcept {
+  return mmap(place.data(), place.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
+              file_.fd(), static_cast<off_t>(offset)) != MAP_FAILED;
+}
+
 void Arena::punch(uint64_t offset, uint64_t count) {
   if (fallocate(file_.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                 static_cast<off_t>(count)) != 0) {

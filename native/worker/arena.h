@@ -52,6 +52,9 @@ class Arena {
   void grow(uint64_t bytes);
   void read(uint64_t offset, std::span<std::byte> into) const;
   void write(uint64_t offset, std::span<const std::byte> bytes);
+  // Maps the bytes from `offset` on in place of what is mapped there, so that writes stay private.
+  // False if the process has as many mappings as it may.
+  bool map(uint64_t offset, std::span<std::byte> place) const noexcept;
   // Gives the memory of a range back to the system.
   void punch(uint64_t offset, uint64_t count);
 

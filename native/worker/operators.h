@@ -55,6 +55,7 @@ struct Limits {
   int64_t elements_max = INT64_MAX;  // of an operand
   bool check_writes = false;         // whether calls change what their write sets do not name
   uint64_t piece_bytes = 4 << 20;    // copied at once between a storage and the arena
+  uint64_t mapped_bytes = 1 << 20;   // of extents that are mapped, not copied, when they are loaded
 };
 
 class Operators {

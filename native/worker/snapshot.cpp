@@ -60,7 +60,11 @@ Snapshots::Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders&
       orders_(orders),
       version_(epoch << kVersionBits),
       loads_(Transfers::Direction::load, arena_, state.device, state.limits.piece_bytes),
-      saves_(Transfers::Direction::save, arena_, state.device, state.limits.piece_bytes) {}
+      saves_(Transfers::Direction::save, arena_, state.device, state.limits.piece_bytes) {
+  if (state.device.type() == c10::DeviceType::CPU) {
+    state.storages.map_from(&arena_, state.limits.mapped_bytes);
+  }
+}
 
 unsigned Snapshots::threads() const {
   // One stream orders the copies of a device anyway.

@@ -8,6 +8,8 @@
 
 #include <cstring>
 
+#include "worker/mapped.h"
+
 namespace sing {
 
 namespace {
@@ -125,6 +127,11 @@ void Storages::forget_saved(Slot& slot) noexcept {
   saved_ -= slot.charged;
 }
 
+void Storages::detach(Slot& slot) {
+  own(slot.storage);
+  forget_saved(slot);
+}
+
 void Storages::await_saved(Slot& slot) {
   slot.transfer->owner.settle(slot.transfer);
   slot.transfer.reset();
@@ -161,11 +168,12 @@ const c10::Storage& Storages::use_raw(Slot& slot) {
   return slot.storage;
 }
 
-void Storages::take_memory(Slot& slot) {
+void Storages::take_memory(Slot& slot, std::optional<c10::DataPtr> memory) {
   charge(slot.bytes);
   try {
     slot.storage = c10::Storage(c10::Storage::use_byte_size_t(), slot.bytes,
-                                allocator_->allocate(slot.bytes), allocator_, /*resizable=*/true);
+                                memory ? *std::move(memory) : allocator_->allocate(slot.bytes),
+                                allocator_, /*resizable=*/true);
   } catch (...) {
     resident_ -= slot.bytes;
     throw;
@@ -273,7 +281,8 @@ void Storages::revive(Slot& slot) {
 // ---------------------------------------------------------------- loading
 
 void Storages::restore(Slot& slot, Extent extent, const Loading& load) {
-  take_memory(slot);
+  const bool mapped = arena_ && extent.count >= mapped_bytes_min_;
+  take_memory(slot, mapped ? map_extent(*arena_, extent, slot.bytes) : std::nullopt);
   slot.filled = extent.count;
   c10::Storage storage;
   std::swap(storage, slot.storage);

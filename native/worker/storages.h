@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -77,11 +78,13 @@ class Storages {
 
   // Before its bytes change, and after use: what is being saved of it is saved first.
   void touch(Slot& slot) {
+    if (slot.saved) detach(slot);
     slot.changed = position_;
     ++slot.changes;
-    if (slot.saved) forget_saved(slot);
     if (slot.transfer) await_saved(slot);
   }
+  // Its bytes are no longer those of its extent, or will not be for long.
+  void detach(Slot& slot);
   void begin_record(uint64_t position) noexcept { position_ = position; }
 
   // After every byte of it was overwritten.
@@ -109,6 +112,12 @@ class Storages {
   std::vector<Slot>& all() { return slots_; }
   void note_saved(Slot& slot, Extent extent, TransferPtr transfer);
   void forget_saved(Slot& slot) noexcept;
+  // On a software device: storages are mapped from there rather than loaded, see mapped.h.
+  // Not those with fewer bytes: mappings are few, and one costs more than copying little.
+  void map_from(const Arena* arena, uint64_t bytes_min) {
+    arena_ = arena;
+    mapped_bytes_min_ = bytes_min;
+  }
   // Memory for a live storage without any, to be loaded from `extent` by what `load` makes.
   using Loading = std::function<TransferPtr(c10::Storage, Extent)>;
   void restore(Slot& slot, Extent extent, const Loading& load);
@@ -126,13 +135,15 @@ class Storages {
 
   Slot& slot(uint32_t id);
   void charge(uint64_t bytes);
-  void take_memory(Slot& slot);
+  void take_memory(Slot& slot, std::optional<c10::DataPtr> memory = std::nullopt);
   void await_loaded(Slot& slot);
   void await_saved(Slot& slot);
   void release(Slot& slot) noexcept;
 
   c10::Device device_;
   c10::Allocator* allocator_;
+  const Arena* arena_ = nullptr;
+  uint64_t mapped_bytes_min_ = 0;
   const Word<uint64_t>* granted_;
   bool enforced_ = true;
   uint64_t resident_ = 0;

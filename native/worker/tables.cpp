@@ -48,7 +48,7 @@ void put_storages(Writer& out, Storages& storages,
     if (slot.life == Slot::Life::none) continue;
     ++count;
     // How far it has been written decides when it is found again, zeros included.
-    if (slot.life == Slot::Life::lost && slot.storage) storages.forget_saved(slot);
+    if (slot.life == Slot::Life::lost && slot.storage) storages.detach(slot);
     const uint64_t saved = saved_bytes(slot);
     out.put<uint32_t>(id);
     out.put(slot.life);

@@ -12,6 +12,7 @@
 
 #include "worker/clock.h"
 #include "worker/failures.h"
+#include "worker/mapped.h"
 #include "worker/storages.h"
 
 namespace sing {
@@ -35,7 +36,8 @@ Transfer::Transfer(Transfers& owner, c10::Storage storage, Extent extent)
       extent(extent),
       storage(std::move(storage)),
       data_(is_host(this->storage.device()) ? static_cast<std::byte*>(this->storage.mutable_data())
-                                            : nullptr) {}
+                                            : nullptr),
+      mapped_(is_mapped(this->storage)) {}
 
 Transfers::Transfers(Direction direction, Arena& arena, c10::Device device, uint64_t piece_bytes)
     : direction_(direction), arena_(arena), device_(device), piece_bytes_(piece_bytes) {}
@@ -141,6 +143,9 @@ void Transfers::settle(const TransferPtr& transfer) {
         if (!arrived(*transfer)) {
           readiness_->want(transfer->index);
           changed_.wait(lock);
+        } else if (direction_ == Direction::load && transfer->mapped_) {
+          leave(*transfer);  // whoever makes it quicker to read is nearly done
+          if (!transfer->finished()) changed_.wait(lock);
         } else if (const auto piece = claim(transfer, piece_bytes_)) {
           move_unlocked(lock, *piece, buffer);
         } else {
@@ -163,12 +168,16 @@ void Transfers::settle(const TransferPtr& transfer) {
 }
 
 void Transfers::drop(const TransferPtr& transfer) noexcept {
+  c10::Storage held;  // is freed behind the lock
   std::lock_guard lock(mutex_);
-  if (transfer->finished()) return;
-  transfer->dropped_ = true;
-  const uint64_t unclaimed = transfer->extent.count - transfer->claimed_;
-  transfer->claimed_ = transfer->extent.count;
-  note_moved(*transfer, unclaimed);
+  if (!transfer->finished()) held = leave(*transfer);
+}
+
+// Nobody takes any more of it.
+c10::Storage Transfers::leave(Transfer& transfer) {
+  const uint64_t unclaimed = transfer.extent.count - transfer.claimed_;
+  transfer.claimed_ = transfer.extent.count;
+  return note_moved(transfer, unclaimed);
 }
 
 void Transfers::work(Pace pace) noexcept {
@@ -266,6 +275,8 @@ void Transfers::move(const Piece& piece, std::vector<std::byte>& buffer) {
   if (direction_ == Direction::save) {
     if (transfer.data_ == nullptr) copy_out(transfer.storage, piece.offset, bytes);
     arena_.write(at, bytes);
+  } else if (transfer.mapped_) {
+    populate(bytes);
   } else {
     arena_.read(at, bytes);
     if (transfer.data_ == nullptr) copy_in(transfer.storage, piece.offset, bytes);

@@ -1,5 +1,6 @@
 // Moves the bytes of storages between the device and the arena, piece by piece, beside the main
-// thread: saving for a snapshot, loading after a start.
+// thread: saving for a snapshot, loading after a start. Storages that are mapped from the arena
+// (see mapped.h) have only to arrive there.
 //
 // The main thread goes on meanwhile. Before it writes a storage that is being saved, or uses one
 // that is being loaded, it settles it: it takes pieces itself, and the helping threads take pieces
@@ -42,11 +43,11 @@ struct Transfer {
  private:
   friend class Transfers;
   std::byte* data_;  // of the storage, if the host can address it
+  bool mapped_;
   std::atomic<bool> finished_{false};
   // The others under the mutex of the owner.
   uint64_t claimed_ = 0;  // bytes that somebody has taken, from the start
   uint64_t moved_ = 0;
-  bool dropped_ = false;
 };
 
 using TransferPtr = std::shared_ptr<Transfer>;
@@ -112,6 +113,7 @@ class Transfers {
   void move(const Piece& piece, std::vector<std::byte>& buffer);
   void move_unlocked(Lock& lock, const Piece& piece, std::vector<std::byte>& buffer);
   c10::Storage note_moved(Transfer& transfer, uint64_t count);
+  c10::Storage leave(Transfer& transfer);
   void fail() noexcept;
   void join() noexcept;
 

@@ -1,0 +1,138 @@
+// Storages whose memory is the arena's until they are written.
+#include "worker/mapped.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/check.h"
+#include "tests/harness.h"
+#include "worker/storages.h"
+
+using namespace sing;
+using namespace sing::test;
+
+namespace {
+
+constexpr uint64_t kBytes = (5 << 20) + 100;  // more than two large pages, and not whole ones
+constexpr uint64_t kRoom = (6 << 20) + kPageBytes;
+constexpr std::byte kOne{1}, kTwo{2}, kNine{9};
+const Extent kExtent{3 * kPageBytes, kBytes, 7};
+
+struct Loading {
+  Loading() {
+    arena.grow(kExtent.offset + kRoom);
+    arena.write(kExtent.offset, Bytes(kBytes, kOne));
+    storages.map_from(&arena, kPageBytes);
+    storages.allocate(1, kRoom);
+    storages.restore(storages.at(1), kExtent, [](c10::Storage storage, Extent) {
+      c10::Storage* const kept = new c10::Storage(std::move(storage));
+      loaded.reset(kept);
+      return nullptr;
+    });
+    slot().storage = *std::exchange(loaded, nullptr);
+  }
+  Slot& slot() { return storages.at(1); }
+  std::byte* data() { return static_cast<std::byte*>(slot().storage.mutable_data()); }
+  Bytes bytes(uint64_t count = kBytes) {
+    Bytes found(count);
+    Storages::read(slot(), 0, found);
+    return found;
+  }
+  Bytes in_arena() {
+    Bytes found(kBytes);
+    arena.read(kExtent.offset, found);
+    return found;
+  }
+
+  static inline std::unique_ptr<c10::Storage> loaded;
+  File file{memfd_create("arena", 0)};
+  Arena arena{file.fd()};
+  Word<uint64_t> granted{2 * kRoom};
+  Storages storages{c10::Device(c10::DeviceType::CPU), &granted};
+};
+
+}  // namespace
+
+TEST(what_is_mapped_is_read_in_place) {
+  Loading loading;
+  EXPECT(is_mapped(loading.slot().storage));
+  populate({loading.data(), kBytes});
+  EXPECT(loading.bytes() == Bytes(kBytes, kOne));
+  EXPECT_EQ(loading.storages.resident(), kRoom);
+  EXPECT_EQ(loading.storages.dirty(), uint64_t{0});
+}
+
+TEST(what_is_mapped_and_written_leaves_the_arena_as_it_is) {
+  Loading loading;
+  const std::byte* const before = loading.data();
+  const Bytes other(100, kNine);
+  loading.storages.write(loading.slot(), kBytes - 50, other);
+  EXPECT(!is_mapped(loading.slot().storage));
+  EXPECT(!loading.slot().saved);
+  EXPECT_EQ(loading.data(), before);
+  Bytes expected(kBytes + 50, kOne);
+  std::fill(expected.end() - 100, expected.end(), kNine);
+  EXPECT(loading.bytes(kBytes + 50) == expected);
+  EXPECT(loading.in_arena() == Bytes(kBytes, kOne));
+  EXPECT_EQ(loading.storages.dirty(), kRoom);
+}
+
+TEST(what_has_memory_of_its_own_does_not_mind_the_arena) {
+  Loading loading;
+  loading.storages.touch(loading.slot());
+  loading.arena.write(kExtent.offset, Bytes(kBytes, kTwo));
+  loading.arena.punch(0, kExtent.offset + kRoom);
+  EXPECT(loading.bytes() == Bytes(kBytes, kOne));
+}
+
+TEST(zeros_behind_what_was_saved_are_filled_in) {
+  Loading loading;
+  loading.arena.write(kExtent.offset + kBytes, Bytes(1000, kNine));  // of somebody before
+  loading.storages.use(loading.slot());
+  Bytes expected(kRoom, std::byte{0});
+  std::fill(expected.begin(), expected.begin() + kBytes, kOne);
+  EXPECT(loading.bytes(kRoom) == expected);
+  loading.storages.touch(loading.slot());
+  EXPECT(loading.bytes(kRoom) == expected);
+}
+
+TEST(who_reads_while_it_takes_memory_of_its_own_sees_nothing_of_it) {
+  for (int round = 0; round < 20; ++round) {
+    Loading loading;
+    std::atomic<bool> done{false}, wrong{false};
+    const std::byte* const data = loading.data();
+    std::thread reader([&] {
+      for (uint64_t at = 0; !done; at = (at + 4099) % kBytes) {
+        if (static_cast<const volatile std::byte*>(data)[at] != kOne) wrong = true;
+      }
+    });
+    loading.storages.touch(loading.slot());
+    done = true;
+    reader.join();
+    EXPECT(!wrong);
+  }
+}
+
+TEST(memory_of_a_mapped_storage_is_given_back) {
+  const auto mappings = [] {
+    File maps(open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
+    std::string text(1 << 20, '\0');
+    ssize_t count = 0, more = 0;
+    while ((more = read(maps.fd(), text.data() + count, text.size() - count)) > 0) count += more;
+    return std::count(text.begin(), text.begin() + count, '\n');
+  };
+  {
+    Loading first;
+  }
+  const auto before = mappings();
+  for (int round = 0; round < 10; ++round) {
+    Loading loading;
+    if (round % 2) loading.storages.touch(loading.slot());
+    loading.storages.free(1);
+  }
+  EXPECT(mappings() <= before + 2);
+}
