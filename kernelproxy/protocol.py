@@ -336,10 +336,12 @@ class TakeSnapshot(Message):
     """Answered by `SnapshotTaken` with the descriptor of the snapshot's tables, or `Error`.
 
     With `stop` nothing is executed until it is done. Otherwise the worker goes on, and takes
-    `Gate`, `Hurry` and `End` meanwhile.
+    `Gate`, `Hurry` and `End` meanwhile; with `patient` it may wait for a moment in the program's
+    steps when copying disturbs it least.
     """
 
     stop: bool = False
+    patient: bool = False
 
 
 @dataclass(frozen=True)

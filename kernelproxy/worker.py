@@ -137,7 +137,7 @@ def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
                 library.sing_worker_hurry()
             elif isinstance(order, TakeSnapshot):
                 # Beside this thread, which goes on taking orders.
-                arguments = (control, library, order.stop)
+                arguments = (control, library, order)
                 threading.Thread(target=_take_snapshot, args=arguments, daemon=True).start()
             else:
                 send_message(control, _obey(library, order, fds))
@@ -165,10 +165,11 @@ def _obey(library: ctypes.CDLL, order: Message, fds: list[int]) -> Message:
     return Error(_error(library), "failed") if failed else Done()
 
 
-def _take_snapshot(control: socket.socket, library: ctypes.CDLL, stop: bool) -> None:
+def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnapshot) -> None:
     """Take a snapshot and send it."""
     taken = Taken()
-    fd = library.sing_worker_snapshot(int(stop), ctypes.byref(taken))
+    manner = 0 if order.stop else 2 if order.patient else 1  # as in `api.h`
+    fd = library.sing_worker_snapshot(manner, ctypes.byref(taken))
     # Without the agent nobody needs it, and the thread that takes orders ends the process.
     with contextlib.suppress(OSError):
         if fd < 0:

@@ -203,7 +203,7 @@ class Session:
         if state.worker is not None:
             await self._grant()
             rested = self.idleness.rested()
-            await self.upkeep.tend(rested, lambda: self.meanwhile(state.save()))
+            await self.upkeep.tend(rested, lambda: self.meanwhile(state.save(patient=True)))
             self.observe()
         self.idleness.set_timer()
         self.upkeep.set_timer(self.idleness.rested())

@@ -307,7 +307,9 @@ class DeviceState(Pages):
         self.memory.agent.retained = consumed
         self.memory.agent.ring()
 
-    async def save(self, seconds: float | None = None, *, stop: bool = False) -> None:
+    async def save(
+        self, seconds: float | None = None, *, stop: bool = False, patient: bool = False
+    ) -> None:
         """Take a snapshot and give back the log below it.
 
         Parameters
@@ -316,6 +318,8 @@ class DeviceState(Pages):
             What it may take; by default until somebody is in a hurry, see `hurry`.
         stop : bool
             Whether nothing is executed meanwhile; by default the worker goes on.
+        patient : bool
+            Whether it may begin later, when it disturbs the program least.
 
         Raises
         ------
@@ -325,7 +329,7 @@ class DeviceState(Pages):
         if self.worker is None:
             raise InternalError("a snapshot was asked of no worker")
         busy = self.busy_seconds
-        taken = await self.worker.snapshot(seconds, stop=stop)
+        taken = await self.worker.snapshot(seconds, stop=stop, patient=patient)
         retained = self.memory.agent.retained
         if not retained <= taken.position <= retained + self.memory.log_bytes:
             taken.close()

@@ -129,13 +129,14 @@ class Worker:
         """Open or close its gate; raises as `open`."""
         await self._order(Gate(is_open), Done, seconds)
 
-    async def snapshot(self, seconds: float | None, *, stop: bool) -> Snapshot:
+    async def snapshot(self, seconds: float | None, *, stop: bool, patient: bool) -> Snapshot:
         """Take a snapshot, whose descriptor becomes the caller's; raises as `open`.
 
         With None for `seconds` it may take as long as the operator that is being executed, until
-        somebody calls `hurry`. With `stop` nothing is executed until it is done.
+        somebody calls `hurry`. See `TakeSnapshot` for `stop` and `patient`.
         """
-        taken, (fd,) = await self._order(TakeSnapshot(stop), SnapshotTaken, seconds, fd_count=1)
+        order = TakeSnapshot(stop, patient)
+        taken, (fd,) = await self._order(order, SnapshotTaken, seconds, fd_count=1)
         return Snapshot(
             fd, taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.seconds
         )

@@ -249,7 +249,7 @@ std::string Host::corruption() {
 }
 
 int Host::snapshot(uint64_t* position, bool stop) {
-  const Taken taken = session_->snapshot(stop);
+  const Taken taken = session_->snapshot(stop ? Manner::stop : Manner::beside);
   if (position) *position = taken.position;
   return taken.fd;
 }

@@ -84,7 +84,7 @@ TEST(only_what_has_changed_is_copied_again) {
   host.wait_consumed();
   const auto take = [&](bool stop) {
     host.wait_consumed();
-    const Taken taken = host.session().snapshot(stop);
+    const Taken taken = host.session().snapshot(stop ? Manner::stop : Manner::beside);
     host.commit(taken.position);
     close(taken.fd);
     return taken.copied;

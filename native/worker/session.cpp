@@ -88,7 +88,7 @@ void Session::replay(uint64_t until) {
   reached.wait();
 }
 
-Taken Session::snapshot(bool stop) { return snapshots_.take(stop, consumed_, *worker_); }
+Taken Session::snapshot(Manner manner) { return snapshots_.take(manner, consumed_, *worker_); }
 
 void Session::adopt(int snapshot_fd) {
   if (claimed_) throw std::runtime_error("this worker executes the session already");

@@ -54,7 +54,7 @@ class Session {
   void gate(bool open);
   // Opens the gate and returns when everything below `until` was executed.
   void replay(uint64_t until);
-  Taken snapshot(bool stop);
+  Taken snapshot(Manner manner);
   void trim() { snapshots_.trim(); }
   // Of a prepared session: takes over a newer snapshot.
   void adopt(int snapshot_fd);

@@ -158,7 +158,26 @@ void Snapshots::trim() {
 
 // ---------------------------------------------------------------- taking
 
-Taken Snapshots::take(bool stop, const uint64_t& position, WorkerPage& page) {
+void Snapshots::hurry() {
+  hurried_ = true;
+  state_.storages.rhythm().ring();
+  saves_.help(threads(), Transfers::Pace::full);
+}
+
+void Snapshots::await_moment(const WorkerPage& page) {
+  uint64_t seen = UINT64_MAX;
+  state_.storages.rhythm().await_burst([&] {
+    // Whoever has slept since the last look does nothing that a copy could disturb.
+    const uint64_t consumed = page.consumed.load(std::memory_order_relaxed);
+    const bool rests = consumed == seen && page.asleep.load(std::memory_order_relaxed) != 0;
+    seen = consumed;
+    return rests || hurried_ || orders_.ended();
+  });
+}
+
+Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page) {
+  const bool stop = manner == Manner::stop;
+  if (manner == Manner::patient) await_moment(page);
   const uint64_t began = monotonic_ns(), settling = saves_.settling_ns();
   loads_.await_arrivals();  // it must not refer to bytes that may never come
   give_up_older();
@@ -180,8 +199,13 @@ Taken Snapshots::take(bool stop, const uint64_t& position, WorkerPage& page) {
     });
     if (!stop) {
       saves_.schedule(making.order());
-      saves_.help(1, Transfers::Pace::gentle);
+      if (hurried_) {
+        hurry();
+      } else {
+        saves_.help(1, Transfers::Pace::gentle);
+      }
       saves_.finish();
+      hurried_ = false;
       orders_.wake();  // to let go of what was held for this
     }
     taken.fd = write_snapshot(making.snapshot);

@@ -7,6 +7,7 @@
 // moment, and two of them may have the arena open: one that executes, and one that prepares to.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,10 @@ struct Taken {
   uint64_t duration_ns = 0;
 };
 
+// How a snapshot is taken: with the main thread parked until it is done, and at full speed; or
+// beside it; or beside it and beginning when that disturbs least (see rhythm.h).
+enum class Manner : uint8_t { stop = 0, beside = 1, patient = 2 };
+
 class Snapshots {
  public:
   Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders& orders, uint64_t epoch);
@@ -43,13 +48,12 @@ class Snapshots {
   void finish_loading() { loads_.finish(); }
 
   // --- any thread, one at a time ---
-  // `stop`: with the main thread parked until it is done, and at full speed.
-  Taken take(bool stop, const uint64_t& position, WorkerPage& page);
+  Taken take(Manner manner, const uint64_t& position, WorkerPage& page);
   // Gives back the memory of what no snapshot needs.
   void trim();
 
   // --- any thread ---
-  void hurry() { saves_.help(threads(), Transfers::Pace::full); }
+  void hurry();
   // Ends what is going on; take() throws.
   void abort() noexcept;
   Transfers& loads() { return loads_; }
@@ -62,6 +66,7 @@ class Snapshots {
   struct Making;
 
   unsigned threads() const;
+  void await_moment(const WorkerPage& page);
   uint64_t fill(const Snapshot& snapshot, std::vector<Slot> old);
   void give_up_older();
   FreeRanges free_ranges() const;
@@ -76,6 +81,7 @@ class Snapshots {
   uint64_t version_;  // of the newest extent
   std::unique_ptr<Readiness> readiness_;
   std::vector<Kept> kept_;
+  std::atomic<bool> hurried_{false};
   Transfers loads_;
   Transfers saves_;
 };

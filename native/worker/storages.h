@@ -16,6 +16,7 @@
 
 #include "oplog/layout.h"
 #include "worker/failures.h"
+#include "worker/rhythm.h"
 #include "worker/transfers.h"
 
 namespace at {
@@ -56,6 +57,8 @@ class Storages {
  public:
   static constexpr uint32_t kCountMax = 1 << 24;
   static constexpr uint64_t kBytesMax = uint64_t{1} << 60;
+  // Smaller ones are copied in no time.
+  static constexpr uint64_t kLargeBytes = 64 << 10;
 
   // `granted`: device bytes that the session may use (null: no limit).
   Storages(c10::Device device, const Word<uint64_t>* granted);
@@ -80,12 +83,17 @@ class Storages {
   void touch(Slot& slot) {
     if (slot.saved) detach(slot);
     slot.changed = position_;
-    ++slot.changes;
+    if (++slot.changes > 1 && slot.charged >= kLargeBytes) rhythm_.changed_again();
     if (slot.transfer) await_saved(slot);
   }
   // Its bytes are no longer those of its extent, or will not be for long.
   void detach(Slot& slot);
-  void begin_record(uint64_t position) noexcept { position_ = position; }
+  void begin_record(uint64_t position) noexcept {
+    position_ = position;
+    rhythm_.record();
+  }
+  // When it changes what.
+  Rhythm& rhythm() noexcept { return rhythm_; }
 
   // After every byte of it was overwritten.
   static void revive(Slot& slot);
@@ -149,6 +157,7 @@ class Storages {
   uint64_t resident_ = 0;
   uint64_t saved_ = 0;  // of those, charged to storages whose bytes the arena has
   uint64_t position_ = 0;
+  Rhythm rhythm_;
   std::vector<Held> held_;
   std::vector<Slot> slots_;
 };
