@@ -29,7 +29,6 @@ struct Snapshots::Making {
     TransferPtr transfer;
     // How soon its bytes may change again.
     uint64_t changed;
-    bool again;  // they have changed before
   };
 
   FreeRanges free;
@@ -42,8 +41,9 @@ struct Snapshots::Making {
   // next. Then the newest, which are likely to be freed soon.
   std::vector<TransferPtr> order() {
     std::sort(saves.begin(), saves.end(), [](const Save& a, const Save& b) {
-      if (a.again != b.again) return a.again;
-      return a.again ? a.changed < b.changed : a.changed > b.changed;
+      const bool soon = a.transfer->soon;
+      if (soon != b.transfer->soon) return soon;
+      return soon ? a.changed < b.changed : a.changed > b.changed;
     });
     std::vector<TransferPtr> order;
     order.reserve(saves.size());
@@ -244,7 +244,8 @@ void Snapshots::freeze(Making& making) {
       const uint64_t count = slot.filled;
       const Extent extent{making.free.take(count), count, ++version_};
       TransferPtr transfer = saves_.add(slot.storage, extent);
-      making.saves.push_back({id, transfer, slot.changed, slot.changes > 1});
+      transfer->soon = slot.changes > 1;
+      making.saves.push_back({id, transfer, slot.changed});
       making.copied += count;
       state_.storages.note_saved(slot, extent, std::move(transfer));
     }

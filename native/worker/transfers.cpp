@@ -26,7 +26,8 @@ constexpr int kGentleNice = 10;
 bool is_host(c10::Device device) { return device.type() == c10::DeviceType::CPU; }
 
 void become_gentle() {
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kGentleNice);
+  const auto thread = static_cast<id_t>(syscall(SYS_gettid));
+  setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + kGentleNice);
 }
 
 }  // namespace
@@ -181,7 +182,7 @@ c10::Storage Transfers::leave(Transfer& transfer) {
 }
 
 void Transfers::work(Pace pace) noexcept {
-  if (pace == Pace::gentle) become_gentle();
+  bool gentle = false;
   const uint64_t most = pace == Pace::gentle ? std::min(kGentleBytes, piece_bytes_) : piece_bytes_;
   // On a device, copies go to this thread's current stream: the default one, as the main thread's
   // operators do. So a piece is read after what was executed before it was taken, and what is
@@ -192,7 +193,13 @@ void Transfers::work(Pace pace) noexcept {
   std::vector<std::byte> buffer;
   Lock lock(mutex_);
   try {
-    while (const auto piece = next(lock, most)) move_unlocked(lock, *piece, buffer);
+    while (const auto piece = next(lock, most)) {
+      if (pace == Pace::gentle && !gentle && !piece->transfer->soon) {
+        become_gentle();  // for good; what is soon comes first
+        gentle = true;
+      }
+      move_unlocked(lock, *piece, buffer);
+    }
   } catch (...) {
     fail();
   }

@@ -37,6 +37,7 @@ struct Transfer {
   Transfers& owner;
   const Extent extent;
   uint64_t index = 0;  // of its extent in the snapshot that is loaded
+  bool soon = false;   // its bytes are about to change
   // Of one that is saved: dropped when it is finished.
   c10::Storage storage;
 
@@ -55,7 +56,8 @@ using TransferPtr = std::shared_ptr<Transfer>;
 class Transfers {
  public:
   enum class Direction : uint8_t { save, load };
-  // How much helping threads take of the cores: all, or what nobody else wants.
+  // How much helping threads take of the cores: all; or what nobody else wants, but for what the
+  // main thread will soon have to wait for.
   enum class Pace : uint8_t { full, gentle };
 
   Transfers(Direction direction, Arena& arena, c10::Device device, uint64_t piece_bytes);
