@@ -491,3 +491,5 @@ class Session:
             self.claims -= 1
             if not self.claims:
                 self.room.decided(self)
+                if self.state is State.SUSPENDED and not self.device_state.cold:
+                    self.host.changed()  # which leaves alone who is claimed
