@@ -69,7 +69,7 @@ SMALL = Scale(
     small=True,
     rounds=3,
     round_seconds=0.02,
-    held=((GIB // 16, 1),),
+    held=((GIB // 16, 2),),
     saved=("large",),
     snapshots=1,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.daemon import MIB, NAME, ORDER_SECONDS, SECOND_NAME, Side, session, verb
 from benchmarks.moves import Return, middle_return, resume
 from benchmarks.rates import disk_rates, memcpy_rate
-from kernelproxy.protocol import Suspend
+from kernelproxy.protocol import Resume, Suspend
 
 #: Seconds between two looks whether a state has come to disk.
 LOOK_SECONDS = 0.01
@@ -120,6 +120,7 @@ def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int
         returns.append(resume(one, name, expected))
         _, copied = _put(NAME)
         agains.append((copied, store.written()))
+        verb(Resume(name))  # whom we suspended does not come back by itself
     other.order("hold", bytes=count, seed=times - 1)
     _put(SECOND_NAME)
     for side in (one, other):
