@@ -17,15 +17,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import moves
-from benchmarks.moves import Moves, Snapshots
+from benchmarks import disk, moves, saving
+from benchmarks.daemon import NAME, SECOND_NAME
+from benchmarks.disk import Disk
+from benchmarks.moves import Moves
+from benchmarks.rates import memcpy_rate
+from benchmarks.saving import Snapshots
 from kernelproxy import control, native
 from kernelproxy.protocol import Stop
 
@@ -33,22 +36,42 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNNER = Path(__file__).with_name("runner.py")
 PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru", "gpt2", "gpt2 generation")
 GIB = 1 << 30
+PARTS = ("programs", "snapshots", "moves", "disk")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured."""
+    """How much is measured.
+
+    Parameters
+    ----------
+    small : bool
+        Tiny models.
+    rounds : int
+    round_seconds : float
+    held : tuple of (int, int)
+        Bytes of the states that move, and how many times.
+    saved : tuple of str
+        Programs of which snapshots are taken.
+    snapshots : int
+        How many of each.
+    """
 
     small: bool = False
     rounds: int = 9
     round_seconds: float = 0.5
-    held_bytes: tuple[int, ...] = (GIB, GIB // 4)
-    moves: int = 3
+    held: tuple[tuple[int, int], ...] = ((GIB, 3), (GIB // 4, 5))
     saved: tuple[str, ...] = ("frozen", "large")
+    snapshots: int = 5
 
 
 SMALL = Scale(
-    small=True, rounds=3, round_seconds=0.02, held_bytes=(GIB // 16,), moves=1, saved=("large",)
+    small=True,
+    rounds=3,
+    round_seconds=0.02,
+    held=((GIB // 16, 2),),
+    saved=("large",),
+    snapshots=1,
 )
 
 
@@ -72,6 +95,7 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     snapshots: list[Snapshots] = field(default_factory=list)
     moves: list[Moves] = field(default_factory=list)
+    disk: list[Disk] = field(default_factory=list)
     memcpy_gb_per_second: float = 0.0
 
 
@@ -118,19 +142,39 @@ class Side:
 @contextmanager
 def sides(threads: int | None, scale: Scale) -> Iterator[tuple[Side, Side]]:
     """Start a plain and a proxied runner; `threads` None leaves the defaults of both."""
-    options = ["--small"] if scale.small else []
-    plain = [sys.executable, str(RUNNER), "--device", "cpu", *options]
-    proxied = [
-        sys.executable, "-m", "jupyter_sing.cli", "run", "--name", "bench",
-        str(RUNNER), "--device", "cuda", *options,
-    ]  # fmt: skip
-    with _daemon_of_its_own(threads), Side(plain) as first, Side(proxied) as second:
+    plain = [sys.executable, str(RUNNER), "--device", "cpu", *_options(scale)]
+    with daemon_of_its_own(threads), Side(plain) as first, proxied_side(NAME, scale) as second:
         yield first, second
 
 
+def proxied_side(name: str, scale: Scale) -> Side:
+    """Start a runner under a session of that name."""
+    return Side([
+        sys.executable, "-m", "jupyter_sing.cli", "run", "--name", name,
+        str(RUNNER), "--device", "cuda", *_options(scale),
+    ])  # fmt: skip
+
+
+def _options(scale: Scale) -> list[str]:
+    return ["--small"] if scale.small else []
+
+
 @contextmanager
-def _daemon_of_its_own(threads: int | None) -> Iterator[None]:
-    """Name a new runtime directory and the threads in the environment; stop the daemon after."""
+def daemon_of_its_own(threads: int | None, **settings: str) -> Iterator[Path]:
+    """Name new directories, the threads and settings in the environment; stop the daemon after.
+
+    Parameters
+    ----------
+    threads : int or None
+        Compute threads; None leaves the default.
+    **settings : str
+        Values of variables without their prefix ``JUPYTER_SING_``.
+
+    Yields
+    ------
+    Path
+        ``JUPYTER_SING_DATA_DIR``.
+    """
     before = dict(os.environ)
     for name in before:
         if name.startswith(("SING_", "JUPYTER_SING_", "OMP_", "MKL_")):
@@ -141,10 +185,13 @@ def _daemon_of_its_own(threads: int | None) -> Iterator[None]:
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         device += f"@{threads}"
     os.environ["JUPYTER_SING_DEVICES"] = f"{device},{device}"
+    os.environ |= {f"JUPYTER_SING_{name}": value for name, value in settings.items()}
     with tempfile.TemporaryDirectory(prefix="sing-bench-") as directory:
+        data = Path(directory) / "data"
         os.environ["JUPYTER_SING_RUNTIME_DIR"] = directory
+        os.environ["JUPYTER_SING_DATA_DIR"] = str(data)
         try:
-            yield
+            yield data
         finally:
             _stop_daemon()
             os.environ.clear()
@@ -187,45 +234,67 @@ def measure(plain: Side, proxied: Side, program: str, threads: str, scale: Scale
     )
 
 
-def memcpy_rate() -> float:
-    """Bytes copied per nanosecond by one thread between warm buffers: the machine's own speed."""
-    source = bytearray(os.urandom(1 << 20) * 256)
-    target = bytearray(len(source))
-    seconds = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        target[:] = source
-        seconds.append(time.perf_counter() - begin)
-    return len(source) / min(seconds) / 1e9
+def measure_disk(scale: Scale) -> list[Disk]:
+    """Let states go to disk and come back, under a daemon that brings them there at once."""
+    with (
+        daemon_of_its_own(1, COLD_AFTER="0.001") as data,
+        proxied_side(NAME, scale) as one,
+        proxied_side(SECOND_NAME, scale) as other,
+    ):
+        return [disk.measure_disk(one, other, data, count, times) for count, times in scale.held]
 
 
 def run(
-    scale: Scale, programs: Sequence[str] = PROGRAMS, threads: Sequence[int | None] = (1, None)
+    scale: Scale,
+    programs: Sequence[str] = PROGRAMS,
+    threads: Sequence[int | None] = (1, None),
+    parts: Sequence[str] = PARTS,
 ) -> Results:
-    """Measure everything; a row is printed as soon as it is there."""
+    """Measure everything, or some parts of it; what is there is printed as soon as it is."""
     results = Results(memcpy_gb_per_second=memcpy_rate())
-    print(
-        f"{'program':<18}{'threads':>12}{'plain ms':>11}{'proxied ms':>12}{'ratio':>8}  quartiles"
-    )
-    for count in threads:
-        with sides(count, scale) as (plain, proxied):
-            label = str(count) if count else f"{plain.order('threads')['threads']} (default)"
-            for program in programs:
-                row = measure(plain, proxied, program, label, scale)
-                results.rows.append(row)
-                print(
-                    f"{row.program:<18}{row.threads:>12}{row.plain:>11.2f}{row.proxied:>12.2f}"
-                    f"{row.ratio:>8.2f}  {row.ratio_low:.2f} to {row.ratio_high:.2f}",
-                    flush=True,
-                )
-            if count == threads[0]:
-                results.snapshots = [moves.measure_snapshots(proxied, p) for p in scale.saved]
-                results.moves = [
-                    moves.measure_moves(proxied, count, scale.moves) for count in scale.held_bytes
-                ]
-                print("\n".join(moves.report(results.snapshots, results.moves)), flush=True)
     print(f"copying memory: {results.memcpy_gb_per_second:.1f} GB/s")
+    if "programs" in parts:
+        print(
+            f"{'program':<18}{'threads':>12}{'plain ms':>11}{'proxied ms':>12}{'ratio':>8}"
+            "  quartiles"
+        )
+    for count in threads if "programs" in parts else threads[:1]:
+        with sides(count, scale) as (plain, proxied):
+            if "programs" in parts:
+                results.rows += measure_programs(plain, proxied, programs, count, scale)
+            if count == threads[0]:
+                if "snapshots" in parts:
+                    for program in scale.saved:
+                        found = saving.measure_snapshots(proxied, program, scale.snapshots)
+                        results.snapshots.append(found)
+                    _show(saving.report(results.snapshots))
+                if "moves" in parts:
+                    for held, times in scale.held:
+                        results.moves.append(moves.measure_moves(proxied, held, times))
+                    _show(moves.report(results.moves))
+    if "disk" in parts:
+        results.disk = measure_disk(scale)
+        _show(disk.report(results.disk))
     return results
+
+
+def measure_programs(
+    plain: Side, proxied: Side, programs: Sequence[str], threads: int | None, scale: Scale
+) -> Iterator[Row]:
+    """Measure one program after the other, and print each row."""
+    label = str(threads) if threads else f"{plain.order('threads')['threads']} (default)"
+    for program in programs:
+        row = measure(plain, proxied, program, label, scale)
+        print(
+            f"{row.program:<18}{row.threads:>12}{row.plain:>11.2f}{row.proxied:>12.2f}"
+            f"{row.ratio:>8.2f}  {row.ratio_low:.2f} to {row.ratio_high:.2f}",
+            flush=True,
+        )
+        yield row
+
+
+def _show(lines: Sequence[str]) -> None:
+    print("\n".join(lines), flush=True)
 
 
 def report(results: Results) -> str:
@@ -252,12 +321,16 @@ def report(results: Results) -> str:
     ]
     lines += [
         "",
-        "## Snapshots, resuming, migration",
+        "## Snapshots, resuming, migration, disk",
         "",
         "With one compute thread. One thread of this machine copies memory at "
         f"{results.memcpy_gb_per_second:.1f} GB/s.",
         "",
-        *moves.report(results.snapshots, results.moves),
+        *saving.report(results.snapshots),
+        "",
+        *moves.report(results.moves),
+        "",
+        *disk.report(results.disk),
         "",
     ]
     return "\n".join(lines)
@@ -287,9 +360,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write BENCHMARKS.md, append results")
     parser.add_argument("--small", action="store_true", help="tiny models and few rounds")
+    parser.add_argument(
+        "--only", action="append", choices=PARTS, metavar="PART",
+        help=f"one of {', '.join(PARTS)}; may be given again; nothing is written then",
+    )  # fmt: skip
     parser.add_argument("programs", nargs="*", default=PROGRAMS)
     options = parser.parse_args()
-    results = run(SMALL if options.small else Scale(), options.programs)
+    if options.write and options.only:
+        parser.error("--write needs all parts")
+    parts = options.only or PARTS
+    results = run(SMALL if options.small else Scale(), options.programs, parts=parts)
     if options.write:
         (ROOT / "BENCHMARKS.md").write_text(report(results), encoding="utf-8")
         with open(ROOT / "benchmarks" / "results.jsonl", "a", encoding="utf-8") as file:

@@ -1,7 +1,8 @@
-"""What snapshots, resuming and migration cost: measured against copying the same bytes.
+"""What suspending, resuming and migration cost: measured against copying the same bytes.
 
-`benchmarks.bench` runs this after its own rows. Everything is measured in one run, on the sessions
-of one daemon with two software devices, beside the machine's own copying speed.
+Everything is measured in one run, on the session of one daemon with two software devices, beside
+the machine's own copying speed. Nothing asks the daemon while something moves: that would take a
+core from what is measured.
 """
 
 from __future__ import annotations
@@ -10,177 +11,190 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Protocol
 
-from kernelproxy import control
-from kernelproxy.protocol import Migrate, Resume, SessionReply, Status, StatusReply, Suspend
-
-MIB = 1 << 20
-ORDER_SECONDS = 600.0
-#: Batches of steps until the daemon has taken a snapshot by itself.
-BATCHES_MAX = 60
-
-
-class Side(Protocol):
-    """A runner that takes orders."""
-
-    def order(self, do: str, **arguments: Any) -> dict[str, Any]: ...
+from benchmarks.daemon import MIB, Side, session, verb
+from benchmarks.rates import memcpy_rate
+from kernelproxy.protocol import Migrate, Resume, Suspend
 
 
 @dataclass(frozen=True)
-class Snapshots:
-    """A snapshot beside the execution, and one with the gate closed, of one program.
-
-    Times in milliseconds.
+class Return:
+    """How a suspended session came back; seconds since that was asked for.
 
     Parameters
     ----------
-    program : str
-    bytes, copied : int
-        Of the snapshot beside the execution.
-    stop : float
-        Copying everything with the gate closed.
-    stalled : float
-        Time for which the snapshot beside the execution kept the log from being executed.
-    step, step_meanwhile, step_worst : float
-        Medians of the steps before and during the snapshot, and the longest during it.
+    back : float
+        Until the verb returned.
+    first_operator : float
+        Until the answer of an operator that needs a few bytes.
+    loaded : float
+        Until the answer of operators that need an element of each tensor, so that all were there.
+    summed : float
+        Until the answer of operators that read everything.
     """
 
-    program: str
-    bytes: int
-    copied: int
-    stop: float
-    stalled: float
-    step: float
-    step_meanwhile: float
-    step_worst: float
+    back: float
+    first_operator: float
+    loaded: float
+    summed: float
+
+
+@dataclass(frozen=True)
+class Migration:
+    """Seconds of a move between devices, and those without execution."""
+
+    seconds: float
+    downtime: float
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How fast a state of `bytes` moves; seconds."""
+    """How fast a state of `bytes` moves: medians of `times` moves.
+
+    Parameters
+    ----------
+    bytes, times : int
+    memcpy_gb_per_second : float
+        Measured just before.
+    suspend : float
+        Seconds of suspending it when everything has changed.
+    resume : Return
+    saved, unsaved : Migration
+        Of a state that a snapshot had by then, and of one of which everything has just changed.
+    """
 
     bytes: int
+    times: int
+    memcpy_gb_per_second: float
     suspend: float
-    resume: float
-    first_operator: float
-    migration: float
-    downtime: float
+    resume: Return
+    saved: Migration
+    unsaved: Migration
 
 
-def session() -> dict[str, Any]:
-    """Ask the daemon for the session of the benchmark."""
-    with control.connect(start=False) as connection:
-        reply = connection.expect(StatusReply, Status())
-    (found,) = (each for each in reply.sessions if each["name"] == "bench")
-    return dict(found)
-
-
-def verb(request: Any) -> dict[str, Any]:
-    """Have the daemon do something with a session."""
-    with control.connect(start=False) as connection:
-        return connection.expect(SessionReply, request, ORDER_SECONDS).session
-
-
-def measure_snapshots(proxied: Side, program: str) -> Snapshots:
-    """Train until the daemon takes a snapshot, and compare the steps before and during it.
+def resume(proxied: Side, name: str, expected: float) -> Return:
+    """Bring a session back, and check what it holds.
 
     Raises
     ------
     RuntimeError
-        If it takes none.
+        If it holds something else.
     """
-    proxied.order("steps", program=program, steps=3)
-    once = proxied.order("steps", program=program, steps=3)["steps"]
-    batch = max(3, round(1.0 / statistics.mean(end - begin for begin, end in once)))
-    verb(Suspend(session()["id"], "benchmark"))
-    stopped = session()["snapshot"]
-    verb(Resume(session()["id"]))
-    before = stopped["position"]
-    steps: list[Sequence[float]] = []
-    for _ in range(BATCHES_MAX):
-        steps += proxied.order("steps", program=program, steps=batch)["steps"]
-        found = session()["snapshot"]
-        if found["position"] != before and len(steps) > 2 * batch:
-            break
-        before = found["position"] if len(steps) <= 2 * batch else before
-    else:
-        raise RuntimeError("the daemon took no snapshot")
-    age = time.time() - datetime.fromisoformat(found["taken"]).timestamp()
-    end = time.monotonic() - age
-    begin = end - found["seconds"]
-    meanwhile = [b - a for a, b in steps if b > begin and a < end]
-    others = [b - a for a, b in steps[3:] if b <= begin or a >= end]
-    proxied.order("forget")
-    return Snapshots(
-        program=program,
-        bytes=found["bytes"],
-        copied=found["copied"],
-        stop=stopped["seconds"] * 1e3,
-        stalled=found["stalled"] * 1e3,
-        step=statistics.median(others) * 1e3,
-        step_meanwhile=statistics.median(meanwhile) * 1e3,
-        step_worst=max(meanwhile) * 1e3,
-    )
+    begin = time.perf_counter()
+    verb(Resume(name))
+    back = time.perf_counter() - begin
+    proxied.order("touch")
+    first = time.perf_counter() - begin
+    proxied.order("reach")
+    loaded = time.perf_counter() - begin
+    proxied.order("sum")
+    summed = time.perf_counter() - begin
+    check(proxied, expected)
+    return Return(back, first, loaded, summed)
+
+
+def check(proxied: Side, expected: float) -> None:
+    """Raise RuntimeError if a session does not hold what it held."""
+    if proxied.order("check")["sum"] != expected:
+        raise RuntimeError("a session that moved does not hold what it held")
 
 
 def measure_moves(proxied: Side, count: int, times: int) -> Moves:
     """Suspend, resume and migrate a session that holds `count` bytes, and check what it holds."""
+    rate = memcpy_rate()
     expected = proxied.order("hold", bytes=count)["sum"]
     proxied.order("touch")
-    name, figures = session()["id"], []
-    for index in range(times):
+    name = session()["id"]
+    suspends: list[float] = []
+    returns: list[Return] = []
+    saved: list[Migration] = []
+    unsaved: list[Migration] = []
+    for _ in range(times):
+        proxied.order("rewrite")
         begin = time.perf_counter()
         verb(Suspend(name, "benchmark"))
-        suspended = time.perf_counter()
-        verb(Resume(name))
-        proxied.order("touch")
-        first = time.perf_counter() - suspended
-        if proxied.order("check")["sum"] != expected:
-            raise RuntimeError("a resumed session does not hold what it held")
-        verb(Suspend(name, "benchmark"))
-        resuming = time.perf_counter()
-        verb(Resume(name))
-        while session()["loading"]:
-            pass
-        resumed = time.perf_counter()
-        if proxied.order("check")["sum"] != expected:
-            raise RuntimeError("a resumed session does not hold what it held")
-        moved = verb(Migrate(name, f"cpu:{1 - index % 2}"))["migration"]
-        if proxied.order("check")["sum"] != expected:
-            raise RuntimeError("a migrated session does not hold what it held")
-        figures.append(
-            (suspended - begin, resumed - resuming, first, moved["seconds"], moved["downtime"])
-        )
+        suspends.append(time.perf_counter() - begin)
+        returns.append(resume(proxied, name, expected))
+        # As upkeep leaves it: what was executed since has changed next to nothing.
+        saved.append(_migrate(proxied, name, expected))
+        proxied.order("rewrite")
+        unsaved.append(_migrate(proxied, name, expected))
     proxied.order("forget")
-    middle = [statistics.median(each) for each in zip(*figures, strict=True)]
-    return Moves(count, *middle)
+    return Moves(
+        bytes=count,
+        times=times,
+        memcpy_gb_per_second=rate,
+        suspend=statistics.median(suspends),
+        resume=middle_return(returns),
+        saved=_middle(saved),
+        unsaved=_middle(unsaved),
+    )
 
 
-def report(snapshots: Sequence[Snapshots], moves: Sequence[Moves]) -> list[str]:
-    """Write both as tables of Markdown."""
+def _migrate(proxied: Side, name: str, expected: float) -> Migration:
+    target = "cpu:0" if session()["device"] == "cpu:1" else "cpu:1"
+    found = verb(Migrate(name, target))["migration"]
+    check(proxied, expected)
+    return Migration(found["seconds"], found["downtime"])
+
+
+def _middle(moves: Sequence[Migration]) -> Migration:
+    return Migration(
+        statistics.median(each.seconds for each in moves),
+        statistics.median(each.downtime for each in moves),
+    )
+
+
+def middle_return(returns: Sequence[Return]) -> Return:
+    """Take the median of each figure."""
+    return Return(
+        statistics.median(each.back for each in returns),
+        statistics.median(each.first_operator for each in returns),
+        statistics.median(each.loaded for each in returns),
+        statistics.median(each.summed for each in returns),
+    )
+
+
+def report(moves: Sequence[Moves]) -> list[str]:
+    """Write tables of Markdown."""
     lines = [
-        "| program | state, MiB | copied, MiB | stop and copy, ms | stalled, ms | step, ms "
-        "| step meanwhile | longest |",
-        "|---|---|---|---|---|---|---|---|",
+        "Suspending and resuming: medians. All is loaded when an element of each tensor was used,",
+        "for which the tensor must be there as a whole.",
+        "",
+        "| state, MiB | moves | memcpy, GB/s | suspend, s | GB/s | resume: back, ms "
+        "| first operator, ms | all loaded, s | GB/s | of memcpy | all summed up, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {s.program} | {s.bytes / MIB:.0f} | {s.copied / MIB:.0f} | {s.stop:.0f} "
-        f"| {s.stalled:.1f} | {s.step:.0f} | {s.step_meanwhile / s.step:.2f} "
-        f"| {s.step_worst / s.step:.2f} |"
-        for s in snapshots
+        f"| {m.bytes / MIB:.0f} | {m.times} | {m.memcpy_gb_per_second:.1f} | {m.suspend:.2f} "
+        f"| {_rate(m, m.suspend):.1f} | {m.resume.back * 1e3:.0f} "
+        f"| {m.resume.first_operator * 1e3:.0f} | {m.resume.loaded:.2f} "
+        f"| {_rate(m, m.resume.loaded):.1f} | {_of_memcpy(m, m.resume.loaded):.0%} "
+        f"| {m.resume.summed:.2f} |"
+        for m in moves
     ]
     lines += [
         "",
-        "| state, MiB | suspend, s | resume, s | GB/s | first operator, ms | migrate, s "
+        "Migration: of a state that was saved before, as upkeep does it, and of one of which",
+        "everything was written just before.",
+        "",
+        "| state, MiB | moves | memcpy, GB/s | state | migrate, s | GB/s | of memcpy "
         "| stood still, ms |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {m.bytes / MIB:.0f} | {m.suspend:.2f} | {m.resume:.2f} "
-        f"| {m.bytes / m.resume / 1e9:.1f} | {m.first_operator * 1e3:.0f} | {m.migration:.2f} "
-        f"| {m.downtime * 1e3:.0f} |"
+        f"| {m.bytes / MIB:.0f} | {m.times} | {m.memcpy_gb_per_second:.1f} | {what} "
+        f"| {each.seconds:.2f} | {_rate(m, each.seconds):.1f} | {_of_memcpy(m, each.seconds):.0%} "
+        f"| {each.downtime * 1e3:.0f} |"
         for m in moves
+        for what, each in (("saved", m.saved), ("not saved", m.unsaved))
     ]
     return lines
+
+
+def _rate(moves: Moves, seconds: float) -> float:
+    return moves.bytes / seconds / 1e9
+
+
+def _of_memcpy(moves: Moves, seconds: float) -> float:
+    return _rate(moves, seconds) / moves.memcpy_gb_per_second

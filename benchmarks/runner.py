@@ -6,9 +6,12 @@ one on the proxied device, can take turns within seconds of each other:
     {"do": "train", "program": "mlp", "steps": 10}   -> {"seconds": 0.1}
     {"do": "steps", "program": "mlp", "steps": 10}   -> {"steps": [[1.0, 1.1], ...]}
     {"do": "touch"}                                  -> {"seconds": 0.1}
-    {"do": "forget"}                                 -> {}        drop the programs' tensors
+    {"do": "forget"}                                 -> {}        drop all tensors
+    {"do": "rewrite"}                                -> {}        write all, with what they have
     {"do": "hold", "bytes": 1073741824}              -> {"sum": 0.5}
     {"do": "check"}                                  -> {"sum": 0.5}
+    {"do": "reach"}                                  -> {"sum": 0.5}  an element of each
+    {"do": "sum"}                                    -> {"sum": 0.5}
     {"do": "threads"}                                -> {"threads": 2}
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -85,21 +89,44 @@ class Runner:
         return {"seconds": time.perf_counter() - begin}
 
     def forget(self) -> dict[str, Any]:
-        """Drop all programs."""
+        """Drop all programs and what is held."""
         self.steps.clear()
+        self.held.clear()
         gc.collect()
         return {}
 
-    def hold(self, bytes: int) -> dict[str, Any]:
+    def rewrite(self) -> dict[str, Any]:
+        """Write every tensor that Python knows, bit for bit what it had, and wait for that."""
+        with torch.no_grad():
+            for each in gc.get_objects():
+                if type(each) in (torch.Tensor, torch.nn.Parameter):
+                    gradient = each.grad if each.is_leaf else None
+                    for tensor in (each, gradient):
+                        if tensor is None or tensor.dtype == torch.bool:
+                            continue
+                        if tensor.device.type == self.device:
+                            tensor.mul_(1)
+        self._synchronize()
+        return {}
+
+    def hold(self, bytes: int, seed: int = 3) -> dict[str, Any]:
         """Fill device memory with random numbers, which do not compress."""
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         count = bytes // 4 // BLOCKS
         self.held = [torch.rand(count, device=self.device) for _ in range(BLOCKS)]
         return self.check()
 
     def check(self) -> dict[str, Any]:
         """Sum up what is held."""
-        return {"sum": sum(block.double().mean().item() for block in self.held)}
+        return {"sum": math.fsum(block.double().mean().item() for block in self.held)}
+
+    def reach(self) -> dict[str, Any]:
+        """Use an element of each block that is held, which must be there as a whole for that."""
+        return {"sum": torch.stack([block[0] for block in self.held]).sum().item()}
+
+    def sum(self) -> dict[str, Any]:
+        """Sum up what is held as quickly as it can be read."""
+        return {"sum": torch.stack([block.sum() for block in self.held]).sum().item()}
 
     def threads(self) -> dict[str, Any]:
         """Compute threads of this process."""
@@ -119,8 +146,10 @@ def main() -> None:
     runner = Runner(options.device, options.small, options.log_every)
     orders: dict[str, Callable[..., dict[str, Any]]] = {
         name: getattr(runner, name)
-        for name in ("train", "forget", "hold", "check", "threads", "touch")
-    }
+        for name in (
+            "train", "forget", "rewrite", "hold", "check", "reach", "sum", "threads", "touch",
+        )
+    }  # fmt: skip
     orders["steps"] = runner.each
     # What was asked for must be there: a silent fallback would compare the CPU with itself.
     if torch.zeros(1, device=options.device).device.type != options.device:

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which a state that could not go to disk is tried again.
 RETRY_SECONDS = 60.0
+LOOK_SECONDS_MIN = 1.0
 
 
 class Guest(Protocol):
@@ -28,10 +29,13 @@ class Guest(Protocol):
         """Bytes of host memory that it takes."""
 
     def as_parked(self) -> Parked | None:
-        """How it could go to disk; None if it cannot now."""
+        """How it could go to disk; None if it cannot now: it calls `HostMemory.changed` then."""
 
     async def chill(self) -> bool:
-        """Take its state to disk, unless it is wanted meanwhile; return whether it is there."""
+        """Take its state to disk, unless it is wanted meanwhile; return whether it is there.
+
+        If it is not, it calls `HostMemory.changed` when nobody wants it any more.
+        """
 
 
 class HostMemory:
@@ -81,23 +85,24 @@ class HostMemory:
             if self._timer is not None:
                 self._timer.cancel()
             now, guests = time.monotonic(), {each.id: each for each in self._guests()}
-            found = (each.as_parked() for each in guests.values())
-            parked = [p for p in found if p and self._refused.get(p.session, 0.0) <= now]
+            found = [p for each in guests.values() if (p := each.as_parked())]
+            parked = [each for each in found if self._refused.get(each.session, 0.0) <= now]
             excess = sum(each.host_bytes for each in guests.values()) - self._budget
             for name in choose_cold(parked, excess, now, self._cold_after):
                 await self._chill(guests[name])
-            left = seconds_to_next(parked, time.monotonic(), self._cold_after)
-            if left != float("inf"):
-                self._timer = asyncio.get_running_loop().call_later(max(left, 1.0), self.changed)
+            left = [seconds_to_next(parked, time.monotonic(), self._cold_after)]
+            left += [self._refused[p.session] - now for p in found if p.session in self._refused]
+            if min(left) != float("inf"):
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(max(min(left), LOOK_SECONDS_MIN), self.changed)
 
     async def _chill(self, guest: Guest) -> None:
+        self._refused.pop(guest.id, None)
         try:
-            if await guest.chill():
-                self._refused.pop(guest.id, None)
-                return
+            await guest.chill()
         except SingError as error:
             log.warning("Session %s could not go to disk: %s", guest.id, error)
-        self._refused[guest.id] = time.monotonic() + RETRY_SECONDS
+            self._refused[guest.id] = time.monotonic() + RETRY_SECONDS
 
     def forget(self, guest: Guest) -> None:
         """A session has ended."""

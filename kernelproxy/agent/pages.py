@@ -92,6 +92,11 @@ class Pages:
         return self.memory.client.head - self.memory.agent.retained
 
     @property
+    def executed_bytes(self) -> int:
+        """Bytes of that log that were executed."""
+        return self.memory.worker.consumed - self.memory.agent.retained
+
+    @property
     def dirty_bytes(self) -> int:
         """Bytes of the device's state that the newest snapshot does not have."""
         return self.memory.worker.dirty_bytes

@@ -50,11 +50,18 @@ def describe_session(session: Session) -> dict[str, Any]:
         "gpu_seconds": memory.worker.busy_ns / 1e9,
         "recoverable": not state.forgone,
         "queued_for": round(time.monotonic() - queued_since, 3) if queued_since else 0.0,
-        "reason": session.reason,
+        "reason": _reason(session),
         "loading": memory.worker.loading_bytes if worker else 0,
         "snapshot": _snapshot(state.snapshot),
         "migration": asdict(session.migration) if session.migration else None,
     }
+
+
+def _reason(session: Session) -> str:
+    """Why it is in its state, and why it could not be recovered if it could not."""
+    if not session.device_state.forgone or session.state is State.FAILED:
+        return session.reason
+    return f"{session.reason} Could not be recovered now: {session.upkeep.obstacle}"
 
 
 def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:

@@ -203,7 +203,9 @@ class Session:
         if state.worker is not None:
             await self._grant()
             rested = self.idleness.rested()
-            await self.upkeep.tend(rested, lambda: self.meanwhile(state.save(patient=True)))
+            await self.upkeep.tend(
+                rested, lambda patient: self.meanwhile(state.save(patient=patient))
+            )
             self.observe()
         self.idleness.set_timer()
         self.upkeep.set_timer(self.idleness.rested())
@@ -491,3 +493,5 @@ class Session:
             self.claims -= 1
             if not self.claims:
                 self.room.decided(self)
+                if self.state is State.SUSPENDED and not self.device_state.cold:
+                    self.host.changed()  # which leaves alone who is claimed

@@ -203,7 +203,8 @@ class ToyWorker:
             entry = tables.ENTRY.pack(offset, EXTENT_BYTES, 1, 0, self.versions)
             fd = os.memfd_create("toy-snapshot")
             os.write(fd, header + entry)
-            taken = SnapshotTaken(self.at, EXTENT_BYTES, EXTENT_BYTES, 0, 0.0)
+            stalled = int(os.environ.get("TOY_STALLED_NS", "0"))
+            taken = SnapshotTaken(self.at, EXTENT_BYTES, EXTENT_BYTES, stalled, 0.0)
             send_message(self.control, taken, [fd])
             os.close(fd)
 

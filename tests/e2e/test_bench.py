@@ -5,24 +5,41 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import bench
+from benchmarks.moves import Return
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_small_benchmark_measures_both_sides_snapshots_and_moves() -> None:
+@pytest.mark.timeout(900)
+def test_small_benchmark_measures_both_sides_snapshots_moves_and_the_disk() -> None:
     results = bench.run(bench.SMALL, ["mlp", "gpt2 generation"], threads=[1])
     assert [row.program for row in results.rows] == ["mlp", "gpt2 generation"]
     for row in results.rows:
         assert row.plain > 0
         assert row.ratio_low <= row.ratio <= row.ratio_high
     (saved,) = results.snapshots
-    assert saved.program == "large"
+    assert (saved.program, saved.count) == ("large", 1)
     assert saved.copied > 0
-    assert 0 < saved.step <= saved.step_worst * 10
+    assert saved.stop > 0
+    assert 0 < saved.step <= saved.step_longest
+    assert saved.step_meanwhile <= saved.step_worst_median == saved.step_worst
     (moved,) = results.moves
     assert moved.suspend > 0
-    assert moved.resume > 0
-    assert 0 < moved.downtime <= moved.migration
+    _check_return(moved.resume)
+    for each in (moved.saved, moved.unsaved):
+        assert 0 < each.downtime <= each.seconds
+    (stored,) = results.disk
+    assert min(stored.memcpy, stored.write, stored.read, stored.put) > 0
+    _check_return(stored.resume)
+    assert stored.written_first > 0.9 * stored.bytes
+    assert max(stored.copied_again, stored.written_again) < 0.01 * stored.bytes
+    assert stored.written_for_another < 0.02 * stored.bytes
     page = bench.report(results)
     assert page.count("\n| mlp | 1 |") == 1
     assert page.count("\n| large | ") == 1
+    # 64 MiB: moved, migrated saved and not, to disk and back, and its second snapshot
+    assert page.count("\n| 64 | ") == 5
+
+
+def _check_return(found: Return) -> None:
+    assert 0 < found.back <= found.first_operator <= found.loaded <= found.summed

@@ -1,4 +1,4 @@
-"""Training programs under real sessions, driven step by step."""
+"""Programs under real sessions that train, or hold weights, driven step by step."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from kernelproxy.protocol import (
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "programs" / "steps.py"
+WEIGHTS = ROOT / "tests" / "programs" / "weights.py"
 
 
 class Program:
-    """A training program, on ``cpu`` or, with a session, on a proxied ``cuda``."""
+    """A program, on ``cpu`` or, with a session, on a proxied ``cuda``."""
 
     def __init__(self, process: subprocess.Popen[str], session: str = "") -> None:
         self.process, self.session = process, session
 
-    def ask(self, steps: int) -> None:
+    def ask(self, what: int | str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
 
     def answer(self) -> list[str]:
@@ -47,18 +48,25 @@ class Program:
         self.ask(steps)
         return self.answer()
 
+    def do(self, what: str) -> str:
+        self.ask(what)
+        (answer,) = self.answer()
+        return answer
+
 
 @contextmanager
-def program(seed: int, *, proxied: bool, device: str | None = None) -> Iterator[Program]:
+def program(
+    seed: int, *, proxied: bool, device: str | None = None, path: Path = PROGRAM
+) -> Iterator[Program]:
     """Start a program with one compute thread, and end it."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command, session = [str(PROGRAM), "cpu", str(seed)], ""
+    command, session = [str(path), "cpu", str(seed)], ""
     if proxied:
         with control.connect() as agent:
-            request = OpenSession(f"steps-{seed}", "", sys.executable, 0, device, True)
+            request = OpenSession(f"{path.stem}-{seed}", "", sys.executable, 0, device, True)
             session = agent.expect(SessionOpened, request).session
         env |= {"SING_SESSION": session, "SING_SOCKET": str(paths.socket_path())}
-        command = ["-m", "kernelproxy.activation.script", str(PROGRAM), "cuda", str(seed)]
+        command = ["-m", "kernelproxy.activation.script", str(path), "cuda", str(seed)]
     process = subprocess.Popen(
         [sys.executable, *command],
         stdin=subprocess.PIPE,
@@ -83,6 +91,11 @@ def verb(request: Suspend | Resume | Migrate) -> dict[str, Any]:
 def status() -> StatusReply:
     with control.connect(start=False) as agent:
         return agent.expect(StatusReply, Status())
+
+
+def session_of(program: Program) -> dict[str, Any]:
+    (found,) = (each for each in status().sessions if each["id"] == program.session)
+    return found
 
 
 def agent_pid() -> int:

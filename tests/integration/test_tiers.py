@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,29 @@ def test_what_is_unused_for_long_goes_to_disk_and_comes_back(
     client.close()
     wait_until(lambda: manifests(data_dir) == [])
     wait_until(lambda: chunks(data_dir) == [])
+
+
+def test_who_is_looked_at_while_it_is_suspended_goes_to_disk_all_the_same(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host(cold_after=0.001)
+    client = host.client()
+    for number in range(10):
+        client.add(number)
+        assert client.read() == client.state
+        suspended = threading.Event()
+
+        def ring(suspended: threading.Event = suspended) -> None:
+            while not suspended.is_set():
+                client.send_bell()
+
+        ringing = threading.Thread(target=ring)
+        ringing.start()
+        host.call(Suspend(client.session))
+        suspended.set()
+        ringing.join()
+        wait_until(lambda: cold(host, client))
+        host.call(Resume(client.session))
 
 
 def test_the_longest_unused_makes_room_in_host_memory(toy_host: StartHost) -> None:

@@ -1,0 +1,32 @@
+"""What the benchmarks ask of the daemon and of the programs under its sessions."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from kernelproxy import control
+from kernelproxy.protocol import SessionReply, Status, StatusReply
+
+MIB = 1 << 20
+NAME, SECOND_NAME = "bench", "bench-2"
+ORDER_SECONDS = 600.0
+
+
+class Side(Protocol):
+    """A runner that takes orders."""
+
+    def order(self, do: str, **arguments: Any) -> dict[str, Any]: ...
+
+
+def session(name: str = NAME) -> dict[str, Any]:
+    """Ask the daemon for a session of the benchmark."""
+    with control.connect(start=False) as connection:
+        reply = connection.expect(StatusReply, Status())
+    (found,) = (each for each in reply.sessions if each["name"] == name)
+    return dict(found)
+
+
+def verb(request: Any) -> dict[str, Any]:
+    """Have the daemon do something with a session."""
+    with control.connect(start=False) as connection:
+        return connection.expect(SessionReply, request, ORDER_SECONDS).session

@@ -1,0 +1,93 @@
+"""How fast this machine copies memory, and writes and reads its disk: what figures stand beside."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+#: As the chunk store does it (`kernelproxy/snapshot`).
+PIECE_BYTES, DISK_THREADS = 4 << 20, 4
+COPY_BYTES, COPIES = 256 << 20, 5
+
+
+def memcpy_rate() -> float:
+    """Bytes copied per nanosecond by one thread between warm buffers."""
+    source = bytearray(os.urandom(1 << 20) * (COPY_BYTES >> 20))
+    target = bytearray(len(source))
+    seconds = []
+    for _ in range(COPIES):
+        begin = time.perf_counter()
+        target[:] = source
+        seconds.append(time.perf_counter() - begin)
+    return len(source) / min(seconds) / 1e9
+
+
+def disk_rates(directory: Path, count: int) -> tuple[float, float]:
+    """Bytes per nanosecond that a disk takes and gives, past the page cache.
+
+    One file is written in pieces by several threads, synced, and read in the same way.
+
+    Parameters
+    ----------
+    directory : Path
+        Where the file is for a while.
+    count : int
+        Bytes of it; rounded up to whole pieces.
+
+    Returns
+    -------
+    write, read : float
+    """
+    pieces = -(-count // PIECE_BYTES)
+    with mmap.mmap(-1, PIECE_BYTES) as memory, tempfile.TemporaryDirectory(dir=directory) as inner:
+        memory[:] = os.urandom(PIECE_BYTES)
+        fd = _open_direct(Path(inner) / "rate")
+        try:
+            with ThreadPoolExecutor(DISK_THREADS) as threads:
+                write = _seconds(
+                    threads, pieces, lambda at: os.pwrite(fd, memory, at), lambda: os.fsync(fd)
+                )
+                rooms = [mmap.mmap(-1, PIECE_BYTES) for _ in range(DISK_THREADS)]
+
+                def read_piece(at: int) -> int:
+                    room = rooms.pop()
+                    try:
+                        return os.preadv(fd, [room], at)
+                    finally:
+                        rooms.append(room)
+
+                read = _seconds(threads, pieces, read_piece, lambda: None)
+        finally:
+            os.close(fd)
+        for room in rooms:
+            room.close()
+    return pieces * PIECE_BYTES / write / 1e9, pieces * PIECE_BYTES / read / 1e9
+
+
+def _seconds(
+    threads: ThreadPoolExecutor, pieces: int, move: Callable[[int], int], end: Callable[[], None]
+) -> float:
+    """Time of moving all pieces of a file."""
+    begin = time.perf_counter()
+    for moved in threads.map(move, range(0, pieces * PIECE_BYTES, PIECE_BYTES)):
+        if moved != PIECE_BYTES:
+            raise OSError("a piece was moved in part")
+    end()
+    return time.perf_counter() - begin
+
+
+def _open_direct(path: Path) -> int:
+    """Make a file for direct transfers, or for others where the file system has none."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.open(path, flags, 0o600)

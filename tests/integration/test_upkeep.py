@@ -1,0 +1,54 @@
+"""Sessions whose log cannot be kept, under a real daemon with toy workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kernelproxy.protocol import Resume, Suspend
+from tests.integration.conftest import ToyHost, wait_until
+
+StartHost = Callable[..., ToyHost]
+
+MANY = 20_000  # records, of 16 bytes and more: several times the log, so that some was given back
+
+
+@pytest.mark.parametrize("why", ["faster than 64 KiB", "budget of host memory"])
+def test_a_log_that_cannot_be_kept_is_forgone_and_that_is_said(
+    toy_host: StartHost, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Kept from executing for a day, it may not be saved for years; small records are no upload.
+    monkeypatch.setenv("TOY_STALLED_NS", str(86_400 * 10**9))
+    small = {"host_memory": 1, "disk_quota": 0} if "memory" in why else {}
+    host = toy_host(log_bytes=1 << 16, log_budget=1 << 15, **small)
+    client = host.client()
+    with client.cell():
+        for number in range(MANY):
+            client.add(number)
+        assert client.read() == client.state
+        found = host.session(client)
+        assert (found["state"], found["recoverable"]) == ("running", False)
+        assert why in found["reason"]
+    host.call(Suspend(client.session))
+    found = host.session(client)
+    assert found["recoverable"] is True
+    assert why not in found["reason"]
+    host.call(Resume(client.session))
+    client.add(1)
+    assert client.read() == client.state
+
+
+def test_who_loses_its_worker_without_its_log_is_told_why(
+    toy_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_STALLED_NS", str(86_400 * 10**9))
+    host = toy_host(log_bytes=1 << 16, log_budget=1 << 15)
+    client = host.client()
+    with client.cell():
+        for number in range(MANY):
+            client.add(number)
+        client.read()
+        wait_until(lambda: host.kill_worker(client))
+        with pytest.raises(RuntimeError, match=r"device process died\. It fills its log faster"):
+            client.read()
