@@ -179,7 +179,7 @@ def test_a_snapshot_that_fails_is_tried_again() -> None:
     kept.state.comes(MIB, operators=1000, dirty=MIB)
     kept.state.busy_seconds = 10.0
 
-    async def refuse() -> None:
+    async def refuse(patient: bool) -> None:
         raise WorkerError("no memory")
 
     asyncio.run(kept.upkeep.tend(0.0, refuse))
