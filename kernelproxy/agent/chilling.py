@@ -34,6 +34,11 @@ class Chilling:
         """See `Guest`."""
         return self._session.device_state.host_bytes
 
+    @property
+    def undecided(self) -> bool:
+        """See `Guest`."""
+        return bool(self._session.claims)
+
     def as_parked(self) -> Parked | None:
         """See `Guest`."""
         session = self._session
@@ -69,8 +74,8 @@ class Chilling:
                     await asyncio.wait({storing, wish}, return_when=asyncio.FIRST_COMPLETED)
                     wish.cancel()
                     session.wishes.clear()
-                    if session.claims > 1 or session.wants_worker():
-                        cancel.set()  # somebody waits for it
+                    if session.awaited or session.wants_worker():
+                        cancel.set()
                         await asyncio.wait({storing})
             except asyncio.CancelledError:
                 cancel.set()

@@ -27,11 +27,18 @@ class Guest(Protocol):
     def host_bytes(self) -> int:
         """Bytes of host memory that it takes."""
 
+    @property
+    def undecided(self) -> bool:
+        """Whether somebody has its lock, so that nobody knows whether it could go to disk."""
+
     def as_parked(self) -> Parked | None:
         """How it could go to disk; None if it cannot now."""
 
     async def chill(self) -> bool:
-        """Take its state to disk, unless it is wanted meanwhile; return whether it is there."""
+        """Take its state to disk, unless it is wanted meanwhile; return whether it is there.
+
+        If not, its lock is not free, or it is not parked any more.
+        """
 
 
 class HostMemory:
@@ -62,6 +69,7 @@ class HostMemory:
         self._balancing: asyncio.Task[None] | None = None
         self._again = False
         self._refused: dict[str, float] = {}  # until when they are not asked again
+        self._undecided: set[str] = set()  # to be asked when their locks are free
 
     def has(self, count: int) -> bool:
         """Whether so many more bytes may be used."""
@@ -81,6 +89,7 @@ class HostMemory:
             if self._timer is not None:
                 self._timer.cancel()
             now, guests = time.monotonic(), {each.id: each for each in self._guests()}
+            self._undecided = {each.id for each in guests.values() if each.undecided}
             found = (each.as_parked() for each in guests.values())
             parked = [p for p in found if p and self._refused.get(p.session, 0.0) <= now]
             excess = sum(each.host_bytes for each in guests.values()) - self._budget
@@ -92,16 +101,22 @@ class HostMemory:
 
     async def _chill(self, guest: Guest) -> None:
         try:
-            if await guest.chill():
-                self._refused.pop(guest.id, None)
-                return
+            if not await guest.chill():
+                self._undecided.add(guest.id)
+            self._refused.pop(guest.id, None)
         except SingError as error:
             log.warning("Session %s could not go to disk: %s", guest.id, error)
-        self._refused[guest.id] = time.monotonic() + RETRY_SECONDS
+            self._refused[guest.id] = time.monotonic() + RETRY_SECONDS
+
+    def decided(self, guest: Guest) -> None:
+        """A session's lock is free: look whether it should go to disk, if it could not be asked."""
+        if guest.id in self._undecided:
+            self.changed()
 
     def forget(self, guest: Guest) -> None:
         """A session has ended."""
         self._refused.pop(guest.id, None)
+        self._undecided.discard(guest.id)
 
     async def close(self) -> None:
         """Look no more."""

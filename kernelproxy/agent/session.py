@@ -108,7 +108,7 @@ class Session:
         self.hold: Hold | None = None
         self._must_run = False  # a worker is wanted though the log may ask for none
         self._died = False  # its worker did, and the next one is not there yet
-        self._lock, self.claims = asyncio.Lock(), 0
+        self._lock, self.claims, self._looking = asyncio.Lock(), 0, False
         self._looks, self.wishes = asyncio.Event(), asyncio.Event()
         self.left_queue: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -178,9 +178,11 @@ class Session:
         while True:
             await self._looks.wait()
             self._looks.clear()
+            self._looking = True
             with contextlib.suppress(InternalError):  # it has failed then, and says why
                 async with self.exclusive():
                     await self._serve()
+            self._looking = False
 
     async def _serve(self) -> None:
         """Do what pages, worker and clock ask for."""
@@ -445,6 +447,7 @@ class Session:
         if self._closing is None:
             log.info("Session %s closes: %s", self.id, why)
             self._closing = asyncio.create_task(self._close(why), name=f"close {self.id}")
+            self.wishes.set()
         return self._closing
 
     async def _close(self, why: str) -> None:
@@ -478,6 +481,8 @@ class Session:
         What nobody expected ends this session, and only this one.
         """
         self.claims += 1
+        if self._lock.locked():
+            self.wishes.set()  # whoever has it may let us go first
         try:
             async with self._lock:
                 yield
@@ -491,3 +496,9 @@ class Session:
             self.claims -= 1
             if not self.claims:
                 self.room.decided(self)
+                self.host.decided(self.chilling)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for who has its lock: more than its own task, which only looks."""
+        return self.closing or self.claims - self._looking > 1
