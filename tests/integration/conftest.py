@@ -47,6 +47,17 @@ class ToyHost:
         self.clients.append(client)
         return client
 
+    def work(self, client: ToyClient, memory: int = 0) -> dict:
+        """Let a client use memory and change its state; return its session, which is idle then."""
+        client.use(memory)
+        client.add(1)
+        assert client.read() == client.state
+        return self.rested(client)
+
+    def rested(self, client: ToyClient) -> dict:
+        """Wait until a session is idle: its worker is busy for a moment after it has answered."""
+        return wait_until(lambda: self.when(client, "idle"))
+
     def status(self) -> StatusReply:
         return self.call(Status())
 

@@ -32,7 +32,7 @@ def test_a_session_starts_at_its_first_record(toy_host: StartHost) -> None:
     client.add(1)
     client.add(2)
     assert client.read() == client.state
-    after = wait_until(lambda: host.when(client, "idle"))
+    after = host.rested(client)
     assert after["worker_pid"] in host.children()
     assert (after["tier"], after["operators"]) == ("resident", 2)
     assert after["kernel_pid"] == os.getpid()
@@ -46,7 +46,7 @@ def test_a_session_runs_while_a_cell_runs(toy_host: StartHost) -> None:
     with client.cell():
         client.read()
         wait_until(lambda: host.when(client, "running"))
-    wait_until(lambda: host.when(client, "idle"))
+    host.rested(client)
 
 
 # -------------------------------------------------------------------- idle suspension
@@ -90,7 +90,7 @@ def test_a_session_may_have_its_own_idle_timeout(toy_host: StartHost) -> None:
         client.add(1)
         client.read()
     wait_until(lambda: host.when(soon, "suspended"))
-    assert host.session(never)["state"] == "idle"
+    host.rested(never)
 
 
 # -------------------------------------------------------------------- suspension on request
@@ -209,8 +209,7 @@ def test_sessions_outlive_their_zygote(toy_host: StartHost) -> None:
     host = toy_host()
     clients = [host.client() for _ in range(3)]
     for client in clients:
-        client.add(1)
-        client.read()
+        host.work(client)
     workers = {host.session(each)["worker_pid"] for each in clients}
     (zygote,) = set(host.children()) - workers
     os.kill(zygote, signal.SIGKILL)
@@ -247,13 +246,12 @@ def test_a_call_that_kills_its_worker_twice_is_tried_again(toy_host: StartHost, 
 def test_killing_an_idle_worker_again_and_again_skips_nothing(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     for _ in range(4):
         worker = wait_until(lambda: host.session(client)["worker_pid"])
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda worker=worker: host.session(client)["worker_pid"] not in (None, worker))
-        wait_until(lambda: host.when(client, "idle"))
+        host.rested(client)
     client.add(2)
     assert client.read() == client.state
 
@@ -406,8 +404,7 @@ def test_sessions_are_spread_over_the_devices(toy_host: StartHost) -> None:
 def test_a_session_ends_with_its_kernel(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     worker = host.session(client)["worker_pid"]
     client.close()
     host.clients.clear()
@@ -461,8 +458,7 @@ def test_closing_twice_is_no_error(toy_host: StartHost) -> None:
 def test_two_hundred_sessions_leave_nothing_behind(toy_host: StartHost) -> None:
     host = toy_host("cpu:1GiB", idle_timeout=0)
     with ToyClient(host.open()) as client:
-        client.add(1)
-        client.read()
+        host.work(client)
     wait_until(lambda: len(host.children()) == 1)  # the worker was reaped, too
     before, family = host.fds(), host.children()
     for _ in range(20):

@@ -102,8 +102,7 @@ def test_connecting_to_one_that_leaves_all_the_time_always_works(
 def test_stopping_waits_until_it_has_ended_its_sessions(toy_host) -> None:
     host: ToyHost = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     family = host.children()
     assert len(family) == 2
     host.call(Stop())
@@ -121,8 +120,7 @@ def test_after_a_stop_the_next_one_starts(runtime_dir: Path) -> None:
 def test_a_killed_daemon_takes_workers_and_zygotes_along(toy_host) -> None:
     host: ToyHost = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     fds = [os.pidfd_open(pid) for pid in host.children()]
     host.kill_agent()
     ended = [wait_for_end(fd) for fd in fds]
@@ -229,8 +227,7 @@ def test_one_that_does_not_answer_is_not_waited_for_for_ever(
 def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
     host: ToyHost = toy_host(linger=0.3)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     host.call(Prepare("/nonexistent/python"))  # another environment stays without a zygote
     host.open("keeps the daemon")
     wait_until(lambda: len(host.children()) == 2)

@@ -181,8 +181,7 @@ def test_a_verb_in_flight_is_carried_out_by_the_next_agent(
 ) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     if verb is Resume:
         host.call(Suspend(client.session))
     asked = InFlight(host, verb(client.session)).kill_agent()
@@ -229,9 +228,7 @@ def test_those_who_waited_for_room_still_wait_in_line(toy_host: StartHost) -> No
     host = toy_host("cpu:256MiB")
     first, second, third = (host.client(name) for name in ("first", "second", "third"))
     for client in (second, third, first):
-        client.use(200 * MIB)
-        client.add(1)
-        client.read()
+        host.work(client, 200 * MIB)
     with first.cell():
         for client in (third, second):
             client.add(2)
@@ -286,8 +283,7 @@ def test_a_stopped_worker_of_the_dead_agent_is_ended_before_the_next_one(
 ) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     worker = host.session(client)["worker_pid"]
     os.kill(worker, signal.SIGSTOP)
     client.add(2)
@@ -340,8 +336,7 @@ def test_a_session_whose_device_is_gone_says_so(toy_host: StartHost) -> None:
     host = toy_host("cpu:1GiB,cpu:1GiB", devices_after="cpu:1GiB")
     stays, goes = host.client("stays", device="cpu:0"), host.client("goes", device="cpu:1")
     for client in (stays, goes):
-        client.add(1)
-        client.read()
+        host.work(client)
     host.kill_agent()
     assert [each["name"] for each in host.status().sessions] == ["stays"]
     goes.add(2)
@@ -358,8 +353,7 @@ def test_a_session_whose_device_is_gone_says_so(toy_host: StartHost) -> None:
 def test_a_killed_keeper_is_replaced_and_knows_everything(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     for _ in range(3):
         host.kill(host.keeper_pid())
         wait_until(lambda: keeps(host.keeper_pid(), 1))
@@ -383,8 +377,7 @@ def keeps(keeper: int, count: int) -> bool:
 def test_a_keeper_that_hangs_is_replaced(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     keeper = host.keeper_pid()
     os.kill(keeper, signal.SIGSTOP)
     sessions = []
@@ -401,8 +394,7 @@ def test_a_keeper_that_hangs_is_replaced(toy_host: StartHost) -> None:
 def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     family = host.children()
     host.kill(host.agent_pid(), host.keeper_pid())
     assert client.gone.wait(20)
@@ -419,8 +411,7 @@ def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) 
 def test_an_agent_that_dies_again_and_again_is_given_up(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     keeper = os.pidfd_open(host.keeper_pid())
     for _ in range(5):
         host.kill_agent()
@@ -473,8 +464,7 @@ def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHo
 def test_sessions_that_end_leave_nothing_with_the_keeper(toy_host: StartHost) -> None:
     host = toy_host()
     with ToyClient(host.open()) as client:
-        client.add(1)
-        client.read()
+        host.work(client)
     wait_until(lambda: not host.status().sessions)
 
     def held() -> list[int]:
@@ -485,8 +475,7 @@ def test_sessions_that_end_leave_nothing_with_the_keeper(toy_host: StartHost) ->
     before = held()
     clients = [host.client() for _ in range(10)]
     for client in clients:
-        client.add(1)
-        client.read()
+        host.work(client)
         host.call(Suspend(client.session))
     host.kill_agent()
     for client in clients:

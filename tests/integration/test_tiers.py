@@ -72,8 +72,7 @@ def test_the_longest_unused_makes_room_in_host_memory(toy_host: StartHost) -> No
     host = toy_host(host_memory=1, cold_after=0.0)
     first, second = host.client("first"), host.client("second")
     for client in (first, second):
-        client.add(1)
-        client.read()
+        host.work(client)
     for client in (first, second):
         host.call(Suspend(client.session))
         wait_until(lambda client=client: cold(host, client))
@@ -107,8 +106,7 @@ def test_who_looks_at_a_session_on_its_way_to_disk_does_not_stop_it(
 ) -> None:
     host = toy_host(host_memory=1, cold_after=0.0)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     with nobody_stores(data_dir):
         host.call(Suspend(client.session))
         wait_until(lambda: stores(host))
@@ -125,8 +123,7 @@ def test_a_session_on_its_way_to_disk_does_not_have_to_arrive_there(
 ) -> None:
     host = toy_host(host_memory=1, cold_after=0.0)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     with nobody_stores(data_dir):
         host.call(Suspend(client.session))
         wait_until(lambda: stores(host))
@@ -138,8 +135,7 @@ def test_a_session_on_its_way_to_disk_does_not_have_to_arrive_there(
 def test_without_a_quota_nothing_goes_to_disk(toy_host: StartHost, data_dir: Path) -> None:
     host = toy_host(host_memory=1, cold_after=0.01, disk_quota=0)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     host.call(Suspend(client.session))
     assert host.session(client)["tier"] == "parked"
     assert not (data_dir / "states").exists()
@@ -150,8 +146,7 @@ def test_without_a_quota_nothing_goes_to_disk(toy_host: StartHost, data_dir: Pat
 def test_a_full_quota_leaves_the_state_where_it_is(toy_host: StartHost) -> None:
     host = toy_host(cold_after=0.01, disk_quota=10)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     host.call(Suspend(client.session))
     host.call(Resume(client.session))
     assert client.read() == client.state
@@ -162,8 +157,7 @@ def test_a_full_quota_leaves_the_state_where_it_is(toy_host: StartHost) -> None:
 def test_a_damaged_state_is_said_and_not_waited_for(toy_host: StartHost, data_dir: Path) -> None:
     host = toy_host(cold_after=0.01)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     host.call(Suspend(client.session))
     wait_until(lambda: cold(host, client))
     moved = [(each, each.with_suffix(".away")) for each in chunks(data_dir)]
