@@ -7,10 +7,12 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kernelproxy.agent.session import START_ATTEMPTS_MAX
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate
 from tests.e2e.trainers import agent_pid, children, lives, program, status, verb, wait_until
@@ -28,11 +30,16 @@ def _two_devices(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
 
 
 class Trouble:
-    """Kills workers and agents while it is entered, at random moments."""
+    """Kills workers and agents while it is entered, at random moments.
 
-    def __init__(self, chance: random.Random) -> None:
+    A session that cannot be started again and again is given up, so it spares the workers of one
+    that has not got any further since its last few deaths, as `progress` counts it.
+    """
+
+    def __init__(self, chance: random.Random, progress: Callable[[], int]) -> None:
         self.workers = self.agents = 0
         self._chance, self._done = chance, threading.Event()
+        self._progress, self._seen, self._in_a_row = progress, -1, 0
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Trouble:
@@ -47,8 +54,14 @@ class Trouble:
         while not self._done.wait(self._chance.uniform(0.0, 0.8)):
             if self.agents < AGENT_DEATHS and self._chance.random() < 0.1:
                 self._kill_agent()
-            elif self.workers < DEATHS:
+            elif self.workers < DEATHS and not self._stuck():
                 self._kill_worker()
+
+    def _stuck(self) -> bool:
+        seen = self._progress()
+        if seen != self._seen:
+            self._seen, self._in_a_row = seen, 0
+        return self._in_a_row >= START_ATTEMPTS_MAX // 2
 
     def _kill_agent(self) -> None:
         agent = agent_pid()
@@ -62,6 +75,7 @@ class Trouble:
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(self._chance.choice(workers), signal.SIGKILL)
             self.workers += 1
+            self._in_a_row += 1
 
 
 @pytest.mark.parametrize("killing", [False, True], ids=["peace", "trouble"])
@@ -83,7 +97,7 @@ def test_a_hundred_migrations_change_no_loss(killing: bool) -> None:
         trainer = threading.Thread(target=train)
         trainer.start()
         try:
-            trouble = Trouble(chance) if killing else contextlib.nullcontext()
+            trouble = Trouble(chance, lambda: len(losses)) if killing else contextlib.nullcontext()
             with trouble:
                 while moved + refused < MIGRATIONS:
                     target = f"cpu:{(moved + 1) % 2}"

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -257,35 +256,32 @@ def test_killing_an_idle_worker_again_and_again_skips_nothing(toy_host: StartHos
 
 
 def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost) -> None:
-    host = toy_host(snapshot_seconds=0.3, order_seconds=0.3)
+    # A worker must start in this time, too.
+    host = toy_host(snapshot_seconds=1.0, order_seconds=1.0)
     client = host.client()
     client.add(1)
     client.append("hang")
     wait_until(lambda: host.session(client)["log_consumed"] > 0)
-    began = time.monotonic()
-    answers = threading.Thread(target=host.status)
     suspending = threading.Thread(target=from_outside, args=(Suspend(client.session),))
     suspending.start()
-    answers.start()
-    answers.join()
+    while suspending.is_alive():
+        host.status()  # is answered meanwhile
     suspending.join()
-    assert time.monotonic() - began < 10
     assert host.session(client)["worker_pid"] is None
 
 
 def test_a_long_operator_is_not_taken_for_a_fault(toy_host: StartHost, tmp_path) -> None:
-    host = toy_host(log_bytes=1 << 14, log_budget=1 << 10, snapshot_seconds=0.2, order_seconds=0.2)
+    # A worker must start in this time, too.
+    host = toy_host(log_bytes=1 << 14, log_budget=1 << 10, snapshot_seconds=1.0, order_seconds=1.0)
     client = host.client()
     client.append(f"wait {tmp_path / 'done'}")
     worker = wait_until(lambda: host.session(client)["worker_pid"])
     for number in range(100):  # beyond the budget: a snapshot begins and waits
         client.add(number)
     with pytest.raises(TimeoutError):
-        client.read(1.0)
+        client.read(2.0)
     assert host.session(client)["worker_pid"] == worker
-    began = time.monotonic()
     from_outside(Suspend(client.session))  # does not wait for it
-    assert time.monotonic() - began < 10
     (tmp_path / "done").touch()
     host.call(Resume(client.session))
     assert client.read() == client.state

@@ -101,6 +101,9 @@ def test_five_kills_at_random_moments_change_no_result(toy_host: StartHost) -> N
                 return
             host.kill_agent()
 
+    def snapshots() -> int:
+        return max(client.agent.snapshots for client in clients)
+
     def verb() -> None:
         with contextlib.suppress(ControlError):  # two agents died, one after the other
             host.call(chance.choice((Suspend, Resume))(chance.choice(clients).session))
@@ -109,7 +112,7 @@ def test_five_kills_at_random_moments_change_no_result(toy_host: StartHost) -> N
     killer.start()
     number = 0
     try:
-        while killer.is_alive() or number < 4000:
+        while killer.is_alive() or number < 4000 or snapshots() < 4:
             number += 1
             for client in clients:
                 client.add(number)
@@ -124,7 +127,6 @@ def test_five_kills_at_random_moments_change_no_result(toy_host: StartHost) -> N
     for client in clients:
         host.call(Resume(client.session))
         assert client.read() == client.state, f"seed {seed}"
-    assert max(client.agent.snapshots for client in clients) > 3
 
 
 def scenario(host: ToyHost) -> None:
@@ -238,7 +240,7 @@ def test_those_who_waited_for_room_still_wait_in_line(toy_host: StartHost) -> No
         assert first.read() == first.state
         wait_until(lambda: "place 1" in host.session(third)["reason"])
         wait_until(lambda: "place 2" in host.session(second)["reason"])
-        assert host.session(first)["memory"] == 200 * MIB
+        wait_until(lambda: host.session(first)["memory"] == 200 * MIB)
     for client in (third, second):
         assert client.read() == client.state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kernelproxy.agent.session import START_ATTEMPTS_MAX
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate, Suspend
 from tests.integration.conftest import ToyHost, wait_until
@@ -139,21 +141,21 @@ def test_a_program_that_goes_on_loses_no_step(toy_host: StartHost) -> None:
 def test_whatever_dies_meanwhile_changes_no_result(toy_host: StartHost) -> None:
     host = toy_host(TWO)
     client = host.client(device="cpu:0")
-    host.work(client)
+    worker = host.work(client)["worker_pid"]
     pick = random.Random(4)
     done = threading.Event()
     refused = 0
+    killed: list[int] = []  # since the last result: a session is not started for ever
 
     def kill() -> None:
         while not done.wait(pick.uniform(0.0, 0.05)):
             workers = [pid for pid in host.children() if pid != zygote]
-            if workers:
-                try:
-                    os.kill(pick.choice(workers), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            if workers and len(killed) < START_ATTEMPTS_MAX // 2:
+                victim = pick.choice(workers)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    killed.append(victim)
 
-    worker = wait_until(lambda: host.session(client)["worker_pid"])
     (zygote,) = set(host.children()) - {worker}
     killer = threading.Thread(target=kill)
     killer.start()
@@ -167,6 +169,7 @@ def test_whatever_dies_meanwhile_changes_no_result(toy_host: StartHost) -> None:
                 refused += 1
                 assert "stays on" in error.message  # noqa: PT017
             assert client.read() == client.state
+            killed.clear()
     finally:
         done.set()
         killer.join()
