@@ -103,7 +103,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, seconds: float = 30.0) -> None:
+def wait_until(condition, seconds: float = 60.0) -> None:
     """Wait for what nobody announces."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -28,7 +28,7 @@ from kernelproxy.protocol import (
     StatusReply,
     Suspend,
 )
-from tests.doubles.client import ToyClient
+from tests.doubles.client import WAIT_SECONDS, ToyClient
 from tests.integration.conftest import ROOT, ToyHost, from_outside, lives, wait_until
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ class InFlight:
 
     def _ask(self, request: Message) -> None:
         with self._connection:
-            self.answer = self._connection.call(request, 30)
+            self.answer = self._connection.call(request, WAIT_SECONDS)
 
     def kill_agent(self):
         """Kill the agent, and return what the next one answers."""
@@ -133,7 +133,7 @@ def scenario(host: ToyHost) -> None:
     """All that deposits something."""
     with control.connect(start=False) as connection:
         request = OpenSession("moments", "", sys.executable)
-        session = connection.expect(SessionOpened, request, 30).session
+        session = connection.expect(SessionOpened, request, WAIT_SECONDS).session
     client = ToyClient(session)
     host.clients.append(client)
     client.use(10 * MIB)
@@ -167,12 +167,12 @@ def test_it_may_die_between_any_two_moments(toy_host: StartHost, tmp_path: Path)
     died = 0
     for die_at in random.sample(range(3, count - 4), 12):  # the first two are before it is ready
         host = toy_host(die_at=die_at, **MOMENT_SETTINGS)
+        host.was_killed = True
         scenario(host)
         if host.process.poll() is None:  # with fewer snapshots there are fewer moments
             host.kill_agent()
         else:
             died += 1
-        host.was_killed = True
         host.end()
     assert died > 6
 
@@ -399,14 +399,14 @@ def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) 
     host.work(client)
     family = host.children()
     host.kill(host.agent_pid(), host.keeper_pid())
-    assert client.gone.wait(20)
+    assert client.gone.wait(WAIT_SECONDS)
     with pytest.raises(RuntimeError, match="the daemon is gone"):
         client.read()
     wait_until(lambda: not any(lives(pid) for pid in family))
     with pytest.raises(ControlError, match="No jupyter_sing daemon is running"):
         control.connect(start=False)
     with control.connect() as connection:  # what they left is no obstacle for the next ones
-        assert connection.expect(StatusReply, Status(), 30).sessions == []
+        assert connection.expect(StatusReply, Status(), WAIT_SECONDS).sessions == []
 
 
 @pytest.mark.slow
@@ -423,12 +423,12 @@ def test_an_agent_that_dies_again_and_again_is_given_up(toy_host: StartHost) -> 
     host.kill_agent()
     with pytest.raises(RuntimeError, match="died more than 5 times in a minute"):
         client.read()
-    assert select.select([keeper], [], [], 20)[0]
+    assert select.select([keeper], [], [], WAIT_SECONDS)[0]
     os.close(keeper)
     wait_until(lambda: not any(lives(pid) for pid in family))
     assert not (paths.runtime_dir() / paths.SOCKET_NAME).exists()
     with control.connect() as connection:
-        assert connection.expect(StatusReply, Status(), 30).sessions == []
+        assert connection.expect(StatusReply, Status(), WAIT_SECONDS).sessions == []
 
 
 def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHost) -> None:
@@ -438,7 +438,7 @@ def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHo
     host.kill(agent)
     ask = (
         "from kernelproxy import control, protocol\n"
-        "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 30)\n"
+        "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 60)\n"
         "with control.connect() as c: print(c.daemon_pid)"
     )
     asking = [

@@ -150,6 +150,6 @@ def test_a_wish_that_comes_while_room_is_made_for_less_gets_its_own_answer(
         wait_until(lambda: first.page.want_sequence != first.agent.grant_sequence)
     finally:
         os.kill(worker, signal.SIGCONT)
-    asking.join(20)
+    asking.join()
     assert granted == [True]
     assert first.read() == first.state
