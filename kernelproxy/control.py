@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from kernelproxy import paths
@@ -48,12 +47,7 @@ class Control:
     def __enter__(self) -> Control:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def call(self, request: Message, timeout: float | None = None) -> Message:

@@ -36,13 +36,7 @@ from kernelproxy.agent.states import State, check_transition
 from kernelproxy.agent.upkeep import Upkeep
 from kernelproxy.agent.verbs import Verbs
 from kernelproxy.agent.zygotes import Zygotes
-from kernelproxy.errors import (
-    ControlError,
-    InternalError,
-    StoreError,
-    WorkerDiedError,
-    WorkerError,
-)
+from kernelproxy.errors import ControlError, InternalError, StoreError, WorkerDiedError, WorkerError
 from kernelproxy.oplog import Presence
 from kernelproxy.protocol import OpenSession
 
@@ -150,10 +144,10 @@ class Session:
         """
         record, state, page = deposited.record, self.device_state, self.device_state.memory.agent
         was, failed = State(record["is"]), record["is"] == State.FAILED
-        if page.presence == Presence.ENDED and not failed and not state.cold:
+        if page.presence == Presence.ENDED and not failed and not state.disk.alone:
             raise ControlError("it was closed", "ended")
         if record["state"]["stored"]:
-            state.stored = self.host.cold.store().load(str(self.owner), self.id)
+            state.disk.stored = self.host.cold.store().load(str(self.owner), self.id)
         self.kernel.adopt(record["kernel"], deposited.take("watched"))
         self.hold = Hold(**record["hold"]) if record["hold"] else None
         if failed or was is State.SUSPENDED:
@@ -190,8 +184,8 @@ class Session:
         state.memory.agent.ring()  # Note [Looking]
         if self.state is State.FAILED:
             return
-        if state.fetched:
-            await state.warmed()
+        if state.disk.arrived:
+            await state.disk.fetched()
         if state.worker is not None and (state.worker.broken or state.worker.corrupt is not None):
             await self._bury()
         if self.idleness.seconds_left() <= 0:
@@ -227,8 +221,8 @@ class Session:
     async def restore(self) -> None:
         """Bring it onto its device, or into the queue for it."""
         state, room = self.device_state, self.room
-        if state.fetch_error is not None:
-            return await self._strand(state.fetch_error)
+        if state.disk.error is not None:
+            return await self._strand(state.disk.error)
         self._must_run = True
         client, page = state.memory.client, state.memory.agent
         wish = state.wish
@@ -251,15 +245,15 @@ class Session:
         refusals = 0
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
             try:
-                state.warm(self.host.cold, self.look)
+                state.disk.fetch(self.host.cold, self.look)
                 zygote = await self.zygotes.get(self.python, self.kernel.torch_version)
                 await state.start_worker(zygote, self.look)
                 break
             except StoreError as error:
                 return await self._strand(error)
             except WorkerError as error:
-                if state.fetch_error is not None:
-                    return await self._strand(state.fetch_error)
+                if state.disk.error is not None:
+                    return await self._strand(state.disk.error)
                 log.warning("Session %s: attempt %d to start: %s", self.id, attempt, error)
                 refusals += not isinstance(error, WorkerDiedError)
                 if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX:
@@ -274,7 +268,7 @@ class Session:
         state = self.device_state
         state.drop_worker()
         with contextlib.suppress(StoreError):
-            await state.warmed()
+            await state.disk.fetched()
         reason = f"Its state is on disk and cannot be brought back: {error}"
         self._must_run, self._died = False, False
         client = state.memory.client
@@ -464,7 +458,7 @@ class Session:
             self.room.leave_queue(self)
             del self.room.tenants[self.id]
             self.device_state.announce(Presence.ENDED, why)
-            stored = self.device_state.stored
+            stored = self.device_state.disk.stored
             self._withdrawn = True
             self._deposits.drop(self.id)
             await self.device_state.close()

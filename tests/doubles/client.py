@@ -8,7 +8,6 @@ import os
 import struct
 import threading
 import time
-from types import TracebackType
 
 from kernelproxy import control, paths
 from kernelproxy.activation.link import Link
@@ -58,12 +57,7 @@ class ToyClient:
     def __enter__(self) -> ToyClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
