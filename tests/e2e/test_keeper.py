@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.protocol import Status
 from tests.e2e.kernels import kernel, sessions, wait_for_session
+from tests.e2e.trainers import agent_pid
 from tests.integration.conftest import keeper_of, kill_at_once, lives, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -34,16 +33,6 @@ def train(steps):
 def _sing(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@1")
-
-
-def agent_pid() -> int:
-    """The agent that answers now."""
-    while True:
-        with control.connect(start=False) as connection:
-            connection.call(Status(), 60)
-            pid = connection.daemon_pid  # of who listened when it was connected
-        if lives(pid):
-            return pid
 
 
 def test_a_notebook_trains_on_while_the_agent_dies() -> None:

@@ -15,7 +15,8 @@ import pytest
 from kernelproxy.agent.session import START_ATTEMPTS_MAX
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate
-from tests.e2e.trainers import agent_pid, children, lives, program, status, verb, wait_until
+from tests.e2e.trainers import agent_pid, program, status, verb
+from tests.integration.conftest import children_of, lives, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -71,7 +72,7 @@ class Trouble:
 
     def _kill_worker(self) -> None:
         """Source or target, whichever it hits."""
-        workers = [pid for zygote in children(agent_pid()) for pid in children(zygote)]
+        workers = [pid for zygote in children_of(agent_pid()) for pid in children_of(zygote)]
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(self._chance.choice(workers), signal.SIGKILL)
             self.workers += 1
