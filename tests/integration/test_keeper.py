@@ -82,9 +82,10 @@ def test_a_killed_agent_changes_no_result(toy_host: StartHost, moment: str) -> N
     assert [after[key] for key in same] == [before[key] for key in same]
     if moment in ("suspended", "held", "unused"):
         assert (after["state"], after["reason"]) == (before["state"], before["reason"])
-    client.add(100)
-    assert client.read() == client.state
-    wait_until(lambda: host.session(client)["worker_pid"] not in (None, before["worker_pid"]))
+    with client.cell():  # it is not suspended before it was seen
+        client.add(100)
+        assert client.read() == client.state
+        wait_until(lambda: host.session(client)["worker_pid"] not in (None, before["worker_pid"]))
 
 
 @pytest.mark.slow
