@@ -1,0 +1,102 @@
+"""Who is asked to go to disk, and who is asked again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from kernelproxy.agent.cold import ColdStates
+from kernelproxy.agent.hostmemory import HostMemory
+from kernelproxy.agent.tiers import Parked
+from kernelproxy.errors import StoreError
+
+
+class Guest:
+    """A session that says what it is told to when it is to go to disk."""
+
+    host_bytes = 100
+
+    def __init__(self) -> None:
+        self.id, self.undecided, self.asked = "guest", False, 0
+        self.answers: list[bool | StoreError] = []
+
+    def as_parked(self) -> Parked | None:
+        return None if self.undecided else Parked(self.id, self.host_bytes, 0.0)
+
+    async def chill(self) -> bool:
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
+
+Play = Callable[[HostMemory, Guest], Awaitable[None]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Play], Guest]:
+    def run(play: Play) -> Guest:
+        guest = Guest()
+
+        async def body() -> None:
+            host = HostMemory(1, 0.0, ColdStates(tmp_path / "states", 1 << 30), lambda: [guest])
+            await play(host, guest)
+            await host.close()
+
+        asyncio.run(body())
+        return guest
+
+    return run
+
+
+async def settle() -> None:
+    """Let everybody do what can be done."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_who_could_not_be_asked_is_asked_when_its_lock_is_free(
+    run: Callable[[Play], Guest],
+) -> None:
+    async def play(host: HostMemory, guest: Guest) -> None:
+        guest.undecided, guest.answers = True, [True]
+        host.changed()
+        await settle()
+        assert guest.asked == 0
+        guest.undecided = False
+        host.decided(guest)
+        await settle()
+
+    assert run(play).asked == 1
+
+
+def test_who_was_wanted_meanwhile_is_asked_again_when_its_lock_is_free(
+    run: Callable[[Play], Guest],
+) -> None:
+    async def play(host: HostMemory, guest: Guest) -> None:
+        guest.answers = [False, True]
+        host.changed()
+        await settle()
+        assert guest.asked == 1
+        host.decided(guest)
+        await settle()
+        host.decided(guest)  # it is on disk: nobody asks
+        await settle()
+
+    assert run(play).asked == 2
+
+
+def test_who_could_not_go_is_left_alone_for_a_while(run: Callable[[Play], Guest]) -> None:
+    async def play(host: HostMemory, guest: Guest) -> None:
+        guest.answers = [StoreError("There is no room.", "quota")]
+        host.changed()
+        await settle()
+        host.decided(guest)
+        host.changed()
+        await settle()
+
+    assert run(play).asked == 1
