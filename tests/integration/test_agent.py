@@ -17,7 +17,7 @@ from kernelproxy.errors import ControlError
 from kernelproxy.protocol import CloseSession, OpenSession, Prepare, Resume, Status, Suspend
 from tests.doubles.client import ToyClient
 from tests.doubles.zygote import step
-from tests.integration.conftest import ToyHost, from_outside, wait_until
+from tests.integration.conftest import ToyHost, from_outside, lives, wait_until
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]
@@ -61,7 +61,7 @@ def test_an_idle_session_is_suspended_and_comes_back_by_itself(toy_host: StartHo
     suspended = wait_until(lambda: host.when(client, "suspended"))
     assert (suspended["worker_pid"], suspended["memory"], suspended["tier"]) == (None, 0, "parked")
     assert suspended["reason"] == "Not used for 0.2 seconds: resumes when you run a cell."
-    assert worker not in host.children()
+    assert not lives(worker)
     assert host.status().devices[0]["memory_used"] == 0
     with client.cell():
         client.add(2)
@@ -405,7 +405,7 @@ def test_a_session_ends_with_its_kernel(toy_host: StartHost) -> None:
     client.close()
     host.clients.clear()
     wait_until(lambda: not host.status().sessions)
-    assert worker not in host.children()
+    assert not lives(worker)
 
 
 def test_a_session_ends_with_its_kernel_though_children_hold_its_socket(

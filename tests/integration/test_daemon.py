@@ -233,8 +233,8 @@ def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
     host.work(client)
     host.call(Prepare("/nonexistent/python"))  # another environment stays without a zygote
     host.open("keeps the daemon")
-    wait_until(lambda: len(host.children()) == 2)
-    (zygote,) = set(host.children()) - {host.session(client)["worker_pid"]}
+    family = wait_until(lambda: found if len(found := host.children()) == 2 else None)
+    (zygote,) = set(family) - {host.session(client)["worker_pid"]}
     client.close()
     host.clients.clear()
     wait_until(lambda: len(host.status().sessions) == 1)
