@@ -21,7 +21,7 @@ from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
-END_SECONDS = 30.0
+END_SECONDS = 60.0
 
 RunProgram = Callable[..., "subprocess.CompletedProcess[str]"]
 

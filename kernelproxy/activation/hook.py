@@ -25,7 +25,9 @@ from kernelproxy.control import connect
 from kernelproxy.errors import NativeError, SingError
 from kernelproxy.protocol import Attach, Attached
 
-ATTACH_SECONDS_MAX = 30.0
+#: The daemon answers when a zygote has imported torch, which a machine that is short of everything
+#: takes its time for; a kernel that did not wait would be without a device for good.
+ATTACH_SECONDS_MAX = 120.0
 
 
 class TorchFinder(MetaPathFinder):

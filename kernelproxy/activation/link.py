@@ -21,8 +21,9 @@ from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import Attach, Bell, send_message
 
-#: The next daemon imports what it needs and ends the workers of the last one before it answers.
-RECONNECT_SECONDS_MAX = 30.0
+#: Before it answers, the next daemon imports what it needs and ends the workers of the last one,
+#: for which it waits up to 30 s; on a machine that is short of everything, both take their time.
+RECONNECT_SECONDS_MAX = 120.0
 
 
 class Link:

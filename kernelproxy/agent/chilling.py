@@ -11,7 +11,6 @@ from kernelproxy.agent.states import State
 from kernelproxy.agent.tiers import Parked
 from kernelproxy.errors import StoreError
 from kernelproxy.snapshot.manifest import Label
-from kernelproxy.snapshot.together import Cancel
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -34,24 +33,29 @@ class Chilling:
         """See `Guest`."""
         return self._session.device_state.host_bytes
 
+    @property
+    def undecided(self) -> bool:
+        """See `Guest`."""
+        return bool(self._session.claims)
+
     def as_parked(self) -> Parked | None:
         """See `Guest`."""
         session = self._session
         state = session.device_state
         parked = session.state is State.SUSPENDED and state.worker is None and state.snapshot
-        if not parked or state.cold or session.claims or session.closing:
+        if not parked or state.disk.alone or session.claims or session.closing:
             return None
         return Parked(session.id, state.memory.arena_bytes(), session.idleness.active)
 
     async def chill(self) -> bool:
         """See `Guest`."""
         session = self._session
-        state, cancel = session.device_state, Cancel()
+        state = session.device_state
         if session.claims:
             return False
         async with session.exclusive():
             suspended = session.state is State.SUSPENDED and state.worker is None
-            if not suspended or state.cold or session.closing:
+            if not suspended or state.disk.alone or session.closing:
                 return False
             label = Label(
                 owner=str(session.owner),
@@ -62,21 +66,16 @@ class Chilling:
                 position=state.position,
                 meta={"name": session.name},
             )
-            storing = asyncio.create_task(state.store(session.host.cold, label, cancel))
+            storing = state.store(session.host.cold, label)
             try:
-                while not storing.done():
+                while not (storing.task.done() or session.awaited or session.wants_worker()):
                     wish = asyncio.create_task(session.wishes.wait())
-                    await asyncio.wait({storing, wish}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({storing.task, wish}, return_when=asyncio.FIRST_COMPLETED)
                     wish.cancel()
                     session.wishes.clear()
-                    if session.claims > 1 or session.wants_worker():
-                        cancel.set()  # somebody waits for it
-                        await asyncio.wait({storing})
-            except asyncio.CancelledError:
-                cancel.set()
-                await asyncio.wait({storing})
-                raise
-            error = storing.exception()
+            finally:
+                await storing.end()
+            error = storing.task.exception()
             if error is None:
                 held = session.hold is not None
                 session.reason = f"On disk: {report.way_back(session.script, held=held)}"

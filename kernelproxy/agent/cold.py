@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from kernelproxy.agent.workers import Snapshot
 from kernelproxy.errors import StoreError
@@ -19,6 +20,7 @@ from kernelproxy.snapshot.tables import read_tables
 from kernelproxy.snapshot.together import Cancel
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 TABLES = "tables"
 KIND = "session"
@@ -76,6 +78,25 @@ class Arrivals(Page):
         os.close(self.fd)
 
 
+class Job(Generic[T]):
+    """Work with the store, in a thread beside the loop.
+
+    Parameters
+    ----------
+    work : callable
+        Is given what ends it early.
+    """
+
+    def __init__(self, work: Callable[[Cancel], T]) -> None:
+        self._cancel = Cancel()
+        self.task = asyncio.create_task(asyncio.to_thread(work, self._cancel))
+
+    async def end(self) -> None:
+        """End it, if it goes on, and wait until it has ended."""
+        self._cancel.set()
+        await asyncio.wait({self.task})
+
+
 class Fetch:
     """A state on its way from disk into its arena, while the worker runs already.
 
@@ -95,16 +116,16 @@ class Fetch:
         self.error: StoreError | None = None
         self.arrivals = Arrivals(len(manifest.extents))
         self._store, self._manifest, self._arena_fd = store, manifest, arena_fd
-        self._cancel, self._on_end = Cancel(), on_end
-        self._task = asyncio.create_task(asyncio.to_thread(self._get))
-        self._task.add_done_callback(self._done)
+        self._on_end = on_end
+        self._job = Job(self._get)
+        self._job.task.add_done_callback(self._done)
 
     @property
     def complete(self) -> bool:
         """Whether all of it is in the arena."""
-        return self._task.done() and self.error is None
+        return self._job.task.done() and self.error is None
 
-    def _get(self) -> None:
+    def _get(self, cancel: Cancel) -> None:
         os.ftruncate(
             self._arena_fd,
             max((each.offset + each.count for each in self._manifest.extents), default=0),
@@ -114,7 +135,7 @@ class Fetch:
             self._arena_fd,
             on_extent=self.arrivals.arrived,
             next_wanted=self.arrivals.wanted,
-            cancel=self._cancel,
+            cancel=cancel,
         )
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -129,12 +150,11 @@ class Fetch:
 
     async def wait(self) -> None:
         """Wait until it is complete or has failed."""
-        await asyncio.wait({self._task})
+        await asyncio.wait({self._job.task})
 
     async def close(self) -> None:
         """End it, if it goes on, and free what it has."""
-        self._cancel.set()
-        await asyncio.wait({self._task})
+        await self._job.end()
         self.arrivals.close()
 
 
@@ -165,23 +185,12 @@ class ColdStates:
             self._store = Store(self._directory, limits=Limits(store=self._quota))
         return self._store
 
-    async def put(
-        self,
-        label: Label,
-        snapshot: Snapshot,
-        arena_fd: int,
-        previous: Manifest | None,
-        cancel: Cancel,
-    ) -> Manifest:
-        """Store a snapshot.
+    def put(
+        self, label: Label, snapshot: Snapshot, arena_fd: int, previous: Manifest | None
+    ) -> Job[Manifest]:
+        """Begin to store a snapshot; see `Store.put` for how that may fail."""
 
-        Raises
-        ------
-        StoreError
-            See `Store.put`.
-        """
-
-        def work() -> Manifest:
+        def work(cancel: Cancel) -> Manifest:
             found = read_tables(snapshot.fd)
             raw = os.pread(snapshot.fd, os.fstat(snapshot.fd).st_size, 0)
             return self.store().put(
@@ -193,7 +202,7 @@ class ColdStates:
                 cancel=cancel,
             )
 
-        return await asyncio.to_thread(work)
+        return Job(work)
 
     def fetch(self, manifest: Manifest, arena_fd: int, on_end: Callable[[], object]) -> Fetch:
         """Begin to bring a state back; raises StoreError if the store cannot be used."""
@@ -209,6 +218,3 @@ class ColdStates:
                 self.store().collect()
 
         await asyncio.to_thread(work)
-
-
-__all__ = ["KIND", "TABLES", "Arrivals", "ColdStates", "Fetch"]

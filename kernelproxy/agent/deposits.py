@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from kernelproxy import paths
@@ -81,12 +80,7 @@ class Deposited:
         self._page = AgentPage(page, writable=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the descriptors that nobody took."""
         self._page.close()
         close_all([fd for _, fd in self.fds])

@@ -28,13 +28,17 @@ class Guest(Protocol):
     def host_bytes(self) -> int:
         """Bytes of host memory that it takes."""
 
+    @property
+    def undecided(self) -> bool:
+        """Whether somebody has its lock, so that nobody knows whether it could go to disk."""
+
     def as_parked(self) -> Parked | None:
-        """How it could go to disk; None if it cannot now: it calls `HostMemory.changed` then."""
+        """How it could go to disk; None if it cannot now."""
 
     async def chill(self) -> bool:
         """Take its state to disk, unless it is wanted meanwhile; return whether it is there.
 
-        If it is not, it calls `HostMemory.changed` when nobody wants it any more.
+        If not, its lock is not free, or it is not parked any more.
         """
 
 
@@ -66,6 +70,7 @@ class HostMemory:
         self._balancing: asyncio.Task[None] | None = None
         self._again = False
         self._refused: dict[str, float] = {}  # until when they are not asked again
+        self._undecided: set[str] = set()  # to be asked when their locks are free
 
     def has(self, count: int) -> bool:
         """Whether so many more bytes may be used."""
@@ -85,6 +90,7 @@ class HostMemory:
             if self._timer is not None:
                 self._timer.cancel()
             now, guests = time.monotonic(), {each.id: each for each in self._guests()}
+            self._undecided = {each.id for each in guests.values() if each.undecided}
             found = [p for each in guests.values() if (p := each.as_parked())]
             parked = [each for each in found if self._refused.get(each.session, 0.0) <= now]
             excess = sum(each.host_bytes for each in guests.values()) - self._budget
@@ -99,14 +105,21 @@ class HostMemory:
     async def _chill(self, guest: Guest) -> None:
         self._refused.pop(guest.id, None)
         try:
-            await guest.chill()
+            if not await guest.chill():
+                self._undecided.add(guest.id)
         except SingError as error:
             log.warning("Session %s could not go to disk: %s", guest.id, error)
             self._refused[guest.id] = time.monotonic() + RETRY_SECONDS
 
+    def decided(self, guest: Guest) -> None:
+        """A session's lock is free: look whether it should go to disk, if it could not be asked."""
+        if guest.id in self._undecided:
+            self.changed()
+
     def forget(self, guest: Guest) -> None:
         """A session has ended."""
         self._refused.pop(guest.id, None)
+        self._undecided.discard(guest.id)
 
     async def close(self) -> None:
         """Look no more."""

@@ -39,7 +39,7 @@ def describe_session(session: Session) -> dict[str, Any]:
         "kernel_pid": session.kernel.pid,
         "worker_pid": worker.pid if worker else None,
         "state": str(session.state),
-        "tier": "resident" if worker else "cold" if state.cold else "parked",
+        "tier": "resident" if worker else "cold" if state.disk.alone else "parked",
         "device": session.room.device.id,
         "memory": used,
         "log_head": client.head,

@@ -36,13 +36,7 @@ from kernelproxy.agent.states import State, check_transition
 from kernelproxy.agent.upkeep import Upkeep
 from kernelproxy.agent.verbs import Verbs
 from kernelproxy.agent.zygotes import Zygotes
-from kernelproxy.errors import (
-    ControlError,
-    InternalError,
-    StoreError,
-    WorkerDiedError,
-    WorkerError,
-)
+from kernelproxy.errors import ControlError, InternalError, StoreError, WorkerDiedError, WorkerError
 from kernelproxy.oplog import Presence
 from kernelproxy.protocol import OpenSession
 
@@ -108,7 +102,7 @@ class Session:
         self.hold: Hold | None = None
         self._must_run = False  # a worker is wanted though the log may ask for none
         self._died = False  # its worker did, and the next one is not there yet
-        self._lock, self.claims = asyncio.Lock(), 0
+        self._lock, self.claims, self._looking = asyncio.Lock(), 0, False
         self._looks, self.wishes = asyncio.Event(), asyncio.Event()
         self.left_queue: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -150,10 +144,10 @@ class Session:
         """
         record, state, page = deposited.record, self.device_state, self.device_state.memory.agent
         was, failed = State(record["is"]), record["is"] == State.FAILED
-        if page.presence == Presence.ENDED and not failed and not state.cold:
+        if page.presence == Presence.ENDED and not failed and not state.disk.alone:
             raise ControlError("it was closed", "ended")
         if record["state"]["stored"]:
-            state.stored = self.host.cold.store().load(str(self.owner), self.id)
+            state.disk.stored = self.host.cold.store().load(str(self.owner), self.id)
         self.kernel.adopt(record["kernel"], deposited.take("watched"))
         self.hold = Hold(**record["hold"]) if record["hold"] else None
         if failed or was is State.SUSPENDED:
@@ -178,9 +172,11 @@ class Session:
         while True:
             await self._looks.wait()
             self._looks.clear()
+            self._looking = True
             with contextlib.suppress(InternalError):  # it has failed then, and says why
                 async with self.exclusive():
                     await self._serve()
+            self._looking = False
 
     async def _serve(self) -> None:
         """Do what pages, worker and clock ask for."""
@@ -188,8 +184,8 @@ class Session:
         state.memory.agent.ring()  # Note [Looking]
         if self.state is State.FAILED:
             return
-        if state.fetched:
-            await state.warmed()
+        if state.disk.arrived:
+            await state.disk.fetched()
         if state.worker is not None and (state.worker.broken or state.worker.corrupt is not None):
             await self._bury()
         if self.idleness.seconds_left() <= 0:
@@ -227,8 +223,8 @@ class Session:
     async def restore(self) -> None:
         """Bring it onto its device, or into the queue for it."""
         state, room = self.device_state, self.room
-        if state.fetch_error is not None:
-            return await self._strand(state.fetch_error)
+        if state.disk.error is not None:
+            return await self._strand(state.disk.error)
         self._must_run = True
         client, page = state.memory.client, state.memory.agent
         wish = state.wish
@@ -251,15 +247,15 @@ class Session:
         refusals = 0
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
             try:
-                state.warm(self.host.cold, self.look)
+                state.disk.fetch(self.host.cold, self.look)
                 zygote = await self.zygotes.get(self.python, self.kernel.torch_version)
                 await state.start_worker(zygote, self.look)
                 break
             except StoreError as error:
                 return await self._strand(error)
             except WorkerError as error:
-                if state.fetch_error is not None:
-                    return await self._strand(state.fetch_error)
+                if state.disk.error is not None:
+                    return await self._strand(state.disk.error)
                 log.warning("Session %s: attempt %d to start: %s", self.id, attempt, error)
                 refusals += not isinstance(error, WorkerDiedError)
                 if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX:
@@ -274,7 +270,7 @@ class Session:
         state = self.device_state
         state.drop_worker()
         with contextlib.suppress(StoreError):
-            await state.warmed()
+            await state.disk.fetched()
         reason = f"Its state is on disk and cannot be brought back: {error}"
         self._must_run, self._died = False, False
         client = state.memory.client
@@ -447,6 +443,7 @@ class Session:
         if self._closing is None:
             log.info("Session %s closes: %s", self.id, why)
             self._closing = asyncio.create_task(self._close(why), name=f"close {self.id}")
+            self.wishes.set()
         return self._closing
 
     async def _close(self, why: str) -> None:
@@ -463,7 +460,7 @@ class Session:
             self.room.leave_queue(self)
             del self.room.tenants[self.id]
             self.device_state.announce(Presence.ENDED, why)
-            stored = self.device_state.stored
+            stored = self.device_state.disk.stored
             self._withdrawn = True
             self._deposits.drop(self.id)
             await self.device_state.close()
@@ -480,6 +477,8 @@ class Session:
         What nobody expected ends this session, and only this one.
         """
         self.claims += 1
+        if self._lock.locked():
+            self.wishes.set()  # whoever has it may let us go first
         try:
             async with self._lock:
                 yield
@@ -493,5 +492,9 @@ class Session:
             self.claims -= 1
             if not self.claims:
                 self.room.decided(self)
-                if self.state is State.SUSPENDED and not self.device_state.cold:
-                    self.host.changed()  # which leaves alone who is claimed
+                self.host.decided(self.chilling)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for who has its lock: more than its own task, which only looks."""
+        return self.closing or self.claims - self._looking > 1

@@ -23,8 +23,9 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from kernelproxy.agent.cold import ColdStates, Fetch
+from kernelproxy.agent.cold import ColdStates, Job
 from kernelproxy.agent.deposits import Deposited
+from kernelproxy.agent.ondisk import OnDisk
 from kernelproxy.agent.pages import Pages, Wish
 from kernelproxy.agent.recovery import Deaths, Verdict
 from kernelproxy.agent.settings import Settings
@@ -35,7 +36,6 @@ from kernelproxy.errors import InternalError, StoreError, WorkerError
 from kernelproxy.oplog import SessionMemory, close_all
 from kernelproxy.protocol import Open
 from kernelproxy.snapshot.manifest import Label, Manifest
-from kernelproxy.snapshot.together import Cancel
 
 T = TypeVar("T")
 
@@ -64,11 +64,7 @@ class DeviceState(Pages):
         self.deaths = Deaths()
         #: The largest grant since the newest snapshot: what replaying the log may need.
         self.replay_grant = 0
-        #: The newest of its snapshots that went to disk, if one did.
-        self.stored: Manifest | None = None
-        #: Whether the arena is empty, and its bytes are in `stored` alone.
-        self.cold = False
-        self._fetch: Fetch | None = None
+        self.disk = OnDisk(self.memory.arena_fd, lambda: self.deposit())
         #: Whether the log below `retained` is in no snapshot: only the worker has the state.
         self.forgone = False
         #: Called when what is in `record` has changed, before anybody could know of it.
@@ -99,8 +95,8 @@ class DeviceState(Pages):
             "replay_grant": self.replay_grant,
             "epoch": self._epoch,
             "forgone": self.forgone,
-            "cold": self.cold,
-            "stored": self.stored is not None,
+            "cold": self.disk.alone,
+            "stored": self.disk.stored is not None,
         }
         return record, fds
 
@@ -124,7 +120,7 @@ class DeviceState(Pages):
             raise InternalError("what it did last is in no snapshot")
         state = cls(deposited.session, device, settings, memory)
         state.deaths.skip = list(record["skip"])
-        state.replay_grant, state._epoch, state.cold = grant, epoch, record["cold"]
+        state.replay_grant, state._epoch, state.disk.alone = grant, epoch, record["cold"]
         snapshot = deposited.take("snapshot")
         if snapshot is not None:
             state.snapshot = Snapshot(snapshot, *saved)
@@ -221,15 +217,14 @@ class DeviceState(Pages):
             skip=list(self.deaths.skip),
             snapshot=self.snapshot is not None,
             gate=not prepare,
-            readiness=self._fetch is not None,
+            readiness=self.disk.arrivals_fd is not None,
             prepare=prepare,
         )
         fds = self.memory.worker_fds()
         try:
-            beside = [self.snapshot.fd] if self.snapshot else []
-            if self._fetch is not None:
-                beside.append(self._fetch.arrivals.fd)
-            await worker.open(order, [*fds, *beside], self._settings.snapshot_seconds)
+            beside = [self.snapshot.fd if self.snapshot else None, self.disk.arrivals_fd]
+            sent = [*fds, *(fd for fd in beside if fd is not None)]
+            await worker.open(order, sent, self._settings.snapshot_seconds)
         except WorkerError:
             await worker.kill()
             worker.close()
@@ -336,7 +331,7 @@ class DeviceState(Pages):
             raise InternalError(f"a worker at {retained} sent a snapshot of {taken.position}")
         # The worker waited for the rest of its state: now the arena goes on without `stored`.
         with contextlib.suppress(StoreError):
-            await self.warmed()
+            await self.disk.fetched()
         older, self.snapshot = self.snapshot, taken
         self.forgone, self._busy_when_saved = False, busy
         # On a software device the copying threads take their part of the cores that compute.
@@ -431,67 +426,18 @@ class DeviceState(Pages):
             self.worker.close()
             self.worker = None
 
-    # ---------------------------------------------------------------- on disk
+    # ---------------------------------------------------------------- to disk, and its end
 
-    async def store(self, cold: ColdStates, label: Label, cancel: Cancel) -> None:
-        """Copy the newest snapshot, which no worker has, to disk.
-
-        Raises
-        ------
-        StoreError
-            Then it is where it was.
-        """
+    def store(self, cold: ColdStates, label: Label) -> Job[Manifest]:
+        """Begin to copy the newest snapshot, which no worker has, to disk."""
         if self.worker is not None or self.snapshot is None:
             raise InternalError("a state in use was to go to disk")
-        self.stored = await cold.put(
-            label, self.snapshot, self.memory.arena_fd, self.stored, cancel
-        )
+        return self.disk.store(cold, label, self.snapshot)
 
     def cool(self) -> Awaitable[None]:
         """Go on with what is on disk alone; the arena's memory is free when this was awaited."""
-        self.cold = True
-        self.deposit()
+        self.disk.rely_on_it()
         return self._off_loop(self.memory.empty_arena)
-
-    def warm(self, cold: ColdStates, on_failure: Callable[[], object]) -> None:
-        """Begin to bring the state back from disk, if it is there; a worker may start meanwhile.
-
-        Raises
-        ------
-        StoreError
-            If it cannot be begun.
-        """
-        if self.cold and self._fetch is None and self.stored is not None:
-            self._fetch = cold.fetch(self.stored, self.memory.arena_fd, on_failure)
-
-    async def warmed(self) -> None:
-        """Wait until all of it is in host memory, if it comes from disk.
-
-        Raises
-        ------
-        StoreError
-            If it could not be read; it is on disk still.
-        """
-        if self._fetch is None:
-            return
-        await self._fetch.wait()
-        error = self.fetch_error
-        fetch, self._fetch = self._fetch, None
-        await fetch.close()
-        if error is not None:
-            raise error
-        self.cold = False
-        self.deposit()
-
-    @property
-    def fetch_error(self) -> StoreError | None:
-        """Why its state cannot be read from disk."""
-        return self._fetch.error if self._fetch else None
-
-    @property
-    def fetched(self) -> bool:
-        """Whether what was on its way from disk has arrived."""
-        return self._fetch is not None and self._fetch.complete
 
     async def close(self) -> None:
         """Free everything."""
@@ -499,9 +445,7 @@ class DeviceState(Pages):
             await self.worker.kill()
             self.drop_worker()
         self.closed = True
-        if self._fetch is not None:
-            await self._fetch.close()
-            self._fetch = None
+        await self.disk.close()
         await asyncio.gather(*self._chores, return_exceptions=True)
         if self.snapshot is not None:
             await self._off_loop(self.snapshot.close)

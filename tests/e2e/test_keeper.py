@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.protocol import Status
-from tests.e2e.kernels import kernel, sessions
-from tests.integration.conftest import keeper_of, kill_at_once, lives
+from tests.e2e.kernels import kernel, sessions, wait_for_session
+from tests.e2e.trainers import agent_pid
+from tests.integration.conftest import keeper_of, kill_at_once, lives, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -34,16 +33,6 @@ def train(steps):
 def _sing(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@1")
-
-
-def agent_pid() -> int:
-    """The agent that answers now."""
-    while True:
-        with control.connect(start=False) as connection:
-            connection.call(Status(), 60)
-            pid = connection.daemon_pid  # of who listened when it was connected
-        if lives(pid):
-            return pid
 
 
 def test_a_notebook_trains_on_while_the_agent_dies() -> None:
@@ -80,10 +69,12 @@ def test_torch_is_imported_under_another_agent_than_the_kernel_began_with() -> N
 def test_who_waits_for_the_next_agent_can_be_interrupted() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(3, device='cuda')\na.tolist()")
+        worker = wait_for_session(lambda found: found["worker_pid"] is not None)["worker_pid"]
         agent = agent_pid()
         keeper = keeper_of(agent)
         os.kill(keeper, signal.SIGSTOP)
         kill_at_once(agent)
+        wait_until(lambda: not lives(worker))  # until then it would answer
         cell = notebook.begin("print('here', flush=True)\nfor _ in range(3): print(a.sum().item())")
         notebook.finish(cell, until=lambda ran: "here" in ran.stdout)
         notebook.manager.interrupt_kernel()
@@ -95,15 +86,15 @@ def test_who_waits_for_the_next_agent_can_be_interrupted() -> None:
 def test_without_agent_and_keeper_a_kernel_keeps_its_python() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(3, device='cuda')\nmine = a.sum().item()")
-        (session,) = sessions()
+        worker = wait_for_session(lambda found: found["worker_pid"] is not None)["worker_pid"]
         agent = agent_pid()
         kill_at_once(agent, keeper_of(agent))
+        wait_until(lambda: not lives(worker))  # until then it would answer
         ran = notebook.run("a.sum().item()")
         assert ran.error in ("RuntimeError", "AcceleratorError")
         assert "the device daemon of jupyter_sing is gone" in ran.error_text
         assert ran.error_text.count("\n") == 0
         assert notebook.run("print(mine, torch.ones(2).sum().item())").stdout == "3.0 2.0\n"
-        assert not lives(session["worker_pid"])
         notebook.restart()  # and with a new daemon it has a device again
         assert notebook.run("import torch; print(torch.ones(2).cuda().sum().item())").stdout == (
             "2.0\n"

@@ -46,7 +46,7 @@ def test_an_idle_kernel_is_suspended_and_the_next_cell_resumes_it() -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_a_running_cell_is_not_suspended() -> None:
+def test_a_running_cell_is_not_suspended(tmp_path: Path) -> None:
     with kernel() as notebook:
         ran = notebook.run(
             "import time, torch\n"
@@ -55,10 +55,17 @@ def test_a_running_cell_is_not_suspended() -> None:
             "time.sleep(1.5)  # many times the timeout\n"
         )
         assert ran.error == ""
-        cell = notebook.begin("print('here', flush=True); time.sleep(1.5); print(a.tolist())")
+        cell = notebook.begin(
+            "import os\n"
+            "print('here', flush=True)\n"
+            f"while not os.path.exists({str(tmp_path / 'seen')!r}): time.sleep(0.02)\n"
+            "print(a.tolist())"
+        )
         notebook.finish(cell, until=lambda ran: "here" in ran.stdout)
         (session,) = sessions()
         assert (session["state"], session["tier"]) == ("running", "resident")
+        (tmp_path / "seen").touch()
+        assert notebook.finish(cell).stdout == "[1.0, 2.0, 3.0]\n"
         wait_for_session(suspended)  # after the cell has ended
 
 

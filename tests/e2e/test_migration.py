@@ -7,13 +7,16 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kernelproxy.agent.session import START_ATTEMPTS_MAX
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate
-from tests.e2e.trainers import agent_pid, children, lives, program, status, verb, wait_until
+from tests.e2e.trainers import agent_pid, program, status, verb
+from tests.integration.conftest import children_of, lives, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,11 +31,16 @@ def _two_devices(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
 
 
 class Trouble:
-    """Kills workers and agents while it is entered, at random moments."""
+    """Kills workers and agents while it is entered, at random moments.
 
-    def __init__(self, chance: random.Random) -> None:
+    A session that cannot be started again and again is given up, so it spares the workers of one
+    that has not got any further since its last few deaths, as `progress` counts it.
+    """
+
+    def __init__(self, chance: random.Random, progress: Callable[[], int]) -> None:
         self.workers = self.agents = 0
         self._chance, self._done = chance, threading.Event()
+        self._progress, self._seen, self._in_a_row = progress, -1, 0
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Trouble:
@@ -47,8 +55,14 @@ class Trouble:
         while not self._done.wait(self._chance.uniform(0.0, 0.8)):
             if self.agents < AGENT_DEATHS and self._chance.random() < 0.1:
                 self._kill_agent()
-            elif self.workers < DEATHS:
+            elif self.workers < DEATHS and not self._stuck():
                 self._kill_worker()
+
+    def _stuck(self) -> bool:
+        seen = self._progress()
+        if seen != self._seen:
+            self._seen, self._in_a_row = seen, 0
+        return self._in_a_row >= START_ATTEMPTS_MAX // 2
 
     def _kill_agent(self) -> None:
         agent = agent_pid()
@@ -58,10 +72,11 @@ class Trouble:
 
     def _kill_worker(self) -> None:
         """Source or target, whichever it hits."""
-        workers = [pid for zygote in children(agent_pid()) for pid in children(zygote)]
+        workers = [pid for zygote in children_of(agent_pid()) for pid in children_of(zygote)]
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(self._chance.choice(workers), signal.SIGKILL)
             self.workers += 1
+            self._in_a_row += 1
 
 
 @pytest.mark.parametrize("killing", [False, True], ids=["peace", "trouble"])
@@ -83,7 +98,7 @@ def test_a_hundred_migrations_change_no_loss(killing: bool) -> None:
         trainer = threading.Thread(target=train)
         trainer.start()
         try:
-            trouble = Trouble(chance) if killing else contextlib.nullcontext()
+            trouble = Trouble(chance, lambda: len(losses)) if killing else contextlib.nullcontext()
             with trouble:
                 while moved + refused < MIGRATIONS:
                     target = f"cpu:{(moved + 1) % 2}"

@@ -13,7 +13,8 @@ import pytest
 
 from kernelproxy import control
 from kernelproxy.protocol import Resume, Suspend
-from tests.e2e.trainers import Program, agent_pid, lives, program, status, verb, wait_until
+from tests.e2e.trainers import Program, agent_pid, program, status, verb
+from tests.integration.conftest import lives, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 

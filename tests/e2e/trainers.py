@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from kernelproxy.protocol import (
     StatusReply,
     Suspend,
 )
+from tests.integration.conftest import lives
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "programs" / "steps.py"
@@ -106,30 +106,3 @@ def agent_pid() -> int:
             pid = agent.daemon_pid  # of who listened when it was connected
         if lives(pid):
             return pid
-
-
-def lives(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition, seconds: float = 30.0) -> None:
-    """Wait for what nobody announces."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
-
-
-def children(pid: int) -> list[int]:
-    """Children of a process."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(each) for each in task.read_text().split()]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found

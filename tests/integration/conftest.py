@@ -19,7 +19,7 @@ import pytest
 from kernelproxy import control, paths
 from kernelproxy.protocol import OpenSession, SessionOpened, Status, StatusReply
 from tests.conftest import stop_daemon
-from tests.doubles.client import ToyClient
+from tests.doubles.client import WAIT_SECONDS, ToyClient
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -33,19 +33,30 @@ class ToyHost:
         self.was_killed = False
         self.clients: list[ToyClient] = []
 
-    def call(self, request, timeout: float = 30.0):
+    def call(self, request, timeout: float = WAIT_SECONDS):
         with control.connect(start=False) as connection:
             return connection.call(request, timeout)
 
     def open(self, name: str = "toy", **fields) -> str:
         with control.connect(start=False) as connection:
             request = OpenSession(name, "kernel", sys.executable, **fields)
-            return connection.expect(SessionOpened, request, 30.0).session
+            return connection.expect(SessionOpened, request, WAIT_SECONDS).session
 
     def client(self, name: str = "toy", **fields) -> ToyClient:
         client = ToyClient(self.open(name, **fields))
         self.clients.append(client)
         return client
+
+    def work(self, client: ToyClient, memory: int = 0) -> dict:
+        """Let a client use memory and change its state; return its session, which is idle then."""
+        client.use(memory)
+        client.add(1)
+        assert client.read() == client.state
+        return self.rested(client)
+
+    def rested(self, client: ToyClient) -> dict:
+        """Wait until a session is idle: its worker is busy for a moment after it has answered."""
+        return wait_until(lambda: self.when(client, "idle"))
 
     def status(self) -> StatusReply:
         return self.call(Status())
@@ -76,7 +87,7 @@ class ToyHost:
         """The agent that answers now."""
         while True:
             with control.connect(start=False) as connection:
-                connection.call(Status(), 30.0)
+                connection.call(Status(), WAIT_SECONDS)
                 pid = connection.daemon_pid  # of who listened when it was connected
             if lives(pid):
                 return pid
@@ -96,7 +107,7 @@ class ToyHost:
             client.close()
         self.clients.clear()
         stop_daemon(paths.runtime_dir())
-        assert self.process.wait(30) == (-signal.SIGKILL if self.was_killed else 0)
+        assert self.process.wait(WAIT_SECONDS) == (-signal.SIGKILL if self.was_killed else 0)
 
     def kill_agent(self) -> None:
         self.kill(self.agent_pid())
@@ -134,7 +145,7 @@ def kill_at_once(*pids: int) -> None:
         for fd in fds:
             signal.pidfd_send_signal(fd, number)
     for fd in fds:
-        assert select.select([fd], [], [], 20)[0]
+        assert select.select([fd], [], [], WAIT_SECONDS)[0]
         os.close(fd)
 
 
@@ -167,7 +178,7 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-def wait_until(condition, seconds: float = 20.0):
+def wait_until(condition, seconds: float = WAIT_SECONDS):
     """Wait for what nobody announces, and return it."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -180,7 +191,7 @@ def from_outside(request) -> None:
     """Make a request from another process than the kernel's."""
     program = (
         "from kernelproxy import control, protocol\n"
-        f"with control.connect(start=False) as c: c.call(protocol.{request!r}, 30)"
+        f"with control.connect(start=False) as c: c.call(protocol.{request!r}, {WAIT_SECONDS})"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)

@@ -17,11 +17,12 @@ import pytest
 from kernelproxy import control, paths
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import CloseSession, Prepare, Status, StatusReply, Stop
+from tests.doubles.client import WAIT_SECONDS
 from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives, wait_until
 
 ASK = (
     "from kernelproxy import control, protocol; import os\n"
-    "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 30);"
+    "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 60);"
     "print(c.daemon_pid)"
 )
 
@@ -48,7 +49,7 @@ def test_none_is_started_for_who_does_not_want_it(runtime_dir: Path) -> None:
 
 def test_it_starts_at_first_need_and_is_nobodys_child(runtime_dir: Path) -> None:
     with control.connect() as connection:
-        reply = connection.expect(StatusReply, Status(), 30)
+        reply = connection.expect(StatusReply, Status(), WAIT_SECONDS)
     assert [each["id"] for each in reply.devices] == ["cpu:0", "cpu:1"]
     assert reply.sessions == []
     assert Path(f"/proc/{daemon_pid()}/stat").read_text().split()[3] != str(os.getpid())
@@ -70,7 +71,7 @@ def test_it_leaves_when_it_has_had_no_session_for_a_while(
     assert wait_for_end(left)
     assert not (runtime_dir / paths.SOCKET_NAME).exists()
     with control.connect() as connection:  # and the next one starts
-        connection.expect(StatusReply, Status(), 30)
+        connection.expect(StatusReply, Status(), WAIT_SECONDS)
 
 
 def test_it_stays_while_somebody_is_connected(
@@ -81,7 +82,7 @@ def test_it_stays_while_somebody_is_connected(
         pid = connection.daemon_pid
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
-            connection.expect(StatusReply, Status(), 30)
+            connection.expect(StatusReply, Status(), WAIT_SECONDS)
         assert connection.daemon_pid == pid
 
 
@@ -91,19 +92,19 @@ def test_connecting_to_one_that_leaves_all_the_time_always_works(
     monkeypatch.setenv("JUPYTER_SING_LINGER", "0.001")
     pids = set()
     chance = random.Random(1)
-    for _ in range(40):
+    rounds = 0
+    while rounds < 40 or len(pids) <= 5:  # it depends on the machine how often one is left by then
+        rounds += 1
         with control.connect() as connection:
-            connection.expect(StatusReply, Status(), 30)
+            connection.expect(StatusReply, Status(), WAIT_SECONDS)
             pids.add(connection.daemon_pid)
         time.sleep(chance.uniform(0, 0.02))  # meets the leaving one in all its moments
-    assert len(pids) > 5
 
 
 def test_stopping_waits_until_it_has_ended_its_sessions(toy_host) -> None:
     host: ToyHost = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     family = host.children()
     assert len(family) == 2
     host.call(Stop())
@@ -115,14 +116,13 @@ def test_stopping_waits_until_it_has_ended_its_sessions(toy_host) -> None:
 def test_after_a_stop_the_next_one_starts(runtime_dir: Path) -> None:
     for _ in range(3):
         with control.connect() as connection:
-            connection.call(Stop(), 30)
+            connection.call(Stop(), WAIT_SECONDS)
 
 
 def test_a_killed_daemon_takes_workers_and_zygotes_along(toy_host) -> None:
     host: ToyHost = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     fds = [os.pidfd_open(pid) for pid in host.children()]
     host.kill_agent()
     ended = [wait_for_end(fd) for fd in fds]
@@ -136,7 +136,7 @@ def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(runtime_dir: Path) -> N
     kill_at_once(pid, keeper_of(pid))
     assert (runtime_dir / paths.SOCKET_NAME).exists()
     with control.connect() as connection:
-        connection.expect(StatusReply, Status(), 30)
+        connection.expect(StatusReply, Status(), WAIT_SECONDS)
         assert connection.daemon_pid != pid
 
 
@@ -144,13 +144,14 @@ def test_a_killed_agent_without_sessions_is_replaced_and_leaves_later(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_LINGER", "0.5")
-    pid = daemon_pid_started()
-    kill_at_once(pid)
+    with control.connect() as connection:  # and as long as it lasts, the agent does not leave
+        pid = connection.daemon_pid
+        kill_at_once(pid)
     with control.connect(start=False) as connection:  # waits for the next one
-        connection.expect(StatusReply, Status(), 30)
-    next_pid = daemon_pid()
-    assert next_pid != pid
-    agent_left, keeper_left = os.pidfd_open(next_pid), os.pidfd_open(keeper_of(next_pid))
+        connection.expect(StatusReply, Status(), WAIT_SECONDS)
+        next_pid = daemon_pid()
+        assert next_pid != pid
+        agent_left, keeper_left = os.pidfd_open(next_pid), os.pidfd_open(keeper_of(next_pid))
     assert wait_for_end(agent_left)
     assert wait_for_end(keeper_left)
     assert not (runtime_dir / paths.SOCKET_NAME).exists()
@@ -227,14 +228,13 @@ def test_one_that_does_not_answer_is_not_waited_for_for_ever(
 
 
 def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
-    host: ToyHost = toy_host(linger=0.3)
+    host: ToyHost = toy_host(linger=1.0)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     host.call(Prepare("/nonexistent/python"))  # another environment stays without a zygote
     host.open("keeps the daemon")
-    wait_until(lambda: len(host.children()) == 2)
-    (zygote,) = set(host.children()) - {host.session(client)["worker_pid"]}
+    family = wait_until(lambda: found if len(found := host.children()) == 2 else None)
+    (zygote,) = set(family) - {host.session(client)["worker_pid"]}
     client.close()
     host.clients.clear()
     wait_until(lambda: len(host.status().sessions) == 1)
@@ -243,7 +243,7 @@ def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
     wait_until(lambda: not lives(zygote))
 
 
-def wait_for_end(pidfd: int, seconds: float = 20.0) -> bool:
+def wait_for_end(pidfd: int, seconds: float = WAIT_SECONDS) -> bool:
     """Wait for the end of a process, whose pidfd is closed then."""
     try:
         return bool(select.select([pidfd], [], [], seconds)[0])
@@ -256,5 +256,5 @@ def test_deep_runtime_directories_work(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(deep))
     with control.connect() as connection:
         assert connection.daemon_pid > 0
-        connection.call(Stop(), 30)
+        connection.call(Stop(), WAIT_SECONDS)
     wait_until(lambda: not (deep / paths.SOCKET_NAME).exists())

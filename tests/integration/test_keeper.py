@@ -28,7 +28,7 @@ from kernelproxy.protocol import (
     StatusReply,
     Suspend,
 )
-from tests.doubles.client import ToyClient
+from tests.doubles.client import WAIT_SECONDS, ToyClient
 from tests.integration.conftest import ROOT, ToyHost, from_outside, lives, wait_until
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ class InFlight:
 
     def _ask(self, request: Message) -> None:
         with self._connection:
-            self.answer = self._connection.call(request, 30)
+            self.answer = self._connection.call(request, WAIT_SECONDS)
 
     def kill_agent(self):
         """Kill the agent, and return what the next one answers."""
@@ -82,9 +82,10 @@ def test_a_killed_agent_changes_no_result(toy_host: StartHost, moment: str) -> N
     assert [after[key] for key in same] == [before[key] for key in same]
     if moment in ("suspended", "held", "unused"):
         assert (after["state"], after["reason"]) == (before["state"], before["reason"])
-    client.add(100)
-    assert client.read() == client.state
-    wait_until(lambda: host.session(client)["worker_pid"] not in (None, before["worker_pid"]))
+    with client.cell():  # it is not suspended before it was seen
+        client.add(100)
+        assert client.read() == client.state
+        wait_until(lambda: host.session(client)["worker_pid"] not in (None, before["worker_pid"]))
 
 
 @pytest.mark.slow
@@ -101,6 +102,9 @@ def test_five_kills_at_random_moments_change_no_result(toy_host: StartHost) -> N
                 return
             host.kill_agent()
 
+    def snapshots() -> int:
+        return max(client.agent.snapshots for client in clients)
+
     def verb() -> None:
         with contextlib.suppress(ControlError):  # two agents died, one after the other
             host.call(chance.choice((Suspend, Resume))(chance.choice(clients).session))
@@ -109,7 +113,7 @@ def test_five_kills_at_random_moments_change_no_result(toy_host: StartHost) -> N
     killer.start()
     number = 0
     try:
-        while killer.is_alive() or number < 4000:
+        while killer.is_alive() or number < 4000 or snapshots() < 4:
             number += 1
             for client in clients:
                 client.add(number)
@@ -124,14 +128,13 @@ def test_five_kills_at_random_moments_change_no_result(toy_host: StartHost) -> N
     for client in clients:
         host.call(Resume(client.session))
         assert client.read() == client.state, f"seed {seed}"
-    assert max(client.agent.snapshots for client in clients) > 3
 
 
 def scenario(host: ToyHost) -> None:
     """All that deposits something."""
     with control.connect(start=False) as connection:
         request = OpenSession("moments", "", sys.executable)
-        session = connection.expect(SessionOpened, request, 30).session
+        session = connection.expect(SessionOpened, request, WAIT_SECONDS).session
     client = ToyClient(session)
     host.clients.append(client)
     client.use(10 * MIB)
@@ -165,12 +168,12 @@ def test_it_may_die_between_any_two_moments(toy_host: StartHost, tmp_path: Path)
     died = 0
     for die_at in random.sample(range(3, count - 4), 12):  # the first two are before it is ready
         host = toy_host(die_at=die_at, **MOMENT_SETTINGS)
+        host.was_killed = True
         scenario(host)
         if host.process.poll() is None:  # with fewer snapshots there are fewer moments
             host.kill_agent()
         else:
             died += 1
-        host.was_killed = True
         host.end()
     assert died > 6
 
@@ -181,8 +184,7 @@ def test_a_verb_in_flight_is_carried_out_by_the_next_agent(
 ) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     if verb is Resume:
         host.call(Suspend(client.session))
     asked = InFlight(host, verb(client.session)).kill_agent()
@@ -229,9 +231,7 @@ def test_those_who_waited_for_room_still_wait_in_line(toy_host: StartHost) -> No
     host = toy_host("cpu:256MiB")
     first, second, third = (host.client(name) for name in ("first", "second", "third"))
     for client in (second, third, first):
-        client.use(200 * MIB)
-        client.add(1)
-        client.read()
+        host.work(client, 200 * MIB)
     with first.cell():
         for client in (third, second):
             client.add(2)
@@ -241,7 +241,7 @@ def test_those_who_waited_for_room_still_wait_in_line(toy_host: StartHost) -> No
         assert first.read() == first.state
         wait_until(lambda: "place 1" in host.session(third)["reason"])
         wait_until(lambda: "place 2" in host.session(second)["reason"])
-        assert host.session(first)["memory"] == 200 * MIB
+        wait_until(lambda: host.session(first)["memory"] == 200 * MIB)
     for client in (third, second):
         assert client.read() == client.state
 
@@ -286,8 +286,7 @@ def test_a_stopped_worker_of_the_dead_agent_is_ended_before_the_next_one(
 ) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     worker = host.session(client)["worker_pid"]
     os.kill(worker, signal.SIGSTOP)
     client.add(2)
@@ -340,8 +339,7 @@ def test_a_session_whose_device_is_gone_says_so(toy_host: StartHost) -> None:
     host = toy_host("cpu:1GiB,cpu:1GiB", devices_after="cpu:1GiB")
     stays, goes = host.client("stays", device="cpu:0"), host.client("goes", device="cpu:1")
     for client in (stays, goes):
-        client.add(1)
-        client.read()
+        host.work(client)
     host.kill_agent()
     assert [each["name"] for each in host.status().sessions] == ["stays"]
     goes.add(2)
@@ -358,8 +356,7 @@ def test_a_session_whose_device_is_gone_says_so(toy_host: StartHost) -> None:
 def test_a_killed_keeper_is_replaced_and_knows_everything(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     for _ in range(3):
         host.kill(host.keeper_pid())
         wait_until(lambda: keeps(host.keeper_pid(), 1))
@@ -383,8 +380,7 @@ def keeps(keeper: int, count: int) -> bool:
 def test_a_keeper_that_hangs_is_replaced(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     keeper = host.keeper_pid()
     os.kill(keeper, signal.SIGSTOP)
     sessions = []
@@ -401,26 +397,24 @@ def test_a_keeper_that_hangs_is_replaced(toy_host: StartHost) -> None:
 def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     family = host.children()
     host.kill(host.agent_pid(), host.keeper_pid())
-    assert client.gone.wait(20)
+    assert client.gone.wait(WAIT_SECONDS)
+    wait_until(lambda: not any(lives(pid) for pid in family))  # until then they answer
     with pytest.raises(RuntimeError, match="the daemon is gone"):
         client.read()
-    wait_until(lambda: not any(lives(pid) for pid in family))
     with pytest.raises(ControlError, match="No jupyter_sing daemon is running"):
         control.connect(start=False)
     with control.connect() as connection:  # what they left is no obstacle for the next ones
-        assert connection.expect(StatusReply, Status(), 30).sessions == []
+        assert connection.expect(StatusReply, Status(), WAIT_SECONDS).sessions == []
 
 
 @pytest.mark.slow
 def test_an_agent_that_dies_again_and_again_is_given_up(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     keeper = os.pidfd_open(host.keeper_pid())
     for _ in range(5):
         host.kill_agent()
@@ -428,14 +422,14 @@ def test_an_agent_that_dies_again_and_again_is_given_up(toy_host: StartHost) -> 
         assert client.read() == client.state
     family = host.children()
     host.kill_agent()
+    assert select.select([keeper], [], [], WAIT_SECONDS)[0]
+    os.close(keeper)
+    wait_until(lambda: not any(lives(pid) for pid in family))  # until then they answer
     with pytest.raises(RuntimeError, match="died more than 5 times in a minute"):
         client.read()
-    assert select.select([keeper], [], [], 20)[0]
-    os.close(keeper)
-    wait_until(lambda: not any(lives(pid) for pid in family))
     assert not (paths.runtime_dir() / paths.SOCKET_NAME).exists()
     with control.connect() as connection:
-        assert connection.expect(StatusReply, Status(), 30).sessions == []
+        assert connection.expect(StatusReply, Status(), WAIT_SECONDS).sessions == []
 
 
 def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHost) -> None:
@@ -445,7 +439,7 @@ def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHo
     host.kill(agent)
     ask = (
         "from kernelproxy import control, protocol\n"
-        "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 30)\n"
+        "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 60)\n"
         "with control.connect() as c: print(c.daemon_pid)"
     )
     asking = [
@@ -473,8 +467,7 @@ def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHo
 def test_sessions_that_end_leave_nothing_with_the_keeper(toy_host: StartHost) -> None:
     host = toy_host()
     with ToyClient(host.open()) as client:
-        client.add(1)
-        client.read()
+        host.work(client)
     wait_until(lambda: not host.status().sessions)
 
     def held() -> list[int]:
@@ -485,8 +478,7 @@ def test_sessions_that_end_leave_nothing_with_the_keeper(toy_host: StartHost) ->
     before = held()
     clients = [host.client() for _ in range(10)]
     for client in clients:
-        client.add(1)
-        client.read()
+        host.work(client)
         host.call(Suspend(client.session))
     host.kill_agent()
     for client in clients:

@@ -36,9 +36,7 @@ def test_unused_grants_of_idle_neighbours_are_taken_back(toy_host: StartHost) ->
     host = toy_host("cpu:256MiB")
     first, second = host.client("first"), host.client("second")
     assert first.want(192 * MIB)
-    first.use(10 * MIB)
-    first.add(1)
-    first.read()
+    host.work(first, 10 * MIB)
     assert second.want(150 * MIB)
     assert 10 * MIB <= first.agent.memory_granted <= 106 * MIB
     assert host.session(first)["worker_pid"]
@@ -48,9 +46,7 @@ def test_an_idle_neighbour_is_suspended_to_make_room(toy_host: StartHost) -> Non
     host = toy_host("cpu:256MiB")
     first, second = host.client("first"), host.client("second")
     for client in (first, second, first):
-        client.use(150 * MIB)
-        client.add(1)
-        assert client.read() == client.state
+        host.work(client, 150 * MIB)
         other = second if client is first else first
         state = host.session(other)
         assert state["state"] == ("idle" if state["log_head"] == 0 else "suspended")
@@ -60,9 +56,8 @@ def test_an_idle_neighbour_is_suspended_to_make_room(toy_host: StartHost) -> Non
 def test_a_running_session_is_denied_what_busy_neighbours_have(toy_host: StartHost) -> None:
     host = toy_host("cpu:256MiB")
     first, second = host.client("first"), host.client("second")
-    first.use(150 * MIB)
-    second.use(64 * MIB)
-    assert first.read() == second.read()  # their workers are there: what is starting gives nothing
+    host.work(first, 150 * MIB)  # what is starting, or still busy, gives nothing
+    host.work(second, 64 * MIB)
     with first.cell(), second.cell():
         assert not second.want(150 * MIB)
         assert second.agent.memory_granted == 64 * MIB
@@ -92,9 +87,7 @@ def test_a_session_that_finds_no_room_waits_in_line(toy_host: StartHost) -> None
     host = toy_host("cpu:256MiB")
     first, second, third = (host.client(name) for name in ("first", "second", "third"))
     for client in (second, third, first):
-        client.use(200 * MIB)
-        client.add(1)
-        client.read()
+        host.work(client, 200 * MIB)
     with first.cell():
         first.read()
         second.add(2)
@@ -111,9 +104,7 @@ def test_a_queued_session_can_be_suspended_and_closed(toy_host: StartHost) -> No
     host = toy_host("cpu:256MiB")
     first, second, third = (host.client(name) for name in ("first", "second", "third"))
     for client in (second, third, first):
-        client.use(200 * MIB)
-        client.add(1)
-        client.read()
+        host.work(client, 200 * MIB)
     with first.cell():
         for client in (second, third):
             client.add(2)
@@ -129,9 +120,7 @@ def test_a_dead_worker_comes_back_while_others_wait(toy_host: StartHost) -> None
     host = toy_host("cpu:256MiB")
     first, second = host.client("first"), host.client("second")
     for client in (second, first):
-        client.use(200 * MIB)
-        client.add(1)
-        client.read()
+        host.work(client, 200 * MIB)
     with first.cell():
         second.add(2)
         wait_until(lambda: host.when(second, "queued"))
@@ -147,10 +136,8 @@ def test_a_wish_that_comes_while_room_is_made_for_less_gets_its_own_answer(
     host = toy_host("cpu:256MiB")
     first, second = host.client("first"), host.client("second")
     for client, used in ((first, 100 * MIB), (second, 200 * MIB)):
-        client.use(used)
-        client.add(1)
-        client.read()
-    worker = wait_until(lambda: host.when(second, "idle"))["worker_pid"]
+        host.work(client, used)
+    worker = host.rested(second)["worker_pid"]
     wait_until(lambda: host.when(first, "suspended"))
     os.kill(worker, signal.SIGSTOP)  # it takes its time to make room
     try:
@@ -163,6 +150,6 @@ def test_a_wish_that_comes_while_room_is_made_for_less_gets_its_own_answer(
         wait_until(lambda: first.page.want_sequence != first.agent.grant_sequence)
     finally:
         os.kill(worker, signal.SIGCONT)
-    asking.join(20)
+    asking.join()
     assert granted == [True]
     assert first.read() == first.state

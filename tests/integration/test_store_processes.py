@@ -134,15 +134,14 @@ def test_collection_beside_storing_removes_nothing_that_is_needed(tmp_path: Path
     store = storing.store_at(root)
     with workshop(root) as storers, workshop(root) as collectors:
         storers.begin(seed=1, kinds=["put", "put", "get", "delete"], operations=150)
-        collections = busy = 0
-        collectors.begin(seed=2, kinds=["collect"], operations=400)
-        said, status = collectors.end()
-        collections = said.count(["end"])
-        busy = said.count(["failed", "busy"])
-        stored, stored_status = storers.end()
-    assert (status, stored_status) == (0, 0)
-    assert collections + busy == 400
-    assert collections
+        collections = 0
+        while not collections:  # all may have met one operation that takes its time
+            collectors.begin(seed=2, kinds=["collect"], operations=400)
+            said, status = collectors.end()
+            collections = said.count(["end"])
+            assert (status, collections + said.count(["failed", "busy"])) == (0, 400)
+        stored, status = storers.end()
+    assert status == 0
     reasons = {words[1] for words in stored if words[0] == "failed"}
     assert reasons <= {"unknown"}, "a chunk was taken away, or a lock hung"
     for place in store.names():

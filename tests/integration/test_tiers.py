@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from kernelproxy.protocol import Resume, Suspend
+from kernelproxy.protocol import CloseSession, Resume, Suspend
+from kernelproxy.snapshot.store import Store
+from kernelproxy.snapshot.together import Cancel, file_lock
 from tests.doubles.client import ToyClient
-from tests.integration.conftest import ToyHost, wait_until
+from tests.integration.conftest import ToyHost, from_outside, wait_until
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]
@@ -33,6 +36,17 @@ def manifests(data_dir: Path) -> list[Path]:
 
 def chunks(data_dir: Path) -> list[Path]:
     return sorted(data_dir.glob("states/chunks/*/*"))
+
+
+def nobody_stores(data_dir: Path) -> AbstractContextManager[None]:
+    """Let whoever stores anything wait."""
+    lock = Store(data_dir / "states").root / "lock"
+    return file_lock(lock, shared=False, seconds=0, cancel=Cancel())
+
+
+def stores(host: ToyHost) -> bool:
+    """Whether the agent stores something, or waits until it may."""
+    return any(each.endswith("states/lock") for each in host.fds())
 
 
 def test_what_is_unused_for_long_goes_to_disk_and_comes_back(
@@ -81,8 +95,7 @@ def test_the_longest_unused_makes_room_in_host_memory(toy_host: StartHost) -> No
     host = toy_host(host_memory=1, cold_after=0.0)
     first, second = host.client("first"), host.client("second")
     for client in (first, second):
-        client.add(1)
-        client.read()
+        host.work(client)
     for client in (first, second):
         host.call(Suspend(client.session))
         wait_until(lambda client=client: cold(host, client))
@@ -92,11 +105,60 @@ def test_the_longest_unused_makes_room_in_host_memory(toy_host: StartHost) -> No
         assert client.read() == client.state
 
 
+def test_who_looks_at_a_session_while_it_is_suspended_does_not_keep_it_from_disk(
+    toy_host: StartHost, tmp_path: Path
+) -> None:
+    host = toy_host(host_memory=1, cold_after=0.0)
+    client = host.client()
+    client.append(f"wait {tmp_path / 'done'}")
+    wait_until(lambda: client.worker.gate_open)
+    suspending = threading.Thread(target=from_outside, args=(Suspend(client.session),))
+    suspending.start()
+    wait_until(lambda: not client.worker.gate_open)  # the suspension has begun
+    client.send_bell()
+    host.status()  # so it was heard: its look is next when the suspension has ended
+    (tmp_path / "done").touch()
+    suspending.join()
+    wait_until(lambda: cold(host, client))
+    host.call(Resume(client.session))
+    assert client.read() == client.state
+
+
+def test_who_looks_at_a_session_on_its_way_to_disk_does_not_stop_it(
+    toy_host: StartHost, data_dir: Path
+) -> None:
+    host = toy_host(host_memory=1, cold_after=0.0)
+    client = host.client()
+    host.work(client)
+    with nobody_stores(data_dir):
+        host.call(Suspend(client.session))
+        wait_until(lambda: stores(host))
+        client.send_bell()
+        host.status()  # so it was heard
+    wait_until(lambda: cold(host, client))
+    host.call(Resume(client.session))
+    assert client.read() == client.state
+
+
+@pytest.mark.parametrize("request_type", [Resume, CloseSession])
+def test_a_session_on_its_way_to_disk_does_not_have_to_arrive_there(
+    toy_host: StartHost, data_dir: Path, request_type: type[Resume | CloseSession]
+) -> None:
+    host = toy_host(host_memory=1, cold_after=0.0)
+    client = host.client()
+    host.work(client)
+    with nobody_stores(data_dir):
+        host.call(Suspend(client.session))
+        wait_until(lambda: stores(host))
+        host.call(request_type(client.session))
+        if request_type is Resume:
+            assert client.read() == client.state
+
+
 def test_without_a_quota_nothing_goes_to_disk(toy_host: StartHost, data_dir: Path) -> None:
     host = toy_host(host_memory=1, cold_after=0.01, disk_quota=0)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     host.call(Suspend(client.session))
     assert host.session(client)["tier"] == "parked"
     assert not (data_dir / "states").exists()
@@ -107,8 +169,7 @@ def test_without_a_quota_nothing_goes_to_disk(toy_host: StartHost, data_dir: Pat
 def test_a_full_quota_leaves_the_state_where_it_is(toy_host: StartHost) -> None:
     host = toy_host(cold_after=0.01, disk_quota=10)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     host.call(Suspend(client.session))
     host.call(Resume(client.session))
     assert client.read() == client.state
@@ -119,8 +180,7 @@ def test_a_full_quota_leaves_the_state_where_it_is(toy_host: StartHost) -> None:
 def test_a_damaged_state_is_said_and_not_waited_for(toy_host: StartHost, data_dir: Path) -> None:
     host = toy_host(cold_after=0.01)
     client = host.client()
-    client.add(1)
-    client.read()
+    host.work(client)
     host.call(Suspend(client.session))
     wait_until(lambda: cold(host, client))
     moved = [(each, each.with_suffix(".away")) for each in chunks(data_dir)]

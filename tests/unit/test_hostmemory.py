@@ -1,8 +1,9 @@
-"""Who is asked to go to disk, and when again."""
+"""Who is asked to go to disk, and who is asked again."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -15,57 +16,104 @@ from kernelproxy.errors import StoreError
 
 
 class Guest:
-    """Has a state in host memory until it was chilled so often."""
+    """A session that says what it is told to when it is to go to disk."""
 
-    def __init__(self, tries: int) -> None:
-        self.id, self.left = "guest", tries
-        self.claimed = False
-        self.there = asyncio.Event()
+    host_bytes = 100
 
-    @property
-    def host_bytes(self) -> int:
-        return 0 if self.there.is_set() else 1000
+    def __init__(self) -> None:
+        self.id, self.undecided, self.asked = "guest", False, 0
+        self.answers: list[bool | StoreError] = []
 
     def as_parked(self) -> Parked | None:
-        gone = self.claimed or self.there.is_set()
-        return None if gone else Parked(self.id, self.host_bytes, 0.0)
+        return None if self.undecided else Parked(self.id, self.host_bytes, 0.0)
 
     async def chill(self) -> bool:
-        self.left -= 1
-        if self.left:
-            raise StoreError("There is no space.", "full")
-        self.there.set()
-        return True
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+Play = Callable[[HostMemory, Guest], Awaitable[None]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Play], Guest]:
+    def run(play: Play) -> Guest:
+        guest = Guest()
+
+        async def body() -> None:
+            host = HostMemory(1, 0.0, ColdStates(tmp_path / "states", 1 << 30), lambda: [guest])
+            await play(host, guest)
+            await host.close()
+
+        asyncio.run(body())
+        return guest
+
+    return run
+
+
+async def settle() -> None:
+    """Let everybody do what can be done."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_who_could_not_be_asked_is_asked_when_its_lock_is_free(
+    run: Callable[[Play], Guest],
+) -> None:
+    async def play(host: HostMemory, guest: Guest) -> None:
+        guest.undecided, guest.answers = True, [True]
+        host.changed()
+        await settle()
+        assert guest.asked == 0
+        guest.undecided = False
+        host.decided(guest)
+        await settle()
+
+    assert run(play).asked == 1
+
+
+def test_who_was_wanted_meanwhile_is_asked_again_when_its_lock_is_free(
+    run: Callable[[Play], Guest],
+) -> None:
+    async def play(host: HostMemory, guest: Guest) -> None:
+        guest.answers = [False, True]
+        host.changed()
+        await settle()
+        assert guest.asked == 1
+        host.decided(guest)
+        await settle()
+        host.decided(guest)  # it is on disk: nobody asks
+        await settle()
+
+    assert run(play).asked == 2
+
+
+def test_who_could_not_go_is_left_alone_for_a_while(run: Callable[[Play], Guest]) -> None:
+    async def play(host: HostMemory, guest: Guest) -> None:
+        guest.answers = [StoreError("There is no room.", "quota")]
+        host.changed()
+        await settle()
+        host.decided(guest)
+        host.changed()
+        await settle()
+
+    assert run(play).asked == 1
+
+
+def test_who_was_refused_is_asked_again_though_nothing_changes(
+    run: Callable[[Play], Guest], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hostmemory, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(hostmemory, "LOOK_SECONDS_MIN", 0.01)
 
-
-def test_who_was_refused_is_asked_again_though_nothing_changes(tmp_path: Path) -> None:
-    async def run() -> None:
-        guest = Guest(tries=3)
-        host = HostMemory(100, 0.0, ColdStates(tmp_path, 1 << 30), lambda: [guest])
+    async def play(host: HostMemory, guest: Guest) -> None:
+        guest.answers = [StoreError("There is no space.", "full"), True]
         host.changed()
-        await asyncio.wait_for(guest.there.wait(), 30)
-        assert guest.left == 0
-        await host.close()
+        async with asyncio.timeout(30):
+            while guest.answers:
+                await asyncio.sleep(0.01)
 
-    asyncio.run(run())
-
-
-def test_who_was_claimed_goes_when_it_says_so(tmp_path: Path) -> None:
-    async def run() -> None:
-        guest = Guest(tries=1)
-        host = HostMemory(100, 0.0, ColdStates(tmp_path, 1 << 30), lambda: [guest])
-        guest.claimed = True
-        host.changed()
-        await asyncio.sleep(0)
-        guest.claimed = False
-        host.changed()
-        await asyncio.wait_for(guest.there.wait(), 30)
-        await host.close()
-
-    asyncio.run(run())
+    assert run(play).asked == 2
