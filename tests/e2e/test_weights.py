@@ -22,8 +22,8 @@ from tests.e2e.trainers import (
     session_of,
     status,
     verb,
-    wait_until,
 )
+from tests.integration.conftest import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
