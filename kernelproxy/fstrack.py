@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 from kernelproxy import native
@@ -24,6 +24,8 @@ LIBRARY = "libsing_fstrack.so"
 JOURNAL_VARIABLE = "SING_FSTRACK"
 REASON_VARIABLE = "SING_FSTRACK_REASON"
 CHECK_SECONDS = 30
+# Programs with the address sanitizer refuse to start behind any other library otherwise.
+SANITIZER_OPTION = "verify_asan_link_order=0"
 
 PARTS = ("fstrack",)
 # Some compilers add checks by themselves that call libc, or headers that redefine its functions.
@@ -154,17 +156,23 @@ def preload(env: MutableMapping[str, str], library: Path) -> None:
     if re.search(r"[\s:;$]", str(library)):
         raise NativeError(f"LD_PRELOAD cannot name the file tracker in {library.parent}")
     env["LD_PRELOAD"] = ":".join(filter(None, [str(library), env.get("LD_PRELOAD", "")]))
+    env["ASAN_OPTIONS"] = ":".join(filter(None, [env.get("ASAN_OPTIONS", ""), SANITIZER_OPTION]))
 
 
 def leave(env: MutableMapping[str, str]) -> None:
     """Take the tracker out of an environment, such as one that was inherited from a kernel."""
     for name in (JOURNAL_VARIABLE, REASON_VARIABLE):
         env.pop(name, None)
-    listed = env.get("LD_PRELOAD", "")
-    if LIBRARY not in listed:
+    if LIBRARY not in env.get("LD_PRELOAD", ""):
         return  # and is not rewritten
-    kept = [path for path in re.split(r"[\s:]+", listed) if path and Path(path).name != LIBRARY]
+    _without(env, "LD_PRELOAD", lambda path: Path(path).name == LIBRARY)
+    _without(env, "ASAN_OPTIONS", lambda option: option == SANITIZER_OPTION)
+
+
+def _without(env: MutableMapping[str, str], name: str, is_ours: Callable[[str], bool]) -> None:
+    """Take what is ours out of a list; nothing is left of an empty one."""
+    kept = [each for each in re.split(r"[\s:]+", env.get(name, "")) if each and not is_ours(each)]
     if kept:
-        env["LD_PRELOAD"] = ":".join(kept)
+        env[name] = ":".join(kept)
     else:
-        del env["LD_PRELOAD"]
+        env.pop(name, None)

@@ -134,6 +134,7 @@ __attribute__((constructor(101))) void begin() {
 #define SING_FIND_NEXT(type, name) next_##name.find();
   SING_FUNCTIONS(SING_FIND_NEXT)
   next_mkdtemp.find();
+  dlerror();  // a program must not find our failure to find one
 }
 
 int opened(int fd, const char* path, int flags) {

@@ -371,14 +371,39 @@ def test_other_preloaded_libraries_stay(library: Path) -> None:
     env = {"LD_PRELOAD": "/one.so /two.so", "SING_FSTRACK": "/j", "SING_FSTRACK_REASON": "none"}
     fstrack.preload(env, library)
     assert env["LD_PRELOAD"] == f"{library}:/one.so /two.so"
+    assert env["ASAN_OPTIONS"] == "verify_asan_link_order=0"
     fstrack.leave(env)
     assert env == {"LD_PRELOAD": "/one.so:/two.so"}
     env = {"LD_PRELOAD": "/one.so /two.so"}
     fstrack.leave(env)
     assert env == {"LD_PRELOAD": "/one.so /two.so"}
-    env = {"LD_PRELOAD": str(library)}
+    env = {}
+    fstrack.preload(env, library)
+    assert env.keys() == {"LD_PRELOAD", "ASAN_OPTIONS"}
     fstrack.leave(env)
     assert env == {}
+    env = {"ASAN_OPTIONS": "detect_leaks=0"}
+    fstrack.preload(env, library)
+    assert env["ASAN_OPTIONS"] == "detect_leaks=0:verify_asan_link_order=0"
+    fstrack.leave(env)
+    assert env == {"ASAN_OPTIONS": "detect_leaks=0"}
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_instrumented_programs_start_and_are_tracked(
+    environment: dict[str, str], journal: Path, here: Path, sanitizer: str
+) -> None:
+    source, program = here / "program.cpp", here / "program"
+    source.write_text('#include <fstream>\nint main() { std::ofstream("a") << "text"; }\n')
+    built = subprocess.run(
+        ["g++", f"-fsanitize={sanitizer}", str(source), "-o", str(program)],
+        capture_output=True,
+        check=False,
+    )
+    if built.returncode:
+        pytest.skip(f"there is no {sanitizer} sanitizer")
+    subprocess.run([program], cwd=here, env=environment, check=True)
+    assert noted(journal, here) == {"a"}
 
 
 def test_a_path_that_cannot_be_preloaded_is_refused(tmp_path: Path) -> None:
