@@ -125,9 +125,8 @@ def check(state: FileState) -> None:
         It does not, or its path is one that checkpoints leave alone.
     """
     path = str(state.path)
-    if not path.startswith("/") or path != os.path.normpath(path) or "\0" in path or path == "/":
-        raise RefusalError("is not an absolute path to a file")
-    if path.startswith("//"):
+    is_plain = path.startswith("/") and not path.startswith("//") and "\0" not in path
+    if not is_plain or path != os.path.normpath(path) or path == "/":
         raise RefusalError("is not an absolute path to a file")
     if any(state.path.is_relative_to(system) for system in SYSTEM):
         raise RefusalError("belongs to the system")
