@@ -1,9 +1,9 @@
-"""Build hook: puts the native sources, and libraries where torch is found, into the wheel.
+"""Build hook: puts the native sources, and libraries where they can be built, into the wheel.
 
 The sources make a first-use build possible in any environment. When the environment that is
 installed into has a torch (build isolation leaves `sys.prefix` alone), the libraries for exactly
-that torch are built now, so that the first kernel starts without waiting. Neither is needed for
-an installation to succeed.
+that torch are built now, so that the first kernel starts without waiting; so is the file tracker,
+which needs none. Nothing of it is needed for an installation to succeed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PARTS = ("oplog", "client", "worker")
+PARTS = ("oplog", "client", "worker", "fstrack")
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -31,40 +31,52 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 build_data["force_include"][str(source)] = (
                     f"kernelproxy/_native/{part}/{source.name}"
                 )
-        libraries = self._libraries(root)
-        if libraries is None:
-            return
-        for library in libraries.iterdir():
-            build_data["force_include"][str(library)] = (
-                f"kernelproxy/_native_lib/{libraries.name}/{library.name}"
-            )
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{_platform_tag()}"
+        sys.path.insert(0, str(root))
+        try:
+            directories = [*self._torch_libraries(), *self._tracker()]
+        finally:
+            sys.path.remove(str(root))
+        for directory in directories:
+            for library in directory.iterdir():
+                build_data["force_include"][str(library)] = (
+                    f"kernelproxy/_native_lib/{directory.name}/{library.name}"
+                )
+        if directories:
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{_platform_tag()}"
 
-    def _libraries(self, root: Path) -> Path | None:
-        """The directory of the libraries for the torch of this environment, None without one."""
+    # From a clone, too, as users: their compilers may warn of what ours does not.
+
+    def _torch_libraries(self) -> list[Path]:
+        """The directory of the libraries for the torch of this environment, if it has one."""
         torch = Path(sysconfig.get_paths()["purelib"]) / "torch"
         if not (torch / "version.py").is_file():
-            return None
-        sys.path.insert(0, str(root))
+            return []
         try:
             from kernelproxy import native
 
             info = native.describe(torch)
-            # From a clone, too: a user's compiler may warn of what ours does not.
-            parts = native.ensure(
-                info,
-                self.app.display_info,
-                developing=False,
-                cache=Path(self.directory) / "native",
-            )
+            say = self.app.display_info
+            return [native.ensure(info, say, developing=False, cache=self._cache).client.parent]
         except Exception as error:
             # Not installing would be worse than building at first use, which explains itself.
             self.app.display_warning(f"the native part will be built at first use: {error}")
-            return None
-        finally:
-            sys.path.remove(str(root))
-        return parts.client.parent
+            return []
+
+    def _tracker(self) -> list[Path]:
+        """The directory of the file tracker."""
+        try:
+            from kernelproxy import fstrack
+
+            say = self.app.display_info
+            return [fstrack.library(say, developing=False, cache=self._cache).parent]
+        except Exception as error:
+            self.app.display_warning(f"the file tracker will be built at first use: {error}")
+            return []
+
+    @property
+    def _cache(self) -> Path:
+        return Path(self.directory) / "native"
 
 
 def _platform_tag() -> str:

@@ -3,6 +3,7 @@
 SingError                  anything of ours that a person should read
 ├── ControlError           the daemon refused a request, or cannot be reached
 ├── DeviceError            the configured devices make no sense, or are not there
+├── FileError              a file of a notebook cannot be read as it is at one moment
 ├── NativeError            the native part is not available for an environment
 ├── ProtocolError          a peer sent what is not a message
 ├── StoreError             the chunk store cannot keep a snapshot, or give it back
@@ -40,6 +41,12 @@ class ControlError(SingError):
 
 class DeviceError(SingError):
     """The configured devices make no sense, or are not there."""
+
+
+class FileError(SingError):
+    """A file of a notebook cannot be read as it is at one moment; the rest of them can."""
+
+    recoverable = True
 
 
 class NativeError(SingError):

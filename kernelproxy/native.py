@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import functools
 import hashlib
 import inspect
 import json
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kernelproxy.errors import NativeError
 
@@ -50,6 +51,7 @@ SANITIZE_FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,un
 STRICT_FLAGS = ("-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized")
 
 Message = Callable[[str], object]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -225,25 +227,66 @@ def ensure(
         This torch is not supported, or the libraries cannot be built here.
     """
     check_version(info)
-    tree = _source_tree()
+    tree = source_tree()
     key = _key(info, tree, sanitize)
     cache = cache or cache_directory()
+
+    def build(say: Message) -> None:
+        check_compiler()
+        if not (info.python_include / "Python.h").is_file():
+            raise NativeError(f"the C headers of Python are missing in {info.python_include}")
+        say(f"Preparing the device client for torch {info.version}, once: a minute or two.")
+        strict = is_checkout(tree) if developing is None else developing
+        compiler = functools.partial(_compiler, info, tree, sanitize=sanitize, strict=strict)
+        publish(cache, key, lambda objects, target: _build(compiler(objects), target), keep=strict)
+        if strict:
+            _prune(cache)
+
+    return find_or_build(key, cache, NativeParts.inside, build, message)
+
+
+def find_or_build(
+    key: str,
+    cache: Path,
+    inside: Callable[[Path], T | None],
+    build: Callable[[Message], object],
+    message: Message | None = None,
+) -> T:
+    """Find libraries in the installed package or in a cache; one process builds, others wait.
+
+    Parameters
+    ----------
+    key : str
+        Name of their directory.
+    cache : Path
+        Where `build` puts that.
+    inside : callable
+        Returns what is in a directory, or None if it is not whole.
+    build : callable
+        Builds them; is passed `message`.
+    message : callable, optional
+        See `ensure`.
+
+    Raises
+    ------
+    NativeError
+        They cannot be built here.
+    """
     for directory in (PACKAGE / "_native_lib" / key, cache / key):
-        if parts := NativeParts.inside(directory):
-            return parts
+        if found := inside(directory):
+            return found
     say = message or (lambda text: None)
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(cache / f"{key}.lock", say):
-            if parts := NativeParts.inside(cache / key):
-                return parts
-            _check_tools(info)
-            say(f"Preparing the device client for torch {info.version}, once: a minute or two.")
-            if developing is None:
-                developing = tree != PACKAGE / "_native"
-            return _build(info, tree, cache, key, sanitize, developing)
+            if found := inside(cache / key):
+                return found
+            build(say)
+            if found := inside(cache / key):
+                return found
     except OSError as error:
         raise NativeError(f"the native part cannot be built in {cache}: {error}") from error
+    raise NativeError(f"the build left no libraries in {cache / key}")
 
 
 def cache_directory() -> Path:
@@ -263,28 +306,45 @@ def check_version(info: TorchInfo) -> None:
         )
 
 
-def _source_tree() -> Path:
+def source_tree() -> Path:
     """The native sources: shipped in the package, or beside it in a checkout."""
     shipped = PACKAGE / "_native"
     return shipped if shipped.is_dir() else PACKAGE.parent / "native"
 
 
-def _sources(tree: Path, parts: Iterable[str], suffixes: Sequence[str]) -> list[Path]:
+def is_checkout(tree: Path) -> bool:
+    """Whether sources are those of a clone, whose users are developers."""
+    return tree != PACKAGE / "_native"
+
+
+def sources(tree: Path, parts: Iterable[str], suffixes: Sequence[str]) -> list[Path]:
     files = (file for part in parts for file in (tree / part).glob("*"))
     return sorted(file for file in files if file.suffix in suffixes)
 
 
 def _key(info: TorchInfo, tree: Path, sanitize: bool) -> str:
     """Name what a pair depends on: torch, Python, machine, sources, and how they are compiled."""
-    digest = hashlib.sha256(repr((COMPILE_FLAGS, LIBRARIES, LINKED)).encode())
-    files = _sources(tree, ("oplog", "client", "worker"), (".h", ".cpp"))
+    digest = hash_of(tree, ("oplog", "client", "worker"), (COMPILE_FLAGS, LIBRARIES, LINKED))
+    version = re.sub(r"[^\w.+]", "_", info.version)
+    kind = "-sanitize" if sanitize else ""
+    return f"torch{version}-{info.python_tag}-{info.machine}-{digest}{kind}"
+
+
+def hash_of(tree: Path, parts: Iterable[str], how: object) -> str:
+    """Name sources and how they are compiled.
+
+    Raises
+    ------
+    NativeError
+        There are no sources.
+    """
+    digest = hashlib.sha256(repr(how).encode())
+    files = sources(tree, parts, (".h", ".cpp"))
     for file in files:
         digest.update(f"\0{file.relative_to(tree)}\0".encode() + file.read_bytes())
     if not files:
         raise NativeError("this installation of jupyter_sing lacks its native sources")
-    version = re.sub(r"[^\w.+]", "_", info.version)
-    kind = "-sanitize" if sanitize else ""
-    return f"torch{version}-{info.python_tag}-{info.machine}-{digest.hexdigest()[:16]}{kind}"
+    return digest.hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -302,102 +362,145 @@ def _locked(path: Path, say: Message) -> Iterator[None]:
 # ---------------------------------------------------------------- building
 
 
-def _build(
-    info: TorchInfo, tree: Path, cache: Path, key: str, sanitize: bool, developing: bool
-) -> NativeParts:
-    """Compile and publish by renaming, so that a pair exists whole or not at all."""
+def publish(
+    cache: Path, key: str, build: Callable[[Path, Path], object], *, keep: bool = False
+) -> None:
+    """Build, and publish by renaming, so that a directory exists whole or not at all.
+
+    Parameters
+    ----------
+    cache : Path
+        Whose lock of this key the caller holds.
+    key : str
+        Name of the directory.
+    build : callable
+        Called with a directory for objects and with one that it fills.
+    keep : bool
+        Keep the objects for the next build.
+    """
     # We hold the key's lock: whatever lies under this name was left by a build that was killed.
     for stale in cache.glob(f".{key}.*"):
         shutil.rmtree(stale)
     with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=cache) as name:
         scratch = Path(name)
-        objects = cache / "objects" if developing else scratch / "objects"
+        objects = cache / "objects" if keep else scratch / "objects"
         objects.mkdir(exist_ok=True)
         staged = scratch / "libraries"
         staged.mkdir()
-        _Compiler(info, tree, objects, sanitize, strict=developing).build(staged)
+        build(objects, staged)
         target = cache / key
-        if target.exists():  # without a whole pair inside, or we would not be here
+        if target.exists():  # without all of it inside, or we would not be here
             shutil.rmtree(target)
         staged.rename(target)
-    if developing:
-        _prune(cache)
-    parts = NativeParts.inside(target)
-    if parts is None:
-        raise NativeError(f"the build left no libraries in {target}")
-    return parts
 
 
-def _compiler_command() -> list[str]:
+def compiler_command() -> list[str]:
+    """The C++ compiler: ``CXX``, else g++."""
     return shlex.split(os.environ.get("CXX", "")) or ["g++"]
 
 
-def _check_tools(info: TorchInfo) -> None:
-    """Raise `NativeError` if nothing can be built here, before anybody is told to wait for it."""
-    compiler = _compiler_command()[0]
+def check_compiler() -> None:
+    """Raise `NativeError` if there is no compiler, before anybody is told to wait for it."""
+    compiler = compiler_command()[0]
     if shutil.which(compiler) is None:
         raise NativeError(f"there is no C++ compiler ({compiler}) to build the native part with")
-    if not (info.python_include / "Python.h").is_file():
-        raise NativeError(f"the C headers of Python are missing in {info.python_include}")
 
 
-class _Compiler:
-    """Compiles the translation units in parallel and links the two libraries."""
+def _compiler(
+    info: TorchInfo, tree: Path, objects: Path, *, sanitize: bool, strict: bool
+) -> Compiler:
+    """The compiler of a pair."""
+    extra = SANITIZE_FLAGS if sanitize else ()
+    flags = [*COMPILE_FLAGS, *extra]
+    for directory in info.include_directories:
+        flags += ["-isystem", str(directory)]
+    found = [f"-L{info.library_directory}"]
+    link_flags = ["-shared", "-pthread", *extra]
+    return Compiler(tree, objects, flags, link_flags, found, strict=strict, basis=info)
+
+
+def _build(compiler: Compiler, target: Path) -> None:
+    """Compile the translation units in parallel and link the two libraries."""
+    units = {name: sources(compiler.tree, parts, (".cpp",)) for name, parts in LIBRARIES.items()}
+    for name, found in units.items():
+        if not found:
+            raise NativeError(f"the native sources hold no {name}")
+    compiled = compiler.compile_all({unit for found in units.values() for unit in found})
+    for name, found in units.items():
+        libraries = [f"-l{library}" for library in LINKED[name]]
+        objects = [compiled[unit] for unit in found]
+        compiler.link(target / f"libsing_{name}.so", objects, libraries)
+
+
+class Compiler:
+    """Compiles translation units and links libraries.
+
+    Parameters
+    ----------
+    tree : Path
+        The native sources.
+    objects : Path
+        Where objects are put, and found if nothing that goes into them has changed.
+    flags, link_flags : sequence of str
+        For every unit, and for every library.
+    search : sequence of str
+        What comes before the libraries that one is linked with.
+    strict : bool
+        Refuse warnings: they are to stop us, not users whose compiler is newer than ours.
+    basis : object
+        What else objects depend on, such as the version of headers.
+    """
 
     def __init__(
-        self, info: TorchInfo, tree: Path, objects: Path, sanitize: bool, *, strict: bool
+        self,
+        tree: Path,
+        objects: Path,
+        flags: Sequence[str],
+        link_flags: Sequence[str],
+        search: Sequence[str] = (),
+        *,
+        strict: bool,
+        basis: object = None,
     ) -> None:
-        self.info, self.tree, self.objects = info, tree, objects
-        self.command = _compiler_command()
-        self.flags = [*COMPILE_FLAGS, *(SANITIZE_FLAGS if sanitize else ())]
-        self.link_flags = ["-shared", "-pthread", *(SANITIZE_FLAGS if sanitize else ())]
-        # Warnings stop us, not users whose compiler is newer than ours.
-        self.flags += STRICT_FLAGS if strict else ("-w",)
-        self.flags += [f"-I{tree}"]
-        for directory in info.include_directories:
-            self.flags += ["-isystem", str(directory)]
+        self.tree, self._objects = tree, objects
+        self._command = compiler_command()
+        self._flags = [*flags, *(STRICT_FLAGS if strict else ("-w",)), f"-I{tree}"]
+        self._link_flags, self._search, self._basis = link_flags, search, basis
 
-    def build(self, directory: Path) -> None:
-        """Put both libraries into `directory`."""
-        units = {
-            unit for parts in LIBRARIES.values() for unit in _sources(self.tree, parts, (".cpp",))
-        }
+    def compile_all(self, units: Iterable[Path]) -> dict[Path, Path]:
+        """Compile units in parallel; return their objects."""
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             futures = {unit: pool.submit(self.compile, unit) for unit in sorted(units)}
             try:
-                compiled = {unit: future.result() for unit, future in futures.items()}
+                return {unit: future.result() for unit, future in futures.items()}
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        for name, parts in LIBRARIES.items():
-            objects = [compiled[unit] for unit in _sources(self.tree, parts, (".cpp",))]
-            if not objects:
-                raise NativeError(f"the native sources hold no {name}")
-            self.link(directory / f"libsing_{name}.so", objects, LINKED[name])
 
     def compile(self, unit: Path) -> Path:
         """Compile one unit, unless an object of the same text and flags is there."""
-        digest = hashlib.sha256(repr((self.command, self.flags, self.info)).encode())
+        digest = hashlib.sha256(repr((self._command, self._flags, self._basis)).encode())
         for file in _includes(unit, self.tree):
             digest.update(f"\0{file}\0".encode() + file.read_bytes())
-        target = self.objects / f"{unit.parent.name}-{unit.stem}-{digest.hexdigest()[:20]}.o"
+        target = self._objects / f"{unit.parent.name}-{unit.stem}-{digest.hexdigest()[:20]}.o"
         if target.exists():
             os.utime(target)
             return target
         partial = target.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self._run([*self.command, *self.flags, "-c", str(unit), "-o", str(partial)])
+            self.run([*self._flags, "-c", str(unit), "-o", str(partial)])
             partial.rename(target)
         finally:
             partial.unlink(missing_ok=True)
         return target
 
     def link(self, target: Path, objects: Sequence[Path], libraries: Sequence[str]) -> None:
-        """Link one library against those of torch."""
-        found = [f"-L{self.info.library_directory}", *(f"-l{library}" for library in libraries)]
-        self._run([*self.command, *self.link_flags, *map(str, objects), "-o", str(target), *found])
+        """Link one library with others."""
+        self.run(
+            [*self._link_flags, *map(str, objects), "-o", str(target), *self._search, *libraries]
+        )
 
-    def _run(self, command: list[str]) -> None:
+    def run(self, arguments: Sequence[str]) -> None:
         """Run the compiler.
 
         Raises
@@ -407,7 +510,7 @@ class _Compiler:
         """
         try:
             done = subprocess.run(
-                command,
+                [*self._command, *arguments],
                 capture_output=True,
                 text=True,
                 errors="replace",

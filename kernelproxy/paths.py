@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -78,6 +79,21 @@ def socket_path() -> Path:
     """Socket of the daemon: ``SING_SOCKET`` (set in kernels), else in `runtime_dir`."""
     named = os.environ.get("SING_SOCKET")
     return Path(named) if named else runtime_dir() / SOCKET_NAME
+
+
+def journal_path(kernel_id: str) -> Path:
+    """Where the changes to files are noted that a kernel makes; not created.
+
+    Raises
+    ------
+    ControlError
+        As `runtime_dir`.
+    """
+    directory = runtime_dir() / "journals"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if not re.fullmatch(r"[\w-][\w.-]{0,99}", kernel_id):  # Jupyter's are, but need not be
+        kernel_id = hashlib.sha256(os.fsencode(kernel_id)).hexdigest()[:32]
+    return directory / f"{kernel_id}.files"
 
 
 @contextmanager

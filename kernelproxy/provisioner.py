@@ -8,6 +8,7 @@ matters: when torch is imported and in ``%sing status``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Float, Unicode, default
+from traitlets import Bool, Float, Unicode, default
 
-from kernelproxy import native, paths
+from kernelproxy import fstrack, native, paths
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, NativeError
 from kernelproxy.protocol import CloseSession, Message, OpenSession, Prepare, SessionOpened
@@ -30,6 +31,8 @@ PYTHON_MIN = (3, 11)
 T = TypeVar("T")
 # What interpreters have, by their path and the time of its last change: asking takes a process.
 _torch_of: dict[tuple[str, float], native.TorchInfo | NativeError] = {}
+# The same of those that were seen to start with the file tracker.
+_trackable: set[tuple[str, float, Path]] = set()
 
 
 class SingProvisioner(LocalProvisioner):
@@ -40,6 +43,10 @@ class SingProvisioner(LocalProvisioner):
     )
     device = Unicode("", help="Id of the device to use; empty: the agent chooses.", config=True)
     open_timeout = Float(20.0, help="Seconds to wait for the daemon at kernel start.", config=True)
+    track_files = Bool(
+        help="Note which files a kernel changes, so that checkpoints hold them (by LD_PRELOAD).",
+        config=True,
+    )
 
     session: str = ""
 
@@ -51,6 +58,11 @@ class SingProvisioner(LocalProvisioner):
         except ValueError:
             self.log.warning("JUPYTER_SING_IDLE_TIMEOUT is not a number: %r; using 600.", text)
             return 600.0
+
+    @default("track_files")
+    def _default_track_files(self) -> bool:
+        text = os.environ.get("JUPYTER_SING_TRACK_FILES", "1")
+        return text.strip().lower() not in ("0", "false", "no", "off")
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Called by the kernel manager before each launch, also at a restart.
@@ -72,6 +84,10 @@ class SingProvisioner(LocalProvisioner):
         """Called by the kernel manager when the kernel has ended; `restart`: a launch follows."""
         try:
             await self._close()
+            if not restart:
+                # Till then it is kept: what the notebook wrote before a restart is still its own.
+                with contextlib.suppress(OSError):
+                    paths.journal_path(self.kernel_id or "").unlink()
         finally:
             await super().cleanup(restart=restart)
 
@@ -81,6 +97,7 @@ class SingProvisioner(LocalProvisioner):
         env: dict[str, str] = kwargs.setdefault("env", os.environ.copy())
         for name in ("SING_SESSION", "SING_SOCKET", "SING_REASON", "SING_CLIENT", "SING_BUNDLE"):
             env.pop(name, None)  # of a kernel in which this server was started
+        fstrack.leave(env)
         python = ipykernel_interpreter(self.kernel_spec.language, command, env)
         if python is None:
             return
@@ -106,9 +123,49 @@ class SingProvisioner(LocalProvisioner):
         if self.session:
             env["SING_SESSION"] = self.session
             env["SING_SOCKET"] = str(paths.socket_path())
+            await self._track(python, env)
         else:
             env["SING_REASON"] = reason
         kwargs["cmd"] = [*command, f"--ext={EXTENSION}"]
+
+    async def _track(self, python: str, env: dict[str, str]) -> None:
+        """Have the files noted that the kernel changes, or leave a reason for ``%sing``."""
+        if not self.track_files:
+            env[fstrack.REASON_VARIABLE] = "track_files is off"
+            return
+        try:
+            library = await _in_thread(lambda: self._tracker(python, env))
+            journal = paths.journal_path(self.kernel_id or "")
+            # Appended to if it is there; the tracker makes none.
+            os.close(os.open(journal, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            fstrack.preload(env, library)
+            env[fstrack.JOURNAL_VARIABLE] = str(journal)
+        except (NativeError, ControlError, OSError) as error:
+            self._untracked(env, str(error).rstrip("."))
+        except Exception as error:
+            self._untracked(env, f"internal error: {type(error).__name__}: {error}")
+
+    def _tracker(self, python: str, env: dict[str, str]) -> Path:
+        """Find the file tracker, and try it once with each interpreter.
+
+        Raises
+        ------
+        NativeError
+            If there is none, or the interpreter does not start with it.
+        """
+        library = fstrack.library(lambda text: self.log.info("jupyter_sing: %s", text))
+        key = (python, os.stat(python).st_mtime, library)
+        if key not in _trackable:
+            fstrack.check(python, library, env)
+            _trackable.add(key)
+        return library
+
+    def _untracked(self, env: dict[str, str], reason: str) -> None:
+        """Say why checkpoints of this kernel will not hold the files that it changes."""
+        env[fstrack.REASON_VARIABLE] = reason
+        self.log.warning(
+            "jupyter_sing: files of kernel %s are not tracked: %s", self.kernel_id, reason
+        )
 
     async def _torch(self, python: str, env: dict[str, str]) -> native.TorchInfo:
         """Ask an interpreter for its torch, once.

@@ -17,6 +17,8 @@ KERNEL_SIDE = {
     "kernelproxy/__init__.py", "kernelproxy/activation", "kernelproxy/control.py",
     "kernelproxy/agent/keeper.py",  # not there, but as small
     "kernelproxy/errors.py", "kernelproxy/ipython.py", "kernelproxy/native.py",
+    "kernelproxy/hoststate/files.py", "kernelproxy/hoststate/filestates.py",
+    "kernelproxy/hoststate/putback.py",
     "kernelproxy/oplog.py", "kernelproxy/paths.py", "kernelproxy/protocol.py",
     "kernelproxy/run.py", "kernelproxy/worker.py", "kernelproxy/zygote.py",
     "jupyter_sing/__init__.py", "jupyter_sing/magics.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -257,7 +258,8 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         clone.mkdir(exist_ok=True)
         (clone / name).write_text((ROOT / name).read_text())
-    for name in ("kernelproxy/errors.py", "kernelproxy/native.py", "kernelproxy/__init__.py"):
+    for module in ("__init__", "errors", "fstrack", "native"):
+        name = f"kernelproxy/{module}.py"
         (clone / name).parent.mkdir(exist_ok=True)
         (clone / name).write_text((ROOT / name).read_text())
     (clone / "jupyter-config").mkdir()
@@ -265,6 +267,7 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     (clone / "jupyter_sing").mkdir()
     (clone / "jupyter_sing" / "__init__.py").touch()
     write_units(clone / "native")
+    shutil.copytree(ROOT / "native" / "fstrack", clone / "native" / "fstrack")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=clone, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -276,8 +279,10 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     # Libraries for the torch of the environment that builds are in the wheel, if it has one.
     here = importlib.util.find_spec("torch") is not None
     assert [
-        native.NativeParts.inside(pair) is not None for pair in package.glob("_native_lib/*")
+        native.NativeParts.inside(pair) is not None for pair in package.glob("_native_lib/torch*")
     ] == ([True] if here else [])
+    assert len([*package.glob("_native_lib/fstrack*/libsing_fstrack.so")]) == 1
+    assert (package / "_native" / "fstrack" / "journal.h").is_file()
 
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"

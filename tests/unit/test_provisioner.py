@@ -15,12 +15,13 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 
-from kernelproxy import native, paths, provisioner
+from kernelproxy import fstrack, native, paths, provisioner
 from kernelproxy.errors import NativeError
 from kernelproxy.protocol import CloseSession, OpenSession, Prepare
 from tests.unit.fake_daemon import FakeDaemon
 
 IPYKERNEL = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+TRACKER = Path("/cache/fstrack-0/libsing_fstrack.so")
 INFO = native.TorchInfo("2.13.0", Path("torch"), "cpython-311", "x86_64", Path("include"))
 
 Make = Callable[..., provisioner.SingProvisioner]
@@ -31,6 +32,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Make a provisioner as the factory does, for a kernel specification."""
     monkeypatch.setattr(native, "find_torch", lambda python, env=None: INFO)
     monkeypatch.setattr(provisioner, "_torch_of", {})
+    monkeypatch.setattr(provisioner, "_trackable", set())
+    monkeypatch.setattr(fstrack, "library", lambda say: TRACKER)
+    monkeypatch.setattr(fstrack, "check", lambda python, library, env: None)
     made: list[provisioner.SingProvisioner] = []
 
     def make(argv: list[str] = IPYKERNEL, language: str = "python") -> provisioner.SingProvisioner:
@@ -184,3 +188,102 @@ def test_idle_timeout_comes_from_the_environment(
     assert fake_daemon.requests[0].idle_timeout == 12.5
     monkeypatch.setenv("JUPYTER_SING_IDLE_TIMEOUT", "soon")
     assert make().idle_timeout == 600.0
+
+
+def test_files_are_tracked_across_restarts_until_the_kernel_ends(
+    fake_daemon: FakeDaemon, make: Make
+) -> None:
+    one = make()
+    _, env = launch(one, LD_PRELOAD="/theirs.so")
+    journal = paths.journal_path(one.kernel_id)
+    assert env["SING_FSTRACK"] == str(journal)
+    assert env["LD_PRELOAD"] == f"{TRACKER}:/theirs.so"
+    assert (journal.stat().st_mode & 0o777, journal.read_bytes()) == (0o600, b"")
+    assert journal.parent.stat().st_mode & 0o777 == 0o700
+    journal.write_bytes(b"\0/a//")
+    asyncio.run(one.cleanup(restart=True))
+    launch(one)
+    assert journal.read_bytes() == b"\0/a//"
+    asyncio.run(one.cleanup())
+    assert not journal.exists()
+    asyncio.run(one.cleanup())
+
+
+def test_what_a_surrounding_kernel_left_is_taken_out(fake_daemon: FakeDaemon, make: Make) -> None:
+    inherited = {
+        "LD_PRELOAD": f"{TRACKER.parent.parent}/fstrack-1/libsing_fstrack.so:/theirs.so",
+        "SING_FSTRACK": "/outer.files",
+    }
+    one = make()
+    _, env = launch(one, **inherited)
+    assert env["LD_PRELOAD"] == f"{TRACKER}:/theirs.so"
+    assert env["SING_FSTRACK"] == str(paths.journal_path(one.kernel_id))
+    _, env = launch(make([sys.executable, "-m", "xeus_python", "-f", "x"]), **inherited)
+    assert "SING_FSTRACK" not in env
+    assert env["LD_PRELOAD"] == "/theirs.so"
+
+
+@pytest.mark.parametrize("setting", ["0", "False", "off", " no "])
+def test_tracking_can_be_switched_off(
+    fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_TRACK_FILES", setting)
+    _, env = launch(make())
+    assert "SING_SESSION" in env
+    assert not {"LD_PRELOAD", "SING_FSTRACK"} & env.keys()
+    assert env["SING_FSTRACK_REASON"] == "track_files is off"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NativeError("there is no C++ compiler (g++)."), "there is no C++ compiler (g++)"),
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+        (ZeroDivisionError("no"), "internal error: ZeroDivisionError: no"),
+    ],
+)
+def test_a_kernel_whose_files_cannot_be_tracked_is_proxied_all_the_same(
+    fake_daemon: FakeDaemon,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    reason: str,
+) -> None:
+    def check(python: str, library: Path, env: dict[str, str]) -> None:
+        raise error
+
+    monkeypatch.setattr(fstrack, "check", check)
+    command, env = launch(make())
+    assert command[-1] == "--ext=kernelproxy.ipython"
+    assert "SING_SESSION" in env
+    assert not {"LD_PRELOAD", "SING_FSTRACK"} & env.keys()
+    assert env["SING_FSTRACK_REASON"] == reason
+    assert f"are not tracked: {reason}" in caplog.text
+
+
+def test_each_interpreter_is_tried_once(
+    fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(fstrack, "check", lambda python, library, env: tried.append(python))
+    for _ in range(2):
+        launch(make())
+    assert tried == [sys.executable]
+
+
+def test_a_kernel_without_a_session_is_not_tracked(
+    runtime_dir: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "nobody.sock"))
+    _, env = launch(make())
+    assert not {"LD_PRELOAD", "SING_FSTRACK"} & env.keys()
+
+
+@pytest.mark.parametrize("kernel_id", ["", "../../x", "a/b", ".", "x" * 300, "caf\udce9"])
+def test_any_name_of_a_kernel_gives_a_journal_in_our_directory(
+    runtime_dir: Path, kernel_id: str
+) -> None:
+    journal = paths.journal_path(kernel_id)
+    assert journal.parent == runtime_dir / "journals"
+    journal.touch()

@@ -1,0 +1,656 @@
+"""Files of notebooks: what a journal says, what a checkpoint takes, and putting that back."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kernelproxy.errors import FileError, StoreError
+from kernelproxy.hoststate import files, putback
+from kernelproxy.hoststate.files import (
+    Collected,
+    FileState,
+    Kind,
+    Limits,
+    Skipped,
+    changed,
+    collect,
+    put_back,
+    read_into,
+)
+from kernelproxy.hoststate.filestates import Exclusion, default_exclusions, size_text
+
+EVERYTHING = Limits(exclude=(), temporary=())
+OLD = 1_000_000_000_123_456_789
+
+
+def note(path: str | Path, sign: str = "") -> bytes:
+    return b"\0" + sign.encode() + os.fsencode(path) + b"//"
+
+
+# ---------------------------------------------------------------- the journal
+
+
+@pytest.mark.parametrize(
+    ("journal", "expected"),
+    [
+        (b"", []),
+        (note("/a") + note("/b") + note("/a"), ["/a", "/b"]),
+        (note("/a") + b"\0/b/", ["/a"]),
+        (note("/a") + b"\0/b/c", ["/a"]),
+        (b"\0/a/b/" + note("/c"), ["/c"]),
+        (b"/a//" + note("/c"), ["/c"]),
+        (b"\0" + note("/c") + b"\0\0", ["/c"]),
+        (note("/a b\n/c"), ["/a b\n/c"]),
+        (note(os.fsdecode(b"/\xff")), [os.fsdecode(b"/\xff")]),
+        (note("/d", "?") + note("/c"), ["/c"]),
+        (note("relative") + b"\0=1:/x//" + b"\0=a:b/x//" + b"\0///", []),
+    ],
+)
+def test_notes_are_read_and_torn_ones_are_none(journal: bytes, expected: list[str]) -> None:
+    assert changed(journal) == [Path(each) for each in expected]
+
+
+def test_any_cut_of_a_journal_gives_a_part_of_its_paths() -> None:
+    paths = ["/a", "/a/b", "/a/b c", "/d\ne"]
+    journal = b"".join(map(note, paths))
+    for length in range(len(journal)):
+        found = [str(each) for each in changed(journal[:length] + note("/next"))]
+        assert found == [*paths[: len(found) - 1], "/next"]
+
+
+def test_a_file_that_was_opened_and_left_as_it_was_has_not_changed(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("12345")
+    os.utime(file, ns=(OLD, OLD))
+    opened = note(file, f"={OLD}:5")
+    assert changed(opened) == []
+    assert changed(opened + note(file)) == [file]
+    assert changed(note(file) + opened) == [file]
+    assert changed(opened + note(file, f"={OLD - 1}:5")) == [file]
+    assert changed(note(file, f"={OLD}:4")) == [file]
+    file.unlink()
+    assert changed(opened) == [file]
+
+
+def test_gaps_are_named() -> None:
+    (gap,) = files.gaps(note("/a") + note("/data", "?") + note("/data", "?"))
+    assert str(gap) == "/data was renamed, and not everything below it is tracked"
+
+
+# ---------------------------------------------------------------- collecting
+
+
+def test_each_kind_is_described(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "file").chmod(0o640)
+    os.utime(tmp_path / "file", ns=(OLD, OLD))
+    (tmp_path / "directory").mkdir(mode=0o750)
+    (tmp_path / "link").symlink_to("no where")
+    paths = [tmp_path / name for name in ("link", "gone/too", "file", "directory", "file")]
+    assert collect(paths, EVERYTHING) == Collected(
+        [
+            FileState(tmp_path / "directory", Kind.DIRECTORY, 0o750),
+            FileState(tmp_path / "file", Kind.FILE, 0o640, OLD, 5),
+            FileState(tmp_path / "gone" / "too", Kind.ABSENT),
+            FileState(tmp_path / "link", Kind.SYMLINK, target="no where"),
+        ]
+    )
+
+
+def test_what_cannot_be_taken_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(tmp_path / "socket"))
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").touch()
+    (tmp_path / "link").symlink_to("real")
+    paths = [tmp_path / name for name in ("pipe", "socket", "link/file")]
+    collected = collect([*paths, Path("relative"), Path("/a/../b"), Path("/dev/null")], EVERYTHING)
+    assert collected.states == []
+    assert {str(each.path): each.why for each in collected.skipped} == {
+        str(paths[0]): "is a named pipe",
+        str(paths[1]): "is a socket",
+        str(paths[2]): "lies behind a symbolic link now",
+        "relative": "is not an absolute path",
+        "/a/../b": "is not an absolute path",
+        "/dev/null": "is a device",
+    }
+
+
+def test_files_of_others_are_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    (skipped,) = collect([tmp_path / "file"], EVERYTHING).skipped
+    assert skipped.why == "belongs to another user"
+
+
+def test_the_largest_files_are_left_out_with_their_sizes(tmp_path: Path) -> None:
+    for name, size in {"a": 3000, "b": 10, "c": 2000, "d": 1500}.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    limits = Limits((), file_bytes=2500, total_bytes=3000, count=3)
+    collected = collect([tmp_path / name for name in "abcd"], limits)
+    assert [state.path.name for state in collected.states] == ["b", "d"]
+    assert collected.total_bytes == 1510
+    assert [f"{each.path.name} {each.why}" for each in collected.skipped] == [
+        "a has 2.93 KiB; files over 2.44 KiB are left out",
+        "c has 1.95 KiB; with it, files would take more than 2.93 KiB",
+    ]
+    collected = collect([tmp_path / name for name in "abcd"], Limits((), count=2))
+    assert [str(each) for each in collected.skipped] == [
+        f"{tmp_path}/c and 1 more are left out: a checkpoint takes 2 paths"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1 KiB"),
+        (1023 << 10, "1023 KiB"),
+        (3 << 29, "1.5 GiB"),
+        (5 << 50, "5120 TiB"),
+    ],
+)
+def test_sizes_are_for_people(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_temporary_files_that_are_gone_are_nothing(tmp_path: Path) -> None:
+    limits = Limits((), temporary=(str(tmp_path),))
+    (tmp_path / "here").touch()
+    collected = collect([tmp_path / "here", tmp_path / "gone"], limits)
+    assert [state.path.name for state in collected.states] == ["here"]
+    assert (collected.excluded, collected.skipped) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "excluded"),
+    [
+        ("/home/ada/work/__pycache__/a.cpython-311.pyc", True),
+        ("/home/ada/work/module.pyc", True),
+        ("/home/ada/repo/.git/index", True),
+        ("/home/ada/repo/.git", True),
+        ("/home/ada/repo/.gitignore", False),
+        ("/home/ada/.cache/huggingface/model.bin", True),
+        ("/home/ada/.ipython/profile_default/history.sqlite", True),
+        ("/srv/profile_x/history.sqlite-journal", True),
+        ("/home/ada/env/lib/python3.12/site-packages/x.py", True),
+        ("/usr/local/bin/tool", True),
+        ("/home/ada/.sing-0123.part", True),
+        ("/home/ada/usr/file", False),
+        ("/home/ada/data.csv", False),
+        ("/tmp/data.csv", False),
+        ("/runs/jupyter/kernel-1.json", True),
+        ("/runs/jupyterlab/x", False),
+    ],
+)
+def test_defaults_leave_out_caches_and_systems(path: str, excluded: bool) -> None:
+    environ = {"JUPYTER_RUNTIME_DIR": "/runs/jupyter", "XDG_CACHE_HOME": "/"}
+    assert (Path(path) in Exclusion(default_exclusions(environ))) == excluded
+
+
+def test_patterns_are_those_of_people() -> None:
+    exclusion = Exclusion(["~/scratch/", "*.tmp", "/data/[ab]", ""])
+    assert Path.home() / "scratch" / "x" in exclusion
+    assert Path("/x/y.tmp") in exclusion
+    assert Path("/data/a/deep/file") in exclusion
+    assert Path("/data/c") not in exclusion
+    assert Path("/x/y.tmpl") not in exclusion
+    assert Path("/") not in Exclusion([])
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_content_is_read_as_it_is(tmp_path: Path) -> None:
+    file, content = tmp_path / "file", random.Random(1).randbytes(3 << 20)
+    file.write_bytes(content)
+    (state,) = collect([file], EVERYTHING).states
+    with scratch(tmp_path) as fd:
+        assert read_into(state, fd, 7) == state
+        assert os.pread(fd, len(content) + 8, 0) == bytes(7) + content
+        file.write_bytes(b"later")
+        assert read_into(state, fd) == collect([file], EVERYTHING).states[0]
+        with pytest.raises(FileError, match="has grown to 5 bytes"):
+            read_into(state, fd, bytes_max=4)
+
+
+@contextlib.contextmanager
+def scratch(directory: Path) -> Iterator[int]:
+    fd = os.open(directory / "scratch", os.O_RDWR | os.O_CREAT)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("times", [1, 2, 100])
+def test_a_file_that_changes_meanwhile_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"0")
+    (state,) = collect([file], EVERYTHING).states
+    copy, left = files._copy, [times]
+
+    def disturbed(*arguments: int) -> int:
+        count = copy(*arguments)
+        if left[0]:
+            left[0] -= 1
+            with open(file, "ab") as writing:
+                writing.write(b"1")
+        return count
+
+    monkeypatch.setattr(files, "_copy", disturbed)
+    with scratch(tmp_path) as fd:
+        if times == 100:
+            with pytest.raises(FileError, match="changed each time"):
+                read_into(state, fd)
+        else:
+            assert read_into(state, fd).size == times + 1
+            assert os.pread(fd, 10, 0) == b"0" + b"1" * times
+
+
+def test_what_is_no_file_any_more_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    (state,) = collect([file], EVERYTHING).states
+    file.unlink()
+    for make in (lambda: None, lambda: os.mkfifo(file), lambda: file.symlink_to("/etc/passwd")):
+        make()
+        with scratch(tmp_path) as fd, pytest.raises(FileError):
+            read_into(state, fd)
+        file.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- putting back
+
+
+class Saved:
+    """The states of paths and the content of their files."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.states = collect(paths, EVERYTHING).states
+        self.bytes = {s.path: s.path.read_bytes() for s in self.states if s.kind == Kind.FILE}
+
+    @contextlib.contextmanager
+    def content(self, state: FileState) -> Iterator[list[bytes]]:
+        whole = self.bytes[state.path]
+        yield [whole[at : at + 3] for at in range(0, len(whole), 3)]
+
+    def put_back(self, aside: Path) -> files.PutBack:
+        return put_back(self.states, self.content, aside)
+
+
+def tree(directory: Path) -> dict[str, object]:
+    """Everything in a directory, for comparison."""
+    found: dict[str, object] = {}
+    for path in sorted(directory.rglob("*")):
+        status = path.lstat()
+        if path.is_symlink():
+            content: object = os.readlink(path)
+        elif path.is_file():
+            content = (path.read_bytes(), status.st_mtime_ns)
+        else:
+            content = stat.S_IFMT(status.st_mode)
+        mode = 0 if path.is_symlink() else stat.S_IMODE(status.st_mode)
+        found[str(path.relative_to(directory))] = (content, mode)
+    return found
+
+
+def test_files_are_put_back_and_what_was_there_is_kept(tmp_path: Path) -> None:
+    here, aside = tmp_path / "here", tmp_path / "aside"
+    (here / "sub").mkdir(parents=True)
+    for name in ("same", "changed", "removed", "sub/replaced"):
+        (here / name).write_text(f"{name} then")
+        os.utime(here / name, ns=(OLD, OLD))
+    (here / "link").symlink_to("same")
+    (here / "untracked").write_text("untracked")
+    names = ("same", "changed", "removed", "sub/replaced", "link", "new", "sub")
+    saved, before = Saved(*(here / name for name in names)), tree(here)
+
+    os.utime(here / "same", (5, 5))
+    (here / "changed").write_text("changed now")
+    (here / "removed").unlink()
+    (here / "sub" / "replaced").unlink()
+    (here / "sub" / "replaced").mkdir()
+    (here / "sub" / "replaced" / "file").write_text("in the way")
+    (here / "link").unlink()
+    (here / "link").symlink_to("changed")
+    (here / "new").write_text("new now")
+    report = saved.put_back(aside)
+
+    assert report.problems == []
+    assert {path.name for path in report.unchanged} == {"same", "sub"}
+    assert {path.name for path in report.restored} == {
+        "changed", "removed", "replaced", "link", "new",
+    }  # fmt: skip
+    assert (here / "same").stat().st_mtime == 5
+    os.utime(here / "same", ns=(OLD, OLD))
+    assert tree(here) == before
+    kept = {path.name: place for path, place in report.kept_aside.items()}
+    assert kept["changed"] == aside / (here / "changed").relative_to("/")
+    assert kept["changed"].read_text() == "changed now"
+    assert kept["new"].read_text() == "new now"
+    assert os.readlink(kept["link"]) == "changed"
+    assert (kept["replaced"] / "file").read_text() == "in the way"
+    assert kept.keys() == {"changed", "new", "link", "replaced"}
+
+    again = saved.put_back(aside)
+    assert (again.restored, again.kept_aside, again.problems) == ([], {}, [])
+    assert tree(here) == before
+
+
+def test_several_restores_keep_everything_apart(tmp_path: Path) -> None:
+    file = tmp_path / "here"
+    file.write_text("then")
+    saved = Saved(file)
+    for text in ("one", "two", "one", "three"):
+        file.write_text(text)
+        saved.put_back(tmp_path / "aside")
+        assert file.read_text() == "then"
+    kept = sorted((tmp_path / "aside" / tmp_path.relative_to("/")).iterdir())
+    assert [(path.name, path.read_text()) for path in kept] == [
+        ("here", "one"), ("here~1", "two"), ("here~2", "three"),
+    ]  # fmt: skip
+
+
+def test_what_is_missing_is_made_with_its_directories_and_modes(tmp_path: Path) -> None:
+    closed = tmp_path / "a" / "closed"
+    closed.mkdir(parents=True)
+    (closed / "file").write_text("text")
+    (closed / "file").chmod(0o400)
+    closed.chmod(0o500)
+    saved = Saved(closed, closed / "file")
+    for path in (closed, closed / "file"):
+        path.chmod(0o700)
+    (closed / "file").unlink()
+    closed.rmdir()
+    closed.parent.rmdir()
+    assert saved.put_back(tmp_path / "aside").problems == []
+    assert (closed / "file").read_text() == "text"
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (closed, closed / "file")] == [
+        0o500, 0o400,
+    ]  # fmt: skip
+    closed.chmod(0o700)
+
+
+def test_a_mode_alone_is_put_back_without_writing(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+    file.chmod(0o600)
+    saved, inode = Saved(file), file.stat().st_ino
+    file.chmod(0o644)
+    assert saved.put_back(tmp_path / "aside").restored == [file]
+    assert (stat.S_IMODE(file.stat().st_mode), file.stat().st_ino) == (0o600, inode)
+
+
+def test_directories_that_were_not_there_go_if_they_are_empty(tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    saved = Saved(new, new / "sub", new / "sub" / "file")
+    (new / "sub").mkdir(parents=True)
+    (new / "sub" / "file").write_text("new")
+    assert saved.put_back(tmp_path / "aside").problems == []
+    assert not new.exists()
+    (new / "sub").mkdir(parents=True)
+    (new / "foreign").write_text("somebody else's")
+    report = saved.put_back(tmp_path / "aside")
+    assert [str(each) for each in report.problems] == [
+        f"{new} is a directory now, with something in it; it is left"
+    ]
+    assert [path.name for path in new.iterdir()] == ["foreign"]
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    (here / "sub").mkdir(parents=True)
+    elsewhere.mkdir()
+    (here / "file").write_text("then")
+    (here / "sub" / "file").write_text("then")
+    saved = Saved(here / "file", here / "sub" / "file", here / "sub" / "gone", here / "sub")
+    (elsewhere / "file").write_text("now")
+    (here / "file").unlink()
+    (here / "file").symlink_to(elsewhere / "file")
+    (here / "sub").rename(tmp_path / "moved")
+    (here / "sub").symlink_to(elsewhere)
+    without = [state for state in saved.states if state.kind != Kind.DIRECTORY]
+    report = put_back(without, saved.content, tmp_path / "aside")
+    assert (here / "file").read_text() == "then"
+    assert not (here / "file").is_symlink()
+    assert {str(each) for each in report.problems} == {
+        f"{here}/sub/file lies behind a symbolic link now, {here}/sub"
+    }
+    assert (elsewhere / "file").read_text() == "now"
+    # If the kernel had made the directory, it comes back, and the link is kept.
+    assert saved.put_back(tmp_path / "aside").problems == []
+    assert (here / "sub" / "file").read_text() == "then"
+    assert {path.name for path in elsewhere.iterdir()} == {"file"}
+
+
+def test_what_checkpoints_never_hold_is_left_in_place(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("then")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "file").write_text("then")
+    saved = Saved(tmp_path / "a", tmp_path / "b", tmp_path / "sub" / "file")
+    for name in "ab":
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "sub" / "file").unlink()
+    (tmp_path / "sub").rmdir()
+    (tmp_path / "sub").write_text("a file")
+    report = saved.put_back(tmp_path / "aside")
+    assert [str(each) for each in report.problems] == [
+        f"{tmp_path}/b is a named pipe now; it is left",
+        f"{tmp_path}/a is a named pipe now; it is left",
+        f"{tmp_path}/sub/file has no directory: {tmp_path}/sub is a file now",
+    ]
+    assert (tmp_path / "sub").read_text() == "a file"
+
+
+def test_files_of_others_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("then")
+    saved = Saved(tmp_path / "file", tmp_path / "gone")
+    for name in ("file", "gone"):
+        (tmp_path / name).write_text("now")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    report = saved.put_back(tmp_path / "aside")
+    assert [each.why for each in report.problems] == 2 * ["belongs to another user now; it is left"]
+    assert (tmp_path / "file").read_text() == (tmp_path / "gone").read_text() == "now"
+
+
+FILE = FileState(Path("/x"), Kind.FILE)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (FileState(Path("relative"), Kind.FILE), "is not an absolute path to a file"),
+        (FileState(Path("/home/../etc/passwd"), Kind.FILE), "is not an absolute path to a file"),
+        (FileState(Path("//host/share"), Kind.FILE), "is not an absolute path to a file"),
+        (FileState(Path("/"), Kind.DIRECTORY), "is not an absolute path to a file"),
+        (FileState(Path("/home/a\0b"), Kind.FILE), "is not an absolute path to a file"),
+        (FileState(Path("/etc/passwd"), Kind.FILE), "belongs to the system"),
+        (FileState(Path("/usr/bin"), Kind.ABSENT), "belongs to the system"),
+        (FileState(Path("/proc/self/mem"), Kind.FILE), "belongs to the system"),
+        (FileState(Path("/x"), Kind.SYMLINK), "is a link to nowhere"),
+        (FileState(Path("/x"), Kind.SYMLINK, target="a\0b"), "is a link to nowhere"),
+        (FileState(Path("/x"), Kind.FILE, size=-1), "has an impossible size or time"),
+        (FileState(Path("/x"), Kind.FILE, mtime_ns=1 << 80), "has an impossible size or time"),
+    ],
+)
+def test_tampered_states_are_refused(tmp_path: Path, state: FileState, why: str) -> None:
+    report = put_back([state], no_content, tmp_path / "aside")
+    assert report.problems == [Skipped(state.path, why)]
+    assert not (tmp_path / "aside").exists()
+
+
+@contextlib.contextmanager
+def no_content(state: FileState) -> Iterator[list[bytes]]:
+    raise AssertionError("must not be asked for")
+    yield []
+
+
+def test_a_state_gives_nobody_special_rights(tmp_path: Path) -> None:
+    state = FileState(tmp_path / "file", Kind.FILE, 0o6755, OLD, 4)
+    put_back([state], lambda state: contextlib.nullcontext([b"text"]), tmp_path / "aside")
+    assert stat.S_IMODE(state.path.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ([b"tex"], "has 3 bytes in the checkpoint instead of 4"),
+        ([b"text", b"s"], "has 5 bytes in the checkpoint instead of 4"),
+        (
+            StoreError("A chunk is missing."),
+            "cannot be read from the checkpoint: A chunk is missing.",
+        ),
+        (OSError(5, "Input/output error"), "cannot be put back: Input/output error"),
+    ],
+)
+def test_damaged_content_changes_nothing_and_stops_nothing(
+    tmp_path: Path, content: list[bytes] | Exception, why: str
+) -> None:
+    (tmp_path / "file").write_text("text now")
+
+    @contextlib.contextmanager
+    def pieces(state: FileState) -> Iterator[list[bytes]]:
+        if state.path.name == "other":
+            yield [b"good"]
+        elif isinstance(content, Exception):
+            raise content
+        else:
+            yield content
+
+    states = [FileState(tmp_path / name, Kind.FILE, 0o600, OLD, 4) for name in ("file", "other")]
+    report = put_back(states, pieces, tmp_path / "aside")
+    assert report.problems == [Skipped(tmp_path / "file", why)]
+    assert report.restored == [tmp_path / "other"]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == {
+        "file": "text now", "other": "good",
+    }  # fmt: skip
+
+
+def test_our_bugs_are_not_hidden(tmp_path: Path) -> None:
+    def broken(state: FileState) -> contextlib.AbstractContextManager[list[bytes]]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        put_back([FileState(tmp_path / "file", Kind.FILE, 0o600, OLD, 4)], broken, tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_another_file_system_cannot_keep_is_copied_or_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, directory = tmp_path / "file", tmp_path / "directory"
+    file.write_text("then")
+    directory.write_text("then")
+    saved = Saved(file, directory)
+    file.write_text("now")
+    os.utime(file, ns=(OLD, OLD))
+    directory.unlink()
+    directory.mkdir()
+    (directory / "inside").touch()
+    rename = os.rename
+
+    def rename_here(source: str, target: str, **descriptors: int) -> None:
+        if "src_dir_fd" in descriptors and "dst_dir_fd" not in descriptors:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target, **descriptors)
+
+    def link(source: str, target: str, **more: int) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "rename", rename_here)
+    monkeypatch.setattr(os, "link", link)
+    report = saved.put_back(tmp_path / "aside")
+    assert report.problems == []
+    assert file.read_text() == directory.read_text() == "then"
+    kept = report.kept_aside[file]
+    assert (kept.read_text(), kept.stat().st_mtime_ns) == ("now", OLD)
+    assert report.kept_aside[directory] == tmp_path / "directory.aside"
+    assert (tmp_path / "directory.aside" / "inside").exists()
+
+
+# ---------------------------------------------------------------- anything at all
+
+
+def random_tree(dice: random.Random, directory: Path) -> None:
+    """Make, change and remove things below a directory."""
+    for _ in range(40):
+        path = directory.joinpath(*(dice.choice("abc") for _ in range(dice.randint(1, 3))))
+        with contextlib.suppress(OSError):
+            RANDOM_STEPS[dice.randrange(len(RANDOM_STEPS))](dice, path)
+
+
+def remove(dice: random.Random, path: Path) -> None:
+    path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+RANDOM_STEPS: list[Callable[[random.Random, Path], object]] = [
+    lambda dice, path: path.write_bytes(dice.randbytes(dice.randrange(9))),
+    lambda dice, path: path.write_bytes(dice.randbytes(dice.randrange(9))),
+    lambda dice, path: path.mkdir(parents=True),
+    lambda dice, path: path.chmod(dice.choice([0o700, 0o750])),
+    lambda dice, path: path.chmod(0o640 if path.is_file() else 0o755),
+    lambda dice, path: path.symlink_to(dice.choice("abc")),
+    lambda dice, path: path.rename(path.with_name(dice.choice("abc"))),
+    remove,
+    remove,
+]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happened_since_everything_known_comes_back(tmp_path: Path, seed: int) -> None:
+    dice, here = random.Random(seed), tmp_path / "here"
+    here.mkdir()
+    random_tree(dice, here)
+    every = [here.joinpath(*name) for name in names()]
+    saved, before = Saved(*every), tree(here)
+    assert saved.states
+    random_tree(dice, here)
+    contents = file_contents(here)
+    report = saved.put_back(tmp_path / "aside")
+    assert not report.problems
+    now = tree(here)
+    assert {name: timeless(found) for name, found in now.items()} == {
+        name: timeless(found) for name, found in before.items()
+    }
+    assert contents <= file_contents(here) | file_contents(tmp_path / "aside")
+    again = saved.put_back(tmp_path / "aside")
+    assert (again.restored, again.kept_aside, again.problems) == ([], {}, [])
+    assert tree(here) == now
+
+
+def names() -> Iterator[tuple[str, ...]]:
+    for a in "abc":
+        yield (a,)
+        for b in "abc":
+            yield (a, b)
+            yield from ((a, b, c) for c in "abc")
+
+
+def timeless(found: object) -> object:
+    """Without the time of modification, which a file that is the same keeps."""
+    content, mode = found  # type: ignore[misc]
+    return (content[0] if isinstance(content, tuple) else content, mode)
+
+
+def file_contents(directory: Path) -> set[bytes]:
+    every = directory.rglob("*")
+    return {each.read_bytes() for each in every if each.is_file() and not each.is_symlink()}
+
+
+def test_part_names_are_excluded_by_default() -> None:
+    assert Path("/home") / putback._part("x") in Exclusion(default_exclusions({}))
