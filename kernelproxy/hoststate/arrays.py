@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from array import array
+from contextlib import suppress
 from typing import Any
 
 from kernelproxy.hoststate import rebuild
@@ -33,6 +34,8 @@ class Arrays:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._np = sys.modules["numpy"]
+        #: The type that arrays have most often.
+        self.plain = self._np.ndarray
 
     def rule(self, kind: type) -> Any:
         """How to reduce objects of a type, or None if it has nothing to do with arrays."""
@@ -46,6 +49,13 @@ class Arrays:
         if issubclass(kind, np.ndarray) and kind.__reduce__ is np.ndarray.__reduce__:
             return self._subclass
         return None
+
+    def meet(self, a: Any) -> None:
+        """Make the owner of an array's memory known; saving it will tell what is wrong with it."""
+        if not a.dtype.hasobject and a.nbytes:
+            with suppress(Refused):
+                if self._memory.find(*extent(a)) is None:
+                    self._own(a)
 
     def block(self, block: Block) -> Reduced:
         """Reduce memory without an array of its own."""
@@ -124,7 +134,10 @@ class Arrays:
         kind = type(a)
         if kind is self._np.memmap and not isinstance(a.base, self._np.ndarray | mmap.mmap):
             kind = self._np.ndarray  # a result of computing with a map: plain memory
-        return rebuild.subclass, (plain, kind, a.dtype), dict(vars(a)) if _plain_state(a) else None
+        state = (
+            dict(vars(a)) if hasattr(a, "__dict__") and not isinstance(a, self._np.memmap) else {}
+        )
+        return rebuild.subclass, (plain, kind, a.dtype), state, None, None, rebuild.array_state
 
     def _masked(self, a: Any) -> Reduced:
         state = {
@@ -133,7 +146,7 @@ class Arrays:
             if name in vars(a)
         }
         mask = a._mask if a._mask is not self._np.ma.nomask else None
-        return rebuild.masked, (a._data, mask), state, None, None, rebuild.masked_state
+        return rebuild.masked, (a._data, mask), state, None, None, rebuild.array_state
 
     def _of_objects(self, a: Any) -> Reduced | Any:
         root = a
@@ -172,8 +185,3 @@ def extent(a: Any) -> tuple[int, int]:
     for count, stride in zip(a.shape, a.strides, strict=True):
         low, high = low + min(0, (count - 1) * stride), high + max(0, (count - 1) * stride)
     return address(a) + low, high - low + a.itemsize
-
-
-def _plain_state(a: Any) -> bool:
-    """Whether a subclass' attributes are its state; those of a map describe the file."""
-    return bool(vars(a)) and not hasattr(a, "_mmap") if hasattr(a, "__dict__") else False

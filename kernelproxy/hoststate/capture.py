@@ -96,6 +96,7 @@ class _Capture:
         self._saved: list[Item] = []
         self._omitted: list[Omission] = []
         self._skip = {id(namespace), id(sys.modules)}
+        self._pickler.meet(namespace.values())
         self._memo = self._pickler.preamble([namespace, sys.modules, sys.path])
 
     def add(self, group: str, name: str, value: Any) -> None:
@@ -152,7 +153,8 @@ class _Capture:
                 path = path_to(of, name, value, self._skip) or name
             except Exception:
                 path = name
-            self._omitted.append(Omission(name, f"{path}: {text}", partly=True))
+            why = text if path == name else f"{path}: {text}"
+            self._omitted.append(Omission(name, why, partly=True))
         if (more := len(self._notes) - NOTES_MAX) > 0:
             self._omitted.append(Omission(name, f"and {more} more like that", partly=True))
 
@@ -198,13 +200,22 @@ class GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
         #: The object that was reduced last: the offender, if pickling fails.
         self.last: Any = None
         memory = Memory()
-        self._code = Code(namespace)
+        self._code = Code(namespace, note)
         self._arrays = Arrays(memory) if "numpy" in sys.modules else None
         torch = sys.modules.get("torch")
         whole = torch is not None and hasattr(torch, "Tensor")  # its import may have failed
         self._tensors = Tensors(memory, device, note) if whole else None
         #: Device storages met so far, with their bytes.
         self.numbers = self._tensors.numbers if self._tensors else []
+
+    def meet(self, values: Iterable[Any]) -> None:
+        """Look at arrays before anything is saved.
+
+        A tensor may be on a part of an array's memory; met first, it would be taken for the owner.
+        """
+        for value in values:
+            if self._arrays is not None and type(value) is self._arrays.plain:
+                self._arrays.meet(value)
 
     def preamble(self, known: list[Any]) -> int:
         """Begin the stream with objects that pickle would take apart; returns the memo's length.

@@ -12,7 +12,7 @@ import functools
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloudpickle import cloudpickle as internals
@@ -38,10 +38,12 @@ class Code:
     ----------
     namespace : dict
         The namespace that is captured: the globals of functions of cells.
+    note : callable
+        Called with an object and a line about what is not saved of it.
     """
 
-    def __init__(self, namespace: Mapping[str, object]) -> None:
-        self._namespace = namespace
+    def __init__(self, namespace: Mapping[str, object], note: Callable[[Any, str], None]) -> None:
+        self._namespace, self._note = namespace, note
         # By id, with the object, which is kept alive.
         self._stands: dict[int, tuple[Any, Stand]] = {}
         self._private: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -117,6 +119,8 @@ class Code:
             return self._enum(cls, state)
         _, name, bases, body, *_ = found[1]
         body = {**body, "__qualname__": cls.__qualname__}
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+            bases = cls.__bases__  # typing.NamedTuple would make another class of this one's body
         if "__slots__" in vars(cls):
             body["__slots__"] = vars(cls)["__slots__"]
             attributes.pop("__slots__", None)
@@ -150,6 +154,8 @@ class Code:
     def _lru_cache(self, function: Any) -> Reduced | Any:
         if internals._lookup_module_and_qualname(function, function.__qualname__) is not None:
             return NotImplemented
+        if function.cache_info().currsize:
+            self._note(function, "it is saved, what it has cached is not")
         how = function.cache_parameters()
         made = (function.__wrapped__, how["maxsize"], how["typed"])
         return rebuild.lru_cache, made, vars(function)

@@ -104,7 +104,7 @@ class Forgiving(_Finding, pickle._Unpickler):
         try:
             self.stack[-1] = function(*args)
         except Exception as error:
-            self.stack[-1] = self._stand_in(function, error)
+            self.stack[-1] = self._stand_in(function, args, error)
             if getattr(function, "__name__", "").endswith("_state"):  # see rebuild
                 self.broken[id(args[0])] = args[0], sentence(error)
 
@@ -115,12 +115,16 @@ class Forgiving(_Finding, pickle._Unpickler):
         try:
             self.stack[-1] = cls.__new__(cls, *args, **kwargs)
         except Exception as error:
-            self.stack[-1] = self._stand_in(cls, error)
+            self.stack[-1] = self._stand_in(cls, args, error)
 
-    def _stand_in(self, function: Any, error: Exception) -> Placeholder:
+    def _stand_in(self, function: Any, args: Any, error: Exception) -> Any:
+        """What takes the place of a result: what made the failure, if that was a placeholder."""
+        for operand in (function, *args):
+            for part in operand if type(operand) is tuple else (operand,):
+                if isinstance(part, Placeholder | Missing):
+                    return part
         self.missing = True
-        made: Placeholder = missing(getattr(function, "__qualname__", "an object"), error)()
-        return made
+        return missing(getattr(function, "__qualname__", "an object"), error)()
 
     dispatch[pickle.REDUCE[0]] = _reduce
     dispatch[pickle.NEWOBJ[0]] = lambda self: self._new(False)

@@ -44,12 +44,16 @@ REFUSED = {
     "ipywidgets.widgets.widget_output.Output": "a widget",
     "matplotlib.animation.Animation": "an animation",
     "mmap.mmap": "a memory map",
+    "multiprocessing.connection._ConnectionBase": "a connection to another process",
+    "multiprocessing.connection.Listener": "a listener for other processes",
     "multiprocessing.managers.BaseManager": "a manager process",
     "multiprocessing.managers.BaseProxy": "an object in another process",
     "multiprocessing.pool.Pool": "a pool of processes",
     "multiprocessing.process.BaseProcess": "a process",
     "multiprocessing.queues.Queue": "a queue between processes",
     "multiprocessing.shared_memory.SharedMemory": "memory shared with other processes",
+    "pexpect.spawnbase.SpawnBase": "a process",
+    "psutil.Process": "a process",
     "selectors.BaseSelector": "a selector of open files",
     "socket.socket": "a socket",
     "socketserver.BaseServer": "a server",
@@ -76,6 +80,8 @@ REFUSED = {
     "weakref.ReferenceType": "a weak reference",
     "weakref.finalize": "a finalizer",
     "zipfile.ZipFile": "an open archive",
+    "zmq.sugar.context.Context": "a context of ZeroMQ",
+    "zmq.sugar.socket.Socket": "a socket",
 }
 
 #: What to call objects whose own types refuse to be pickled.
@@ -99,8 +105,11 @@ NAMES = {
 def rule(kind: type) -> Rule | None:
     """How to reduce objects of a type, or None if cloudpickle's way is right for them."""
     for base in kind.__mro__:
-        if (phrase := REFUSED.get(f"{base.__module__}.{base.__qualname__}")) is not None:
+        name = f"{base.__module__}.{base.__qualname__}"
+        if (phrase := REFUSED.get(name)) is not None:
             return _refuse(phrase)
+        if (found := _RULES_BY_NAME.get(name)) is not None:
+            return found
     if (found := _RULES.get(kind)) is not None:
         return found
     if (opened := openfiles.rule(kind)) is not None:
@@ -111,10 +120,6 @@ def rule(kind: type) -> Rule | None:
         return _handler
     if issubclass(kind, BaseException):
         return _exception
-    if kind.__module__.startswith("pandas.core.internals.") and hasattr(kind, "refs"):
-        return _pandas_block
-    if kind.__name__ == "ZMQInteractiveShell" or hasattr(kind, "run_line_magic"):
-        return _shell
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
         if kind.__module__ == "__main__":
             return _of_cell if isinstance(kind.__new__, types.FunctionType) else None
@@ -257,6 +262,13 @@ def _pandas_block(block: Any) -> Any:
     return make, (block.values.copy(), *rest)
 
 
+def _plotly_figure(figure: Any) -> Reduced:
+    """A figure with its arrays, where plotly's own way makes text of them."""
+    frames = [frame._props for frame in figure._frame_objs]
+    props = {"data": figure._data, "layout": figure._layout, "_grid_str": figure._grid_str}
+    return type(figure), ({**props, "frames": frames} if frames else props,)
+
+
 def _shell(shell: Any) -> Reduced:
     return rebuild.shell, ()
 
@@ -290,4 +302,11 @@ _RULES: dict[type, Rule] = {
     weakref.WeakKeyDictionary: _weak_dict,
     weakref.WeakValueDictionary: _weak_dict,
     weakref.WeakSet: _weak_set,
+}
+
+#: For types of libraries, and their subclasses, without importing them.
+_RULES_BY_NAME: dict[str, Rule] = {
+    "IPython.core.interactiveshell.InteractiveShell": _shell,
+    "pandas.core.internals.blocks.Block": _pandas_block,
+    "plotly.basedatatypes.BaseFigure": _plotly_figure,
 }

@@ -75,6 +75,9 @@ def capture_notebook(shell: Any, device: DevicePart | None = None) -> Captured:
     captured = capture(shell.user_ns, device, names=names, extra=extra)
     internal = {"the shell", "random numbers", "logging.root", *LAST}
     captured.saved = [item for item in captured.saved if item.name not in internal]
+    captured.omitted = [
+        line for line in captured.omitted if line.name not in extra or line.name not in LAST
+    ]
     return captured
 
 

@@ -370,9 +370,10 @@ def masked(data: Any, mask: Any) -> Any:
     return made
 
 
-def masked_state(made: Any, state: dict[str, Any]) -> None:
-    """Complete a masked array."""
-    vars(made).update(state)
+def array_state(made: Any, state: dict[str, Any]) -> None:
+    """Complete an array of a subclass."""
+    if state:
+        vars(made).update(state)
 
 
 def mapped(path: str, offset: int, nbytes: int, size: int, changed: int) -> Any:

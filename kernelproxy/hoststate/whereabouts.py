@@ -13,6 +13,7 @@ from typing import Any
 
 #: A search ends here; the line then names the variable alone.
 OBJECTS_MAX = 500_000
+INSIDE = "'s inside"
 
 
 def path_to(target: Any, name: str, value: Any, skip: set[int]) -> str | None:
@@ -39,6 +40,9 @@ def path_to(target: Any, name: str, value: Any, skip: set[int]) -> str | None:
     while waiting and len(seen) < OBJECTS_MAX:
         path, obj = waiting.popleft()
         for step, child in _children(obj):
+            # Behind the surface of an object nothing has a name that would help anybody.
+            if path.endswith(INSIDE):
+                step = ""
             if child is target:
                 return path + step
             if id(child) not in seen:
@@ -111,7 +115,7 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
             if hasattr(obj, name):
                 yield f".{name}", getattr(obj, name)
     if attributes is None and not isinstance(obj, dict | list | tuple | set | frozenset):
-        yield from (("'s inside", value) for value in gc.get_referents(obj))
+        yield from ((INSIDE, value) for value in gc.get_referents(obj))
 
 
 def _short(key: Any) -> str:
