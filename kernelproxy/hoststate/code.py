@@ -18,7 +18,7 @@ from typing import Any
 from cloudpickle import cloudpickle as internals
 
 from kernelproxy.hoststate import rebuild
-from kernelproxy.hoststate.parts import Reduced
+from kernelproxy.hoststate.parts import Reduced, Refused
 
 
 class Stand:
@@ -60,6 +60,8 @@ class Code:
             return self._lru_cache
         if kind is typing.NewType:
             return self._new_type
+        if kind.__module__ == "typing" and kind.__name__ in ("ParamSpec", "TypeVarTuple"):
+            return self._type_parameter
         return None
 
     def _function(self, function: types.FunctionType) -> Reduced | Any:
@@ -109,6 +111,7 @@ class Code:
             internals._make_skeleton_enum,
         ):
             return found
+        _refuse_built_in(cls)
         state = found[2]
         attributes = state[0]
         for name, value in list(attributes.items()):
@@ -164,6 +167,27 @@ class Code:
         if internals._lookup_module_and_qualname(new, new.__name__) is not None:
             return NotImplemented
         return rebuild.new_type, (new.__name__, new.__supertype__, new.__module__)
+
+    def _type_parameter(self, parameter: Any) -> Reduced | Any:
+        if internals._lookup_module_and_qualname(parameter, parameter.__name__) is not None:
+            return NotImplemented
+        made = (type(parameter).__name__, parameter.__name__, parameter.__module__)
+        return rebuild.type_parameter, made
+
+
+def _refuse_built_in(cls: Any) -> None:
+    """Refuse a class that is not written in Python: it cannot be made of its attributes.
+
+    Raises
+    ------
+    Refused
+        If it is one.
+    """
+    if type(cls).__module__ == "_ctypes":
+        raise Refused("a type of ctypes")
+    own = (types.MethodDescriptorType, types.WrapperDescriptorType)
+    if any(isinstance(value, own) and value.__objclass__ is cls for value in vars(cls).values()):
+        raise Refused(f"the built-in type {cls.__name__}")
 
 
 def _importable(module: types.ModuleType) -> bool:

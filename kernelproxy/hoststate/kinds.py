@@ -39,6 +39,7 @@ REFUSED = {
     "comm.base_comm.BaseComm": "a connection to the browser",
     "concurrent.futures._base.Executor": "a pool of workers",
     "ctypes.CDLL": "a loaded library",
+    "dbm.dumb._Database": "an open database",
     "h5py._hl.base.HLObject": "an open HDF5 file",
     "ipywidgets.widgets.widget.Widget": "a widget",
     "ipywidgets.widgets.widget_output.Output": "a widget",
@@ -55,6 +56,7 @@ REFUSED = {
     "pexpect.spawnbase.SpawnBase": "a process",
     "psutil.Process": "a process",
     "selectors.BaseSelector": "a selector of open files",
+    "shelve.Shelf": "an open database",
     "socket.socket": "a socket",
     "socketserver.BaseServer": "a server",
     "sqlalchemy.engine.base.Connection": "a database connection",
@@ -120,6 +122,8 @@ def rule(kind: type) -> Rule | None:
         return _handler
     if issubclass(kind, BaseException):
         return _exception
+    if kind.__module__ == "sys" and issubclass(kind, tuple):
+        return _of_process
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
         if kind.__module__ == "__main__":
             return _of_cell if isinstance(kind.__new__, types.FunctionType) else None
@@ -262,6 +266,20 @@ def _pandas_block(block: Any) -> Any:
     return make, (block.values.copy(), *rest)
 
 
+def _future(future: Any) -> Any:
+    if not future.done():
+        raise Refused("a future without a result")
+    return NotImplemented
+
+
+def _of_process(facts: Any) -> Reduced:
+    """Facts of the process, such as ``sys.version_info``, whose types have no place."""
+    for name, value in vars(sys).items():
+        if value is facts:
+            return rebuild.known, ("sys", name)
+    raise Refused(f"{type(facts).__name__} of this process")
+
+
 def _plotly_figure(figure: Any) -> Reduced:
     """A figure with its arrays, where plotly's own way makes text of them."""
     frames = [frame._props for frame in figure._frame_objs]
@@ -307,6 +325,7 @@ _RULES: dict[type, Rule] = {
 #: For types of libraries, and their subclasses, without importing them.
 _RULES_BY_NAME: dict[str, Rule] = {
     "IPython.core.interactiveshell.InteractiveShell": _shell,
+    "concurrent.futures._base.Future": _future,
     "pandas.core.internals.blocks.Block": _pandas_block,
     "plotly.basedatatypes.BaseFigure": _plotly_figure,
 }

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from kernelproxy.hoststate import randomness
 from kernelproxy.hoststate.capture import capture
-from kernelproxy.hoststate.parts import Captured, DevicePart, Omission, Restored
+from kernelproxy.hoststate.parts import Captured, DevicePart, Restored
 from kernelproxy.hoststate.restore import Buffer, restore
+from kernelproxy.hoststate.settings import (
+    put_back_random_streams,
+    put_back_settings,
+    random_streams,
+    settings,
+)
 
 #: Results that IPython keeps under these names, unless the user has taken the name.
 LAST = ("_", "__", "___")
@@ -36,7 +40,7 @@ def variables(shell: Any) -> list[str]:
 
 
 def capture_notebook(shell: Any, device: DevicePart | None = None) -> Captured:
-    """Save the variables of a shell, with its history and the random streams.
+    """Save the variables of a shell, with its history, random streams and common settings.
 
     Parameters
     ----------
@@ -69,11 +73,11 @@ def capture_notebook(shell: Any, device: DevicePart | None = None) -> Captured:
         "In": list(history.input_hist_parsed),
         "raw": list(history.input_hist_raw),
         "execution_count": shell.execution_count,
-        "directory": _directory(),
     }
-    extra["random numbers"] = randomness.states(device)
+    extra["settings"] = settings()
+    extra["random numbers"] = random_streams(device)
     captured = capture(shell.user_ns, device, names=names, extra=extra)
-    internal = {"the shell", "random numbers", "logging.root", *LAST}
+    internal = {"the shell", "settings", "random numbers", "logging.root", *LAST}
     captured.saved = [item for item in captured.saved if item.name not in internal]
     captured.omitted = [
         line for line in captured.omitted if line.name not in extra or line.name not in LAST
@@ -114,13 +118,15 @@ def restore_notebook(
             del shell.user_ns[name]
     extra = restored.extra
     if (state := extra.get("the shell")) is not None:
-        restored.problems += _restore_shell(shell, state, extra)
+        _restore_shell(shell, state, extra)
+    if (found := extra.get("settings")) is not None:
+        restored.problems += put_back_settings(found)
     if (streams := extra.get("random numbers")) is not None:
-        restored.problems += randomness.put_back(streams, device)
+        restored.problems += put_back_random_streams(streams, device)
     return restored
 
 
-def _restore_shell(shell: Any, state: dict[str, Any], extra: dict[str, Any]) -> list[Omission]:
+def _restore_shell(shell: Any, state: dict[str, Any], extra: dict[str, Any]) -> None:
     history, user_ns = shell.history_manager, shell.user_ns
     for name in [name for name in user_ns if re.fullmatch(r"_i?\d+", name)]:
         del user_ns[name]
@@ -137,15 +143,3 @@ def _restore_shell(shell: Any, state: dict[str, Any], extra: dict[str, Any]) -> 
             user_ns[name] = extra[name]
             setattr(shell.displayhook, name, extra[name])
     user_ns |= {f"_i{line}": text for line, text in enumerate(state["raw"]) if line}
-    try:
-        os.chdir(state["directory"])
-    except OSError as error:
-        return [Omission("working directory", f"{state['directory']}: {error.strerror}")]
-    return []
-
-
-def _directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # deleted under us
-        return "/"

@@ -181,6 +181,15 @@ def new_type(name: str, supertype: Any, module: str) -> Any:
     return made
 
 
+def type_parameter(kind: str, name: str, module: str) -> Any:
+    """A ``typing.ParamSpec`` or ``TypeVarTuple``."""
+    import typing
+
+    made = getattr(typing, kind)(name)
+    made.__module__ = module
+    return made
+
+
 def lru_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
     """A function with a cache, which is empty again."""
     return functools.lru_cache(maxsize, typed)(function)

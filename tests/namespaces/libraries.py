@@ -362,4 +362,21 @@ NOTEBOOKS = [
         """,
         omitted=("z", "t", "g", "reader", "comp", "h"),
     ),
+    Notebook(
+        "settings-of-libraries",
+        """
+        import numpy as np, pandas as pd, torch, matplotlib.pyplot as plt
+
+        np.set_printoptions(precision=2)
+        np.seterr(divide="ignore")
+        pd.set_option("display.max_rows", 7)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        plt.style.use("ggplot")
+        """,
+        """
+        print(np.array([1 / 3]), np.geterr()["divide"], pd.get_option("display.max_rows"))
+        print(torch.zeros(1).dtype, torch.is_grad_enabled(), plt.rcParams["axes.facecolor"])
+        """,
+    ),
 ]

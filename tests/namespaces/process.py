@@ -311,4 +311,21 @@ NOTEBOOKS = [
         print(ip is get_ipython())
         """,
     ),
+    Notebook(
+        "settings",
+        """
+        import os, sys, decimal
+
+        os.environ["MY_KEY"] = "value"
+        os.makedirs("inside", exist_ok=True)
+        os.chdir("inside")
+        sys.path.append("/somewhere/else")
+        decimal.getcontext().prec = 5
+        """,
+        """
+        print(os.environ["MY_KEY"], os.path.basename(os.getcwd()), decimal.Decimal(1) / 3)
+        print("/somewhere/else" in sys.path)
+        os.chdir("..")
+        """,
+    ),
 ]

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import sys
@@ -89,12 +90,15 @@ def main() -> None:
     notebooks = importlib.import_module(f"tests.namespaces.{module}").NOTEBOOKS
     act = {"save": save, "restore": restore}[step]
     answers = {}
-    os.chdir(place)
     for notebook in notebooks:
+        os.chdir(place)
         answers[notebook.name] = act(notebook, Path(place) / f"{notebook.name}.namespace")
     print(json.dumps(answers))
     sys.stdout.flush()
-    os._exit(0)  # threads and processes that notebooks have left do not matter
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
+    os._exit(0)  # threads that notebooks have left do not matter
 
 
 if __name__ == "__main__":

@@ -470,3 +470,59 @@ def test_tensors_of_a_device_that_is_not_there_are_named() -> None:
     restored = again(captured)
     assert restored.namespace == {"y": [1]}
     assert "no device session" in restored.problems[0].why
+
+
+# ---------------------------------------------------------------- files and memory maps
+
+
+def test_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("one\ntwo\n")
+    with path.open() as file:
+        file.readline()
+        captured = capture({"file": file, "both": (file, [1]), "fine": 1})
+    path.unlink()
+    restored = again(captured)
+    assert restored.namespace == {"fine": 1}
+    assert {problem.name for problem in restored.problems} == {"file", "both"}
+    assert all("data.txt" in problem.why for problem in restored.problems)
+
+
+def test_file_that_became_shorter_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    with path.open("w") as file:
+        file.write("a long line")
+        captured = capture({"file": file})
+    path.write_text("short")
+    restored = again(captured)
+    assert "shorter" in restored.problems[0].why
+    assert path.read_text() == "short"
+
+
+def test_file_opened_for_writing_is_not_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    with path.open("w") as file:
+        file.write("begin ")
+        captured = capture({"file": file, "same": file})
+        file.write("later")
+    after = again(captured).namespace
+    assert path.read_text() == "begin later"
+    assert after["file"] is after["same"]
+    with after["file"]:
+        after["file"].write("AGAIN")
+    assert path.read_text() == "begin AGAIN"
+
+
+def test_mapped_file_that_changed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "map.dat"
+    np.arange(1000.0).tofile(path)
+    mapped = np.memmap(path, np.float64, "r")
+    captured = capture({"mapped": mapped, "part": mapped[5:]})
+    assert captured.buffers == []
+    after = again(captured)
+    assert after.problems == []
+    assert np.shares_memory(after.namespace["mapped"], after.namespace["part"])
+    np.arange(10.0).tofile(path)
+    restored = again(captured)
+    assert restored.namespace == {}
+    assert {problem.name for problem in restored.problems} == {"mapped", "part"}
