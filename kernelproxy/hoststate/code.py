@@ -67,6 +67,8 @@ class Code:
     def _function(self, function: types.FunctionType) -> Reduced | Any:
         if internals._should_pickle_by_reference(function):
             return NotImplemented
+        if (place := _place(function)) is not None:
+            return rebuild.known, place
         attributes, slots = internals._function_getstate(function)
         where, used = self._globals(function), slots.pop("__globals__")
         if where is not None:
@@ -111,6 +113,8 @@ class Code:
             internals._make_skeleton_enum,
         ):
             return found
+        if (place := _place(cls)) is not None:
+            return rebuild.known, place
         _refuse_built_in(cls)
         state = found[2]
         attributes = state[0]
@@ -188,6 +192,22 @@ def _refuse_built_in(cls: Any) -> None:
     own = (types.MethodDescriptorType, types.WrapperDescriptorType)
     if any(isinstance(value, own) and value.__objclass__ is cls for value in vars(cls).values()):
         raise Refused(f"the built-in type {cls.__name__}")
+
+
+def _place(code: Any) -> tuple[str, str] | None:
+    """Where a library has a class or function whose module it imports when it is asked for.
+
+    Such are NumPy's ``rec`` and ``char``. cloudpickle looks no further than what is imported.
+    """
+    module, name = code.__module__, code.__qualname__
+    if not isinstance(module, str) or module in sys.modules or "<locals>" in name:
+        return None
+    if module.partition(".")[0] not in sys.modules:
+        return None
+    try:
+        return (module, name) if rebuild.known(module, name) is code else None
+    except Exception:  # there is no such thing, or its import fails
+        return None
 
 
 def _importable(module: types.ModuleType) -> bool:

@@ -21,6 +21,8 @@ NOTEBOOKS = [
         same = big
         struct = np.zeros(3, dtype=[("a", "i4"), ("b", "U5")])
         col = struct["b"]
+        records = np.recarray((2,), dtype=[("a", int)])
+        records.a = [1, 2]
         rec = np.rec.array([(1, 2.0)], dtype=[("x", int), ("y", float)])
         dates = np.array(["2024-01-01", "NaT"], dtype="datetime64[D]")
         text, boolean, half = np.array(["a", "bc"]), np.array([True, False]), np.float16([1, 2])
@@ -70,6 +72,7 @@ NOTEBOOKS = [
         perm[1, 0, 0] = 55
         struct["b"][0] = "zz"
         print(fv, fort.flags.f_contiguous, pv, perm.strides, col)
+        print(records, records.a, type(records) is np.recarray)
         print(rec.x, type(rec[0]).__name__, dates, text, boolean, half, cplx, zero_d, empty.shape)
         print(
             locked.flags.writeable,
