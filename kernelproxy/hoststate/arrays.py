@@ -134,9 +134,8 @@ class Arrays:
         kind = type(a)
         if kind is self._np.memmap and not isinstance(a.base, self._np.ndarray | mmap.mmap):
             kind = self._np.ndarray  # a result of computing with a map: plain memory
-        state = (
-            dict(vars(a)) if hasattr(a, "__dict__") and not isinstance(a, self._np.memmap) else {}
-        )
+        of_file = isinstance(a, self._np.memmap)
+        state = {} if of_file else dict(getattr(a, "__dict__", {}))
         return rebuild.subclass, (plain, kind, a.dtype), state, None, None, rebuild.array_state
 
     def _masked(self, a: Any) -> Reduced:

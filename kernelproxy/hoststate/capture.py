@@ -200,6 +200,7 @@ class GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
         #: The object that was reduced last: the offender, if pickling fails.
         self.last: Any = None
         memory = Memory()
+        self._note = note
         self._code = Code(namespace, note)
         self._arrays = Arrays(memory) if "numpy" in sys.modules else None
         torch = sys.modules.get("torch")
@@ -267,7 +268,7 @@ class GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._code.rule(kind)
             or (self._arrays and (self._arrays.block if kind is Block else self._arrays.rule(kind)))
             or (self._tensors and self._tensors.rule(kind))
-            or kinds.rule(kind)
+            or kinds.rule(kind, self._note)
             or super().reducer_override
         )
         known = self._known.get(kind)

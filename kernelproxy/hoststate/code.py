@@ -152,7 +152,7 @@ class Code:
 
     def _module(self, module: types.ModuleType) -> Reduced:
         if vars(module) is self._namespace:
-            return rebuild.known, ("sys", "modules.__main__")
+            return rebuild.module, ("__main__",)
         if _importable(module):
             return rebuild.module, (module.__name__,)
         state = {name: value for name, value in vars(module).items() if name != "__builtins__"}

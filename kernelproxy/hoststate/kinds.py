@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import copyreg
+import functools
 import gc
 import logging
 import sys
@@ -104,8 +105,11 @@ NAMES = {
 }
 
 
-def rule(kind: type) -> Rule | None:
-    """How to reduce objects of a type, or None if cloudpickle's way is right for them."""
+def rule(kind: type, note: Callable[[Any, str], None]) -> Rule | None:
+    """How to reduce objects of a type, or None if cloudpickle's way is right for them.
+
+    `note` is called with an object and a line about what is not saved of it.
+    """
     for base in kind.__mro__:
         name = f"{base.__module__}.{base.__qualname__}"
         if (phrase := REFUSED.get(name)) is not None:
@@ -121,7 +125,7 @@ def rule(kind: type) -> Rule | None:
     if issubclass(kind, logging.Handler):
         return _handler
     if issubclass(kind, BaseException):
-        return _exception
+        return functools.partial(_exception, note)
     if kind.__module__ == "sys" and issubclass(kind, tuple):
         return _of_process
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
@@ -155,7 +159,7 @@ def known_objects() -> Iterator[tuple[Any, str, str]]:
     functions of the module `random`, for example, are methods of such an object.
     """
     places = [("os", "environ"), ("random", "_inst"), ("numpy.random.mtrand", "_rand")]
-    places += [("dataclasses", "MISSING"), ("dataclasses", "KW_ONLY")]
+    places += [("dataclasses", "MISSING"), ("dataclasses", "KW_ONLY"), ("matplotlib", "rcParams")]
     places += [("sys", f"{under}{name}{under}") for name in STREAMS for under in ("", "__")]
     for module, name in places:
         obj = getattr(sys.modules.get(module), name, None)
@@ -196,6 +200,8 @@ def _dict_view(found: Any) -> Reduced | Any:
 
 def _mapping_proxy(proxy: Any) -> Reduced:
     (of,) = gc.get_referents(proxy)
+    if {"__module__", "__dict__"} <= of.keys():
+        raise Refused("the attributes of a class")
     return types.MappingProxyType, (of,)
 
 
@@ -226,8 +232,10 @@ def _handler(handler: logging.Handler) -> Reduced:
     return rebuild.bare, (type(handler),), state, None, None, rebuild.handler_state
 
 
-def _exception(error: BaseException) -> Reduced | Any:
+def _exception(note: Callable[[Any, str], None], error: BaseException) -> Reduced | Any:
     kind = type(error)
+    if error.__traceback__ is not None:
+        note(error, "it is saved, its traceback is not")
     if (
         kind.__reduce__ is not BaseException.__reduce__
         and kind.__reduce__ is not OSError.__reduce__

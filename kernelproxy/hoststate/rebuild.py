@@ -38,6 +38,8 @@ class Restoring:
 
     def __init__(self, namespace: dict[str, Any], device: DevicePart | None) -> None:
         self.namespace, self.device = namespace, device
+        #: Device storages by number: one that is read twice is loaded once.
+        self.storages: dict[int, Any] = {}
         #: What must wait until all objects are there.
         self.later: list[Callable[[], object]] = []
         #: Lines about the variable that is being restored.
@@ -430,7 +432,10 @@ def storage_on_device(number: int, nbytes: int) -> Any:
     RuntimeError
         If there is no device session.
     """
-    return _device().load(number, nbytes)
+    storages = _now().storages
+    if number not in storages:
+        storages[number] = _device().load(number, nbytes)
+    return storages[number]
 
 
 def small_storage_on_device(content: bytes) -> Any:

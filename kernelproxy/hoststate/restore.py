@@ -8,11 +8,14 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from kernelproxy.errors import StoreError
 from kernelproxy.hoststate import rebuild
 from kernelproxy.hoststate.forgiving import Forgiving, Placeholder, Unpickler
 from kernelproxy.hoststate.parts import DevicePart, Omission, Restored
 from kernelproxy.hoststate.stream import PREAMBLE, Segment, split
 from kernelproxy.hoststate.whereabouts import first
+
+DAMAGED = "The saved namespace is damaged."
 
 Buffer = bytes | bytearray | memoryview
 
@@ -49,7 +52,7 @@ def restore(
     Raises
     ------
     StoreError
-        If the stream is not one.
+        If the stream is not one, or damaged; nothing has been put into `into` then.
     """
     namespace = {} if into is None else into
     segments, search = split(stream)
@@ -62,7 +65,9 @@ def restore(
         reader = _Reader(stream, buffers)
         for segment in segments:
             found.append((segment, reader.read(segment)))
-            problems += [Omission(segment.name, note, partly=True) for note in what.notes]
+            # Without those that a second reading has said again.
+            notes = dict.fromkeys(what.notes)
+            problems += [Omission(segment.name, note, partly=True) for note in notes]
             what.notes.clear()
         for complete in what.later:
             complete()
@@ -85,22 +90,38 @@ class _Reader:
     def __init__(self, stream: bytes, buffers: Sequence[Buffer]) -> None:
         self._stream, self._buffers = stream, buffers
         self._unpickler: Unpickler | Forgiving = Unpickler(io.BytesIO(stream), buffers=buffers)
-        for _ in range(PREAMBLE):
-            self._unpickler.load()
+        try:
+            for _ in range(PREAMBLE):
+                self._unpickler.load()
+        except Exception as error:
+            raise StoreError(DAMAGED, "damaged") from error
 
     def read(self, segment: Segment) -> Any:
-        """The variable of a segment; segments are read in their order."""
+        """The variable of a segment; segments are read in their order.
+
+        Raises
+        ------
+        StoreError
+            If the stream is damaged.
+        """
         try:
+            try:
+                return self._load()
+            except Exception:
+                if isinstance(self._unpickler, Forgiving):
+                    raise
+            self._forgive(segment)
             return self._load()
-        except Exception:
-            if isinstance(self._unpickler, Forgiving):
-                raise
+        except Exception as error:
+            raise StoreError(DAMAGED, "damaged") from error
+
+    def _forgive(self, segment: Segment) -> None:
+        """Let the forgiving unpickler go on, at the beginning of a segment."""
         memo = self._unpickler.memo.copy()
         file = io.BytesIO(self._stream)
         file.seek(segment.offset)
         self._unpickler = Forgiving(file, buffers=self._buffers[segment.buffers :])
         self._unpickler.memo = {index: memo[index] for index in range(segment.memo)}
-        return self._load()
 
     def _load(self) -> Any:
         value = self._unpickler.load()

@@ -395,6 +395,7 @@ NOTEBOOKS = [
         )
         print(ml, ml.note, ml.extra, md["zz"], md)
         """,
+        partly=("err",),
     ),
     Notebook(
         "aliases-across-variables",
@@ -429,6 +430,7 @@ NOTEBOOKS = [
         import math, os.path as osp, json, collections.abc, sys, types
         from math import sin, pi
 
+        import __main__ as me
         made = types.ModuleType("made")
         made.x = [1]
         x = made.x
@@ -448,7 +450,7 @@ NOTEBOOKS = [
             env is os.environ,
             uses(),
         )
-        print(type(made).__name__, made.__name__)
+        print(me.__dict__ is globals(), type(made).__name__, made.__name__)
         """,
     ),
     Notebook(

@@ -58,12 +58,14 @@ NOTEBOOKS = [
         (line,) = ax.plot([1, 2, 3], label="l")
         im = ax2.imshow(np.eye(3))
         ax.legend()
+        rc = plt.rcParams
         cm = plt.get_cmap("viridis")
         style = dict(plt.rcParams.copy())
         """,
         """
         line.set_ydata([4, 5, 6])
         fig.canvas.draw()
+        print(rc is plt.rcParams)
         print(
             ax.lines[0] is line,
             fig.axes[0] is ax,
