@@ -1,9 +1,9 @@
 """Run notebooks in IPython shells, save them, restore them: one step for each process.
 
-    namespaces.py save MODULE DIRECTORY       prints JSON: for each notebook its output and names
-    namespaces.py restore MODULE DIRECTORY    prints JSON: for each notebook its output and problems
+    namespaces.py save MODULES DIRECTORY      prints JSON: for each notebook its output and names
+    namespaces.py restore MODULES DIRECTORY   prints JSON: for each notebook its output and problems
 
-MODULE is one of tests.namespaces.
+MODULES are some of tests.namespaces, with commas between them.
 """
 
 from __future__ import annotations
@@ -84,10 +84,14 @@ def restore(notebook: Any, file: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do one step for all notebooks of a module."""
-    step, module, place = sys.argv[1:]
+    """Do one step for all notebooks of some modules."""
+    step, modules, place = sys.argv[1:]
     os.environ["MPLBACKEND"] = "agg"
-    notebooks = importlib.import_module(f"tests.namespaces.{module}").NOTEBOOKS
+    notebooks = [
+        notebook
+        for module in modules.split(",")
+        for notebook in importlib.import_module(f"tests.namespaces.{module}").NOTEBOOKS
+    ]
     act = {"save": save, "restore": restore}[step]
     answers = {}
     for notebook in notebooks:
