@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kernelproxy.hoststate.capture import capture
-from kernelproxy.hoststate.parts import Captured, DevicePart, Restored
+from kernelproxy.hoststate.parts import Captured, DevicePart, Omission, Restored
 from kernelproxy.hoststate.restore import Buffer, restore
 from kernelproxy.hoststate.settings import (
     put_back_random_streams,
@@ -19,6 +19,10 @@ from kernelproxy.hoststate.settings import (
 
 #: Results that IPython keeps under these names, unless the user has taken the name.
 LAST = ("_", "__", "___")
+#: What IPython itself hides, and every shell has its own of.
+_OF_SHELL = {"get_ipython", "exit", "quit", "open", "_i", "_ii", "_iii", *LAST}
+#: Extensions that belong to a kernel, and not to its notebook.
+_OF_KERNEL = ("kernelproxy.", "jupyter_sing", "debugpy")
 _HISTORY = re.compile(r"_(i|ii|iii|ih|oh|dh|exit_code|i?\d+)|In|Out")
 _OF_MODULE = {
     "__builtin__", "__builtins__", "__doc__", "__file__", "__loader__", "__name__", "__package__",
@@ -36,6 +40,18 @@ def variables(shell: Any) -> list[str]:
         and name not in _OF_MODULE
         and not _HISTORY.fullmatch(name)
         and not (name in LAST and getattr(hook, name, nothing) is value)
+    ]
+
+
+def hidden_variables(shell: Any) -> list[str]:
+    """Names that were put there for the user, by ``%pylab`` or start-up files, and not by him."""
+    hidden, nothing = shell.user_ns_hidden, object()
+    return [
+        name
+        for name, value in shell.user_ns.items()
+        if hidden.get(name, nothing) is value
+        and name not in _OF_SHELL | _OF_MODULE
+        and not _HISTORY.fullmatch(name)
     ]
 
 
@@ -60,7 +76,7 @@ def capture_notebook(shell: Any, device: DevicePart | None = None) -> Captured:
         If the user interrupts it; nothing has been changed then.
     """
     history = shell.history_manager
-    names, hook = variables(shell), shell.displayhook
+    names, hidden, hook = variables(shell), hidden_variables(shell), shell.displayhook
     extra: dict[str, object] = {f"Out[{n}]": value for n, value in shell.user_ns["_oh"].items()}
     extra |= {
         name: getattr(hook, name)
@@ -73,11 +89,17 @@ def capture_notebook(shell: Any, device: DevicePart | None = None) -> Captured:
         "In": list(history.input_hist_parsed),
         "raw": list(history.input_hist_raw),
         "execution_count": shell.execution_count,
+        "hidden": hidden,
+        "extensions": [
+            name
+            for name in sorted(shell.extension_manager.loaded)
+            if not name.startswith(_OF_KERNEL)
+        ],
     }
     extra["settings"] = settings()
     extra["random numbers"] = random_streams(device)
-    captured = capture(shell.user_ns, device, names=names, extra=extra)
-    internal = {"the shell", "settings", "random numbers", "logging.root", *LAST}
+    captured = capture(shell.user_ns, device, names=[*names, *hidden], extra=extra)
+    internal = {"the shell", "settings", "random numbers", "logging.root", *LAST, *hidden}
     captured.saved = [item for item in captured.saved if item.name not in internal]
     captured.omitted = [
         line for line in captured.omitted if line.name not in extra or line.name not in LAST
@@ -119,6 +141,7 @@ def restore_notebook(
     extra = restored.extra
     if (state := extra.get("the shell")) is not None:
         _restore_shell(shell, state, extra)
+        restored.problems += _load_extensions(shell, state["extensions"])
     if (found := extra.get("settings")) is not None:
         restored.problems += put_back_settings(found)
     if (streams := extra.get("random numbers")) is not None:
@@ -143,3 +166,16 @@ def _restore_shell(shell: Any, state: dict[str, Any], extra: dict[str, Any]) -> 
             user_ns[name] = extra[name]
             setattr(shell.displayhook, name, extra[name])
     user_ns |= {f"_i{line}": text for line, text in enumerate(state["raw"]) if line}
+    shell.user_ns_hidden.update(
+        {name: user_ns[name] for name in state["hidden"] if name in user_ns}
+    )
+
+
+def _load_extensions(shell: Any, names: Sequence[str]) -> Iterator[Omission]:
+    """Load the extensions of IPython that cells had loaded, for their magics."""
+    for name in names:
+        if name not in shell.extension_manager.loaded:
+            try:
+                shell.extension_manager.load_extension(name)
+            except Exception as error:
+                yield Omission(f"%load_ext {name}", f"{type(error).__name__}: {error}")

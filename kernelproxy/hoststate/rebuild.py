@@ -339,7 +339,7 @@ def window(
     torch = sys.modules.get("torch")
     base = owner
     if torch is not None and isinstance(owner, torch.UntypedStorage):
-        base = torch.empty(0, dtype=torch.uint8).set_(owner).numpy()
+        base = torch.empty(0, dtype=torch.uint8, device="cpu").set_(owner).numpy()
     elif isinstance(owner, np.ndarray) and not owner.flags.c_contiguous:
         base = owner.T  # memory in Fortran's order is its transpose's in C's
     locked = isinstance(base, np.ndarray) and not base.flags.writeable and writeable

@@ -328,4 +328,17 @@ NOTEBOOKS = [
         os.chdir("..")
         """,
     ),
+    Notebook(
+        "what-others-put-there",
+        """
+        %load_ext autoreload
+        # %%
+        get_ipython().push({"handy": [1]}, interactive=False)
+        mine = handy
+        """,
+        """
+        print(handy is mine, "handy" in get_ipython().user_ns_hidden)
+        print("autoreload" in get_ipython().extension_manager.loaded)
+        """,
+    ),
 ]
