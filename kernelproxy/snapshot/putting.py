@@ -20,6 +20,18 @@ _DIRECTORY_THREADS = 8
 
 
 @dataclass(frozen=True)
+class Part:
+    """Bytes of a file, as the content of a blob; they must not change while they are stored."""
+
+    fd: int
+    offset: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@dataclass(frozen=True)
 class _Piece:
     """What becomes one chunk, and where its key is to be written down."""
 
@@ -28,6 +40,18 @@ class _Piece:
     count: int
     keys: list[str]
     number: int
+
+
+def _from_file(fd: int) -> Callable[[memoryview, int], None]:
+    def fill(view: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(view):
+            step = os.preadv(fd, [view[done:]], offset + done)
+            if not step:
+                raise InternalError(f"a file ends at {offset + done}, inside what is to be stored")
+            done += step
+
+    return fill
 
 
 class Putting:
@@ -64,8 +88,10 @@ class Putting:
         self._unsynced: set[str] = set()
         self._lock = threading.Lock()
 
-    def add_blob(self, content: bytes) -> list[str]:
+    def add_blob(self, content: bytes | Part) -> list[str]:
         """Have bytes stored; the list holds their chunks after `run`."""
+        if isinstance(content, Part):
+            return self._add(_from_file(content.fd), content.offset, content.count)
 
         def fill(view: memoryview, offset: int) -> None:
             view[:] = content[offset : offset + len(view)]
@@ -79,15 +105,6 @@ class Putting:
 
         What `previous` has of them is taken over without being read.
         """
-
-        def fill(view: memoryview, offset: int) -> None:
-            done = 0
-            while done < len(view):
-                step = os.preadv(fd, [view[done:]], offset + done)
-                if not step:
-                    raise InternalError(f"the arena ends at {offset + done}, inside an extent")
-                done += step
-
         known: dict[Extent, tuple[str, ...]] = {}
         if previous is not None and previous.chunk_bytes == self._chunk_bytes:
             known = dict(zip(previous.extents, previous.extent_chunks, strict=True))
@@ -99,7 +116,7 @@ class Putting:
                 self._done += extent.count
                 found.append(list(keys))
             else:
-                found.append(self._add(fill, extent.offset, extent.count))
+                found.append(self._add(_from_file(fd), extent.offset, extent.count))
         return found
 
     def _add(self, fill: Callable[[memoryview, int], None], offset: int, count: int) -> list[str]:

@@ -12,6 +12,7 @@ calls them in an executor. docs/format.md describes the files.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -31,7 +32,7 @@ from kernelproxy.snapshot.manifest import (
     Range,
     encode,
 )
-from kernelproxy.snapshot.putting import Progress, Putting
+from kernelproxy.snapshot.putting import Part, Progress, Putting
 from kernelproxy.snapshot.shelf import Shelf
 from kernelproxy.snapshot.together import Cancel, file_lock
 
@@ -89,7 +90,7 @@ class Store:
         fd: int,
         extents: Iterable[Range],
         *,
-        blobs: Mapping[str, bytes] | None = None,
+        blobs: Mapping[str, bytes | Part] | None = None,
         previous: Manifest | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
@@ -106,8 +107,8 @@ class Store:
             File whose ranges are stored; their bytes must not change meanwhile.
         extents : iterable of Range
             The ranges; they will be read back in this order.
-        blobs : dict of str to bytes, optional
-            Named byte strings.
+        blobs : dict of str to bytes or Part, optional
+            Named byte strings, in memory or in files.
         previous : Manifest, optional
             An earlier snapshot of the same session. Ranges with the offset, count and version that
             they had then are not read again.
@@ -142,7 +143,7 @@ class Store:
         label: Label,
         fd: int,
         extents: Sequence[Extent],
-        blobs: Mapping[str, bytes],
+        blobs: Mapping[str, bytes | Part],
         previous: Manifest | None,
         progress: Progress | None,
         cancel: Cancel,
@@ -253,11 +254,55 @@ class Store:
         StoreError
             As `get`.
         """
-        blob, desk = manifest.blobs[name], Desk(manifest.chunk_bytes)
-        with store_errors(f"read {manifest.label.name}"), self._lock(shared=True, cancel=Cancel()):
-            return b"".join(
-                bytes(self._files.read(desk, key, manifest.chunks[key])) for key in blob.chunks
-            )
+        content = bytearray()
+        self._read_blobs(manifest, [name], lambda _, piece: content.extend(piece), Cancel())
+        return bytes(content)
+
+    def write_blobs(
+        self, manifest: Manifest, names: Sequence[str], fd: int, *, cancel: Cancel | None = None
+    ) -> list[int]:
+        """Write named byte strings to a file, one behind the other, and verify them.
+
+        Parameters
+        ----------
+        manifest : Manifest
+        names : sequence of str
+        fd : int
+            Written from where it stands.
+        cancel : Cancel, optional
+            Ends it early.
+
+        Returns
+        -------
+        list of int
+            Length of each.
+
+        Raises
+        ------
+        KeyError, StoreError
+            As `blob`; ``cancelled``.
+        """
+
+        def write(_: str, piece: memoryview) -> None:
+            while piece:
+                piece = piece[os.write(fd, piece) :]
+
+        self._read_blobs(manifest, names, write, cancel or Cancel())
+        return [manifest.blobs[name].count for name in names]
+
+    def _read_blobs(
+        self,
+        manifest: Manifest,
+        names: Sequence[str],
+        take: Callable[[str, memoryview], object],
+        cancel: Cancel,
+    ) -> None:
+        desk = Desk(manifest.chunk_bytes)
+        with store_errors(f"read {manifest.label.name}"), self._lock(shared=True, cancel=cancel):
+            for name in names:
+                for key in manifest.blobs[name].chunks:
+                    cancel.check()
+                    take(name, self._files.read(desk, key, manifest.chunks[key]))
 
     # ---------------------------------------------------------------- keeping house
 

@@ -14,6 +14,7 @@ import pytest
 from kernelproxy.errors import InternalError, StoreError
 from kernelproxy.snapshot.ledger import Limits
 from kernelproxy.snapshot.manifest import Extent, Label, Manifest
+from kernelproxy.snapshot.putting import Part
 from kernelproxy.snapshot.store import Store
 from kernelproxy.snapshot.together import Cancel, file_lock
 from tests.doubles.arena import Arena, MakeArena
@@ -61,6 +62,26 @@ def test_everything_comes_back(tmp_path: Path, make_arena: MakeArena) -> None:
     assert restored(store, loaded, make_arena()) == ranges
     assert {name: store.blob(loaded, name) for name in loaded.blobs} == blobs
     assert loaded.logical_bytes == sum(map(len, ranges)) + sum(map(len, blobs.values()))
+
+
+def test_blobs_come_from_files_and_go_to_files(tmp_path: Path, make_arena: MakeArena) -> None:
+    dice = random.Random(1)
+    content = dice.randbytes(5 * CHUNK)
+    source = make_arena(content)
+    parts = [(0, 10), (10, 0), (10, 3 * CHUNK), (7, 2 * CHUNK + 1)]
+    blobs = {str(at): Part(source.fd, start, count) for at, (start, count) in enumerate(parts)}
+    store = store_in(tmp_path)
+    manifest = store.put(label(), source.fd, [], blobs=blobs)
+    expected = [content[start : start + count] for start, count in parts]
+    assert [store.blob(manifest, name) for name in blobs] == expected
+    target = make_arena()
+    assert store.write_blobs(manifest, list(blobs), target.fd) == [len(each) for each in expected]
+    assert os.pread(target.fd, 10 * CHUNK, 0) == b"".join(expected)
+    with pytest.raises(KeyError):
+        store.write_blobs(manifest, ["none"], target.fd)
+    too_long = {"x": Part(source.fd, 4 * CHUNK, 2 * CHUNK)}
+    with pytest.raises(InternalError, match="ends at"):
+        store.put(label(name="two"), source.fd, [], blobs=too_long)
 
 
 def test_redundant_bytes_are_compressed_and_random_ones_cost_a_block(
@@ -270,7 +291,7 @@ def test_an_error_of_a_callback_ends_the_job_and_its_threads(
 
 def test_an_extent_beyond_the_arena_is_our_bug(tmp_path: Path, make_arena: MakeArena) -> None:
     arena, store = make_arena(b"x"), store_in(tmp_path)
-    with pytest.raises(InternalError, match="the arena ends at 1"):
+    with pytest.raises(InternalError, match="a file ends at 1"):
         store.put(label(), arena.fd, [Extent(0, 2)])
     assert not chunk_files(store)
 

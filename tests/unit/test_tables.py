@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from kernelproxy.errors import WorkerError
 from kernelproxy.snapshot import tables
-from kernelproxy.snapshot.tables import Extent, read_tables
+from kernelproxy.snapshot.tables import Extent, Storage, read_storages, read_tables
 
 SOURCE = (Path(__file__).parents[2] / "native" / "worker" / "tables.h").read_text()
 EXTENTS = [(8192, 5000, 3, 0, 7), (0, 4096, 9, 0, 8)]
@@ -102,3 +103,55 @@ def test_extents_that_cannot_be_are_refused(fd: int, entry: tuple[int, int, int,
     write(fd, [*EXTENTS, entry])
     with pytest.raises(WorkerError):
         read_tables(fd)
+
+
+def text(raw: bytes) -> bytes:
+    return struct.pack("<I", len(raw)) + raw
+
+
+def storages(fd: int, *entries: bytes, failure: bytes = b"\0") -> bytes:
+    """Tables with two operators, a generator, an event, and these storages."""
+    operators = struct.pack("<I", 2) + text(b"aten::add_") + text(b"Tensor") + text(b"") + text(b"")
+    generators = struct.pack("<IIQ", 1, 0, 42) + text(b"state")
+    events = struct.pack("<IIq", 1, 3, -5)
+    found = operators + generators + events + struct.pack("<I", 2) + failure
+    return found + struct.pack("<I", len(entries)) + b"".join(entries)
+
+
+def storage(number: int, filled: int, *, lost: bytes = b"", small: bytes = b"") -> bytes:
+    life = 2 if lost else 1
+    entry = struct.pack("<IBBIQQQ", number, life, 1, 0, 10_000, filled, 77)
+    return entry + (text(lost) if lost else b"") + small
+
+
+def write_tables(fd: int, raw: bytes) -> None:
+    total = tables.HEADER.size + len(raw)
+    header = (tables.MAGIC, tables.VERSION, 1, 640, total, 0, tables.HEADER.size, 0, len(raw))
+    os.pwrite(fd, tables.HEADER.pack(*header) + raw, 0)
+    os.ftruncate(fd, total)
+
+
+def test_storages_are_read_with_the_bytes_of_small_ones(fd: int) -> None:
+    pending = b"\1\2" + struct.pack("<Q", 9) + text(b"aten::mm") + text(b"shapes")
+    for failure in (b"\0", pending):
+        entries = [
+            storage(1, 3, small=b"abc"),
+            storage(5, 0),
+            storage(6, 5000),
+            storage(9, 0, lost=b"aten::mm"),
+        ]
+        write_tables(fd, storages(fd, *entries, failure=failure))
+        assert read_storages(fd) == {
+            1: Storage(False, 3, b"abc"),
+            5: Storage(False, 0, b""),
+            6: Storage(False, 5000, b""),
+            9: Storage(True, 0, b""),
+        }
+
+
+def test_torn_tables_are_refused(fd: int) -> None:
+    whole = storages(fd, storage(1, 3, small=b"abc"), storage(9, 0, lost=b"aten::mm"))
+    for length in range(len(whole)):
+        write_tables(fd, whole[:length])
+        with pytest.raises(WorkerError, match="cannot be read"):
+            read_storages(fd)
