@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,12 +73,15 @@ class Control:
         return reply
 
     def call_with_fds(
-        self, request: Message, timeout: float | None = None
+        self, request: Message, timeout: float | None = None, fds: Sequence[int] = ()
     ) -> tuple[Message, list[int]]:
-        """Like `call`, and also return the reply's descriptors, which become the caller's."""
+        """Like `call`, and also return the reply's descriptors, which become the caller's.
+
+        `fds` go with the request, and stay the caller's.
+        """
         was_closed = self._sock is None
         try:
-            return self._exchange(request, timeout)
+            return self._exchange(request, timeout, fds)
         except ControlError as error:
             if was_closed or error.reason != "no-daemon" or self._path is None:
                 raise
@@ -86,15 +89,25 @@ class Control:
                 self._sock = connect(start=False, path=self._path).detach()
             if self._sock is None:
                 raise
-        return self._exchange(request, timeout)
+        return self._exchange(request, timeout, fds)
 
-    def _exchange(self, request: Message, timeout: float | None) -> tuple[Message, list[int]]:
+    def more(self, timeout: float | None = None) -> Message:
+        """Wait for the next message of a reply that has several; raises as `call`."""
+        reply, fds = self._exchange(None, timeout)
+        for fd in fds:
+            os.close(fd)
+        return reply
+
+    def _exchange(
+        self, request: Message | None, timeout: float | None, fds: Sequence[int] = ()
+    ) -> tuple[Message, list[int]]:
         if self._sock is None:
             raise ControlError("The connection to the jupyter_sing daemon is closed.", "no-daemon")
         self._sock.settimeout(timeout)
         try:
-            send_message(self._sock, request)
-            reply, fds = recv_message(self._sock)
+            if request is not None:
+                send_message(self._sock, request, fds)
+            reply, received = recv_message(self._sock)
         except TimeoutError as error:
             self.close()
             raise ControlError(
@@ -107,7 +120,7 @@ class Control:
             ) from error
         if isinstance(reply, Error):
             raise ControlError(reply.message, reply.reason)
-        return reply, fds
+        return reply, received
 
     def expect(
         self, reply_type: type[Reply], request: Message, timeout: float | None = None

@@ -11,6 +11,8 @@ import threading
 from typing import Any
 
 from kernelproxy import activation
+from kernelproxy.control import connect
+from kernelproxy.protocol import Carried, Wish
 
 _counter: CellCounter | None = None
 
@@ -50,6 +52,45 @@ class CellCounter:
         return stack
 
 
+class Wishes:
+    """Carries out what the daemon wishes, between two cells.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        Of a kernel.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._waiting: list[Wish] = []
+
+    def __call__(self, wish: Wish) -> None:
+        """Note a wish; called in a thread of ours."""
+        self._shell.kernel.io_loop.add_callback(self._take, wish)
+
+    def _take(self, wish: Wish) -> None:
+        self._waiting.append(wish)
+        self._carry_out()
+
+    def post_run_cell(self, _: Any) -> None:
+        """Called by IPython after a cell."""
+        if self._waiting:
+            self._shell.kernel.io_loop.add_callback(self._carry_out)
+
+    def _carry_out(self) -> None:
+        """Carry out what was wished, unless a cell runs (one may be awaiting something)."""
+        while self._waiting and not activation.current().cells:
+            wish, session = self._waiting.pop(0), activation.current().session
+            try:
+                from kernelproxy.hoststate import checkpoint  # with cloudpickle: only at need
+            except ImportError as error:
+                with connect(start=False) as control:
+                    control.call(Carried(session, wish.verb, wish.name, f"It lacks {error.name}."))
+                continue
+            checkpoint.carry_out(wish, self._shell, session)
+
+
 def load_ipython_extension(ip: Any) -> None:
     """Called by IPython when the kernel starts, before any cell."""
     global _counter
@@ -59,6 +100,10 @@ def load_ipython_extension(ip: Any) -> None:
             _counter = CellCounter()
             ip.events.register("pre_run_cell", _counter.pre_run_cell)
             ip.events.register("post_run_cell", _counter.post_run_cell)
+            if hasattr(ip, "kernel"):
+                wishes = Wishes(ip)
+                activation.on_wish = wishes
+                ip.events.register("post_run_cell", wishes.post_run_cell)
     except Exception as error:
         print(f"jupyter_sing: CPU only: {type(error).__name__}: {error}.", file=sys.stderr)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import stat
@@ -14,6 +15,8 @@ from kernelproxy.errors import ControlError
 
 SOCKET_NAME = "agent.sock"
 _PACKAGES = ("kernelproxy", "jupyter_sing")
+#: Python packages alone, for any interpreter.
+_LIBRARIES = ("cloudpickle",)
 
 
 def runtime_dir() -> Path:
@@ -125,12 +128,28 @@ def bundle_dir() -> Path:
     bundle = runtime_dir() / f"bundle-{key}"
     bundle.mkdir(mode=0o700, exist_ok=True)
     for name in _PACKAGES:
-        target, link = parent / name, bundle / name
-        if not target.is_dir() or (link.is_symlink() and Path(os.readlink(link)) == target):
-            continue
-        temporary = bundle / f".{name}.{os.getpid()}"
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        temporary.symlink_to(target)
-        temporary.rename(link)  # atomic: another process may be importing through it
+        _link(bundle / name, parent / name)
+    for name in _LIBRARIES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            beside(bundle).mkdir(mode=0o700, exist_ok=True)
+            _link(beside(bundle) / name, Path(spec.origin).parent)
     return bundle
+
+
+def _link(link: Path, target: Path) -> None:
+    if not target.is_dir() or (link.is_symlink() and Path(os.readlink(link)) == target):
+        return
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        temporary.unlink()
+    temporary.symlink_to(target)
+    temporary.rename(link)  # atomic: another process may be importing through it
+
+
+def beside(bundle: Path) -> Path:
+    """Directory in a bundle with links to libraries that we need and an environment may lack.
+
+    It goes to the end of the path: what the environment has comes first.
+    """
+    return bundle / "beside.ours"  # no name that a program could import

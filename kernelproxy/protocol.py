@@ -120,6 +120,83 @@ class Migrate(Message):
 
 
 @dataclass(frozen=True)
+class Checkpoint(Message):
+    """Put a notebook away; answered by `CheckpointReply` when it is safe on disk.
+
+    From the kernel itself it comes with two files, of its host state and of the content of its
+    files, described by `host`, and is
+    answered by `CheckpointBegun` first: from then on the kernel may go on. From others it comes
+    without, and the agent asks the kernel by a `Wish`.
+
+    Parameters
+    ----------
+    session : str
+    name : str
+        "": one is made up.
+    automatic : bool
+        Whether nobody asked for it.
+    host : dict or None
+        See `kernelproxy.agent.checkpoints.Host`.
+    """
+
+    session: str
+    name: str = ""
+    automatic: bool = False
+    host: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Restore(Message):
+    """Put the notebook of a checkpoint in the place of a session's; answered by `RestoreReply`
+    when the kernel has done it, as soon as no cell runs.
+    """
+
+    session: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Carried(Message):
+    """Sent by a kernel: what has come of a `Wish`; answered by `Done`. A checkpoint that was made
+    is no news to the agent.
+
+    Parameters
+    ----------
+    session, verb, name : str
+        As in the wish.
+    problem : str
+        Why it was not carried out; "" if it was.
+    outcome : dict
+        Of a restoration, see `RestoreReply`.
+    """
+
+    session: str
+    verb: str
+    name: str
+    problem: str = ""
+    outcome: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoints(Message):
+    """Ask for all checkpoints of the user; answered by `CheckpointsReply`."""
+
+
+@dataclass(frozen=True)
+class OpenCheckpoint(Message):
+    """Read a checkpoint; answered by `CheckpointOpened` when all of it was read and verified."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class DeleteCheckpoint(Message):
+    """Forget a checkpoint and give back its space; answered by `Done`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Prepare(Message):
     """Start what sessions of an interpreter will need; answered by `Done` at once."""
 
@@ -169,6 +246,89 @@ class SessionReply(Message):
 
 
 @dataclass(frozen=True)
+class CheckpointBegun(Message):
+    """What the checkpoint holds does not change any more, whatever the notebook does."""
+
+
+@dataclass(frozen=True)
+class CheckpointReply(Message):
+    """One checkpoint, as in `CheckpointsReply`."""
+
+    checkpoint: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointsReply(Message):
+    """Checkpoints, the newest first, as ``jupyter sing checkpoints --json`` shows them."""
+
+    checkpoints: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CheckpointOpened(Message):
+    """Comes with three files: the host state's parts, one behind the other, device storages, and
+    the content of the notebook's files, one behind the other.
+
+    Parameters
+    ----------
+    checkpoint : dict
+        As in `CheckpointsReply`.
+    parts : list of int
+        Length of each part in bytes; the first is the stream.
+    storages : list of list of int
+        Number, offset in the file, and bytes of each device storage.
+    files : list of dict
+        See `kernelproxy.hoststate.gathering.described`.
+    """
+
+    checkpoint: dict[str, Any]
+    parts: list[int]
+    storages: list[list[int]]
+    files: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Progress(Message):
+    """Bytes done and in total; any number of these may come before another reply."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class RestoreReply(Message):
+    """What was restored.
+
+    Parameters
+    ----------
+    outcome : dict
+        ``checkpoint`` (its name), ``variables`` and ``files`` (how many), ``aside`` (where those
+        files are that were there), ``problems`` (each with ``name`` and ``why``).
+    """
+
+    outcome: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Wish(Message):
+    """Sent to a kernel unasked, to be carried out between two cells.
+
+    Parameters
+    ----------
+    verb : str
+        ``checkpoint`` or ``restore``.
+    name : str
+        Of the checkpoint.
+    automatic : bool
+        Whether nobody asked for it.
+    """
+
+    verb: str
+    name: str
+    automatic: bool = False
+
+
+@dataclass(frozen=True)
 class Done(Message):
     """It is done; `message` is a sentence for people or empty."""
 
@@ -185,8 +345,9 @@ class Error(Message):
         One sentence for people.
     reason : str
         One word: ``unknown-session``, ``ambiguous``, ``not-allowed``, ``no-room``,
-        ``unknown-device``, ``already-attached``, ``ended``, ``unavailable``, ``bad-request``,
-        ``stopping``, ``failed``; made by `control`: ``no-daemon``, ``timeout``.
+        ``unknown-device``, ``unknown-checkpoint``, ``already-attached``, ``ended``,
+        ``unavailable``, ``bad-request``, ``stopping``, ``failed``, or that of a `StoreError`; made
+        by `control`: ``no-daemon``, ``timeout``.
     """
 
     message: str

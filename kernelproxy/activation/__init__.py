@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernelproxy.activation.client import NativeClient
+    from kernelproxy.protocol import Wish
 
 __all__ = ["Activation", "activate", "cell", "current"]
 
@@ -53,6 +56,8 @@ class Activation:
 
 _lock = threading.Lock()
 _current = Activation()
+#: Carries out the daemon's wishes, in a notebook; called in a thread of ours.
+on_wish: Callable[[Wish], object] | None = None
 
 
 def current() -> Activation:
@@ -123,6 +128,7 @@ def _leave_python_path() -> None:
     """Take our directory out of PYTHONPATH: child processes are no business of ours."""
     ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     bundle = os.environ.pop("SING_BUNDLE", ours)
+    sys.path.append(os.path.join(bundle, "beside.ours"))  # see `paths.beside`
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = [entry for entry in entries if entry and entry != bundle]
     if kept:

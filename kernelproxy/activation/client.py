@@ -30,6 +30,8 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_cell": ([ctypes.c_int], None),
     "sing_client_give_up": ([], None),
     "sing_client_forked": ([], ctypes.c_int),
+    "sing_client_storage_number": ([ctypes.py_object], ctypes.py_object),
+    "sing_client_position": ([], ctypes.c_uint64),
     "sing_client_resize_storage": ([ctypes.py_object, ctypes.c_uint64], ctypes.py_object),
 }
 
@@ -116,6 +118,14 @@ class NativeClient:
     def resize_storage(self, storage: Any, size: int) -> None:
         """Give a device `torch.UntypedStorage` another size in bytes; what fits is kept."""
         self._library.sing_client_resize_storage(storage, size)
+
+    def storage_number(self, storage: Any) -> int:
+        """Number of a device `torch.UntypedStorage` in the log and in snapshots."""
+        return int(self._library.sing_client_storage_number(storage))
+
+    def position(self) -> int:
+        """Position of the log that the next record will have."""
+        return int(self._library.sing_client_position())
 
     def cell(self, change: int) -> None:
         """Tell the agent that a cell began (1) or ended (-1)."""

@@ -1,6 +1,7 @@
 """The kernel's connection to its session, made anew when the daemon was replaced.
 
-A thread waits for the end of the connection. Then the daemon has died, and its keeper starts the
+A thread waits for the end of the connection, and for what the daemon wishes meanwhile. At the end
+the daemon has died, and its keeper starts the
 next one, which knows the session; until it does, connections wait in the backlog of the socket. So
 nothing is polled, and what cannot be connected to at all is gone for good. The new connection takes
 the descriptor of the old one, on which the native client rings.
@@ -10,16 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from kernelproxy import activation
 from kernelproxy.control import connect
-from kernelproxy.errors import ControlError, SingError
-from kernelproxy.protocol import Attach, Bell, send_message
+from kernelproxy.errors import ControlError, ProtocolError, SingError
+from kernelproxy.protocol import Attach, Bell, Carried, Wish, recv_message, send_message
 
 #: Before it answers, the next daemon imports what it needs and ends the workers of the last one,
 #: for which it waits up to 30 s; on a machine that is short of everything, both take their time.
@@ -71,10 +72,27 @@ class Link:
                 self._on_gone()
 
     def _wait(self) -> None:
-        """Wait for the end of the connection; the daemon says nothing on it."""
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        poll.poll()
+        """Hear the daemon until the end of the connection."""
+        with socket.socket(fileno=os.dup(self._fd)) as sock:
+            try:
+                while True:
+                    message, fds = recv_message(sock)
+                    for fd in fds:
+                        os.close(fd)
+                    if isinstance(message, Wish):
+                        self._pass_on(message)
+            except (OSError, ProtocolError):
+                return
+
+    def _pass_on(self, wish: Wish) -> None:
+        """Have a wish carried out, or say why it is not."""
+        if activation.on_wish is not None:
+            activation.on_wish(wish)
+            return
+        why = "It is a program, not a notebook: only notebooks have checkpoints."
+        with connect(start=False, path=self._path) as control:
+            report = Carried(self._attach.session, wish.verb, wish.name, why)
+            control.call(report, RECONNECT_SECONDS_MAX)
 
     def _connect(self) -> None:
         """Join the session again, at the next daemon.

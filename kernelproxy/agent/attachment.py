@@ -9,7 +9,7 @@ from kernelproxy.agent.processes import ProcessWatch
 from kernelproxy.agent.zygotes import Zygotes
 from kernelproxy.errors import ControlError, ProtocolError, WorkerError
 from kernelproxy.oplog import close_all
-from kernelproxy.protocol import Attached, Bell
+from kernelproxy.protocol import Attached, Bell, Message
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -29,6 +29,7 @@ class Attachment:
         self.torch_version: str | None = None
         self._session, self._zygotes = session, zygotes
         self._connected = False
+        self._channel: Channel | None = None
         self._watch: ProcessWatch | None = None
 
     def watch_opener(self, pid: int) -> None:
@@ -63,6 +64,7 @@ class Attachment:
         self._connected = True
         if self.pid is None:
             await self._attach(pid, torch_version)
+        self._channel = channel
         fds = session.device_state.memory.kernel_fds()
         try:
             await channel.send(Attached(session.id), fds)
@@ -78,6 +80,26 @@ class Attachment:
         except (OSError, ProtocolError) as error:
             why = f"Its kernel's connection broke: {error}"
         session.close(why)
+
+    def check_is(self, pid: int) -> None:
+        """Raise ControlError if a process is not the kernel; before it attached, any may be."""
+        if self.pid not in (None, pid):
+            raise ControlError("Only the kernel itself can do that.", "not-allowed")
+
+    async def send(self, message: Message) -> None:
+        """Tell the kernel something.
+
+        Raises
+        ------
+        ControlError
+            If it is not connected.
+        """
+        try:
+            if self._channel is None:
+                raise ConnectionError("it has not used the device yet")
+            await self._channel.send(message)
+        except OSError as error:
+            raise ControlError(f"Its kernel cannot be reached: {error}.", "unavailable") from error
 
     async def _attach(self, pid: int, torch_version: str) -> None:
         """Take a process for the kernel; raises as `serve`."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from kernelproxy import paths
 from kernelproxy.agent import report
 from kernelproxy.agent.channel import Channel, expect
+from kernelproxy.agent.checkpoints import Checkpoints as CheckpointStore
 from kernelproxy.agent.chilling import Chilling
 from kernelproxy.agent.cold import ColdStates
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
@@ -22,16 +23,26 @@ from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.zygotes import Zygotes
 from kernelproxy.devices import Device
-from kernelproxy.errors import ControlError, ProtocolError, SingError, WorkerError
+from kernelproxy.errors import ControlError, ProtocolError, SingError, StoreError, WorkerError
+from kernelproxy.oplog import close_all
 from kernelproxy.protocol import (
     Attach,
+    Carried,
+    Checkpoint,
+    CheckpointReply,
+    Checkpoints,
+    CheckpointsReply,
     CloseSession,
+    DeleteCheckpoint,
     Done,
     Error,
     Message,
     Migrate,
+    OpenCheckpoint,
     OpenSession,
     Prepare,
+    Restore,
+    RestoreReply,
     Resume,
     SessionOpened,
     SessionReply,
@@ -70,6 +81,7 @@ class Agent:
         self._settings, self._deposits, self._on_quiet = settings, deposits, on_quiet
         self._zygotes = Zygotes(settings)
         cold = ColdStates(paths.data_dir() / "states", settings.disk_quota)
+        self._checkpoints = CheckpointStore(cold.store)
         self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
         self._stoppers: list[Channel] = []
         self._tidying: asyncio.TimerHandle | None = None
@@ -82,16 +94,25 @@ class Agent:
         try:
             pid, uid = channel.peer()
             while True:
-                request = expect(await channel.receive())
+                message, fds = await channel.receive()
+                if isinstance(message, Checkpoint) and len(fds) == 2:
+                    await self._checkpoint(channel, message, fds, uid)
+                    continue
+                request = expect((message, fds))
                 try:
                     if isinstance(request, Attach):
                         session = self._find(request.session, uid)
                         return await session.kernel.serve(channel, request.torch_version)
+                    if isinstance(request, OpenCheckpoint):
+                        await self._open_checkpoint(channel, request.name, uid)
+                        continue
                     if isinstance(request, Stop):
                         return await self._stop(channel, uid)
                     reply = await self._answer(request, pid, uid)
                 except ControlError as error:
                     reply = Error(error.message, error.reason)
+                except StoreError as error:
+                    reply = Error(str(error), error.reason)
                 except SingError as error:
                     reply = Error(str(error), "failed")
                 except Exception:
@@ -124,10 +145,50 @@ class Agent:
             case Migrate(name, device):
                 session = self._find(name, uid)
                 return SessionReply(await session.verbs.migrate(self._room(device)))
+            case Checkpoint(name):
+                return CheckpointReply(await self._find(name, uid).checkpointing.ask(request))
+            case Restore(name, checkpoint):
+                session = self._find(name, uid)
+                return RestoreReply(await session.checkpointing.restore(checkpoint))
+            case Carried(name):
+                session = self._find(name, uid)
+                session.kernel.check_is(pid)
+                session.checkpointing.carried(request)
+                return Done()
+            case Checkpoints():
+                return CheckpointsReply(await self._checkpoints.all(uid))
+            case DeleteCheckpoint(name):
+                await self._checkpoints.delete(uid, name)
+                return Done("It is deleted.")
             case Prepare(python):
                 self._prepare(python)
                 return Done("It begins.")
         raise ControlError(f"{type(request).__name__} is no request.", "bad-request")
+
+    async def _checkpoint(
+        self, channel: Channel, request: Checkpoint, fds: list[int], uid: int
+    ) -> None:
+        """Store a checkpoint that a kernel hands over, and answer."""
+        reply: Message
+        try:
+            session = self._find(request.session, uid)
+            session.kernel.check_is(channel.peer()[0])
+            reply = CheckpointReply(await session.checkpointing.make(request, fds, channel))
+        except ControlError as error:
+            reply = Error(error.message, error.reason)
+        except SingError as error:
+            reply = Error(str(error), "failed")
+        finally:
+            close_all(fds)
+        await channel.send(reply)
+
+    async def _open_checkpoint(self, channel: Channel, name: str, uid: int) -> None:
+        """Hand out what a checkpoint holds."""
+        reply, fds = await self._checkpoints.open(uid, name)
+        try:
+            await channel.send(reply, fds)
+        finally:
+            close_all(fds)
 
     async def _stop(self, channel: Channel, uid: int) -> None:
         """Begin to stop, and keep the connection for the answer, which `close` sends."""
@@ -165,7 +226,8 @@ class Agent:
     ) -> Session:
         session = Session(
             name, request, owner, room, state,
-            self._zygotes, self._settings, self._host, self._deposits, self._forget,
+            self._zygotes, self._settings, self._host, self._checkpoints, self._deposits,
+            self._forget,
         )  # fmt: skip
         self.sessions[name] = session
         return session

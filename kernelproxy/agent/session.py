@@ -20,6 +20,8 @@ from typing import TypeVar
 
 from kernelproxy.agent import report
 from kernelproxy.agent.attachment import Attachment
+from kernelproxy.agent.checkpointing import Checkpointing
+from kernelproxy.agent.checkpoints import Checkpoints
 from kernelproxy.agent.chilling import Chilling
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.holding import Hold
@@ -64,6 +66,7 @@ class Session:
     zygotes : Zygotes
     settings : Settings
     host : HostMemory
+    checkpoints : Checkpoints
     deposits : Deposits
     on_closed : callable
         Called with it once everything is freed.
@@ -79,6 +82,7 @@ class Session:
         zygotes: Zygotes,
         settings: Settings,
         host: HostMemory,
+        checkpoints: Checkpoints,
         deposits: Deposits,
         on_closed: Callable[[Session], object],
     ) -> None:
@@ -107,6 +111,7 @@ class Session:
         self.left_queue: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.verbs, self.chilling = Verbs(self), Chilling(self)
+        self.checkpointing = Checkpointing(self, checkpoints)
         self._attending = asyncio.create_task(self._attend(), name=f"session {session_id}")
         room.tenants[session_id] = self
 
@@ -452,6 +457,7 @@ class Session:
         self.upkeep.cancel()
         if self.device_state.worker is not None:
             await self.device_state.worker.kill()  # nobody waits for its answers any more
+        self.checkpointing.give_up(f"Session {self.id} has ended: {why}")
         tasks = [self._attending, *self.verbs.running]
         for task in tasks:
             task.cancel()

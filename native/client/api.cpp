@@ -140,6 +140,17 @@ PyObject* sing_client_resize_storage(PyObject* storage, uint64_t bytes) {
   END_HANDLE_TH_ERRORS
 }
 
+// The number in the log of a device storage (a torch.UntypedStorage).
+PyObject* sing_client_storage_number(PyObject* storage) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(THPStorage_Check(storage), "expected a torch.UntypedStorage");
+  return number(sing::client::slot_of(THPStorage_Unpack(storage).data_ptr())->id);
+  END_HANDLE_TH_ERRORS
+}
+
+// Where the next record will begin.
+uint64_t sing_client_position() { return Session::get().client().head.load(); }
+
 // A cell begins (+1) or ends (-1).
 void sing_client_cell(int running) {
   if (Session::connected() && !Session::forked()) Session::get().cell(running);

@@ -1,0 +1,337 @@
+"""Checkpoints of notebooks: what a kernel has handed over and its device's snapshot, on disk.
+
+A checkpoint is one manifest of the chunk store. Its extents are those device storages that the
+host state refers to, its blobs the parts of the host state. Nothing of a checkpoint is executed or
+unpickled here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from kernelproxy.agent.workers import Snapshot
+from kernelproxy.errors import ControlError, StoreError
+from kernelproxy.protocol import CheckpointOpened
+from kernelproxy.snapshot.manifest import Label, Manifest
+from kernelproxy.snapshot.putting import Part
+from kernelproxy.snapshot.store import Store
+from kernelproxy.snapshot.tables import Extent, read_storages, read_tables
+from kernelproxy.snapshot.together import Cancel
+
+KIND = "checkpoint"
+#: Behind the user's number: sessions and checkpoints may have the same names.
+_OWNER = "{}-checkpoints"
+_PARTS_MAX = 1 << 20
+_SMALL, _HOST, _FILE = "device-small", "host", "file"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a kernel says about the host state that it hands over.
+
+    Parameters
+    ----------
+    position : int
+        Of the log when it was captured: the device storages are those of then.
+    parts : list of int
+        Lengths of the parts in its file, one behind the other.
+    storages : dict of int to int
+        Bytes of each device storage that it refers to, by number.
+    about : dict
+        For people: ``saved`` and ``omitted``.
+    files : list of dict
+        The notebook's files; the content of those of kind ``file`` is in the second file.
+    """
+
+    position: int
+    parts: list[int]
+    storages: dict[int, int]
+    about: dict[str, Any]
+    files: list[dict[str, Any]]
+
+    @property
+    def contents(self) -> list[int]:
+        """Lengths of the contents of files, one behind the other."""
+        return _contents(self.files)
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any], host_bytes: int, content_bytes: int) -> Host:
+        """Check what a kernel sent with files of so many bytes.
+
+        Raises
+        ------
+        ControlError
+            If it makes no sense.
+        """
+        try:
+            parts = [int(each) for each in raw["parts"]]
+            storages = {int(number): int(count) for number, count in raw["storages"]}
+            position = int(raw["position"])
+            about = {key: list(raw["about"][key]) for key in ("saved", "omitted")}
+            files = [dict(each) for each in raw["files"]]
+            contents = _contents(files)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ControlError(f"The host state is no host state: {error!r}.", "bad-request") from (
+                error
+            )
+        sizes = [position, *parts, *storages, *storages.values(), *contents]
+        fits = 0 < sum(parts) <= host_bytes and sum(contents) <= content_bytes
+        if min(sizes) < 0 or len(parts) + len(files) > _PARTS_MAX or not fits:
+            raise ControlError("The host state has impossible sizes.", "bad-request")
+        return cls(position, parts, storages, about, files)
+
+
+@dataclass(frozen=True)
+class DeviceSide:
+    """The device's part of a checkpoint.
+
+    Parameters
+    ----------
+    snapshot : Snapshot or None
+        At the position of the host state; None of a device that was not used.
+    arena_fd : int
+    previous : Manifest or None
+        Of the same session, if its arena is empty, or for what has not changed.
+    """
+
+    snapshot: Snapshot | None
+    arena_fd: int
+    previous: Manifest | None
+
+
+class Checkpoints:
+    """The checkpoints of all users of this daemon.
+
+    Parameters
+    ----------
+    store : callable
+        The chunk store; raises StoreError if it cannot be used.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store: Any = store
+
+    def name(self, wanted: str, session: str) -> str:
+        """Return the name of a new checkpoint: the wanted one, or one that says what and when."""
+        if wanted:
+            return wanted
+        stem = re.sub(r"[^A-Za-z0-9]+", "-", session.removesuffix(".ipynb")).strip("-")[:60]
+        return f"{stem or 'notebook'}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+    async def put(
+        self,
+        label: Label,
+        host: Host,
+        fds: Sequence[int],
+        device: DeviceSide,
+        cancel: Cancel,
+        progress: Callable[[int, int], object],
+    ) -> tuple[dict[str, Any], Manifest]:
+        """Store a checkpoint; returns what `all` lists of it, and its manifest.
+
+        Raises
+        ------
+        StoreError
+            See `Store.put`, and ``damaged`` if the snapshot lacks what the host state refers to.
+        """
+
+        def work() -> tuple[dict[str, Any], Manifest]:
+            extents, small = _device_part(device.snapshot, list(host.storages))
+            blobs: dict[str, bytes | Part] = {
+                **_blobs(_HOST, fds[0], host.parts),
+                **_blobs(_FILE, fds[1], host.contents),
+                _SMALL: b"".join(small.values()),
+            }
+            meta = {
+                **label.meta,
+                "storages": [each.id for each in extents],
+                "small": [[number, len(data)] for number, data in small.items()],
+                "parts": len(host.parts),
+                "files": host.files,
+            }
+            manifest = self._opened().put(
+                replace(label, meta=meta),
+                device.arena_fd,
+                extents,
+                blobs=blobs,
+                previous=device.previous,
+                progress=progress,
+                cancel=cancel,
+            )
+            return self._describe(manifest), manifest
+
+        return await asyncio.to_thread(work)
+
+    async def all(self, owner: int) -> list[dict[str, Any]]:
+        """List a user's checkpoints, the newest first; of unreadable ones the name and why."""
+
+        def work() -> list[dict[str, Any]]:
+            store, found = self._opened(), []
+            for user, name in store.names():
+                if user != _OWNER.format(owner):
+                    continue
+                try:
+                    found.append(self._describe(store.load(user, name)))
+                except StoreError as error:
+                    found.append({"name": name, "created": "", "problem": str(error)})
+            return sorted(found, key=lambda each: (each["created"], each["name"]), reverse=True)
+
+        return await asyncio.to_thread(work)
+
+    async def check(self, owner: int, name: str) -> None:
+        """Raise as `open` unless there is such a checkpoint."""
+        await asyncio.to_thread(self._load, owner, name)
+
+    async def open(self, owner: int, name: str) -> tuple[CheckpointOpened, list[int]]:
+        """Read and verify a checkpoint.
+
+        Returns
+        -------
+        tuple
+            The answer to who wants it, and the descriptors for that, which become the caller's.
+
+        Raises
+        ------
+        ControlError
+            ``unknown-checkpoint``.
+        StoreError
+            See `Store.get`.
+        """
+
+        def work() -> tuple[CheckpointOpened, list[int]]:
+            store, manifest = self._opened(), self._load(owner, name)
+            meta = manifest.label.meta
+            fds: list[int] = []
+            try:
+                for part in ("host", "device"):
+                    fds.append(os.memfd_create(f"sing-checkpoint-{part}", os.MFD_CLOEXEC))
+                with tempfile.TemporaryFile(dir=store.root / "tmp") as files:
+                    fds.append(os.dup(files.fileno()))
+                names = [f"{_HOST}-{index}" for index in range(meta["parts"])]
+                parts = store.write_blobs(manifest, names, fds[0])
+                names = [f"{_FILE}-{index}" for index in range(len(_contents(meta["files"])))]
+                store.write_blobs(manifest, names, fds[2])
+                end = max((each.offset + each.count for each in manifest.extents), default=0)
+                os.ftruncate(fds[1], end)
+                store.get(manifest, fds[1])
+                os.pwrite(fds[1], store.blob(manifest, _SMALL), end)
+            except BaseException:
+                for fd in fds:
+                    os.close(fd)
+                raise
+            storages = [
+                [number, each.offset, each.count]
+                for number, each in zip(meta["storages"], manifest.extents, strict=True)
+            ]
+            for number, count in meta["small"]:
+                storages.append([number, end, count])
+                end += count
+            found = self._describe(manifest)
+            return CheckpointOpened(found, parts, storages, meta["files"]), fds
+
+        return await asyncio.to_thread(work)
+
+    async def delete(self, owner: int, name: str) -> None:
+        """Forget a checkpoint; raises as `open`."""
+
+        def work() -> None:
+            store = self._opened()
+            try:
+                store.delete(_OWNER.format(owner), name)
+            except StoreError as error:
+                raise _unknown(error, name) from error
+            with contextlib.suppress(StoreError):  # somebody stores or reads: next time
+                store.collect()
+
+        await asyncio.to_thread(work)
+
+    def label(
+        self, owner: int, name: str, torch: str, device_kind: str, position: int, meta: Any
+    ) -> Label:
+        """Label of a checkpoint that is to be stored."""
+        user = _OWNER.format(owner)
+        return Label(user, name, KIND, torch, device_kind, position, meta)
+
+    def _opened(self) -> Store:
+        store: Store = self._store()
+        return store
+
+    def _load(self, owner: int, name: str) -> Manifest:
+        try:
+            return self._opened().load(_OWNER.format(owner), name)
+        except StoreError as error:
+            raise _unknown(error, name) from error
+
+    def _describe(self, manifest: Manifest) -> dict[str, Any]:
+        label = manifest.label
+        sizes = self._opened().sizes(label.owner, label.name)
+        about = label.meta  # ours: nobody else writes manifests of this owner
+        return {
+            "name": label.name,
+            "created": datetime.fromtimestamp(manifest.created, UTC).isoformat(
+                timespec="milliseconds"
+            ),
+            "session": about["session"],
+            "kernel_id": about["kernel_id"],
+            "automatic": about["automatic"],
+            "forms": about["forms"],
+            "torch": label.torch,
+            "device": about["device"],
+            "bytes": sizes.logical,
+            "stored": sizes.stored,
+            "exclusive": sizes.exclusive,
+            "saved": about["saved"],
+            "omitted": about["omitted"],
+            "files": len(about["files"]),
+        }
+
+
+def _contents(files: Sequence[dict[str, Any]]) -> list[int]:
+    return [int(each["size"]) for each in files if each["kind"] == "file"]
+
+
+def _blobs(name: str, fd: int, counts: Sequence[int]) -> dict[str, bytes | Part]:
+    """Name stretches of a file, one behind the other."""
+    ends = list(itertools.accumulate(counts))
+    return {
+        f"{name}-{index}": Part(fd, end - count, count)
+        for index, (end, count) in enumerate(zip(ends, counts, strict=True))
+    }
+
+
+def _device_part(
+    snapshot: Snapshot | None, wanted: Sequence[int]
+) -> tuple[list[Extent], dict[int, bytes]]:
+    """Find the storages that the host state refers to: in extents, and the bytes of small ones."""
+    if snapshot is None:
+        if wanted:
+            raise StoreError("The device has nothing of what the notebook refers to.", "damaged")
+        return [], {}
+    extents = {each.id: each for each in read_tables(snapshot.fd).extents}
+    storages = read_storages(snapshot.fd)
+    for number in wanted:
+        if number not in storages:
+            raise StoreError(f"The device no longer has storage {number}.", "damaged")
+        if storages[number].lost:
+            raise StoreError(
+                "A tensor was never computed, because its operator failed: delete it first.",
+                "damaged",
+            )
+    small = {number: storages[number].small for number in wanted if number not in extents}
+    return [extents[number] for number in wanted if number in extents], small
+
+
+def _unknown(error: StoreError, name: str) -> Exception:
+    if error.reason in ("unknown", "name"):
+        return ControlError(f"There is no checkpoint {name!r}.", "unknown-checkpoint")
+    return error

@@ -1,0 +1,303 @@
+"""The checkpoints of this kernel: hands its notebook over to the agent, and takes one out again.
+
+Runs in the main thread of a kernel, between two cells or in one (standard library, cloudpickle, and
+torch if it was imported). Restoring executes code that the checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy import activation
+from kernelproxy.activation.client import NativeClient
+from kernelproxy.control import Control, connect
+from kernelproxy.errors import ControlError, StoreError
+from kernelproxy.hoststate.files import PutBack
+from kernelproxy.hoststate.gathering import described, gather, mapped, put_in_place, write_all
+from kernelproxy.hoststate.notebook import capture_notebook, restore_notebook
+from kernelproxy.hoststate.parts import Captured, Omission, Restored
+from kernelproxy.protocol import (
+    Carried,
+    Checkpoint,
+    CheckpointBegun,
+    CheckpointOpened,
+    CheckpointReply,
+    Message,
+    OpenCheckpoint,
+    Progress,
+    Wish,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+Show = Callable[[int, int], object]
+#: Storing waits for the disk, and for whoever else has the session in hand.
+SECONDS_MAX = 3600.0
+_UNEXPECTED = "The jupyter_sing daemon gave an unexpected answer."
+
+
+class Device:
+    """The device's side of a checkpoint, see `DevicePart`.
+
+    Parameters
+    ----------
+    client : NativeClient
+    memory : mmap or None
+        File of a checkpoint's device storages.
+    storages : dict of int to tuple
+        Offset in that, and bytes, of each.
+    """
+
+    def __init__(
+        self,
+        client: NativeClient,
+        memory: mmap.mmap | None = None,
+        storages: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
+        self._client, self._memory, self._storages = client, memory, storages or {}
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """See `DevicePart`."""
+        return storage.device.type == "cuda"
+
+    def number(self, storage: torch.UntypedStorage) -> int:
+        """See `DevicePart`."""
+        return self._client.storage_number(storage)
+
+    def read(self, storage: torch.UntypedStorage) -> bytes:
+        """See `DevicePart`."""
+        import torch
+
+        view = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return bytes(view.tolist())
+
+    def load(self, number: int, nbytes: int) -> torch.UntypedStorage:
+        """See `DevicePart`."""
+        import torch
+
+        offset, saved = self._storages[number]
+        view = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        if saved and self._memory is not None:
+            host = torch.frombuffer(self._memory, dtype=torch.uint8, count=saved, offset=offset)
+            view[:saved].copy_(host)
+        view[saved:].zero_()
+        return view.untyped_storage()
+
+    def write(self, content: bytes) -> torch.UntypedStorage:
+        """See `DevicePart`."""
+        import torch
+
+        host = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
+        return host[: len(content)].to("cuda").untyped_storage()
+
+    def rng_states(self) -> list[bytes]:
+        """See `DevicePart`."""
+        import torch
+
+        return [bytes(torch.cuda.get_rng_state().tolist())]
+
+    def set_rng_states(self, states: Sequence[bytes]) -> None:
+        """See `DevicePart`."""
+        import torch
+
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8))
+
+
+class Begun:
+    """A checkpoint that does not change any more, and is being stored.
+
+    Parameters
+    ----------
+    control : Control
+        Owned.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def finish(self, show: Show | None = None) -> dict[str, Any]:
+        """Wait until it is safe on disk, and return what `Checkpoints` lists of it.
+
+        Parameters
+        ----------
+        show : callable, optional
+            Called with the bytes done and in total, now and then.
+
+        Raises
+        ------
+        ControlError
+            If it could not be stored: then there is none.
+        """
+        with self._control as control:
+            reply: Message = Progress(0, 0)
+            while isinstance(reply, Progress):
+                reply = control.more(SECONDS_MAX)
+                if isinstance(reply, Progress) and show is not None:
+                    show(reply.done, reply.total)
+        if not isinstance(reply, CheckpointReply):
+            raise ControlError(_UNEXPECTED, "failed")
+        return reply.checkpoint
+
+    def wait(self) -> None:
+        """Wait until it is stored or not; whoever wished for it is told by the daemon."""
+        with contextlib.suppress(ControlError):
+            self.finish()
+
+
+def begin(session: str, shell: Any, name: str, *, automatic: bool = False) -> Begun:
+    """Capture the notebook; when this returns, it may go on.
+
+    Parameters
+    ----------
+    session : str
+        Id of the session.
+    shell : InteractiveShell
+    name : str
+        "": one is made up.
+    automatic : bool
+        Whether nobody asked for it.
+
+    Raises
+    ------
+    ControlError
+        If the daemon refuses.
+    RuntimeError
+        What an operator raised since the last synchronisation.
+    """
+    client = activation.current().client
+    captured = capture_notebook(shell, Device(client) if client is not None else None)
+    position = 0
+    if client is not None:
+        client.synchronize()
+        position = client.position()
+    fds = [os.memfd_create("sing-host-state", os.MFD_CLOEXEC)]
+    try:
+        parts = [memoryview(captured.stream), *captured.buffers]
+        for part in parts:
+            write_all(fds[0], part.cast("B"))
+        files_fd, states, left_out = gather()
+        fds.append(files_fd)
+        captured.omitted += left_out
+        host = _described(captured, position, [part.nbytes for part in parts])
+        host["files"] = described(states)
+        control = connect(start=False)
+        try:
+            request = Checkpoint(session, name, automatic, host)
+            reply, _ = control.call_with_fds(request, SECONDS_MAX, fds)
+            _expect(isinstance(reply, CheckpointBegun))
+        except BaseException:
+            control.close()
+            raise
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return Begun(control)
+
+
+def _described(captured: Captured, position: int, sizes: list[int]) -> dict[str, Any]:
+    """What the agent is told of a host state, see `kernelproxy.agent.checkpoints.Host`."""
+    return {
+        "position": position,
+        "parts": sizes,
+        "storages": [list(each) for each in captured.storages.items()],
+        "about": {
+            "saved": [asdict(item) for item in captured.saved],
+            "omitted": [asdict(omission) for omission in captured.omitted],
+        },
+    }
+
+
+def take_out(shell: Any, name: str) -> dict[str, Any]:
+    """Put the notebook of a checkpoint in the place of this one.
+
+    Returns
+    -------
+    dict
+        What was restored, see `RestoreReply`.
+
+    Raises
+    ------
+    ControlError
+        If it cannot be read; then nothing has changed.
+    """
+    with connect(start=False) as control:
+        reply, fds = control.call_with_fds(OpenCheckpoint(name), SECONDS_MAX)
+    try:
+        if not isinstance(reply, CheckpointOpened) or len(fds) != 3:
+            raise ControlError(_UNEXPECTED, "failed")
+        return _take_out(shell, reply, fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _take_out(shell: Any, reply: CheckpointOpened, fds: Sequence[int]) -> dict[str, Any]:
+    host, device_memory = (mapped(fd) for fd in fds[:2])
+    whole = memoryview(host) if host is not None else memoryview(b"")
+    ends = [sum(reply.parts[: index + 1]) for index in range(len(reply.parts))]
+    parts = [whole[end - count : end] for end, count in zip(ends, reply.parts, strict=True)]
+    client = activation.current().client
+    if reply.storages and client is None:
+        with contextlib.suppress(ImportError):
+            import torch  # noqa: F401 (joins the session, as no cell has done it yet)
+        client = activation.current().client
+        if client is None:
+            raise ControlError(
+                f"The checkpoint holds tensors of {reply.checkpoint['device']}, and this kernel "
+                "has no device.",
+                "unavailable",
+            )
+    device = None
+    if client is not None:
+        storages = {number: (offset, count) for number, offset, count in reply.storages}
+        device = Device(client, device_memory, storages)
+    name = reply.checkpoint["name"]
+    files = put_in_place(name, reply.files, fds[2])  # first: some may be open
+    try:
+        restored = restore_notebook(shell, bytes(parts[0]), parts[1:], device)
+    except StoreError as error:
+        raise ControlError(str(error), error.reason) from error
+    if client is not None:
+        client.synchronize()
+    return _outcome(name, restored, files)
+
+
+def _outcome(name: str, restored: Restored, files: PutBack) -> dict[str, Any]:
+    problems = [*restored.problems, *(Omission(str(f.path), f.why) for f in files.problems)]
+    return {
+        "checkpoint": name,
+        "variables": len(restored.namespace),
+        "files": len(files.restored),
+        "aside": {str(path): str(where) for path, where in files.kept_aside.items()},
+        "problems": [asdict(each) for each in problems],
+    }
+
+
+def carry_out(wish: Wish, shell: Any, session: str) -> None:
+    """Do what the daemon wishes, and tell it what came of that."""
+    report = Carried(session, wish.verb, wish.name)
+    try:
+        if wish.verb == "restore":
+            report = Carried(session, wish.verb, wish.name, outcome=take_out(shell, wish.name))
+        else:
+            begun = begin(session, shell, wish.name, automatic=wish.automatic)
+            # The notebook goes on while it is stored.
+            threading.Thread(target=begun.wait, name="jupyter_sing checkpoint", daemon=True).start()
+    except ControlError as error:
+        report = Carried(session, wish.verb, wish.name, error.message)
+    except Exception as error:
+        report = Carried(session, wish.verb, wish.name, f"{type(error).__name__}: {error}")
+    with contextlib.suppress(ControlError), connect(start=False) as control:
+        control.call(report, SECONDS_MAX)
+
+
+def _expect(expected: bool) -> None:
+    if not expected:
+        raise ControlError(_UNEXPECTED, "failed")
