@@ -18,13 +18,20 @@ from typing import Any
 
 from jupyter_sing import doctor, table
 from kernelproxy import native, paths
-from kernelproxy.control import connect
+from kernelproxy.control import Control, connect
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import (
+    Checkpoint,
+    CheckpointReply,
+    Checkpoints,
+    CheckpointsReply,
     CloseSession,
+    DeleteCheckpoint,
     Migrate,
     OpenSession,
     Prepare,
+    Restore,
+    RestoreReply,
     Resume,
     SessionOpened,
     SessionReply,
@@ -80,6 +87,15 @@ def _parser() -> argparse.ArgumentParser:
     move = add("migrate", migrate, "move a session to another device while it runs")
     move.add_argument("session", help="id, unique prefix of one, or name")
     move.add_argument("device", help="id of the device, such as cpu:1 or cuda:0")
+    put_away = add("checkpoint", checkpoint, "put a notebook away, to be taken out again")
+    put_away.add_argument("session", help="id, unique prefix of one, or name")
+    put_away.add_argument("--name", default="", help="of the checkpoint (default: what and when)")
+    add("checkpoints", checkpoints, "what was put away")
+    take_out = add("restore", restore, "take a notebook out again, into its kernel or another")
+    take_out.add_argument("name", help="of the checkpoint")
+    take_out.add_argument("--session", help="whose kernel (default: the one that it was made of)")
+    delete = add("checkpoint-delete", checkpoint_delete, "forget a checkpoint")
+    delete.add_argument("name", help="of the checkpoint")
     doctor_parser = add("doctor", show_doctor, "what works on this machine and what is missing")
     doctor_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
     daemon_parser = add("daemon", daemon, "start the daemon, which else starts at first need")
@@ -136,6 +152,68 @@ def migrate(options: argparse.Namespace) -> int:
         _print_json(reply.session)
     else:
         print(f"{reply.session['name']}: {table.migration_text(reply.session)}")
+    return 0
+
+
+def checkpoint(options: argparse.Namespace) -> int:
+    """``checkpoint S``: returns when it is safe on disk, having waited for a running cell."""
+    with connect(start=False) as control:
+        reply = control.expect(CheckpointReply, Checkpoint(options.session, options.name))
+    if options.json:
+        _print_json(reply.checkpoint)
+        return 0
+    print(table.checkpoint_text(reply.checkpoint))
+    for line in table.omissions(reply.checkpoint["omitted"]):
+        print(f"  not saved: {line}")
+    return 0
+
+
+def checkpoints(options: argparse.Namespace) -> int:
+    """``checkpoints``: the newest first."""
+    with connect() as control:
+        found = control.expect(CheckpointsReply, Checkpoints()).checkpoints
+    if options.json:
+        _print_json({"checkpoints": found})
+    else:
+        print(table.checkpoints_table(found) if found else "No checkpoints.")
+    return 0
+
+
+def restore(options: argparse.Namespace) -> int:
+    """``restore NAME``: returns when the notebook is there, having waited for a running cell."""
+    with connect() as control:
+        session = options.session or _session_of(control, options.name)
+        outcome = control.expect(RestoreReply, Restore(session, options.name)).outcome
+    if options.json:
+        _print_json(outcome)
+        return 0
+    print("\n".join(table.restored_lines(outcome)))
+    return 0
+
+
+def _session_of(control: Control, name: str) -> str:
+    """Find the session of the kernel that a checkpoint was made of."""
+    found = control.expect(CheckpointsReply, Checkpoints()).checkpoints
+    made = next((each for each in found if each["name"] == name), None)
+    if made is None:
+        raise ControlError(f"There is no checkpoint {name!r}.", "unknown-checkpoint")
+    if "problem" in made:
+        raise ControlError(made["problem"], "damaged")
+    for session in control.expect(StatusReply, Status()).sessions:
+        if made["kernel_id"] and session["kernel_id"] == made["kernel_id"]:
+            return str(session["id"])
+    raise ControlError(
+        f"The kernel of {name} is gone: open its notebook and run %sing restore {name}, or name "
+        "a session by --session.",
+        "unknown-session",
+    )
+
+
+def checkpoint_delete(options: argparse.Namespace) -> int:
+    """``checkpoint-delete NAME``."""
+    with connect() as control:
+        control.call(DeleteCheckpoint(options.name))
+    _done(options, f"Checkpoint {options.name} is deleted.")
     return 0
 
 

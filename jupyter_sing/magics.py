@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from kernelproxy import activation
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import (
+    Checkpoints,
+    CheckpointsReply,
     Message,
     Migrate,
     Resume,
@@ -31,10 +34,17 @@ HELP = """\
 %sing resume    bring the state back onto the device now
 %sing migrate DEVICE
                 move the state to another device, such as cpu:1
+%sing checkpoint [NAME]
+                put the whole notebook away on disk: variables and device state
+%sing checkpoints
+                what was put away
+%sing restore NAME
+                take a notebook out, in the place of this one; this runs the code it holds
 %sing help      this text"""
 
 # Resuming may wait for room, and suspending for the operator that runs now.
 VERB_SECONDS_MAX = 600.0
+BAR_SECONDS = 0.5
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -105,6 +115,77 @@ def migrate(device: str) -> None:
         print(table.migration_text(found.session))
 
 
+def checkpoint(name: str = "") -> None:
+    """``%sing checkpoint [NAME]``: returns when it is safe on disk."""
+    session_id = _session_id()
+    if not session_id:
+        return
+    from kernelproxy.hoststate.checkpoint import begin  # with cloudpickle: only at need
+
+    begun = begin(session_id, _shell(), name)
+    with Bar("Storing") as bar:
+        made = begun.finish(bar.show)
+    print(table.checkpoint_text(made))
+    for line in table.omissions(made["omitted"]):
+        print(f"  not saved: {line}")
+
+
+def checkpoints() -> Any:
+    """``%sing checkpoints``."""
+    found = _call(CheckpointsReply, Checkpoints()).checkpoints
+    print(f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}")
+    return table.checkpoints_table(found) if found else None
+
+
+def restore(name: str) -> None:
+    """``%sing restore NAME``."""
+    from kernelproxy.hoststate.checkpoint import take_out
+
+    outcome = take_out(_shell(), name)
+    print("\n".join(table.restored_lines(outcome)))
+
+
+def _shell() -> Any:
+    from IPython import get_ipython
+
+    return get_ipython()
+
+
+class Bar:
+    """A progress bar, shown once something has taken half a second.
+
+    Parameters
+    ----------
+    what : str
+        What is being done.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what, self._began = what, time.monotonic()
+        self._shown: Any = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown is not None:
+            self._shown.update({"text/plain": ""}, raw=True)
+
+    def show(self, done: int, total: int) -> None:
+        """Show how far it is, in bytes."""
+        if time.monotonic() - self._began < BAR_SECONDS or not total:
+            return
+        text = f"{self._what}: {table.bytes_text(done)} of {table.bytes_text(total)}"
+        bar = f'<progress value="{done}" max="{total}" aria-label="{text}"></progress> {text}'
+        data = {"text/plain": text, "text/html": bar}
+        if self._shown is None:
+            from IPython.display import display
+
+            self._shown = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._shown.update(data, raw=True)
+
+
 def show_help() -> None:
     """``%sing help``."""
     print(HELP)
@@ -115,6 +196,9 @@ _VERBS: dict[str, Callable[..., Any]] = {
     "suspend": suspend,
     "resume": resume,
     "migrate": migrate,
+    "checkpoint": checkpoint,
+    "checkpoints": checkpoints,
+    "restore": restore,
     "help": show_help,
 }
 

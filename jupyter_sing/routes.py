@@ -15,8 +15,16 @@ from jupyter_sing import metrics
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import (
+    Checkpoint,
+    CheckpointReply,
+    Checkpoints,
+    CheckpointsReply,
+    DeleteCheckpoint,
+    Done,
     Message,
     Migrate,
+    Restore,
+    RestoreReply,
     Resume,
     SessionReply,
     Status,
@@ -34,6 +42,11 @@ VERB_SECONDS_MAX = 600.0
 _STATUS_CODES = {
     "unknown-session": 404,
     "unknown-device": 404,
+    "unknown-checkpoint": 404,
+    "name": 400,
+    "busy": 409,
+    "quota": 507,
+    "full": 507,
     "ambiguous": 409,
     "ended": 409,
     "already-attached": 409,
@@ -102,6 +115,14 @@ class SingHandler(APIHandler):
         names: list[dict[str, Any]] = await self.settings["jupyter_sing_notebooks"].name(sessions)
         return names
 
+    def body_text(self, field: str, default: str | None = None) -> str:
+        """Return a field of the body; without a default there must be one."""
+        body = self.get_json_body() or {}
+        text = body.get(field, default) if isinstance(body, dict) else None
+        if not isinstance(text, str) or (default is None and not text):
+            raise web.HTTPError(400, f'The body must have a {field}: {{"{field}": "..."}}.')
+        return text
+
     def reply_json(self, value: Any) -> None:
         """Answer with JSON."""
         self.set_header("Content-Type", "application/json")
@@ -153,7 +174,7 @@ class SessionVerbHandler(SingHandler):
         if verb == "suspend":
             request = Suspend(session_id, "Suspended in JupyterLab")
         elif verb == "migrate":
-            request = Migrate(session_id, self.wanted_device())
+            request = Migrate(session_id, self.body_text("device"))
         reply = await self.call(SessionReply, request, VERB_SECONDS_MAX)
         (session,) = await self.named([reply.session])
         self.event_logger.emit(
@@ -169,13 +190,60 @@ class SessionVerbHandler(SingHandler):
         )
         self.reply_json(session)
 
-    def wanted_device(self) -> str:
-        """The body's ``device``."""
-        body = self.get_json_body()
-        device = body.get("device") if isinstance(body, dict) else None
-        if not isinstance(device, str) or not device:
-            raise web.HTTPError(400, 'The body must name a device: {"device": "cpu:1"}.')
-        return device
+
+class SessionCheckpointHandler(SingHandler):
+    """``sessions/{id}/checkpoint``."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, session_id: str) -> None:
+        """Put the session's notebook away; answers when it is safe on disk."""
+        name = self.body_text("name", "")
+        request = Checkpoint(session_id, name)
+        self.reply_json((await self.call(CheckpointReply, request, VERB_SECONDS_MAX)).checkpoint)
+
+
+class SessionRestoreHandler(SingHandler):
+    """``sessions/{id}/restore``."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, session_id: str) -> None:
+        """Take a notebook out, in the place of the session's; answers when it is there."""
+        request = Restore(session_id, self.body_text("name"))
+        self.reply_json((await self.call(RestoreReply, request, VERB_SECONDS_MAX)).outcome)
+
+
+class CheckpointsHandler(SingHandler):
+    """``checkpoints``."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List the checkpoints, the newest first."""
+        self.reply_json((await self.call(CheckpointsReply, Checkpoints())).checkpoints)
+
+
+class CheckpointHandler(SingHandler):
+    """``checkpoints/{name}``."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Show one checkpoint."""
+        for each in (await self.call(CheckpointsReply, Checkpoints())).checkpoints:
+            if each["name"] == name:
+                self.reply_json(each)
+                return
+        raise ControlError(f"There is no checkpoint {name!r}.", "unknown-checkpoint")
+
+    @web.authenticated
+    @authorized
+    async def delete(self, name: str) -> None:
+        """Forget a checkpoint."""
+        await self.call(Done, DeleteCheckpoint(name))
+        self.set_status(204)
+        self.finish()
 
 
 class MetricsHandler(SingHandler):
@@ -195,6 +263,10 @@ ROUTES: tuple[tuple[str, type[SingHandler]], ...] = (
     (r"sessions", SessionsHandler),
     (r"sessions/([0-9A-Za-z_-]+)", SessionHandler),
     (r"sessions/([0-9A-Za-z_-]+)/(suspend|resume|migrate)", SessionVerbHandler),
+    (r"sessions/([0-9A-Za-z_-]+)/checkpoint", SessionCheckpointHandler),
+    (r"sessions/([0-9A-Za-z_-]+)/restore", SessionRestoreHandler),
+    (r"checkpoints", CheckpointsHandler),
+    (r"checkpoints/([0-9A-Za-z._@+-]+)", CheckpointHandler),
     (r"metrics", MetricsHandler),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 # One word for each state; what happens next is in the session's own reason.
@@ -96,6 +97,59 @@ def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
         for s in sessions
     ]
     return Table(("id", "name", "state", "device", "memory", "operators", "reason"), rows)
+
+
+def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:
+    """Make the table of checkpoints; of one that cannot be read it says why."""
+    rows = []
+    for c in checkpoints:
+        if "problem" in c:
+            rows.append((c["name"], "", "", "", "", c["problem"]))
+            continue
+        when = datetime.fromisoformat(c["created"]).astimezone().strftime("%Y-%m-%d %H:%M")
+        left_out = f", {len(c['omitted'])} left out" if c["omitted"] else ""
+        rows.append(
+            (
+                c["name"],
+                when,
+                "automatic" if c["automatic"] else "by hand",
+                bytes_text(c["bytes"]),
+                bytes_text(c["exclusive"]),
+                f"{c['session']}: {_contents(len(c['saved']), c['files'])}{left_out}",
+            )
+        )
+    return Table(("name", "made", "how", "size", "of its own", "what"), rows)
+
+
+def checkpoint_text(checkpoint: dict[str, Any]) -> str:
+    """Say what was put away, and what it costs."""
+    return (
+        f"Checkpoint {checkpoint['name']}: "
+        f"{_contents(len(checkpoint['saved']), checkpoint['files'])}, "
+        f"{bytes_text(checkpoint['bytes'])} ({bytes_text(checkpoint['exclusive'])} on disk)"
+    )
+
+
+def restored_lines(outcome: dict[str, Any]) -> list[str]:
+    """Say what was taken out, what was in the way, and what could not be restored."""
+    contents = _contents(outcome["variables"], outcome["files"])
+    return [
+        f"Restored {contents} from {outcome['checkpoint']}",
+        *(f"  kept aside: {path} is {where}" for path, where in outcome["aside"].items()),
+        *(f"  not restored: {line}" for line in omissions(outcome["problems"])),
+    ]
+
+
+def omissions(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Write one line for each thing that was not saved or not restored."""
+    return [f"{each['name']}: {each['why']}" for each in found]
+
+
+def _contents(variables: int, files: int) -> str:
+    def some(count: int, what: str) -> str:
+        return f"{count} {what}{'' if count == 1 else 's'}"
+
+    return some(variables, "variable") + (f" and {some(files, 'file')}" if files else "")
 
 
 def devices_table(devices: Sequence[dict[str, Any]]) -> Table:

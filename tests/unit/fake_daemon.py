@@ -51,6 +51,32 @@ MIGRATION: dict[str, Any] = {
 }
 
 
+CHECKPOINT: dict[str, Any] = {
+    "name": "before-lunch",
+    "created": "2026-01-01T12:00:00.000+00:00",
+    "session": "digits.ipynb",
+    "kernel_id": "k-1",
+    "automatic": False,
+    "forms": ["namespace"],
+    "torch": "2.13.0+cpu",
+    "device": "cpu:0",
+    "bytes": 3 << 20,
+    "stored": 2 << 20,
+    "exclusive": 1 << 20,
+    "saved": [{"name": "model", "kind": "Sequential", "bytes": 3 << 20}],
+    "omitted": [{"name": "server", "why": "server.sock: a socket", "partly": False}],
+    "files": 2,
+}
+DAMAGED: dict[str, Any] = {"name": "torn", "created": "", "problem": "Its hash is wrong."}
+OUTCOME: dict[str, Any] = {
+    "checkpoint": "before-lunch",
+    "variables": 2,
+    "files": 1,
+    "aside": {"/home/ada/table.csv": "/data/aside/before-lunch/home/ada/table.csv"},
+    "problems": [{"name": "frame", "why": "there is no module pandas", "partly": False}],
+}
+
+
 class FakeDaemon:
     """Listens at `path` until it is closed; `requests` are what it was asked, in order."""
 
@@ -105,6 +131,16 @@ class FakeDaemon:
                 return self._change(session, device="cpu:1", migration=MIGRATION)
             case protocol.Migrate(device=device):
                 return Error(f"There is no device {device}, only cpu:0, cpu:1.", "unknown-device")
+            case protocol.Checkpoint(name=name):
+                return protocol.CheckpointReply(CHECKPOINT | ({"name": name} if name else {}))
+            case protocol.Checkpoints():
+                return protocol.CheckpointsReply([CHECKPOINT, DAMAGED])
+            case protocol.Restore(name="before-lunch"):
+                return protocol.RestoreReply(OUTCOME)
+            case protocol.Restore(name=name) | protocol.DeleteCheckpoint(name=name) if (
+                name != "before-lunch"
+            ):
+                return Error(f"There is no checkpoint {name!r}.", "unknown-checkpoint")
             case _:
                 return protocol.Done()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_sing import cli
-from kernelproxy.protocol import CloseSession, Stop, Suspend
-from tests.unit.fake_daemon import DEVICE, SESSION, FakeDaemon
+from kernelproxy.protocol import CloseSession, Restore, Stop, Suspend
+from tests.unit.fake_daemon import CHECKPOINT, DEVICE, OUTCOME, SESSION, FakeDaemon
 
 
 @pytest.mark.parametrize("verb", ["status", "devices"])
@@ -53,6 +53,41 @@ def test_suspend_names_the_new_state(
     assert isinstance(fake_daemon.requests[-1], Suspend)
     assert cli.main(["resume", SESSION["id"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "idle"
+
+
+def test_checkpoints_are_made_listed_restored_and_deleted(
+    fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["checkpoint", SESSION["id"], "--name", "mine"]) == 0
+    assert capsys.readouterr().out == (
+        "Checkpoint mine: 1 variable and 2 files, 3.0 MiB (1.0 MiB on disk)\n"
+        "  not saved: server: server.sock: a socket\n"
+    )
+    assert cli.main(["checkpoints"]) == 0
+    out = capsys.readouterr().out
+    assert "by hand" in out
+    assert "digits.ipynb: 1 variable and 2 files, 1 left out" in out
+    assert "Its hash is wrong." in out
+    assert cli.main(["restore", "before-lunch"]) == 0
+    assert fake_daemon.requests[-1] == Restore(SESSION["id"], "before-lunch")  # the same kernel's
+    assert capsys.readouterr().out == (
+        "Restored 2 variables and 1 file from before-lunch\n"
+        "  kept aside: /home/ada/table.csv is /data/aside/before-lunch/home/ada/table.csv\n"
+        "  not restored: frame: there is no module pandas\n"
+    )
+    assert cli.main(["restore", "before-lunch", "--session", "other", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == OUTCOME
+    assert fake_daemon.requests[-1] == Restore("other", "before-lunch")
+    assert cli.main(["checkpoint-delete", "before-lunch"]) == 0
+    assert cli.main(["checkpoint", SESSION["id"], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.split("\n", 1)[1]) == CHECKPOINT
+    for arguments, text in (
+        (["restore", "none"], "no checkpoint 'none'"),
+        (["restore", "torn"], "Its hash is wrong"),
+        (["checkpoint-delete", "none"], "no checkpoint 'none'"),
+    ):
+        assert cli.main(arguments) == 1
+        assert text in capsys.readouterr().err
 
 
 def test_a_refusal_is_one_line_and_status_1(

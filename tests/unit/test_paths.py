@@ -88,7 +88,11 @@ def test_the_bundle_exposes_nothing_but_our_packages(
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(tmp_path / "run"))
     bundle = paths.bundle_dir()
-    assert {each.name for each in bundle.iterdir()} == {"kernelproxy", "jupyter_sing"}
+    assert {each.name for each in bundle.iterdir()} == {
+        "kernelproxy",
+        "jupyter_sing",
+        "beside.ours",
+    }
     assert paths.bundle_dir() == bundle
     link = bundle / "kernelproxy"
     link.unlink()

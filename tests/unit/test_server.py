@@ -13,7 +13,15 @@ from tornado.httpclient import HTTPClientError
 
 from jupyter_sing import routes
 from jupyter_sing.notebooks import NotebookNames
-from tests.unit.fake_daemon import DEVICE, MIGRATION, SESSION, FakeDaemon
+from tests.unit.fake_daemon import (
+    CHECKPOINT,
+    DAMAGED,
+    DEVICE,
+    MIGRATION,
+    OUTCOME,
+    SESSION,
+    FakeDaemon,
+)
 
 pytest_plugins = ["pytest_jupyter.jupyter_server"]
 
@@ -47,6 +55,9 @@ async def test_answers_have_the_fields_of_the_description(
     (session,) = json.loads((await jp_fetch(API, "sessions")).body)
     assert set(device) == set(schemas["Device"]["properties"]) == set(schemas["Device"]["required"])
     assert set(session) == set(schemas["Session"]["properties"])
+    checkpoint, damaged = json.loads((await jp_fetch(API, "checkpoints")).body)
+    assert set(checkpoint) | set(damaged) == set(schemas["Checkpoint"]["properties"])
+    assert set(checkpoint["omitted"][0]) == set(schemas["Omission"]["properties"])
 
 
 async def test_suspend_and_resume_and_their_events(
@@ -84,6 +95,33 @@ async def test_a_session_is_moved_to_the_device_that_the_body_names(
         assert refused.value.code == code, body
 
 
+async def test_a_notebook_is_put_away_and_taken_out(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+    path = (API, "sessions", SESSION["id"])
+    for body, name in (("", "before-lunch"), ('{"name": "mine"}', "mine")):
+        reply = await jp_fetch(*path, "checkpoint", method="POST", body=body)
+        assert json.loads(reply.body) == CHECKPOINT | {"name": name}
+    assert json.loads((await jp_fetch(API, "checkpoints")).body) == [CHECKPOINT, DAMAGED]
+    assert json.loads((await jp_fetch(API, "checkpoints", "torn")).body) == DAMAGED
+    reply = await jp_fetch(*path, "restore", method="POST", body='{"name": "before-lunch"}')
+    assert json.loads(reply.body) == OUTCOME
+    reply = await jp_fetch(API, "checkpoints", "before-lunch", method="DELETE")
+    assert (reply.code, reply.body) == (204, b"")
+    for arguments, options, code in (
+        (("checkpoints", "none"), {}, 404),
+        (("checkpoints", "none"), {"method": "DELETE"}, 404),
+        (("sessions", SESSION["id"], "restore"), {"method": "POST", "body": ""}, 400),
+        (
+            ("sessions", SESSION["id"], "restore"),
+            {"method": "POST", "body": '{"name": "none"}'},
+            404,
+        ),
+        (("checkpoints", "..%2Fetc"), {}, 404),
+    ):
+        with pytest.raises(HTTPClientError) as refused:
+            await jp_fetch(API, *arguments, **options)
+        assert refused.value.code == code, arguments
+
+
 async def test_refusals_have_message_and_reason(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     for arguments, options in (
         (("sessions", "nobody"), {}),
@@ -119,7 +157,8 @@ async def test_strangers_are_refused(fake_daemon: FakeDaemon, jp_fetch: Any) -> 
         for verb in VERBS:
             if verb not in verbs:
                 continue
-            parts = path.strip("/").replace("{id}", SESSION["id"]).split("/")
+            path = path.replace("{id}", SESSION["id"]).replace("{name}", CHECKPOINT["name"])
+            parts = path.strip("/").split("/")
             body = "" if verb == "post" else None
             with pytest.raises(HTTPClientError) as refused:
                 await jp_fetch(
@@ -154,6 +193,7 @@ async def test_the_authorizer_is_asked_about_our_resource(
 def test_handlers_and_description_agree() -> None:
     def plain(pattern: str) -> set[str]:
         pattern = pattern.replace("([0-9A-Za-z_-]+)", "{id}")
+        pattern = pattern.replace("([0-9A-Za-z._@+-]+)", "{name}")
         found = re.search(r"\(([a-z|]+)\)", pattern)
         if not found:
             return {f"/{pattern}"}
