@@ -19,7 +19,8 @@ SITE = Path(sysconfig.get_paths()["purelib"])
 # Of ours, or needed by us but not by a kernel.
 NOT_THERE = re.compile(
     r"(jupyter_sing|kernelproxy|_jupyter_sing|__editable__|_editable|jupyter_server|jupyter_events"
-    r"|prometheus_client|pynvml|ipywidgets|blake3|zstandard|distutils-precedence|torch(?!gen)).*"
+    r"|prometheus_client|pynvml|ipywidgets|blake3|zstandard|cloudpickle|distutils-precedence"
+    r"|torch(?!gen)).*"
 )
 
 
@@ -93,6 +94,18 @@ def test_an_environment_with_torch_but_not_us_is_proxied(environment: Environmen
             " capture_output=True, text=True).stderr)"
         )
         assert "No module named 'kernelproxy'" in ran.stdout
+
+
+def test_its_notebooks_are_put_away_and_taken_out(environment: Environment) -> None:
+    link_torch(environment)
+    with kernel("foreign") as notebook:
+        setup = "import torch\nt = torch.ones(5000, device='cuda')\ntotal = lambda: t.sum().item()"
+        assert notebook.run(setup).stderr == ""
+        ran = notebook.run("%sing checkpoint mine")
+        assert (ran.stderr, ran.stdout.split(":")[0]) == ("", "Checkpoint mine")
+        notebook.run("del t, total")
+        assert notebook.run("%sing restore mine").stderr == ""
+        assert notebook.run("print(total())").stdout == "5000.0\n"
 
 
 def test_an_environment_without_torch_is_left_alone(environment: Environment) -> None:

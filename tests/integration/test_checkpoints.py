@@ -1,0 +1,282 @@
+"""What kernels hand over is stored as it was, or refused; with toy workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kernelproxy import activation, control
+from kernelproxy.errors import ControlError
+from kernelproxy.oplog import close_all
+from kernelproxy.protocol import (
+    Carried,
+    Checkpoint,
+    CheckpointBegun,
+    CheckpointOpened,
+    CheckpointReply,
+    Checkpoints,
+    CheckpointsReply,
+    CloseSession,
+    DeleteCheckpoint,
+    OpenCheckpoint,
+    Progress,
+    Restore,
+    RestoreReply,
+    Wish,
+    send_message,
+)
+from tests.doubles.client import WAIT_SECONDS
+from tests.integration.conftest import ROOT, ToyHost, wait_until
+
+StartHost = Callable[..., ToyHost]
+ABOUT = {"saved": [{"name": "x", "kind": "int", "bytes": 3}], "omitted": []}
+
+
+@pytest.fixture(autouse=True)
+def _data(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
+
+
+def host_state(position: int, *parts: bytes, storages: Any = (), **changes: Any) -> dict[str, Any]:
+    found = {
+        "position": position,
+        "parts": [len(part) for part in parts],
+        "storages": list(storages),
+        "about": ABOUT,
+        "files": [],
+    }
+    return found | changes
+
+
+def hand_over(
+    session: str, name: str, state: dict[str, Any], content: bytes, files: bytes = b""
+) -> dict[str, Any]:
+    fds = [os.memfd_create(name) for name in ("host", "files")]
+    try:
+        os.write(fds[0], content)
+        os.write(fds[1], files)
+        with control.connect(start=False) as connection:
+            request = Checkpoint(session, name, False, state)
+            reply, _ = connection.call_with_fds(request, 30.0, fds)
+            assert isinstance(reply, CheckpointBegun)
+            while not isinstance(reply, CheckpointReply):
+                reply = connection.more(30.0)
+                assert isinstance(reply, Progress | CheckpointReply)
+            return reply.checkpoint
+    finally:
+        close_all(fds)
+
+
+def take_out(name: str) -> tuple[CheckpointOpened, bytes, bytes, bytes]:
+    with control.connect(start=False) as connection:
+        reply, fds = connection.call_with_fds(OpenCheckpoint(name), 30.0)
+    assert isinstance(reply, CheckpointOpened)
+    contents = [os.pread(fd, os.fstat(fd).st_size, 0) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    return reply, contents[0], contents[1], contents[2]
+
+
+def listed(host: ToyHost) -> list[dict[str, Any]]:
+    reply = host.call(Checkpoints())
+    assert isinstance(reply, CheckpointsReply)
+    return reply.checkpoints
+
+
+def test_parts_come_back_as_they_were(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client("lessons/digits.ipynb")
+    parts = os.urandom(100), b"", os.urandom(5 << 20)
+    rows = [
+        {"path": "/h/a", "kind": "file", "mode": 0o644, "mtime_ns": 5, "size": 3, "target": ""},
+        {"path": "/h/b", "kind": "absent", "mode": 0, "mtime_ns": 0, "size": 0, "target": ""},
+        {"path": "/h/c", "kind": "file", "mode": 0o600, "mtime_ns": 6, "size": 4, "target": ""},
+    ]
+    state = host_state(0, *parts, files=rows)
+    made = hand_over(client.session, "one", state, b"".join(parts), b"abcdefg")
+    assert (made["name"], made["session"]) == ("one", "lessons/digits.ipynb")
+    assert made["saved"] == ABOUT["saved"]
+    reply, content, device, files = take_out("one")
+    assert (reply.files, files, made["files"]) == (rows, b"abcdefg", 3)
+    assert reply.parts == [100, 0, 5 << 20]
+    assert (content, device, reply.storages) == (b"".join(parts), b"", [])
+    assert [each["name"] for each in listed(host)] == ["one"]
+    unnamed = hand_over(client.session, "", host_state(0, b"x"), b"x")["name"]
+    assert unnamed.startswith("lessons-digits-2")
+    host.call(CloseSession(client.session))  # they stay
+    assert {each["name"] for each in listed(host)} == {"one", unnamed}
+    host.call(DeleteCheckpoint("one"))
+    with pytest.raises(ControlError, match="no checkpoint 'one'"):
+        host.call(DeleteCheckpoint("one"))
+    with pytest.raises(ControlError, match="no checkpoint 'one'"):
+        take_out("one")
+
+
+def test_a_name_that_is_taken_is_given_to_the_new_one(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    for content in (b"old", b"newer"):
+        hand_over(client.session, "one", host_state(0, content), content)
+    assert take_out("one")[1] == b"newer"
+    assert len(listed(host)) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({}, "bad-request"),
+        (host_state(0, b"x") | {"parts": [1, 1]}, "bad-request"),
+        (host_state(0, b"x") | {"parts": [2, -1]}, "bad-request"),
+        (host_state(0, b"x") | {"parts": "x"}, "bad-request"),
+        (host_state(0, b"x") | {"storages": [[1]]}, "bad-request"),
+        (host_state(0, b"x") | {"about": {"saved": []}}, "bad-request"),
+        (host_state(0, b"x") | {"files": [{"kind": "file", "size": 1}]}, "bad-request"),
+        (host_state(0, b"x") | {"files": [{"kind": "file"}]}, "bad-request"),
+        (host_state(0, b"x", storages=[[1, 5000]]), "damaged"),
+        (host_state(8, b"x", storages=[[1, 5000]]), "busy"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    toy_host: StartHost, state: dict[str, Any], reason: str
+) -> None:
+    host = toy_host()
+    client = host.client()
+    with pytest.raises(ControlError) as refused:
+        hand_over(client.session, "one", state, b"x")
+    assert refused.value.reason == reason
+    assert listed(host) == []
+    client.add(1)
+    assert client.read() == client.state
+
+
+@pytest.mark.parametrize("name", ["../one", "a/b", ".hidden", "x" * 200, "a\n", "a\0"])
+def test_names_lead_nowhere(toy_host: StartHost, name: str) -> None:
+    host = toy_host()
+    client = host.client()
+    with pytest.raises(ControlError, match="cannot be the name"):
+        hand_over(client.session, name, host_state(0, b"x"), b"x")
+    for request in (OpenCheckpoint(name), DeleteCheckpoint(name), Restore(client.session, name)):
+        with pytest.raises(ControlError, match="no checkpoint"):
+            host.call(request)
+
+
+def test_a_kernel_that_is_interrupted_keeps_its_session(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    client.add(1)
+    client.read()
+    for index in range(5):
+        fds = [os.memfd_create(name) for name in ("host", "files")]
+        os.write(fds[0], b"x")
+        request = Checkpoint(client.session, f"c{index}", False, host_state(0, b"x"))
+        with control.connect(start=False).detach() as sock:
+            send_message(sock, request, fds)
+        close_all(fds)
+    client.add(2)
+    assert client.read() == client.state
+    hand_over(client.session, "last", host_state(0, b"x"), b"x")
+    assert client.read() == client.state
+
+
+def test_only_the_kernel_hands_its_notebook_over(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    program = (
+        "import os\nfrom kernelproxy import control, protocol\n"
+        "fds = [os.memfd_create('a'), os.memfd_create('b')]; os.write(fds[0], b'x')\n"
+        "with control.connect(start=False) as c:\n"
+        f"    request = protocol.Checkpoint({client.session!r}, 'one', False,"
+        f" {host_state(0, b'x')!r})\n"
+        "    try: c.call_with_fds(request, 30, fds)\n"
+        "    except control.ControlError as error: print(error.reason)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        [sys.executable, "-c", program], check=True, env=environment, capture_output=True, text=True
+    )
+    assert said.stdout == "not-allowed\n"
+    assert listed(host) == []
+
+
+class Kernel:
+    """Hears wishes, as a notebook's kernel does; who asks for them waits in a thread."""
+
+    def __init__(self, host: ToyHost) -> None:
+        self.host = host
+        self.wishes: list[Wish] = []
+        self.replies: list[Any] = []
+        self._asking: list[threading.Thread] = []
+
+    def ask(self, request: Any) -> Wish:
+        """Ask, and return the wish that the kernel hears."""
+
+        def run() -> None:
+            try:
+                self.replies.append(self.host.call(request))
+            except ControlError as error:
+                self.replies.append(error)
+
+        before = len(self.wishes)
+        self._asking.append(threading.Thread(target=run))
+        self._asking[-1].start()
+        wait_until(lambda: len(self.wishes) > before or self.replies)
+        return self.wishes[-1] if self.wishes else Wish("", "")
+
+    def reply(self) -> Any:
+        for thread in self._asking:
+            thread.join(WAIT_SECONDS)
+        return self.replies.pop(0)
+
+
+@pytest.fixture
+def kernel(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    found = Kernel(toy_host())
+    monkeypatch.setattr(activation, "on_wish", found.wishes.append)
+    return found
+
+
+def test_who_asks_is_answered_when_the_kernel_has_handed_over(kernel: Kernel) -> None:
+    client = kernel.host.client()
+    wish = kernel.ask(Checkpoint(client.session, "one", automatic=True))
+    assert (wish.verb, wish.name, wish.automatic) == ("checkpoint", "one", True)
+    hand_over(client.session, "one", host_state(0, b"x"), b"x")
+    assert kernel.reply().checkpoint["name"] == "one"
+
+
+def test_who_asks_is_told_what_came_of_a_restoration(kernel: Kernel) -> None:
+    client = kernel.host.client()
+    hand_over(client.session, "one", host_state(0, b"x"), b"x")
+    outcome = {"checkpoint": "one", "variables": 1, "files": 0, "aside": {}, "problems": []}
+    wish = kernel.ask(Restore(client.session, "one"))
+    kernel.host.call(Carried(client.session, wish.verb, wish.name, "", outcome))
+    assert kernel.reply() == RestoreReply(outcome)
+    wish = kernel.ask(Restore(client.session, "one"))
+    kernel.host.call(Carried(client.session, wish.verb, wish.name, "There is no torch."))
+    assert "There is no torch" in str(kernel.reply())
+    kernel.ask(Restore(client.session, "none"))
+    assert kernel.reply().reason == "unknown-checkpoint"
+
+
+def test_who_asks_a_kernel_that_ends_is_told_so(kernel: Kernel) -> None:
+    client = kernel.host.client()
+    kernel.ask(Checkpoint(client.session, "one"))
+    kernel.host.call(CloseSession(client.session))
+    assert kernel.reply().reason == "ended"
+
+
+def test_a_session_whose_kernel_is_not_there_cannot_be_asked(kernel: Kernel) -> None:
+    with pytest.raises(ControlError, match="cannot be reached"):
+        kernel.host.call(Checkpoint(kernel.host.open()))
+
+
+def test_a_program_declines(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    with pytest.raises(ControlError, match="only notebooks have checkpoints"):
+        host.call(Checkpoint(client.session))
