@@ -7,6 +7,7 @@ import os
 import pickle
 import pickletools
 import sys
+import types
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -70,17 +71,25 @@ def capture(
     """
     if names is None:
         names = [name for name in namespace if not name.startswith("__")]
+    names = list(names)
     work = _Capture(namespace, device)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what objects that we only look at have to say
-            for name in names:
+            for name in sorted(names, key=lambda name: _turn(namespace[name])):
                 work.add("variable", name, namespace[name])
             for name, value in (extra or {}).items():
                 work.add("extra", name, value)
-        return work.result()
+        return work.result([*names, *(extra or ())])
     finally:
         work.close()
+
+
+def _turn(value: Any) -> int:
+    """When a variable is saved: first what code may need that runs while others are restored."""
+    if isinstance(value, types.ModuleType):
+        return 0
+    return 1 if isinstance(value, type | types.FunctionType) else 2
 
 
 class _Capture:
@@ -119,7 +128,11 @@ class _Capture:
         self._saved.append(Item(name, type(value).__name__, nbytes))
         self._add_notes(name, value)
 
-    def result(self) -> Captured:
+    def result(self, order: list[str]) -> Captured:
+        """What was saved; `order`: of the names, as the user knows it."""
+        place = {name: index for index, name in enumerate(order)}
+        self._saved.sort(key=lambda item: place[item.name])
+        self._omitted.sort(key=lambda line: place[line.name])
         storages = dict(self._pickler.numbers)
         stream = join(self._file.getvalue(), self._segments, [os.fspath(p) for p in sys.path if p])
         return Captured(stream, self._buffers, storages, self._saved, self._omitted)

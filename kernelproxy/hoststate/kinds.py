@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kernelproxy.hoststate import openfiles, rebuild
+from kernelproxy.hoststate import instances, openfiles, rebuild
 from kernelproxy.hoststate.parts import Reduced, Refused
 
 Rule = Callable[[Any], Any]
@@ -128,10 +128,11 @@ def rule(kind: type, note: Callable[[Any, str], None]) -> Rule | None:
         return functools.partial(_exception, note)
     if kind.__module__ == "sys" and issubclass(kind, tuple):
         return _of_process
-    if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
-        if kind.__module__ == "__main__":
-            return _of_cell if isinstance(kind.__new__, types.FunctionType) else None
-        return _Sentinels(kind).reduce if kind.__module__ in sys.modules else None
+    if kind.__module__ == "__main__":
+        return instances.rule(kind)
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    if plain and kind.__module__ in sys.modules:
+        return _Sentinels(kind).reduce
     return None
 
 
@@ -251,14 +252,6 @@ def _exception(note: Callable[[Any, str], None], error: BaseException) -> Reduce
     if not isinstance(kind.__init__, types.FunctionType):
         made = error.__reduce__()[:2]  # C's own constructors keep more than the arguments
     return *made, state, None, None, rebuild.exception_state
-
-
-def _of_cell(obj: Any) -> Reduced | Any:
-    """Objects of classes from cells whose `__new__` wants arguments, which pickle has not."""
-    found = obj.__reduce_ex__(5)
-    if found[0] is copyreg.__newobj__ and len(found[1]) == 1:  # type: ignore[attr-defined]
-        return rebuild.bare, found[1], *found[2:]
-    return found
 
 
 def _pandas_block(block: Any) -> Any:

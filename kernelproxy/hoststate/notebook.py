@@ -134,10 +134,7 @@ def restore_notebook(
     StoreError
         If the stream is not one; the shell is as it was then.
     """
-    restored = restore(stream, buffers, device, into=shell.user_ns)
-    for name in variables(shell):
-        if name not in restored.namespace:
-            del shell.user_ns[name]
+    restored = restore(stream, buffers, device, into=shell.user_ns, instead_of=variables(shell))
     extra = restored.extra
     if (state := extra.get("the shell")) is not None:
         _restore_shell(shell, state, extra)

@@ -16,6 +16,7 @@ import sys
 import threading
 import types
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -151,13 +152,42 @@ def class_state(cls: type, state: Any) -> None:
         )
 
 
-def bare(cls: type) -> Any:
+def bare(cls: type, *args: Any) -> Any:
     """An object of a class, made without running code of that class."""
     for base in cls.__mro__:
         new = vars(base).get("__new__")
         if new is not None and not isinstance(new, staticmethod | types.FunctionType):
-            return new(cls)
+            return new(cls, *args)
     raise InternalError(f"{cls.__name__} has no __new__ of its own or inherited")
+
+
+def by_base(cls: type, base: Any, args: tuple[Any, ...]) -> Any:
+    """An object of a class, made as its base class makes its own objects."""
+    made = base.__new__(cls, *args)
+    if base.__init__ is not object.__init__:
+        base.__init__(made, *args)
+    return made
+
+
+def instance_state(made: Any, content: tuple[Any, ...]) -> None:
+    """Fill an object: items and attributes, by the methods of the built-in classes."""
+    state, items, pairs = content
+    if items is not None:
+        extend = deque.extend if isinstance(made, deque) else list.extend
+        extend(made, items)
+    if pairs is not None:
+        put: Any = OrderedDict.__setitem__ if isinstance(made, OrderedDict) else dict.__setitem__
+        for key, value in pairs:
+            put(made, key, value)
+    own = getattr(type(made), "__setstate__", None)
+    if state is not None and own is not None:
+        own(made, state)
+        return
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    if attributes:
+        object.__getattribute__(made, "__dict__").update(attributes)
+    for name, value in (slots or {}).items():
+        object.__setattr__(made, name, value)
 
 
 def enum_class(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kernelproxy.errors import StoreError
@@ -26,13 +26,13 @@ def restore(
     device: DevicePart | None = None,
     *,
     into: dict[str, Any] | None = None,
+    instead_of: Iterable[str] = (),
 ) -> Restored:
     """Make a notebook's variables again.
 
     This runs code: what the stream says, as with every pickle. A variable that cannot be restored
-    is named, and the others are. Nothing changes before the end, when the variables are put into
-    `into`, except that modules are imported; variables that it has beyond them stay. Places where
-    the other process looked for modules are looked at, too, after this one's own.
+    is named, and the others are. Places where the other process looked for modules are looked at,
+    too, after this one's own.
 
     Parameters
     ----------
@@ -42,7 +42,10 @@ def restore(
         The device session, with the content of the storages.
     into : dict of str to object, optional
         What functions of the notebook will have as their globals, and where the variables are
-        put; otherwise a new one.
+        put; otherwise a new one. What else it has stays.
+    instead_of : iterable of str
+        Variables that are taken out of `into` first, so that no code that runs meanwhile sees
+        them.
 
     Returns
     -------
@@ -52,19 +55,36 @@ def restore(
     Raises
     ------
     StoreError
-        If the stream is not one, or damaged; nothing has been put into `into` then.
+        If the stream is not one, or damaged; `into` is as it was then.
     """
     namespace = {} if into is None else into
     segments, search = split(stream)
     sys.path += [place for place in search if place not in sys.path]
-    what = rebuild.Restoring(namespace, device)
+    before = dict(namespace)
+    try:
+        for name in instead_of:
+            namespace.pop(name, None)
+        return _restore(stream, buffers, segments, rebuild.Restoring(namespace, device))
+    except BaseException:
+        namespace.clear()
+        namespace.update(before)
+        raise
+
+
+def _restore(
+    stream: bytes, buffers: Sequence[Buffer], segments: list[Segment], what: rebuild.Restoring
+) -> Restored:
+    namespace = what.namespace
     found: list[tuple[Segment, Any]] = []
     problems: list[Omission] = []
     with rebuild.restoring(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reader = _Reader(stream, buffers)
         for segment in segments:
-            found.append((segment, reader.read(segment)))
+            value = reader.read(segment)
+            found.append((segment, value))
+            if segment.group == "variable":
+                namespace[segment.name] = value  # for code that is run by what follows
             # Without those that a second reading has said again.
             notes = dict.fromkeys(what.notes)
             problems += [Omission(segment.name, note, partly=True) for note in notes]
@@ -73,10 +93,11 @@ def restore(
             complete()
     if reader.flaws():
         found, flawed = _without_flaws(found, reader, namespace)
+        for problem in flawed:
+            namespace.pop(problem.name, None)
         problems += flawed
     variables = {segment.name: value for segment, value in found if segment.group == "variable"}
     extra = {segment.name: value for segment, value in found if segment.group == "extra"}
-    namespace.update(variables)
     return Restored(variables, extra, problems)
 
 

@@ -22,7 +22,7 @@ Group = tuple[str, ...]
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "programs" / "namespaces.py"
 # What runs in one process, in this order: the settings that the last ones make stay.
-GROUPS = (("language", "numeric", "process"), ("training", "stories", "libraries"))
+GROUPS = (("language", "classes", "numeric", "process"), ("training", "stories", "libraries"))
 NOTEBOOKS = [
     pytest.param(group, notebook, id=notebook.name)
     for group in GROUPS

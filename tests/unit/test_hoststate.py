@@ -375,6 +375,38 @@ def test_damaged_stream_is_refused(stream: bytes) -> None:
         restore(stream, [])
 
 
+def test_refused_stream_leaves_the_namespace_as_it_was(tmp_path: Path) -> None:
+    captured = capture(notebook("first = 1\nsecond = [2] * 10\nthird = 'x' * 50"))
+    at = captured.stream.index(b"x" * 50)
+    damaged = captured.stream[:at] + b"\xff" * 10 + captured.stream[at + 10 :]
+    into = {"first": "kept", "mine": 1}
+    with pytest.raises(StoreError):
+        restore(damaged, [], into=into, instead_of=["mine"])
+    assert into == {"first": "kept", "mine": 1}
+
+
+def test_code_that_runs_meanwhile_sees_the_restored_variables() -> None:
+    before = notebook(
+        """
+        class Thing:
+            def __getstate__(self): return {}
+            def __setstate__(self, state): self.seen = helper(scale)
+        thing = Thing()
+        def helper(x): return math.floor(x)
+        import math
+        scale = 2.5
+        """
+    )
+    # Functions and modules are there first, whatever the order of the cells; other variables are
+    # if they were made before.
+    names = ["scale", "thing", "Thing", "helper", "math"]
+    into = {"__name__": "__main__", "scale": 99, "helper": None}
+    captured = capture(before, names=names)
+    assert [item.name for item in captured.saved] == names
+    again(captured, into=into)
+    assert into["thing"].seen == 2
+
+
 # ---------------------------------------------------------------- memory
 
 
