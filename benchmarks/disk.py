@@ -123,6 +123,7 @@ def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int
         verb(Resume(name))  # whom we suspended does not come back by itself
     other.order("hold", bytes=count, seed=times - 1)
     _put(SECOND_NAME)
+    verb(Resume(session(SECOND_NAME)["id"]))
     for side in (one, other):
         side.order("forget")
     return Disk(
