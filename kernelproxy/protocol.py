@@ -498,11 +498,17 @@ class TakeSnapshot(Message):
 
     With `stop` nothing is executed until it is done. Otherwise the worker goes on, and takes
     `Gate`, `Hurry` and `End` meanwhile; with `patient` it may wait for a moment in the program's
-    steps when copying disturbs it least.
+    steps when copying disturbs it least; with `tell` it sends `Frozen` first.
     """
 
     stop: bool = False
     patient: bool = False
+    tell: bool = False
+
+
+@dataclass(frozen=True)
+class Frozen(Message):
+    """What the snapshot will hold does not change any more; it is still being copied."""
 
 
 @dataclass(frozen=True)

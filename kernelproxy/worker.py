@@ -21,6 +21,7 @@ from kernelproxy.protocol import (
     End,
     Ended,
     Error,
+    Frozen,
     Gate,
     Hurry,
     Message,
@@ -33,6 +34,8 @@ from kernelproxy.protocol import (
     recv_message,
     send_message,
 )
+
+FROZEN = ctypes.CFUNCTYPE(None)
 
 
 class Files(ctypes.Structure):
@@ -82,7 +85,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.sing_worker_gate.argtypes = [c_int]
     library.sing_worker_end.restype = None
     library.sing_worker_hurry.restype = None
-    library.sing_worker_snapshot.argtypes = [c_int, ctypes.POINTER(Taken)]
+    library.sing_worker_snapshot.argtypes = [c_int, FROZEN, ctypes.POINTER(Taken)]
     library.sing_worker_adopt.argtypes = [c_int]
     library.sing_worker_replay.argtypes = [u64]
     library.sing_worker_error.restype = ctypes.c_char_p
@@ -169,7 +172,13 @@ def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnap
     """Take a snapshot and send it."""
     taken = Taken()
     manner = 0 if order.stop else 2 if order.patient else 1  # as in `api.h`
-    fd = library.sing_worker_snapshot(manner, ctypes.byref(taken))
+
+    def tell() -> None:
+        with contextlib.suppress(OSError):
+            send_message(control, Frozen())
+
+    frozen = FROZEN(tell) if order.tell else FROZEN()
+    fd = library.sing_worker_snapshot(manner, frozen, ctypes.byref(taken))
     # Without the agent nobody needs it, and the thread that takes orders ends the process.
     with contextlib.suppress(OSError):
         if fd < 0:

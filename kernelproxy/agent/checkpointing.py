@@ -174,15 +174,24 @@ class Checkpointing:
         session = self._session
         session.check_usable()
         state, cancel = session.device_state, Cancel()
+        telling: list[asyncio.Task[None]] = []
+
+        def frozen() -> None:
+            telling.append(asyncio.create_task(channel.send(CheckpointBegun())))
+
         if host.storages:
             if state.worker is not None and not state.saved:
-                await session.meanwhile(state.save())
+                try:
+                    await session.meanwhile(state.save(frozen=frozen))
+                finally:
+                    await asyncio.gather(*telling)
             if state.position != host.position:
                 raise ControlError(
                     "Another thread of the notebook used the device meanwhile: try again.",
                     "busy",
                 )
-        await channel.send(CheckpointBegun())
+        if not telling:
+            await channel.send(CheckpointBegun())
         label = self._checkpoints.label(
             session.owner,
             name,

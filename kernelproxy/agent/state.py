@@ -303,7 +303,12 @@ class DeviceState(Pages):
         self.memory.agent.ring()
 
     async def save(
-        self, seconds: float | None = None, *, stop: bool = False, patient: bool = False
+        self,
+        seconds: float | None = None,
+        *,
+        stop: bool = False,
+        patient: bool = False,
+        frozen: Callable[[], object] | None = None,
     ) -> None:
         """Take a snapshot and give back the log below it.
 
@@ -315,6 +320,8 @@ class DeviceState(Pages):
             Whether nothing is executed meanwhile; by default the worker goes on.
         patient : bool
             Whether it may begin later, when it disturbs the program least.
+        frozen : callable, optional
+            Called when what the snapshot will hold does not change any more.
 
         Raises
         ------
@@ -324,7 +331,7 @@ class DeviceState(Pages):
         if self.worker is None:
             raise InternalError("a snapshot was asked of no worker")
         busy = self.busy_seconds
-        taken = await self.worker.snapshot(seconds, stop=stop, patient=patient)
+        taken = await self.worker.snapshot(seconds, stop=stop, patient=patient, frozen=frozen)
         retained = self.memory.agent.retained
         if not retained <= taken.position <= retained + self.memory.log_bytes:
             taken.close()

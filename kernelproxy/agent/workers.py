@@ -19,6 +19,7 @@ from kernelproxy.protocol import (
     End,
     Ended,
     Error,
+    Frozen,
     Gate,
     Hurry,
     Message,
@@ -103,6 +104,7 @@ class Worker:
         self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
         self._ordered = False
         self._limit: asyncio.Timeout | None = None
+        self._frozen: Callable[[], object] | None = None
         self._hurrying: asyncio.Task[None] | None = None
         # What it answered; None after its end. Queued, so that a cancelled order leaks nothing.
         self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
@@ -129,14 +131,26 @@ class Worker:
         """Open or close its gate; raises as `open`."""
         await self._order(Gate(is_open), Done, seconds)
 
-    async def snapshot(self, seconds: float | None, *, stop: bool, patient: bool) -> Snapshot:
+    async def snapshot(
+        self,
+        seconds: float | None,
+        *,
+        stop: bool,
+        patient: bool,
+        frozen: Callable[[], object] | None = None,
+    ) -> Snapshot:
         """Take a snapshot, whose descriptor becomes the caller's; raises as `open`.
 
         With None for `seconds` it may take as long as the operator that is being executed, until
-        somebody calls `hurry`. See `TakeSnapshot` for `stop` and `patient`.
+        somebody calls `hurry`. See `TakeSnapshot` for `stop` and `patient`; `frozen` is called
+        when what it will hold does not change any more.
         """
-        order = TakeSnapshot(stop, patient)
-        taken, (fd,) = await self._order(order, SnapshotTaken, seconds, fd_count=1)
+        order = TakeSnapshot(stop, patient, frozen is not None)
+        self._frozen = frozen
+        try:
+            taken, (fd,) = await self._order(order, SnapshotTaken, seconds, fd_count=1)
+        finally:
+            self._frozen = None
         return Snapshot(
             fd, taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.seconds
         )
@@ -262,6 +276,10 @@ class Worker:
             self._replies.put_nowait(None)  # after all it said: whoever waits waits in vain
 
     def _take(self, message: Message, fds: list[int]) -> None:
+        if isinstance(message, Frozen) and self._frozen is not None and not fds:
+            frozen, self._frozen = self._frozen, None
+            frozen()
+            return
         if self._ordered and self._replies.empty() and not isinstance(message, Ended):
             self._replies.put_nowait((message, fds))
             return

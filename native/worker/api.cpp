@@ -92,9 +92,9 @@ void sing_worker_end() {
   if (session) session->end();
 }
 
-int sing_worker_snapshot(int manner, sing_worker_taken* taken) {
+int sing_worker_snapshot(int manner, void (*frozen)(void), sing_worker_taken* taken) {
   return guarded([&] {
-    const sing::Taken made = opened().snapshot(static_cast<sing::Manner>(manner));
+    const sing::Taken made = opened().snapshot(static_cast<sing::Manner>(manner), frozen);
     *taken = {made.position, made.bytes, made.copied, made.stalled_ns, made.duration_ns};
     return made.fd;
   });

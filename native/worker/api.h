@@ -41,9 +41,10 @@ struct sing_worker_taken {
 
 // Takes a snapshot of the present position and returns the descriptor of its tables when it is
 // done. `manner`: 0 nothing is executed meanwhile; 1 the log goes on; 2 and it begins when that
-// disturbs least. Works before run(), during run() (from another thread), and with a closed gate.
-// One at a time, and not together with trim() or adopt().
-int sing_worker_snapshot(int manner, struct sing_worker_taken* taken);
+// disturbs least. `frozen`, if not null, is called when what it will hold does not change any more,
+// which is long before it was copied. Works before run(), during run() (from another thread), and
+// with a closed gate. One at a time, and not together with trim() or adopt().
+int sing_worker_snapshot(int manner, void (*frozen)(void), struct sing_worker_taken* taken);
 // A snapshot that is being taken takes all it can get.
 void sing_worker_hurry();
 // Gives back the memory of snapshots before AgentPage::retained.

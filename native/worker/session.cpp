@@ -88,7 +88,9 @@ void Session::replay(uint64_t until) {
   reached.wait();
 }
 
-Taken Session::snapshot(Manner manner) { return snapshots_.take(manner, consumed_, *worker_); }
+Taken Session::snapshot(Manner manner, const std::function<void()>& frozen) {
+  return snapshots_.take(manner, consumed_, *worker_, frozen);
+}
 
 void Session::adopt(int snapshot_fd) {
   if (claimed_) throw std::runtime_error("this worker executes the session already");

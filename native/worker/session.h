@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <string>
 #include <vector>
@@ -54,7 +55,7 @@ class Session {
   void gate(bool open);
   // Opens the gate and returns when everything below `until` was executed.
   void replay(uint64_t until);
-  Taken snapshot(Manner manner);
+  Taken snapshot(Manner manner, const std::function<void()>& frozen = {});
   void trim() { snapshots_.trim(); }
   // Of a prepared session: takes over a newer snapshot.
   void adopt(int snapshot_fd);

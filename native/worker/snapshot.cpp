@@ -175,7 +175,8 @@ void Snapshots::await_moment(const WorkerPage& page) {
   });
 }
 
-Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page) {
+Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
+                      const std::function<void()>& frozen) {
   const bool stop = manner == Manner::stop;
   if (manner == Manner::patient) await_moment(page);
   const uint64_t began = monotonic_ns(), settling = saves_.settling_ns();
@@ -197,6 +198,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page)
       page.dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
       parked = monotonic_ns() - parked_at;
     });
+    if (frozen) frozen();
     if (!stop) {
       saves_.schedule(making.order());
       if (hurried_) {

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -48,7 +49,9 @@ class Snapshots {
   void finish_loading() { loads_.finish(); }
 
   // --- any thread, one at a time ---
-  Taken take(Manner manner, const uint64_t& position, WorkerPage& page);
+  // `frozen`: called when what it will hold does not change any more, before that is copied.
+  Taken take(Manner manner, const uint64_t& position, WorkerPage& page,
+             const std::function<void()>& frozen);
   // Gives back the memory of what no snapshot needs.
   void trim();
 

@@ -28,6 +28,7 @@ from kernelproxy.protocol import (
     End,
     Ended,
     Error,
+    Frozen,
     Gate,
     Open,
     Opened,
@@ -175,7 +176,7 @@ class ToyWorker:
                 elif isinstance(order, Adopt):
                     self.load(fds[0], -1)
                 elif isinstance(order, TakeSnapshot):
-                    self.send_snapshot()
+                    self.send_snapshot(order.tell)
                 elif isinstance(order, Replay):
                     self.open_gate(True)
                     while self.at < order.until:
@@ -187,8 +188,10 @@ class ToyWorker:
         except OSError:
             os._exit(0)
 
-    def send_snapshot(self) -> None:
+    def send_snapshot(self, tell: bool) -> None:
         with self.between:
+            if tell:
+                send_message(self.control, Frozen())
             if self.readiness >= 0:
                 self.fetch()
             self.versions += 1

@@ -278,3 +278,24 @@ def test_it_exists_whole_or_not_at_all(victim: str, data: Path) -> None:
         with kernel() as notebook:
             assert said(notebook, "%sing restore mine").startswith("Restored ")
             assert said(notebook, "print(weights.numel(), len(losses))") == f"{16 << 20} 7"
+
+
+def test_a_notebook_goes_on_while_it_is_put_away(tmp_path: Path) -> None:
+    """Its checkpoint holds one moment, whatever it does to its tensors meanwhile."""
+    with kernel() as notebook:
+        notebook.run(
+            "import torch\nparts = [torch.zeros(8 << 20, device='cuda') for _ in range(8)]\n"
+            "def step():\n    for part in parts: part.add_(1)\n    parts[0][0].item()"
+        )
+        (session,) = sessions()
+        command = [sys.executable, "-m", "jupyter_sing.cli", "checkpoint", session["id"]]
+        with subprocess.Popen([*command, "--name", "mine"], stdout=subprocess.PIPE) as asking:
+            while asking.poll() is None:
+                said(notebook, "step()")
+        assert asking.returncode == 0
+        said(notebook, "step()")
+        said(notebook, "%sing restore mine")
+        found = said(
+            notebook, "print({p.min().item() for p in parts} | {p.max().item() for p in parts})"
+        )
+        assert found.count(",") == 0, "it is of several moments"
