@@ -90,12 +90,20 @@ class SingHandler(APIHandler):
         super().log_exception(*exc_info)
 
     async def call(
-        self, reply_type: type[Reply], request: Message, timeout: float = ANSWER_SECONDS_MAX
+        self,
+        reply_type: type[Reply],
+        request: Message,
+        timeout: float = ANSWER_SECONDS_MAX,
+        *,
+        start: bool = False,
     ) -> Reply:
-        """Ask the daemon beside the event loop, which must not wait for it."""
+        """Ask the daemon beside the event loop, which must not wait for it.
+
+        Sessions are nowhere without a daemon, but checkpoints are on disk: `start` it for these.
+        """
 
         def ask() -> Reply:
-            with connect(start=False) as control:
+            with connect(start=start) as control:
                 return control.expect(reply_type, request, timeout=timeout)
 
         return await asyncio.get_running_loop().run_in_executor(None, ask)
@@ -221,7 +229,7 @@ class CheckpointsHandler(SingHandler):
     @authorized
     async def get(self) -> None:
         """List the checkpoints, the newest first."""
-        self.reply_json((await self.call(CheckpointsReply, Checkpoints())).checkpoints)
+        self.reply_json((await self.call(CheckpointsReply, Checkpoints(), start=True)).checkpoints)
 
 
 class CheckpointHandler(SingHandler):
@@ -231,7 +239,7 @@ class CheckpointHandler(SingHandler):
     @authorized
     async def get(self, name: str) -> None:
         """Show one checkpoint."""
-        for each in (await self.call(CheckpointsReply, Checkpoints())).checkpoints:
+        for each in (await self.call(CheckpointsReply, Checkpoints(), start=True)).checkpoints:
             if each["name"] == name:
                 self.reply_json(each)
                 return
@@ -241,7 +249,7 @@ class CheckpointHandler(SingHandler):
     @authorized
     async def delete(self, name: str) -> None:
         """Forget a checkpoint."""
-        await self.call(Done, DeleteCheckpoint(name))
+        await self.call(Done, DeleteCheckpoint(name), start=True)
         self.set_status(204)
         self.finish()
 

@@ -7,6 +7,7 @@ torch if it was imported). Restoring executes code that the checkpoint holds.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import threading
@@ -225,7 +226,8 @@ def take_out(shell: Any, name: str) -> dict[str, Any]:
     Raises
     ------
     ControlError
-        If it cannot be read; then nothing has changed.
+        If it cannot be read; then nothing has changed. If another version wrote its namespace,
+        the files are there and the variables as they were.
     """
     with connect(start=False) as control:
         reply, fds = control.call_with_fds(OpenCheckpoint(name), SECONDS_MAX)
@@ -241,7 +243,7 @@ def take_out(shell: Any, name: str) -> dict[str, Any]:
 def _take_out(shell: Any, reply: CheckpointOpened, fds: Sequence[int]) -> dict[str, Any]:
     host, device_memory = (mapped(fd) for fd in fds[:2])
     whole = memoryview(host) if host is not None else memoryview(b"")
-    ends = [sum(reply.parts[: index + 1]) for index in range(len(reply.parts))]
+    ends = itertools.accumulate(reply.parts)
     parts = [whole[end - count : end] for end, count in zip(ends, reply.parts, strict=True)]
     client = activation.current().client
     if reply.storages and client is None:
@@ -292,7 +294,7 @@ def carry_out(wish: Wish, shell: Any, session: str) -> None:
             threading.Thread(target=begun.wait, name="jupyter_sing checkpoint", daemon=True).start()
     except ControlError as error:
         report = Carried(session, wish.verb, wish.name, error.message)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:  # whoever asked waits for an answer
         report = Carried(session, wish.verb, wish.name, f"{type(error).__name__}: {error}")
     with contextlib.suppress(ControlError), connect(start=False) as control:
         control.call(report, SECONDS_MAX)

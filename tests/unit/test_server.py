@@ -13,6 +13,7 @@ from tornado.httpclient import HTTPClientError
 
 from jupyter_sing import routes
 from jupyter_sing.notebooks import NotebookNames
+from kernelproxy.control import connect
 from tests.unit.fake_daemon import (
     CHECKPOINT,
     DAMAGED,
@@ -139,6 +140,24 @@ async def test_verbs_without_a_daemon_are_unavailable(runtime_dir: Path, jp_fetc
     with pytest.raises(HTTPClientError) as refused:
         await jp_fetch(API, "sessions", "any", "suspend", method="POST", body="")
     assert refused.value.code == 503
+
+
+async def test_checkpoints_are_there_without_a_daemon(
+    fake_daemon: FakeDaemon, jp_fetch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[bool] = []
+
+    def connect_noting(start: bool = True) -> Any:
+        started.append(start)
+        return connect(start=False)  # the fake one
+
+    monkeypatch.setattr(routes, "connect", connect_noting)
+    await jp_fetch(API, "checkpoints")
+    await jp_fetch(API, "checkpoints", CHECKPOINT["name"])
+    await jp_fetch(API, "checkpoints", CHECKPOINT["name"], method="DELETE")
+    assert started == [True, True, True]
+    await jp_fetch(API, "sessions")
+    assert started[3:] == [False]
 
 
 async def test_metrics(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
