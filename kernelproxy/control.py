@@ -17,7 +17,8 @@ from typing import TypeVar
 
 from kernelproxy import paths
 from kernelproxy.errors import ControlError, ProtocolError
-from kernelproxy.protocol import Error, Message, recv_message, send_message
+from kernelproxy.frames import recv_message, send_message
+from kernelproxy.protocol import Error, Message
 
 __all__ = ["Control", "ControlError", "connect", "runtime_dir"]
 

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 from kernelproxy.errors import ProtocolError, WorkerError
+from kernelproxy.frames import recv_message, send_message
 from kernelproxy.protocol import (
     Adopt,
     Done,
@@ -31,8 +32,6 @@ from kernelproxy.protocol import (
     SnapshotTaken,
     TakeSnapshot,
     Trim,
-    recv_message,
-    send_message,
 )
 
 FROZEN = ctypes.CFUNCTYPE(None)

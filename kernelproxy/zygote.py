@@ -18,15 +18,8 @@ from pathlib import Path
 
 from kernelproxy import worker
 from kernelproxy.errors import NativeError, ProtocolError
-from kernelproxy.protocol import (
-    Error,
-    Spawn,
-    Spawned,
-    WorkerExited,
-    ZygoteReady,
-    recv_message,
-    send_message,
-)
+from kernelproxy.frames import recv_message, send_message
+from kernelproxy.protocol import Error, Spawn, Spawned, WorkerExited, ZygoteReady
 
 #: What a worker runs in the forked child: its control socket, and the library.
 WorkerMain = Callable[[socket.socket], None]

@@ -20,7 +20,8 @@ from pathlib import Path
 from kernelproxy import activation
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, ProtocolError, SingError
-from kernelproxy.protocol import Attach, Bell, Carried, Wish, recv_message, send_message
+from kernelproxy.frames import recv_message, send_message
+from kernelproxy.protocol import Attach, Bell, Carried, Wish
 
 #: Before it answers, the next daemon imports what it needs and ends the workers of the last one,
 #: for which it waits up to 30 s; on a machine that is short of everything, both take their time.

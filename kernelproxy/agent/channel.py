@@ -9,7 +9,8 @@ import struct
 from collections.abc import Callable, Sequence
 
 from kernelproxy.errors import ProtocolError
-from kernelproxy.protocol import FrameDecoder, Message, encode, receive_bytes
+from kernelproxy.frames import FrameDecoder, encode, receive_bytes
+from kernelproxy.protocol import Message
 
 _READ_BYTES = 1 << 16
 _PEER = struct.Struct("3i")

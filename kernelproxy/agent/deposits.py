@@ -25,17 +25,9 @@ from typing import Any
 from kernelproxy import paths
 from kernelproxy.agent.keeper import end_processes
 from kernelproxy.errors import ControlError, ProtocolError
+from kernelproxy.frames import recv_message, send_message
 from kernelproxy.oplog import AgentPage, Presence, close_all
-from kernelproxy.protocol import (
-    Deposit,
-    Done,
-    Farewell,
-    Keep,
-    Message,
-    Withdraw,
-    recv_message,
-    send_message,
-)
+from kernelproxy.protocol import Deposit, Done, Farewell, Keep, Message, Withdraw
 
 log = logging.getLogger(__name__)
 

@@ -26,17 +26,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from kernelproxy.errors import ProtocolError
+from kernelproxy.frames import recv_message, send_message
 from kernelproxy.oplog import AgentPage, Presence, close_all
-from kernelproxy.protocol import (
-    Deposit,
-    Done,
-    Farewell,
-    Keep,
-    Message,
-    Withdraw,
-    recv_message,
-    send_message,
-)
+from kernelproxy.protocol import Deposit, Done, Farewell, Keep, Message, Withdraw
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import time
 
 from kernelproxy import control, paths
 from kernelproxy.activation.link import Link
+from kernelproxy.frames import send_message
 from kernelproxy.oplog import (
     ANSWER_RING_BYTES,
     PAGE_BYTES,
@@ -20,7 +21,7 @@ from kernelproxy.oplog import (
     WorkerPage,
     close_all,
 )
-from kernelproxy.protocol import Attach, Bell, send_message
+from kernelproxy.protocol import Attach, Bell
 from tests.doubles import futex
 from tests.doubles.zygote import CALL, HEADER, READ, step
 

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from kernelproxy import zygote
+from kernelproxy.frames import recv_message, send_message
 from kernelproxy.oplog import ANSWER_RING_BYTES, PAGE_BYTES, AgentPage, ClientPage, WorkerPage
 from kernelproxy.protocol import (
     Adopt,
@@ -37,8 +38,6 @@ from kernelproxy.protocol import (
     TakeSnapshot,
     Trim,
     ZygoteReady,
-    recv_message,
-    send_message,
 )
 from kernelproxy.snapshot import tables
 from tests.doubles import futex

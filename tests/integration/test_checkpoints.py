@@ -13,6 +13,7 @@ import pytest
 
 from kernelproxy import activation, control
 from kernelproxy.errors import ControlError
+from kernelproxy.frames import send_message
 from kernelproxy.oplog import close_all
 from kernelproxy.protocol import (
     Carried,
@@ -29,7 +30,6 @@ from kernelproxy.protocol import (
     Restore,
     RestoreReply,
     Wish,
-    send_message,
 )
 from tests.doubles.client import WAIT_SECONDS
 from tests.integration.conftest import ROOT, ToyHost, wait_until

@@ -11,7 +11,8 @@ import pytest
 
 from kernelproxy import control
 from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Done, Message, OpenSession, Status, recv_message, send_message
+from kernelproxy.frames import recv_message, send_message
+from kernelproxy.protocol import Done, Message, OpenSession, Status
 
 
 class Mortal:

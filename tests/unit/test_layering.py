@@ -16,7 +16,8 @@ STANDARD = set(sys.stdlib_module_names)
 KERNEL_SIDE = {
     "kernelproxy/__init__.py", "kernelproxy/activation", "kernelproxy/control.py",
     "kernelproxy/agent/keeper.py",  # not there, but as small
-    "kernelproxy/errors.py", "kernelproxy/fstrack.py", "kernelproxy/hoststate",
+    "kernelproxy/errors.py", "kernelproxy/frames.py", "kernelproxy/fstrack.py",
+    "kernelproxy/hoststate",
     "kernelproxy/ipython.py",
     "kernelproxy/native.py",
     "kernelproxy/oplog.py", "kernelproxy/paths.py", "kernelproxy/protocol.py",

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernelproxy import protocol
+from kernelproxy import frames
 from kernelproxy.errors import ProtocolError
+from kernelproxy.frames import recv_message, send_message
 from kernelproxy.protocol import (
     Attached,
     Bell,
@@ -23,8 +24,6 @@ from kernelproxy.protocol import (
     OpenSession,
     StatusReply,
     Suspend,
-    recv_message,
-    send_message,
 )
 
 Pair = tuple[socket.socket, socket.socket]
@@ -79,9 +78,9 @@ def test_descriptors_come_with_their_message(pair: Pair) -> None:
 
 
 def test_a_decoder_gives_each_of_several_frames_its_descriptors() -> None:
-    decoder = protocol.FrameDecoder()
+    decoder = frames.FrameDecoder()
     fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
-    frames = protocol.encode(Bell()) + protocol.encode(Attached("s"), 2) + protocol.encode(Done())
+    frames = frames.encode(Bell()) + frames.encode(Attached("s"), 2) + frames.encode(Done())
     decoder.feed(frames[:10])
     assert decoder.next_message() is None
     decoder.feed(frames[10:], fds)
@@ -123,7 +122,7 @@ def test_what_is_no_message_is_refused(pair: Pair, body: bytes) -> None:
 
 
 def test_a_huge_length_is_refused_before_anything_is_read(pair: Pair) -> None:
-    pair[0].sendall(struct.pack("<I", protocol.FRAME_BYTES_MAX + 1))
+    pair[0].sendall(struct.pack("<I", frames.FRAME_BYTES_MAX + 1))
     with pytest.raises(ProtocolError, match="too large"):
         recv_message(pair[1])
 
@@ -139,7 +138,7 @@ def test_unclaimed_descriptors_are_refused_and_closed(pair: Pair) -> None:
 
 def test_too_many_descriptors_are_refused_and_closed(pair: Pair) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    socket.send_fds(pair[0], [protocol.encode(Bell())], [0] * (protocol.FDS_MAX + 20))
+    socket.send_fds(pair[0], [frames.encode(Bell())], [0] * (frames.FDS_MAX + 20))
     with pytest.raises(ProtocolError, match="Too many"):
         recv_message(pair[1])
     assert len(os.listdir("/proc/self/fd")) == before
@@ -154,4 +153,4 @@ def test_a_closed_connection_is_a_connection_error(pair: Pair) -> None:
 
 def test_too_large_a_message_is_not_sent(pair: Pair) -> None:
     with pytest.raises(ProtocolError, match="too large"):
-        send_message(pair[0], Suspend("s", "x" * protocol.FRAME_BYTES_MAX))
+        send_message(pair[0], Suspend("s", "x" * frames.FRAME_BYTES_MAX))
