@@ -80,10 +80,10 @@ def test_descriptors_come_with_their_message(pair: Pair) -> None:
 def test_a_decoder_gives_each_of_several_frames_its_descriptors() -> None:
     decoder = frames.FrameDecoder()
     fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
-    frames = frames.encode(Bell()) + frames.encode(Attached("s"), 2) + frames.encode(Done())
-    decoder.feed(frames[:10])
+    sent = frames.encode(Bell()) + frames.encode(Attached("s"), 2) + frames.encode(Done())
+    decoder.feed(sent[:10])
     assert decoder.next_message() is None
-    decoder.feed(frames[10:], fds)
+    decoder.feed(sent[10:], fds)
     assert decoder.next_message() == (Bell(), [])
     assert decoder.next_message() == (Attached("s"), fds)
     assert decoder.next_message() == (Done(), [])
