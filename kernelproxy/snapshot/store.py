@@ -51,8 +51,9 @@ class Store:
         `collect` the disk may hold more.
     chunk_bytes : int
         Length of a chunk. Smaller ones find more equal content and cost a file each.
-    threads : int
-        How many a `put` or `get` uses; each holds two chunks in memory.
+    threads, get_threads : int
+        How many a `put` or `get` uses; each holds two chunks in memory. Half of those that read
+        wait for the disk while the others hash and write.
     lock_seconds : float
         How long to wait for a collection by somebody else.
 
@@ -69,12 +70,14 @@ class Store:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 4,
+        get_threads: int = 8,
         lock_seconds: float = 60.0,
     ) -> None:
         if not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
             raise InternalError(f"chunks of {chunk_bytes} bytes")
         self.root, self.limits = root, limits
-        self._chunk_bytes, self._threads, self._lock_seconds = chunk_bytes, threads, lock_seconds
+        self._chunk_bytes, self._lock_seconds = chunk_bytes, lock_seconds
+        self._threads, self._get_threads = threads, get_threads
         self._files, self._shelf = ChunkFiles(root), Shelf(root)
         with store_errors(f"use the store {root}"):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -242,7 +245,7 @@ class Store:
         getting = Getting(self._files, manifest, fd, on_extent, next_wanted)
         name = manifest.label.name
         with store_errors(f"read {name}"), self._lock(shared=True, cancel=cancel):
-            getting.run(self._threads, cancel)
+            getting.run(self._get_threads, cancel)
 
     def blob(self, manifest: Manifest, name: str) -> bytes:
         """Read a named byte string, and verify it.

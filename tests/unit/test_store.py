@@ -226,7 +226,7 @@ def test_ranges_come_in_their_order_unless_others_are_wanted(
     tmp_path: Path, make_arena: MakeArena
 ) -> None:
     arena = make_arena(*(bytes([n]) * 2 * CHUNK for n in range(5)), b"")
-    store = store_in(tmp_path, threads=1)
+    store = store_in(tmp_path, get_threads=1)
     manifest = store.put(label(), arena.fd, arena.extents)
     there: list[int] = []
     store.get(manifest, arena.fd, on_extent=there.append)
@@ -260,7 +260,7 @@ def test_storing_can_be_cancelled_and_leaves_nothing(tmp_path: Path, make_arena:
 
 def test_reading_can_be_cancelled(tmp_path: Path, make_arena: MakeArena) -> None:
     arena = make_arena(*(bytes([n]) for n in range(40)))
-    store, cancel, there = store_in(tmp_path, threads=1), Cancel(), []
+    store, cancel, there = store_in(tmp_path, get_threads=1), Cancel(), []
     manifest = store.put(label(), arena.fd, arena.extents)
 
     def arrived(index: int) -> None:
