@@ -28,6 +28,24 @@ def memcpy_rate() -> float:
     return len(source) / min(seconds) / 1e9
 
 
+def fresh_rate() -> float:
+    """Bytes per nanosecond that two threads write into shared memory that must be allocated.
+
+    What no copy can exceed whose target was not there before, as that of a state which moves.
+    """
+    pieces = range(0, COPIES * COPY_BYTES, PIECE_BYTES)
+    source = os.urandom(PIECE_BYTES)
+    fd = os.memfd_create("rate", os.MFD_CLOEXEC)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            begin = time.perf_counter()
+            for _ in threads.map(lambda at: os.pwrite(fd, source, at), pieces):
+                pass
+            return len(pieces) * PIECE_BYTES / (time.perf_counter() - begin) / 1e9
+    finally:
+        os.close(fd)
+
+
 def disk_rates(directory: Path, count: int) -> tuple[float, float]:
     """Bytes per nanosecond that a disk takes and gives, past the page cache.
 
