@@ -11,14 +11,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from kernelproxy import paths
+from kernelproxy import absence, paths
 from kernelproxy.errors import ControlError, ProtocolError
 from kernelproxy.frames import recv_message, send_message
-from kernelproxy.protocol import Error, Message
+from kernelproxy.protocol import Error, Message, Progress
 
 __all__ = ["Control", "ControlError", "connect", "runtime_dir"]
 
@@ -28,6 +28,7 @@ runtime_dir = paths.runtime_dir
 START_SECONDS_MAX = 60.0
 _LOG_BYTES_MAX = 1 << 20
 Reply = TypeVar("Reply", bound=Message)
+Show = Callable[[int, int], object]
 
 
 class Control:
@@ -45,6 +46,7 @@ class Control:
     def __init__(self, sock: socket.socket, path: Path | None = None) -> None:
         self._sock: socket.socket | None = sock
         self._path = path
+        absence.current.note_opened(self)
 
     def __enter__(self) -> Control:
         return self
@@ -90,6 +92,7 @@ class Control:
                 self._sock = connect(start=False, path=self._path).detach()
             if self._sock is None:
                 raise
+            absence.current.note_opened(self)
         return self._exchange(request, timeout, fds)
 
     def more(self, timeout: float | None = None) -> Message:
@@ -98,6 +101,26 @@ class Control:
         for fd in fds:
             os.close(fd)
         return reply
+
+    def last(
+        self, request: Message, timeout: float | None = None, show: Show | None = None
+    ) -> tuple[Message, list[int]]:
+        """Like `call_with_fds`, for a reply before which `Progress` may come.
+
+        Parameters
+        ----------
+        request : Message
+        timeout : float or None
+            Seconds to wait for each message.
+        show : callable, optional
+            Called with what is done and in total, now and then.
+        """
+        reply, fds = self.call_with_fds(request, timeout)
+        while isinstance(reply, Progress):
+            if show is not None:
+                show(reply.done, reply.total)
+            reply, fds = self._exchange(None, timeout)
+        return reply, fds
 
     def _exchange(
         self, request: Message | None, timeout: float | None, fds: Sequence[int] = ()
@@ -124,16 +147,22 @@ class Control:
         return reply, received
 
     def expect(
-        self, reply_type: type[Reply], request: Message, timeout: float | None = None
+        self,
+        reply_type: type[Reply],
+        request: Message,
+        timeout: float | None = None,
+        show: Show | None = None,
     ) -> Reply:
-        """Like `call`, for a reply of one type.
+        """Like `last`, for a reply of one type without descriptors.
 
         Raises
         ------
         ControlError
             As `call`, and if the daemon answers with something else.
         """
-        reply = self.call(request, timeout)
+        reply, fds = self.last(request, timeout, show)
+        for fd in fds:
+            os.close(fd)
         if not isinstance(reply, reply_type):
             raise ControlError("The jupyter_sing daemon gave an unexpected answer.", "failed")
         return reply
@@ -163,18 +192,28 @@ class Control:
         if self._sock is None:
             raise ControlError("The connection to the jupyter_sing daemon is closed.", "no-daemon")
         sock, self._sock = self._sock, None
+        absence.current.note_closed(self)
         sock.settimeout(None)
         return sock
+
+    def abort(self) -> None:
+        """Have another thread wait no more for a reply: it gets a `ControlError`."""
+        self._path = None  # and does not ask the next daemon
+        if (sock := self._sock) is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; doing it twice is no error."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
+            absence.current.note_closed(self)
 
 
 def connect(start: bool = True, path: Path | None = None) -> Control:
-    """Connect to this user's daemon. While its keeper replaces one that died, this waits.
+    """Connect to this user's daemon. While its keeper replaces one that died, this waits, as it
+    does while this process is away (see `kernelproxy.absence`).
 
     Parameters
     ----------
@@ -189,6 +228,12 @@ def connect(start: bool = True, path: Path | None = None) -> Control:
     ControlError
         If there is no daemon (reason ``no-daemon``) or it cannot be started.
     """
+    with absence.current.connecting():
+        return connect_now(start, path)
+
+
+def connect_now(start: bool = True, path: Path | None = None) -> Control:
+    """Like `connect`, also for a process that is away and on its way back."""
     path = path or paths.socket_path()
     absent = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)
     with absent, _lock(path.parent, fcntl.LOCK_SH):

@@ -5,6 +5,7 @@ SingError                  anything of ours that a person should read
 ├── DeviceError            the configured devices make no sense, or are not there
 ├── FileError              a file of a notebook cannot be read as it is at one moment
 ├── NativeError            the native part is not available for an environment
+├── ProcessError           a kernel's process cannot be saved, or made again
 ├── ProtocolError          a peer sent what is not a message
 ├── StoreError             the chunk store cannot keep a snapshot, or give it back
 ├── WorkerError            a worker or a zygote died, hung, or refused an order
@@ -51,6 +52,24 @@ class FileError(SingError):
 
 class NativeError(SingError):
     """The native part is not available for an environment."""
+
+
+class ProcessError(SingError):
+    """A kernel's process cannot be saved, or made again; one that was to be saved goes on.
+
+    Parameters
+    ----------
+    message : str
+        One sentence for people.
+    reason : str
+        One word for programs: ``unavailable`` (not on this machine), ``dump``, ``restore``,
+        ``timeout``.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.recoverable = reason in ("dump", "timeout")
 
 
 class ProtocolError(SingError):

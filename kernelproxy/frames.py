@@ -186,7 +186,8 @@ def send_message(sock: socket.socket, message: Message, fds: Sequence[int] = ())
     """
     frame = encode(message, len(fds))
     sent = socket.send_fds(sock, [frame], list(fds)) if fds else 0
-    sock.sendall(frame[sent:])
+    if sent < len(frame):  # else the peer may be gone already, with all of it
+        sock.sendall(frame[sent:])
 
 
 def recv_message(sock: socket.socket) -> tuple[Message, list[int]]:

@@ -142,6 +142,7 @@ class ClientPage(Page):
     operators = Word(224)
     cells_running = Word(256, 4)
     cell_changed_ns = Word(264)
+    cells_ended = Word(272)
 
 
 class WorkerPage(Page):

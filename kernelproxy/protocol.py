@@ -42,6 +42,13 @@ class OpenSession(Message):
         Id of a device; None: the agent chooses.
     script : bool
         Whether a program runs in it instead of a notebook.
+    hibernate_timeout : float
+        Seconds without use after which it goes to disk, with its process where that can be saved;
+        0 or less: never.
+    notebook : str
+        Path of the notebook, or "".
+    checkpoint_every, checkpoint_cells, checkpoint_keep : float, int, int
+        See `kernelproxy.agent.automatic.Rule`.
     key : str
         Made up by who asks: the same request, made again, opens no second session.
     """
@@ -52,14 +59,27 @@ class OpenSession(Message):
     idle_timeout: float | None = None
     device: str | None = None
     script: bool = False
+    hibernate_timeout: float = 0.0
+    notebook: str = ""
+    checkpoint_every: float = 0.0
+    checkpoint_cells: int = 0
+    checkpoint_keep: int = 3
     key: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 @dataclass(frozen=True)
 class CloseSession(Message):
-    """End a session and free all it has; answered by `Done`, also if it is gone already."""
+    """End a session and free all it has; answered by `Done`, also if it is gone already.
+
+    Parameters
+    ----------
+    session : str
+    died : bool
+        Whether its kernel ended though nobody wanted it to.
+    """
 
     session: str
+    died: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,23 @@ class Attach(Message):
 
     session: str
     torch_version: str
+
+
+@dataclass(frozen=True)
+class Listen(Message):
+    """Sent by a notebook's kernel that has not imported torch; answered by `Done`. The connection
+    is then like that of `Attach`, without memory: `Wish` and `Leave` come over it, the kernel sends
+    `CellsEnded`, and its end is the session's end, unless the same process has attached.
+    """
+
+    session: str
+
+
+@dataclass(frozen=True)
+class CellsEnded(Message):
+    """Sent by a kernel that listens: how many cells it has run so far. Has no answer."""
+
+    count: int
 
 
 @dataclass(frozen=True)
@@ -117,22 +154,57 @@ class Checkpoint(Message):
         Whether nobody asked for it.
     host : dict or None
         See `kernelproxy.agent.checkpoints.Host`.
+    form : str
+        ``namespace``: without the process; ``process``: with it, or not at all; "": with it where
+        that works.
     """
 
     session: str
     name: str = ""
     automatic: bool = False
     host: dict[str, Any] | None = None
+    form: str = ""
 
 
 @dataclass(frozen=True)
 class Restore(Message):
     """Put the notebook of a checkpoint in the place of a session's; answered by `RestoreReply`
-    when the kernel has done it, as soon as no cell runs.
+    when the kernel has done it, as soon as no cell runs; `Progress` comes while it is read. `form`
+    is as in `OpenCheckpoint`.
     """
 
     session: str
     name: str
+    form: str = ""
+
+
+@dataclass(frozen=True)
+class SetAutomatic(Message):
+    """Make checkpoints by themselves, or not, until the kernel ends; answered by `SessionReply`.
+
+    Parameters
+    ----------
+    session : str
+    every : float
+        Seconds between two of them; 0: time is no reason.
+    cells : int
+        Cells between two of them; 0: cells are no reason.
+    """
+
+    session: str
+    every: float
+    cells: int
+
+
+@dataclass(frozen=True)
+class LastCheckpoint(Message):
+    """Ask for the checkpoint that gives a session's notebook back; answered by `CheckpointReply`.
+
+    That is the newest of the notebook; but while a session has restored nothing and none of it was
+    asked for, the newest that an earlier kernel left which died.
+    """
+
+    session: str
 
 
 @dataclass(frozen=True)
@@ -158,15 +230,46 @@ class Carried(Message):
 
 
 @dataclass(frozen=True)
+class AwaitCheckpoint(Message):
+    """Sent by a kernel: wait until its checkpoint is stored; answered as `Checkpoint`."""
+
+    session: str
+    name: str
+
+
+@dataclass(frozen=True)
+class TakeOver(Message):
+    """Sent by a kernel: let the process of a checkpoint take my place; answered by `RestoreReply`
+    when that runs. Its present process is ended when it has answered the request that it executes.
+    """
+
+    session: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Checkpoints(Message):
     """Ask for all checkpoints of the user; answered by `CheckpointsReply`."""
 
 
 @dataclass(frozen=True)
 class OpenCheckpoint(Message):
-    """Read a checkpoint; answered by `CheckpointOpened` when all of it was read and verified."""
+    """Read a checkpoint; answered by `CheckpointOpened` when all of it was read and verified, and
+    by `Progress` until then.
+
+    Parameters
+    ----------
+    name : str
+    session : str
+        Where it is to be restored, "" if that has none.
+    form : str
+        ``namespace``; ``process``, upon which it is refused where its process cannot be restored;
+        "": its process where that works.
+    """
 
     name: str
+    session: str = ""
+    form: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,7 +288,16 @@ class Prepare(Message):
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """End the daemon and every session; answered by `Done` when all sessions have ended."""
+    """End the daemon and every session; answered by `Stopped` when all sessions have ended.
+
+    Parameters
+    ----------
+    checkpoint : bool
+        Whether notebooks are put away first; meanwhile `Progress` comes, in notebooks. If who asks
+        hangs up before that is done, the daemon goes on.
+    """
+
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,9 +318,20 @@ class StatusReply(Message):
 
 @dataclass(frozen=True)
 class SessionOpened(Message):
-    """The id of a new session."""
+    """The id of a new session.
+
+    Parameters
+    ----------
+    session : str
+    form : dict or None
+        How its process can be saved: a `kernelproxy.process.form.Form`; None: it cannot.
+    why : str
+        Why it cannot, for people.
+    """
 
     session: str
+    form: dict[str, Any] | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,7 +350,19 @@ class SessionReply(Message):
 
 @dataclass(frozen=True)
 class CheckpointBegun(Message):
-    """What the checkpoint holds does not change any more, whatever the notebook does."""
+    """What the checkpoint holds does not change any more, whatever the notebook does.
+
+    Parameters
+    ----------
+    leaves : bool
+        Whether the kernel's process is about to be saved, too: whoever receives this closes the
+        connection, waits until the kernel has joined again, and asks by `AwaitCheckpoint`.
+    name : str
+        Of the checkpoint, if the kernel leaves.
+    """
+
+    leaves: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -245,6 +380,22 @@ class CheckpointsReply(Message):
 
 
 @dataclass(frozen=True)
+class Stopped(Message):
+    """The daemon and its sessions have ended.
+
+    Parameters
+    ----------
+    checkpoints : list of str
+        Names of those that were made before.
+    problems : list of str
+        One line for each notebook of which none could be made.
+    """
+
+    checkpoints: list[str]
+    problems: list[str]
+
+
+@dataclass(frozen=True)
 class CheckpointOpened(Message):
     """Comes with three files: the host state's parts, one behind the other, device storages, and
     the content of the notebook's files, one behind the other.
@@ -259,17 +410,24 @@ class CheckpointOpened(Message):
         Number, offset in the file, and bytes of each device storage.
     files : list of dict
         See `kernelproxy.hoststate.gathering.described`.
+    form : str
+        ``namespace``; or ``process``: then there are no parts and no storages, and the kernel puts
+        the files in place and asks by `TakeOver`.
+    why : str
+        Why it is not the process though it has one, for people.
     """
 
     checkpoint: dict[str, Any]
     parts: list[int]
     storages: list[list[int]]
     files: list[dict[str, Any]]
+    form: str = "namespace"
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class Progress(Message):
-    """Bytes done and in total; any number of these may come before another reply."""
+    """Bytes, or notebooks, done and in total; any number of these may come before another reply."""
 
     done: int
     total: int
@@ -301,11 +459,154 @@ class Wish(Message):
         Of the checkpoint.
     automatic : bool
         Whether nobody asked for it.
+    form : str
+        As in `Checkpoint` or `OpenCheckpoint`.
     """
 
     verb: str
     name: str
     automatic: bool = False
+    form: str = ""
+
+
+# Between the agent and a kernel's tender, which has its process: see `kernelproxy.process`.
+
+
+@dataclass(frozen=True)
+class Tend(Message):
+    """Sent by the tender of a kernel, once per connection, which from then on carries orders.
+
+    Answered by `Done`; the agent sends `Hold`, `LetThrough`, `Dump`, `Revive` and `Replace`, one at
+    a time, each of which is answered.
+
+    Parameters
+    ----------
+    session : str
+    """
+
+    session: str
+
+
+@dataclass(frozen=True)
+class Hold(Message):
+    """Order: let no request through to the kernel; answered by `Done` when it has dealt with those
+    before, and by `Error` (``busy``, and requests go through again) if it has not in time.
+
+    Parameters
+    ----------
+    seconds : float
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LetThrough(Message):
+    """Order: let requests through again; answered by `Done`."""
+
+
+@dataclass(frozen=True)
+class Dump(Message):
+    """Order: save the kernel's process; answered by `Dumped`. If that fails, the process goes on.
+
+    Parameters
+    ----------
+    directory : str
+        Empty, for the images.
+    wake_fd : int
+        See `Left`.
+    leave_running : bool
+        Whether the process goes on; else it is gone.
+    """
+
+    directory: str
+    wake_fd: int
+    leave_running: bool
+
+
+@dataclass(frozen=True)
+class Dumped(Message):
+    """The images are there.
+
+    Parameters
+    ----------
+    seconds : float
+        How long the process stood still.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Revive(Message):
+    """Order: make a process of images; answered by `Revived`.
+
+    Parameters
+    ----------
+    directory : str
+        Stays as it is.
+    session : str
+        The session that the process joins.
+    beside : bool
+        Whether the kernel's present process stays till `Replace`, or there is none.
+    """
+
+    directory: str
+    session: str
+    beside: bool
+
+
+@dataclass(frozen=True)
+class Revived(Message):
+    """The process runs.
+
+    Parameters
+    ----------
+    pid : int
+        As the agent sees it.
+    """
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Replace(Message):
+    """Order: let the revived process take the place of the present one, as soon as the request that
+    this executes is answered; what it has not begun is asked of the new one. Answered by `Done`.
+    """
+
+
+@dataclass(frozen=True)
+class Knock(Message):
+    """Sent by a tender unasked: a request waits for a kernel that hibernates."""
+
+
+@dataclass(frozen=True)
+class Leave(Message):
+    """Sent to a kernel: give up the session's memory and this connection, for a while. Answered by
+    `Left`, and by `Error` if it cannot.
+    """
+
+
+@dataclass(frozen=True)
+class Left(Message):
+    """The last that comes over this connection. The kernel joins again when it is woken.
+
+    Parameters
+    ----------
+    wake_fd : int
+        Number, in the kernel, of a pipe's writing end: a line of JSON is awaited there, see
+        `kernelproxy.activation.link`.
+    """
+
+    wake_fd: int
+
+
+@dataclass(frozen=True)
+class Stay(Message):
+    """Sent to a kernel that was told by `CheckpointBegun` that it is going to leave: it does not
+    leave after all. Has no answer.
+    """
 
 
 @dataclass(frozen=True)

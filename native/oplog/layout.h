@@ -55,9 +55,11 @@ struct ClientPage {
   Word<uint64_t> memory_wanted;
   Word<uint64_t> want_sequence;
   Word<uint64_t> operators;
-  // Activity as the notebook sees it: cells now running, CLOCK_MONOTONIC of the last change.
+  // Activity as the notebook sees it: cells now running, CLOCK_MONOTONIC of the last change, cells
+  // that have ended since the session was joined.
   alignas(kLine) Word<uint32_t> cells_running;
   Word<uint64_t> cell_changed_ns;
+  Word<uint64_t> cells_ended;
 };
 
 struct WorkerPage {
@@ -121,7 +123,7 @@ static_assert(
     offsetof(ClientPage, memory_used) == 192 && offsetof(ClientPage, memory_peak) == 200 &&
     offsetof(ClientPage, memory_wanted) == 208 && offsetof(ClientPage, want_sequence) == 216 &&
     offsetof(ClientPage, operators) == 224 && offsetof(ClientPage, cells_running) == 256 &&
-    offsetof(ClientPage, cell_changed_ns) == 264);
+    offsetof(ClientPage, cell_changed_ns) == 264 && offsetof(ClientPage, cells_ended) == 272);
 static_assert(offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, bell) == 128 &&
               offsetof(WorkerPage, asleep) == 132 && offsetof(WorkerPage, gate_open) == 136 &&
               offsetof(WorkerPage, epoch) == 144 && offsetof(WorkerPage, answer_position) == 192 &&

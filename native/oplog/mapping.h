@@ -66,15 +66,11 @@ inline Mapping map_file(int fd, size_t bytes, bool writable) {
   return Mapping(data, bytes);
 }
 
-// Maps a ring twice in a row: the `capacity` bytes from any position on are contiguous.
-inline Mapping map_ring(int fd, size_t capacity, bool writable) {
-  if (capacity < kPageBytes || !std::has_single_bit(capacity) || file_bytes(fd) != capacity) {
-    throw std::runtime_error("a log ring has a size that no ring can have");
-  }
-  void* reserved =
-      mmap(nullptr, 2 * capacity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) throw_errno("cannot reserve addresses for a log ring");
-  Mapping ring(reserved, 2 * capacity);
+inline constexpr int kReservation = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+// Maps a file twice in a row into a range of twice its size.
+inline void map_ring_at(const Mapping& ring, int fd, bool writable) {
+  const size_t capacity = ring.size() / 2;
   const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
   for (size_t half = 0; half < 2; ++half) {
     if (mmap(ring.data() + half * capacity, capacity, protection, MAP_SHARED | MAP_FIXED, fd, 0) ==
@@ -82,7 +78,42 @@ inline Mapping map_ring(int fd, size_t capacity, bool writable) {
       throw_errno("cannot map a log ring");
     }
   }
+}
+
+// Maps a ring twice in a row: the `capacity` bytes from any position on are contiguous.
+inline Mapping map_ring(int fd, size_t capacity, bool writable) {
+  if (capacity < kPageBytes || !std::has_single_bit(capacity) || file_bytes(fd) != capacity) {
+    throw std::runtime_error("a log ring has a size that no ring can have");
+  }
+  void* reserved = mmap(nullptr, 2 * capacity, PROT_NONE, kReservation, -1, 0);
+  if (reserved == MAP_FAILED) throw_errno("cannot reserve addresses for a log ring");
+  Mapping ring(reserved, 2 * capacity);
+  map_ring_at(ring, fd, writable);
   return ring;
+}
+
+// Memory of this process alone, which takes none before it is written to.
+inline Mapping map_private(size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kReservation, -1, 0);
+  if (data == MAP_FAILED) throw_errno("cannot map memory");
+  return Mapping(data, bytes);
+}
+
+// Makes a mapping a mere reservation of its addresses.
+inline void reserve_at(const Mapping& at) {
+  if (mmap(at.data(), at.size(), PROT_NONE, kReservation | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    throw_errno("cannot reserve addresses");
+  }
+}
+
+// Puts a mapping in the place of another one of its size: whoever reads there finds the one or the
+// other.
+inline void replace_mapping(const Mapping& at, Mapping by) {
+  if (mremap(by.data(), by.size(), at.size(), MREMAP_MAYMOVE | MREMAP_FIXED, at.data()) ==
+      MAP_FAILED) {
+    throw_errno("cannot replace a mapping");
+  }
+  by.release();
 }
 
 // A ClientPage, WorkerPage or AgentPage, with the bytes that follow it in its file.
@@ -98,6 +129,8 @@ class Page {
   std::span<std::byte> following() const noexcept {
     return {mapping_.data() + kPageBytes, mapping_.size() - kPageBytes};
   }
+  const Mapping& mapping() const noexcept { return mapping_; }
+  Mapping take() noexcept { return std::move(mapping_); }
 
  private:
   Mapping mapping_;

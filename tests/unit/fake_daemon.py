@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 from kernelproxy import protocol
+from kernelproxy.frames import recv_message, send_message
 from kernelproxy.protocol import Error, Message
 
+SECONDS_MAX = 60.0
 DEVICE: dict[str, Any] = {
     "id": "cpu:0",
     "kind": "software",
@@ -41,6 +44,8 @@ SESSION: dict[str, Any] = {
     "loading": 0,
     "snapshot": None,
     "migration": None,
+    "automatic": {"every": 0.0, "cells": 0, "keep": 3, "problem": ""},
+    "last_checkpoint": None,
 }
 MIGRATION: dict[str, Any] = {
     "source": "cpu:0",
@@ -55,16 +60,22 @@ CHECKPOINT: dict[str, Any] = {
     "name": "before-lunch",
     "created": "2026-01-01T12:00:00.000+00:00",
     "session": "digits.ipynb",
+    "notebook": "/home/ada/digits.ipynb",
     "kernel_id": "k-1",
     "automatic": False,
-    "forms": ["namespace"],
+    "forms": ["namespace", "process"],
     "torch": "2.13.0+cpu",
     "device": "cpu:0",
     "bytes": 3 << 20,
     "stored": 2 << 20,
     "exclusive": 1 << 20,
     "saved": [{"name": "model", "kind": "Sequential", "bytes": 3 << 20}],
-    "omitted": [{"name": "server", "why": "server.sock: a socket", "partly": False}],
+    "omitted": [{"name": "/home/ada/big.csv", "why": "it is too large", "partly": False}],
+    "only_process": [
+        {"name": "lines", "why": "a generator", "partly": False},
+        {"name": "lock", "why": "a lock", "partly": False},
+        {"name": "lock", "why": "and another one", "partly": True},
+    ],
     "files": 2,
 }
 DAMAGED: dict[str, Any] = {"name": "torn", "created": "", "problem": "Its hash is wrong."}
@@ -77,12 +88,40 @@ OUTCOME: dict[str, Any] = {
 }
 
 
+class FakeAgent:
+    """An agent's end of a tender's connection; `close` is its death."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sock.settimeout(SECONDS_MAX)
+
+    def order(self, message: Message) -> Message:
+        """Give an order, and return its answer."""
+        send_message(self._sock, message)
+        return self.hear()
+
+    def hear(self) -> Message:
+        """Wait for what the tender says."""
+        return recv_message(self._sock)[0]
+
+    def close(self) -> None:
+        """End the connection."""
+        self._sock.close()
+
+
 class FakeDaemon:
     """Listens at `path` until it is closed; `requests` are what it was asked, in order."""
 
     def __init__(self, path: Path) -> None:
         self.requests: list[Message] = []
         self.sessions: dict[str, dict[str, Any]] = {}
+        #: What sessions are opened with: the form of processes, and why there is none.
+        self.form: tuple[dict[str, Any] | None, str] = (None, "CRIU is not installed")
+        #: Whether it knows no session any more.
+        self.forgotten = False
+        #: Connections of tenders, whose orders the test gives.
+        self.tenders: queue.Queue[FakeAgent] = queue.Queue()
+        self._agents: list[FakeAgent] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -94,6 +133,8 @@ class FakeDaemon:
         for thread in self._threads:
             thread.join()
         self._listener.close()
+        for agent in self._agents:
+            agent.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the listener was closed
@@ -106,9 +147,13 @@ class FakeDaemon:
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(ConnectionError):
             while True:
-                request, _ = protocol.recv_message(sock)
+                request, _ = recv_message(sock)
                 self.requests.append(request)
-                protocol.send_message(sock, self._answer(request))
+                send_message(sock, self._answer(request))
+                if isinstance(request, protocol.Tend) and not self.forgotten:
+                    self._agents.append(FakeAgent(sock.dup()))
+                    self.tenders.put(self._agents[-1])
+                    return
 
     def _answer(self, request: Message) -> Message:
         match request:
@@ -119,7 +164,9 @@ class FakeDaemon:
                 self.sessions[session] = SESSION | {
                     "id": session, "name": name, "kernel_id": kernel_id,
                 }  # fmt: skip
-                return protocol.SessionOpened(session)
+                return protocol.SessionOpened(session, *self.form)
+            case protocol.Tend() if self.forgotten:
+                return Error("There is no such session.", "unknown-session")
             case protocol.CloseSession(session=session):
                 self.sessions.pop(session, None)
                 return protocol.Done()
@@ -135,6 +182,13 @@ class FakeDaemon:
                 return protocol.CheckpointReply(CHECKPOINT | ({"name": name} if name else {}))
             case protocol.Checkpoints():
                 return protocol.CheckpointsReply([CHECKPOINT, DAMAGED])
+            case protocol.LastCheckpoint():
+                return protocol.CheckpointReply(CHECKPOINT)
+            case protocol.SetAutomatic(session=session, every=every, cells=cells):
+                rule = {**SESSION["automatic"], "every": every, "cells": cells}
+                return self._change(session, automatic=rule)
+            case protocol.Stop():
+                return protocol.Stopped(["digits-auto"], ["maths.ipynb: it was busy for 30 s."])
             case protocol.Restore(name="before-lunch"):
                 return protocol.RestoreReply(OUTCOME)
             case protocol.Restore(name=name) | protocol.DeleteCheckpoint(name=name) if (

@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,21 @@ def test_descriptors_come_with_their_message(pair: Pair) -> None:
     assert not os.get_inheritable(received)
     for fd in (read_end, write_end, received):
         os.close(fd)
+
+
+def test_who_has_got_all_of_a_message_may_be_gone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_fds = socket.send_fds
+
+    def send_and_be_gone(*arguments: Any) -> int:
+        sent = send_fds(*arguments)
+        pair[1].close()
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send_and_be_gone)
+    with open(os.devnull, "rb") as file:
+        send_message(pair[0], Done(), [file.fileno()])
 
 
 def test_a_decoder_gives_each_of_several_frames_its_descriptors() -> None:

@@ -1,0 +1,151 @@
+"""Who waits is told how far it is, once that takes a while."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from jupyter_sing import magics, progress
+from kernelproxy.agent import checkpointing
+from kernelproxy.agent.checkpointing import with_progress
+from kernelproxy.control import Control
+from kernelproxy.errors import ControlError
+from kernelproxy.frames import recv_message, send_message
+from kernelproxy.protocol import Done, Error, Message, Progress, Status
+from kernelproxy.snapshot.together import Cancel
+
+
+class Heard:
+    """The end of a connection where messages are noted."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.came = asyncio.Event()
+
+    async def send(self, message: Message) -> None:
+        self.messages.append(message)
+        self.came.set()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointing, "PROGRESS_SECONDS", 0.001)
+
+
+@pytest.mark.parametrize("by", ["the work", "who knows"])
+def test_it_is_told_until_it_is_done(by: str) -> None:
+    async def run() -> None:
+        heard: Any = Heard()
+
+        async def work(note: Any) -> str:
+            if by == "the work":
+                note(3, 10)
+            await heard.came.wait()
+            return "done"
+
+        ask = None if by == "the work" else lambda: (3, 10)
+        assert await with_progress(heard, None, work, ask) == "done"
+        assert set(heard.messages) == {Progress(3, 10)}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_what_nobody_waits_for_ends(waited_for: bool) -> None:
+    async def run() -> None:
+        heard: Any = Heard()
+        cancel = Cancel() if waited_for else None
+
+        async def work(_: Any) -> None:
+            try:
+                while True:
+                    await asyncio.sleep(0)
+                    if cancel is not None:
+                        cancel.check()
+            finally:
+                ended.set()
+
+        ended = asyncio.Event()
+        task = asyncio.create_task(with_progress(heard, cancel, work))
+        await heard.came.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("reply", [Done("So it is."), Error("It is not.", "failed")])
+def test_a_reply_comes_after_how_far_it_was(reply: Message) -> None:
+    ours, theirs = socket.socketpair()
+
+    def answer() -> None:
+        recv_message(theirs)
+        for each in (Progress(0, 2), Progress(1, 2), reply):
+            send_message(theirs, each)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    shown: list[tuple[int, int]] = []
+    with theirs, Control(ours) as control:
+        if isinstance(reply, Done):
+            found = control.expect(Done, Status(), 30.0, lambda *numbers: shown.append(numbers))
+            assert found == reply
+        else:
+            with pytest.raises(ControlError, match="It is not"):
+                control.expect(Done, Status(), 30.0, lambda *numbers: shown.append(numbers))
+        thread.join()
+    assert shown == [(0, 2), (1, 2)]
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_terminal_shows_it_after_half_a_second(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        clock.now = 0.0
+        with progress.Line("Reading") as line:
+            line.show_bytes(1 << 20, 3 << 20)
+            assert capsys.readouterr().err == ""
+            clock.now = 0.5
+            line.show_bytes(0, 0)
+            assert capsys.readouterr().err == ""
+            line.show_bytes(2 << 20, 3 << 20)
+            line.show_notebooks(1, 2)
+        shown = "\r\x1b[KReading: 2.0 MiB of 3.0 MiB\r\x1b[KReading: 1 of 2 notebooks\r\x1b[K"
+        assert capsys.readouterr().err == (shown if terminal else "")
+
+
+def test_a_notebook_shows_it_after_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, shown = Clock(), []
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            shown.append(data["text/plain"])
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        shown.append(data["text/plain"])
+        return Handle()
+
+    monkeypatch.setattr(magics, "time", clock)
+    monkeypatch.setattr("IPython.display.display", display)
+    with magics.Bar("Reading") as bar:
+        bar.show(1, 10)
+        clock.now = 0.5
+        bar.show(2, 10)
+        bar.show(3, 10)
+    assert shown == ["Reading: 2 B of 10 B", "Reading: 3 B of 10 B", ""]
