@@ -2,8 +2,8 @@
 
 The sources make a first-use build possible in any environment. When the environment that is
 installed into has a torch (build isolation leaves `sys.prefix` alone), the libraries for exactly
-that torch are built now, so that the first kernel starts without waiting; so is the file tracker,
-which needs none. Nothing of it is needed for an installation to succeed.
+that torch are built now, so that the first kernel starts without waiting; so are the file tracker
+and the sandbox, which need none. Nothing of it is needed for an installation to succeed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PARTS = ("oplog", "client", "worker", "fstrack")
+PARTS = ("oplog", "client", "worker", "fstrack", "sandbox")
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -33,7 +33,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 )
         sys.path.insert(0, str(root))
         try:
-            directories = [*self._torch_libraries(), *self._tracker()]
+            directories = [*self._torch_libraries(), *self._tracker(), *self._sandbox()]
         finally:
             sys.path.remove(str(root))
         for directory in directories:
@@ -72,6 +72,17 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return [fstrack.library(say, developing=False, cache=self._cache).parent]
         except Exception as error:
             self.app.display_warning(f"the file tracker will be built at first use: {error}")
+            return []
+
+    def _sandbox(self) -> list[Path]:
+        """The directory of the program that starts kernels whose process can be saved."""
+        try:
+            from kernelproxy.process import sandbox
+
+            say = self.app.display_info
+            return [sandbox.program(say, developing=False, cache=self._cache).parent]
+        except Exception as error:
+            self.app.display_warning(f"the sandbox will be built at first use: {error}")
             return []
 
     @property

@@ -258,7 +258,9 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         clone.mkdir(exist_ok=True)
         (clone / name).write_text((ROOT / name).read_text())
-    for module in ("__init__", "errors", "fstrack", "native"):
+    for module in (
+        "__init__", "errors", "fstrack", "native", "process/__init__", "process/sandbox",
+    ):  # fmt: skip
         name = f"kernelproxy/{module}.py"
         (clone / name).parent.mkdir(exist_ok=True)
         (clone / name).write_text((ROOT / name).read_text())
@@ -267,7 +269,8 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     (clone / "jupyter_sing").mkdir()
     (clone / "jupyter_sing" / "__init__.py").touch()
     write_units(clone / "native")
-    shutil.copytree(ROOT / "native" / "fstrack", clone / "native" / "fstrack")
+    for part in ("fstrack", "sandbox"):
+        shutil.copytree(ROOT / "native" / part, clone / "native" / part)
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=clone, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
@@ -283,6 +286,10 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     ] == ([True] if here else [])
     assert len([*package.glob("_native_lib/fstrack*/libsing_fstrack.so")]) == 1
     assert (package / "_native" / "fstrack" / "journal.h").is_file()
+    with zipfile.ZipFile(wheel) as archive:
+        (sandbox,) = (each for each in archive.infolist() if each.filename.endswith("sing-sandbox"))
+    assert sandbox.external_attr >> 16 & 0o111  # as installers keep it
+    assert (package / "_native" / "sandbox" / "options.h").is_file()
 
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"

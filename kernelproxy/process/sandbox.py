@@ -1,0 +1,143 @@
+"""Sandboxes: the program ``sing-sandbox``, and how kernels are started by it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernelproxy import native
+from kernelproxy.errors import NativeError, ProcessError
+
+if TYPE_CHECKING:
+    from kernelproxy.process.form import Form
+
+PROGRAM = "sing-sandbox"
+PARTS = ("sandbox",)
+COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-pthread")
+#: A kernel's environment may preload libraries, which are not for what starts it.
+STATIC_FLAGS = ("-static", "-s")
+LINK_FLAGS = ("-s",)
+REPORT_BYTES_MAX = 4096
+
+
+def program(
+    message: native.Message | None = None,
+    *,
+    cache: Path | None = None,
+    developing: bool | None = None,
+) -> Path:
+    """Find the program; build it if nobody has.
+
+    Parameters
+    ----------
+    message, cache, developing
+        See `native.ensure`.
+
+    Raises
+    ------
+    NativeError
+        It cannot be built here.
+    """
+    tree = native.source_tree()
+    how = (COMPILE_FLAGS, STATIC_FLAGS, LINK_FLAGS)
+    key = f"sandbox-{platform.machine()}-{native.hash_of(tree, PARTS, how)}"
+    cache = cache or native.cache_directory()
+
+    def inside(directory: Path) -> Path | None:
+        file = directory / PROGRAM
+        return file if os.access(file, os.X_OK) else None
+
+    def build(say: native.Message) -> None:
+        native.check_compiler()
+        say("Preparing the sandbox of kernels, once: a few seconds.")
+        strict = native.is_checkout(tree) if developing is None else developing
+        native.publish(
+            cache,
+            key,
+            lambda objects, target: _build(tree, objects, target, strict=strict),
+            keep=strict,
+        )
+
+    return native.find_or_build(key, cache, inside, build, message)
+
+
+def _build(tree: Path, objects: Path, target: Path, *, strict: bool) -> None:
+    compiler = native.Compiler(tree, objects, COMPILE_FLAGS, STATIC_FLAGS, strict=strict)
+    compiled = list(compiler.compile_all(native.sources(tree, PARTS, (".cpp",))).values())
+    try:
+        compiler.link(target / PROGRAM, compiled, ())
+    except NativeError:  # not everywhere are there static libraries
+        compiler = native.Compiler(tree, objects, COMPILE_FLAGS, LINK_FLAGS, strict=strict)
+        compiler.link(target / PROGRAM, compiled, ())
+
+
+def prefix(form: Form, report_fd: int, lifeline_fd: int | None = None) -> list[str]:
+    """Return what to put before a command to have it run in a sandbox.
+
+    What it starts waits outside, passes signals and output on, and ends as the command does. The
+    command leads a session of its own.
+
+    Parameters
+    ----------
+    form : Form
+    report_fd : int
+        Where the command's process is named, see `read_pid`; passed on to the program alone.
+    lifeline_fd : int, optional
+        End of a pipe whose other end the caller keeps: everything in the sandbox ends when that is
+        closed. By default, when the process that starts the command ends.
+
+    Raises
+    ------
+    NativeError
+        The program cannot be built here.
+    """
+    return [str(program()), "start", *options(form, report_fd, lifeline_fd), "--"]
+
+
+def options(form: Form, report_fd: int, lifeline_fd: int | None) -> list[str]:
+    """Arguments that starting and restoring have in common."""
+    found = ["--user"] if form.kind == "user" else []
+    found += ["--report", str(report_fd)]
+    if lifeline_fd is not None:
+        found += ["--lifeline", str(lifeline_fd)]
+    return found
+
+
+def enter(form: Form, pid: int, command: list[str]) -> list[str]:
+    """Return a command that runs another in the sandbox of process `pid`, and ends with it."""
+    user = ["--user"] if form.kind == "user" else []
+    return [str(program()), "enter", *user, "--target", str(pid), "--", *command]
+
+
+def read_pid(fd: int, timeout: float) -> int:
+    """Wait until the process in a sandbox runs; return its number as seen here.
+
+    Parameters
+    ----------
+    fd : int
+        The other end of the report; the caller has closed its own copy of that.
+    timeout : float
+        Seconds.
+
+    Raises
+    ------
+    ProcessError
+        ``unavailable``: there will be none; ``timeout``.
+    """
+    deadline = time.monotonic() + timeout
+    line = b""
+    while not line.endswith(b"\n"):
+        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise ProcessError(f"no process ran in its sandbox in {timeout:.0f} s", "timeout")
+        data = os.read(fd, REPORT_BYTES_MAX)
+        if not data or len(line) > REPORT_BYTES_MAX:
+            raise ProcessError("the sandbox ended before a process ran in it", "unavailable")
+        line += data
+    text = line.decode(errors="replace").strip()
+    if text.startswith("!"):
+        raise ProcessError(text.removeprefix("!").strip(), "unavailable")
+    return int(text)
