@@ -13,7 +13,8 @@ from jupyter_sing.table import bytes_text
 from kernelproxy import native, paths
 from kernelproxy.control import connect
 from kernelproxy.devices import configured_devices
-from kernelproxy.errors import ControlError, SingError
+from kernelproxy.errors import ControlError, ProcessError, SingError
+from kernelproxy.process import form
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def examine(python: str = sys.executable) -> list[Finding]:
         "compiler": _compiler,
         "devices": _devices,
         "memory": _memory,
-        "criu": _criu,
+        "processes": _processes,
         "daemon": _daemon,
     }
     findings: list[Finding] = []
@@ -98,12 +99,15 @@ def _memory() -> Iterator[Finding]:
     yield Finding("memory", "ok", f"{available} of host memory for parked sessions and programs")
 
 
-def _criu() -> Iterator[Finding]:
-    found = shutil.which("criu")
-    if found:
-        yield Finding("criu", "ok", found)
-    else:
-        yield Finding("criu", "missing", "processes cannot be checkpointed as a whole")
+def _processes() -> Iterator[Finding]:
+    # Tried anew: whoever asks may just have installed what was missing.
+    try:
+        found = form.find(paths.runtime_dir(), fresh=True)
+    except ProcessError as error:
+        yield Finding("processes", "missing", str(error))
+        return
+    how = {"root": "by root's rights", "user": "in a namespace of users"}[found.kind]
+    yield Finding("processes", "ok", f"saved {how}, by {found.criu}")
 
 
 def _daemon() -> Iterator[Finding]:

@@ -1,0 +1,69 @@
+"""Where CRIU is looked for, what is said where there is none, and what is kept of a trial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernelproxy.errors import ProcessError
+from kernelproxy.process import form
+from kernelproxy.process.form import Form
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program that is named, and would fail."""
+    file = tmp_path / "criu"
+    file.write_text("#!/bin/sh\nexit 1\n")
+    file.chmod(0o755)
+    monkeypatch.setenv(form.VARIABLE, str(file))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ("", "JUPYTER_SING_CRIU is empty"),
+        ("/nowhere/criu", "names /nowhere/criu, which is no program"),
+        (None, "install CRIU 4.2, or name it in JUPYTER_SING_CRIU"),
+    ],
+)
+def test_it_is_said_why_there_is_none(
+    named: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if named is None:
+        monkeypatch.delenv(form.VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(form.VARIABLE, named)
+    with pytest.raises(ProcessError, match=why) as caught:
+        form.find(tmp_path)
+    assert caught.value.reason == "unavailable"
+    assert not caught.value.recoverable
+
+
+def test_the_one_on_the_path_is_found(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(program.parent))
+    monkeypatch.delenv(form.VARIABLE)
+    assert form.find_criu() == str(program)
+
+
+def test_a_program_that_does_not_start_is_named(program: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match=f"{program} does not start"):
+        form.find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kept", ["{", "[]", "{}", '{"key": "KEY"}', '{"key": "KEY", "kind": "none", "until": "soon"}']
+)
+def test_what_was_not_kept_by_us_is_found_anew(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    found = Form("user", str(program))
+    monkeypatch.setattr(form, "_key", lambda _: "KEY")
+    monkeypatch.setattr(form, "_try_all", lambda _: found)
+    (tmp_path / form.CACHE).write_text(kept)
+    assert form.find(tmp_path) == found
+    monkeypatch.setattr(form, "_try_all", lambda _: pytest.fail("tried again"))
+    assert form.find(tmp_path) == found
