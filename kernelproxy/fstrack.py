@@ -10,6 +10,8 @@ older libc would refuse to start a program with it otherwise.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import platform
 import re
@@ -157,6 +159,13 @@ def preload(env: MutableMapping[str, str], library: Path) -> None:
         raise NativeError(f"LD_PRELOAD cannot name the file tracker in {library.parent}")
     env["LD_PRELOAD"] = ":".join(filter(None, [str(library), env.get("LD_PRELOAD", "")]))
     env["ASAN_OPTIONS"] = ":".join(filter(None, [env.get("ASAN_OPTIONS", ""), SANITIZER_OPTION]))
+
+
+def follow(journal: Path) -> None:
+    """Have this process's changes, and those of children to come, noted in another journal."""
+    os.environ[JOURNAL_VARIABLE] = str(journal)
+    with contextlib.suppress(AttributeError):  # it is not tracked
+        ctypes.CDLL(None).sing_fstrack_follow(os.fsencode(journal))
 
 
 def leave(env: MutableMapping[str, str]) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import Any
 
-from kernelproxy import activation
+from kernelproxy import activation, revival
 from kernelproxy.control import connect
 from kernelproxy.protocol import Carried, Wish
 
@@ -103,6 +103,8 @@ def load_ipython_extension(ip: Any) -> None:
             if hasattr(ip, "kernel"):
                 wishes = Wishes(ip)
                 activation.on_wish = wishes
+                activation.on_restored = revival.Revival(ip)
+                activation.listen()
                 ip.events.register("post_run_cell", wishes.post_run_cell)
     except Exception as error:
         print(f"jupyter_sing: CPU only: {type(error).__name__}: {error}.", file=sys.stderr)

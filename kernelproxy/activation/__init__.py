@@ -3,6 +3,7 @@
 Needs the standard library only, so that it works in environments that have torch but not us.
 
     activate()            with SING_SESSION set: watch for the import of torch
+    ├ line.py             till that import: how the daemon reaches a notebook
     └ hook.py             at that import: native client, session, then torch itself
       ├ client.py         the native client's C functions
       ├ bindings.py       the names of ``torch._C`` that CPU wheels lack, set before torch uses them
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernelproxy.activation.client import NativeClient
+    from kernelproxy.activation.link import Link, Woken
     from kernelproxy.protocol import Wish
 
 __all__ = ["Activation", "activate", "cell", "current"]
@@ -46,18 +48,26 @@ class Activation:
         The native client, once torch was imported and joined the session.
     cells : int
         Cells that run now.
+    cells_ended : int
+        Cells that have ended before there was a client.
+    listening : Link or None
+        What hears the daemon in a notebook, until torch is imported.
     """
 
     session: str = ""
     reason: str = ""
     client: NativeClient | None = None
     cells: int = 0
+    cells_ended: int = 0
+    listening: Link | None = None
 
 
 _lock = threading.Lock()
 _current = Activation()
 #: Carries out the daemon's wishes, in a notebook; called in a thread of ours.
 on_wish: Callable[[Wish], object] | None = None
+#: Told, before the session is joined again, that this process was made of images.
+on_restored: Callable[[Woken], object] | None = None
 
 
 def current() -> Activation:
@@ -114,6 +124,10 @@ def cell(change: int) -> None:
         _current.cells += change
         if _current.client is not None:
             _current.client.cell(change)
+        elif change < 0:
+            _current.cells_ended += 1
+            if _current.listening is not None:
+                _current.listening.tell_cells(_current.cells_ended)
 
 
 def joined(client: NativeClient) -> None:
@@ -122,6 +136,47 @@ def joined(client: NativeClient) -> None:
         _current.client = client
         for _ in range(_current.cells):
             client.cell(1)
+        listening, _current.listening = _current.listening, None
+    if listening is not None:
+        listening.end()
+
+
+def listen() -> None:
+    """Hear the daemon in a notebook from now on, not only once torch is imported.
+
+    Called by the IPython extension, in kernels; until torch is imported, this also tells how many
+    cells have ended.
+    """
+    from kernelproxy import paths
+    from kernelproxy.activation.link import Link
+    from kernelproxy.protocol import Listen
+
+    # If there is no daemon any more, whoever imports torch is told.
+    link = Link(-1, Listen(_current.session), paths.socket_path(), lambda: None)
+    os.register_at_fork(after_in_child=link.disown)
+    with _lock:
+        _current.listening = link
+    link.start()
+
+
+def restored(woken: Woken) -> None:
+    """Called by the link: this process was made of the images of another one.
+
+    Raises
+    ------
+    InternalError
+        If it cannot be another one.
+    """
+    from kernelproxy.errors import InternalError
+
+    _current.session = os.environ["SING_SESSION"] = woken.session
+    if on_restored is not None:
+        try:
+            on_restored(woken)
+        except Exception as error:
+            raise InternalError(
+                f"A restored kernel cannot take its place: {type(error).__name__}: {error}."
+            ) from error
 
 
 def _leave_python_path() -> None:

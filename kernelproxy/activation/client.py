@@ -30,6 +30,8 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_cell": ([ctypes.c_int], None),
     "sing_client_give_up": ([], None),
     "sing_client_forked": ([], ctypes.c_int),
+    "sing_client_leave": ([ctypes.c_int], ctypes.py_object),
+    "sing_client_rejoin": ([ctypes.c_int] * 5, ctypes.py_object),
     "sing_client_storage_number": ([ctypes.py_object], ctypes.py_object),
     "sing_client_position": ([], ctypes.c_uint64),
     "sing_client_resize_storage": ([ctypes.py_object, ctypes.c_uint64], ctypes.py_object),
@@ -82,6 +84,34 @@ class NativeClient:
         if self._library.sing_client_connect(*fds, bell_fd) != 0:
             text = self._library.sing_client_error() or b"unknown reason"
             raise NativeError(f"the session cannot be joined ({text.decode(errors='replace')})")
+
+    def leave(self, seconds: float) -> None:
+        """Give up the session's memory for a while; who uses the device waits till `rejoin`.
+
+        The bell is the caller's again, and is not rung until then.
+
+        Raises
+        ------
+        NativeError
+            If a thread waits for the device for longer than `seconds`; nothing has changed then.
+        """
+        try:
+            self._library.sing_client_leave(round(seconds * 1000))
+        except RuntimeError as error:
+            raise NativeError(f"the session cannot be left ({error})") from error
+
+    def rejoin(self, fds: Sequence[int], bell_fd: int) -> None:
+        """Join again what was left, or another session that is in its state; as `connect`.
+
+        Raises
+        ------
+        NativeError
+            If it is neither; whoever uses the device goes on waiting.
+        """
+        try:
+            self._library.sing_client_rejoin(*fds, bell_fd)
+        except RuntimeError as error:
+            raise NativeError(f"the session cannot be joined again ({error})") from error
 
     def synchronize(self) -> None:
         """Wait until everything was executed.

@@ -148,16 +148,7 @@ def join_session(session: str, spec: ModuleSpec) -> NativeClient:
                 os.close(fd)
     finally:
         control.close()
-    os.register_at_fork(after_in_child=lambda: _disown(bell))
-    Link(bell, attach, path, client.give_up).start()
+    link = Link(bell, attach, path, client.give_up, client)
+    os.register_at_fork(after_in_child=link.disown)
+    link.start()
     return client
-
-
-def _disown(fd: int) -> None:
-    """Called in a forked child: its copy of the connection must not keep the session alive.
-
-    The number stays taken, so that nothing of the child's can be mistaken for the connection.
-    """
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    os.dup2(null, fd, inheritable=False)
-    os.close(null)

@@ -161,6 +161,23 @@ void sing_client_give_up() {
   if (Session::connected() && !Session::forked()) Session::get().give_up();
 }
 
+// Gives up the session's memory, when nobody waits for another process any more; raises if that
+// takes longer than so many milliseconds. The bell is the caller's again.
+PyObject* sing_client_leave(int milliseconds) {
+  HANDLE_TH_ERRORS
+  Session::get().leave(std::chrono::milliseconds(milliseconds));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Joins again, given what sing_client_connect was; raises if it is not what was left.
+PyObject* sing_client_rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
+  HANDLE_TH_ERRORS
+  Session::get().rejoin(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 int sing_client_forked() { return Session::forked() ? 1 : 0; }
 
 }  // extern "C"

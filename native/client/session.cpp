@@ -1,8 +1,8 @@
 #include "client/session.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +12,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "client/clock.h"
+#include "client/engagement.h"
 #include "client/errors.h"
 #include "client/waiting.h"
 #include "oplog/futex.h"
@@ -30,12 +32,6 @@ constexpr std::string_view kBell = R"({"kind": "Bell"})";
 
 Session* session = nullptr;
 bool is_forked = false;
-
-uint64_t monotonic_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
-}
 
 void pause_core() noexcept {
 #if defined(__x86_64__)
@@ -74,14 +70,29 @@ Session::Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bel
       log_(log_map_.data()),
       answers_(worker_.following().data()),
       bell_fd_(bell_fd) {
-  client_->pid = static_cast<uint32_t>(getpid());
   head_ = client_->head.load();
   TORCH_CHECK(head_ == 0, "the log of this session belongs to another process");
+  settle();
+}
 
+// What depends on the process and its surroundings, which leaving and joining may change.
+void Session::settle() {
+  client_->pid = static_cast<uint32_t>(getpid());
+  clock_ahead_ns_ = monotonic_ahead_ns();
   const long cores = sysconf(_SC_NPROCESSORS_ONLN);
   const bool crowded = agent_->device_kind == static_cast<uint32_t>(DeviceKind::software) &&
                        agent_->threads.load() + 1 > static_cast<uint64_t>(cores);
   spins_ = crowded ? kSpinsCrowded : kSpinsAlone;
+  // Forked children have no use for the session, and would hold its memory.
+  for (const Mapping* mapping :
+       {&log_map_, &client_.mapping(), &worker_.mapping(), &agent_.mapping()}) {
+    madvise(mapping->data(), mapping->size(), MADV_DONTFORK);
+  }
+}
+
+void Session::give_up() noexcept {
+  agent_gone_.store(true);
+  turn();
 }
 
 // ---------------------------------------------------------------- appending
@@ -145,6 +156,8 @@ void Session::notify() {
 }
 
 void Session::ring() noexcept {
+  std::lock_guard lock(bell_mutex_);
+  if (bell_fd_ < 0) return;  // rejoin() rings
   char frame[4 + kBell.size()];
   const uint32_t count = static_cast<uint32_t>(kBell.size());
   std::memcpy(frame, &count, sizeof(count));
@@ -189,7 +202,7 @@ uint64_t Session::append_record(RecordKind kind, uint8_t flags, std::span<const 
     check_usable();
     uint64_t needed = total;
     {
-      std::lock_guard lock(mutex_);
+      const auto lock = lock_present();
       if (!pending_.empty()) {
         needed += padded(sizeof(RecordHeader) + 8 + pending_.size() * sizeof(StorageEntry));
       }
@@ -199,6 +212,7 @@ uint64_t Session::append_record(RecordKind kind, uint8_t flags, std::span<const 
           client_->answer_taken.store(0, std::memory_order_relaxed);
           client_->answer_wanted.store(head_ + total, std::memory_order_release);
           ++counters_.requests;
+          ++engaged_;  // the caller makes an Engagement of it
         }
         write_locked(kind, flags, payload, tail);
         publish_locked();
@@ -224,7 +238,7 @@ void Session::append(RecordKind kind, std::span<const std::byte> payload,
 void Session::flush_storages() {
   {
     std::lock_guard lock(mutex_);
-    if (pending_.empty()) return;
+    if (pending_.empty() || place_ != Place::present) return;
     const uint64_t needed =
         padded(sizeof(RecordHeader) + 8 + pending_.size() * sizeof(StorageEntry));
     if (!has_room(needed)) return;  // the next record brings them
@@ -332,8 +346,9 @@ class Wanted {
 void Session::request(RecordKind kind, std::span<const std::byte> payload,
                       std::span<std::byte> destination) {
   const auto lock = lock_without_gil(request_mutex_);
-  Wanted wanted(*client_);
   const uint64_t position = append_record(kind, kRequest, payload, {});
+  const Engagement engagement(*this);
+  Wanted wanted(*client_);
   answer(position, [&](uint64_t total) {
     TORCH_CHECK(total == destination.size(), "the device worker answered ", total, " bytes where ",
                 destination.size(), " were asked for");
@@ -345,8 +360,9 @@ void Session::request(RecordKind kind, std::span<const std::byte> payload,
 std::vector<std::byte> Session::request(RecordKind kind, std::span<const std::byte> payload,
                                         uint8_t flags) {
   const auto lock = lock_without_gil(request_mutex_);
-  Wanted wanted(*client_);
   const uint64_t position = append_record(kind, kRequest | flags, payload, {});
+  const Engagement engagement(*this);
+  Wanted wanted(*client_);
   std::vector<std::byte> bytes;
   answer(position, [&](uint64_t total) {
     bytes.resize(total);
@@ -381,9 +397,15 @@ uint32_t Session::define(const std::string& name, const std::string& overload) {
 bool Session::want(uint64_t bytes) {
   flush_storages();
   const auto lock = lock_without_gil(want_mutex_);
-  const uint64_t sequence = client_->want_sequence.load() + 1;
-  client_->memory_wanted.store(bytes);
-  client_->want_sequence.store(sequence, std::memory_order_seq_cst);
+  uint64_t sequence = 0;
+  {
+    const auto present = lock_present();
+    ++engaged_;
+    sequence = client_->want_sequence.load() + 1;
+    client_->memory_wanted.store(bytes);
+    client_->want_sequence.store(sequence, std::memory_order_seq_cst);
+  }
+  const Engagement engagement(*this);
   ring();
   wait_agent([&] { return agent_->grant_sequence.load(std::memory_order_seq_cst) >= sequence; });
   return agent_->memory_granted.load() >= bytes;
@@ -392,10 +414,11 @@ bool Session::want(uint64_t bytes) {
 bool Session::try_reserve(uint64_t more) {
   uint64_t wanted = 0;
   {
-    std::lock_guard lock(mutex_);
+    const auto lock = lock_present();
     wanted = used_ + more;
+    if (agent_->memory_granted.load() >= wanted) return true;
   }
-  return agent_->memory_granted.load() >= wanted || want(wanted);
+  return want(wanted);
 }
 
 // The agent lowers a grant and then looks at what is in use; we note what we use and then look at
@@ -413,7 +436,7 @@ Slot* Session::allocate(uint64_t bytes, bool announced) {
   for (;;) {
     uint64_t wanted = 0;
     {
-      std::lock_guard lock(mutex_);
+      const auto lock = lock_present();
       wanted = used_ + charged;
       if (charged == 0 || take_memory_locked(wanted)) {
         auto slot = std::make_unique<Slot>();
@@ -508,7 +531,8 @@ void Session::cell(int running) {
     std::lock_guard lock(mutex_);
     const int now = static_cast<int>(client_->cells_running.load()) + running;
     client_->cells_running.store(static_cast<uint32_t>(std::max(now, 0)));
-    client_->cell_changed_ns.store(monotonic_ns());
+    client_->cell_changed_ns.store(monotonic_ns(clock_ahead_ns_));
+    if (running < 0) client_->cells_ended.fetch_add(1);
   }
   if (running >= 0) return;
   flush_storages();

@@ -6,9 +6,18 @@
 // Note [GIL]: a thread may hold the GIL when it comes here. It never waits for another process, and
 // never blocks on request_mutex_, while it holds it; and nobody takes the GIL while holding
 // mutex_. Otherwise an interrupt could not be delivered, or two threads would wait for each other.
+//
+// Note [Leaving]: so that the process can be saved, it can be without the session's memory for a
+// while. From leave() to rejoin() copies of the pages lie at their addresses: what reads there
+// without a lock (check_usable, reached, the futexes) finds their last contents. Whoever would
+// write to the log, or wait for another process, comes by lock_present(), and waits there without
+// the GIL. What others must not see half done is counted (`engaged_`): a request until its answer
+// was taken, a wish for memory until it was answered; leave() waits for those. The rest, such as
+// freeing a storage, goes on and is kept until the rejoining, as is what the client page says.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -78,7 +87,16 @@ class Session {
 
   void cell(int running);
   // The daemon is gone for good: whoever waits for the device or uses it later is told so.
-  void give_up() noexcept { agent_gone_.store(true); }
+  void give_up() noexcept;
+
+  // Gives up the session's memory, so that nothing of it is mapped, and forgets the bell, which is
+  // the caller's again. Throws if somebody waits for another process for longer than `limit`, or if
+  // the wait is interrupted; then nothing has changed. See Note [Leaving].
+  void leave(std::chrono::milliseconds limit);
+  // Joins again, perhaps another session that is where this one was; perhaps in a process that was
+  // restored from images. Throws if it is not what was left; then the process is still without.
+  void rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
+
   bool reached(uint64_t position) const noexcept;
   uint64_t head() const noexcept { return head_; }
 
@@ -90,6 +108,16 @@ class Session {
  private:
   Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
 
+  enum class Place : uint8_t { present, leaving, away };
+  class Engagement;
+
+  std::unique_lock<std::mutex> lock_present();
+  void wait_present();
+  void disengage() noexcept;
+  void turn() noexcept;
+  void wait_disengaged(std::chrono::milliseconds limit);
+  void vacate_locked();
+  void settle();
   uint64_t append_record(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
                          std::span<const std::byte> tail);
   bool has_room(uint64_t bytes) const noexcept;
@@ -115,11 +143,17 @@ class Session {
   const Page<const AgentPage> agent_;
   std::byte* const log_;
   const std::byte* const answers_;
-  const int bell_fd_;
   int spins_ = 0;
+  int64_t clock_ahead_ns_ = 0;  // of the others' CLOCK_MONOTONIC
   std::atomic<bool> agent_gone_{false};
+  Word<uint32_t> turn_{0};  // futex word: counts what lock_present() and leave() wait for
+
+  std::mutex bell_mutex_;
+  int bell_fd_;  // below 0: none
 
   std::mutex mutex_;  // everything below
+  Place place_ = Place::present;
+  uint32_t engaged_ = 0;
   uint64_t head_ = 0;
   uint64_t used_ = 0, peak_ = 0;
   std::vector<StorageEntry> pending_;

@@ -73,7 +73,8 @@ Waiting::~Waiting() {
 
 void Waiting::check_signals(bool now) {
   const auto time = std::chrono::steady_clock::now();
-  if (!now && time - checked_ < kSignalInterval) return;
+  // The clock may have gone back: the process may have been restored on another boot of the host.
+  if (!now && time >= checked_ && time - checked_ < kSignalInterval) return;
   checked_ = time;
   if (on_main_thread_) {
     if (Py_IsInitialized()) run_handlers();

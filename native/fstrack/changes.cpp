@@ -263,6 +263,7 @@ void note_opened(int fd, const char* path, bool truncated) {
   if (found.known) {
     // The usual case ends here: this file was opened by this name before.
     key = mix(mix(hash(path, std::strlen(path)), found.identity), truncated ? 1 : 0);
+    key = mix(key, journal_number());
     if (is_remembered(key)) return;
   }
   Note note;

@@ -347,3 +347,8 @@ SING_EXPORT int fchmod(int fd, mode_t mode) noexcept {
 SING_EXPORT int fchmodat(int directory, const char* path, mode_t mode, int flags) noexcept {
   return target_changed(next_fchmodat.call(-1, directory, path, mode, flags), directory, path);
 }
+
+// Called by kernelproxy/fstrack.py in a process that goes on as another kernel's.
+SING_EXPORT int sing_fstrack_follow(const char* journal) noexcept {
+  return sing::fstrack::follow(journal) ? 0 : -1;
+}

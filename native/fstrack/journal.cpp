@@ -15,9 +15,13 @@ constexpr size_t kSlots = 1 << 15;
 constexpr size_t kProbes = 8;
 constexpr char kVariable[] = "SING_FSTRACK=";
 
-// Written once, before there is a second thread.
-constinit char journal[kPathBytes] = {};
+// The first is written before there is a second thread, the other one before it is the journal.
+constinit char journals[2][kPathBytes] = {};
+constinit std::atomic<unsigned> current{0};
+static_assert(std::atomic<unsigned>::is_always_lock_free);
 constinit bool tracked = false;
+
+const char* journal(unsigned number) { return journals[number % 2]; }
 
 // Pages of it that nobody uses cost nothing. A relaxed word per slot is enough: what is missed
 // is noted twice, and a child of vfork, which shares the table, has written what it puts in.
@@ -31,7 +35,7 @@ bool begins_with(const char* text, const char* start) {
 // What lies in memory alone, and ourselves.
 bool is_ignored(const char* path) {
   return begins_with(path, "/dev/") || begins_with(path, "/proc/") || begins_with(path, "/sys/") ||
-         std::strcmp(path, journal) == 0;
+         std::strcmp(path, journal(journal_number())) == 0;
 }
 
 // Puts a number in front of `end`; returns where it begins.
@@ -45,9 +49,9 @@ char* put_number(char* end, uint64_t value) {
 
 // One write, so that the notes of several processes do not mix. The file is opened each time: a
 // descriptor that we kept could be closed by the program, and its number be used for another file.
-bool append_to_journal(const char* bytes, size_t count) {
+bool append_to_journal(unsigned number, const char* bytes, size_t count) {
   constexpr int kFlags = O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY;
-  const long fd = syscall(SYS_openat, AT_FDCWD, journal, kFlags, 0);
+  const long fd = syscall(SYS_openat, AT_FDCWD, journal(number), kFlags, 0);
   if (fd < 0) return false;
   // A full journal says so by its length; trying again with every call would only cost time.
   bool done = syscall(SYS_lseek, fd, 0, SEEK_END) >= kJournalBytesMax;
@@ -64,6 +68,8 @@ bool append_to_journal(const char* bytes, size_t count) {
 
 }  // namespace
 
+unsigned journal_number() { return current.load(std::memory_order_acquire); }
+
 void open_journal() {
   const size_t prefix = sizeof(kVariable) - 1;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
@@ -71,10 +77,19 @@ void open_journal() {
     const char* path = *entry + prefix;
     const size_t length = std::strlen(path);
     if (path[0] != '/' || length >= kPathBytes) return;
-    std::memcpy(journal, path, length + 1);
+    std::memcpy(journals[0], path, length + 1);
     tracked = true;
     return;
   }
+}
+
+bool follow(const char* path) {
+  const size_t length = std::strlen(path);
+  if (!tracked || path[0] != '/' || length >= kPathBytes) return false;
+  const unsigned next = current.load(std::memory_order_relaxed) + 1;
+  std::memcpy(journals[next % 2], path, length + 1);
+  current.store(next, std::memory_order_release);
+  return true;
 }
 
 bool active() { return tracked; }
@@ -91,7 +106,9 @@ bool Note::append(const char* name, size_t length) {
 bool Note::write(char sign, const Stood* stood) {
   if (length_ == 0 || path()[0] != '/') return false;
   if (is_ignored(path())) return true;
-  const uint64_t key = mix(hash(path(), length_), static_cast<unsigned char>(sign));
+  const unsigned number = journal_number();
+  const uint64_t about = mix(hash(path(), length_), static_cast<unsigned char>(sign));
+  const uint64_t key = mix(about, number);
   if (is_remembered(key)) return true;
   char* start = path();
   if (stood != nullptr) {
@@ -103,7 +120,7 @@ bool Note::write(char sign, const Stood* stood) {
   *--start = '\0';
   char* end = path() + length_;
   end[0] = end[1] = '/';
-  const bool done = append_to_journal(start, static_cast<size_t>(end + 2 - start));
+  const bool done = append_to_journal(number, start, static_cast<size_t>(end + 2 - start));
   end[0] = '\0';
   if (done) remember(key);
   return done;

@@ -73,6 +73,13 @@ class Note {
 // Reads SING_FSTRACK. Called when the library is loaded.
 void open_journal();
 
+// Puts what changes from now on into another journal. Not for two threads at once, and not twice
+// while another thread may still be at writing to the first. False if there is none.
+bool follow(const char* path);
+
+// Of the present journal: what one says of a file, the next one may not.
+unsigned journal_number();
+
 // Whether this process is tracked.
 bool active();
 

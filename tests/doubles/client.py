@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import socket
 import struct
 import threading
 import time
 
 from kernelproxy import control, paths
+from kernelproxy.absence import Absence
 from kernelproxy.activation.link import Link
 from kernelproxy.frames import send_message
 from kernelproxy.oplog import (
@@ -28,6 +30,8 @@ from tests.doubles.zygote import CALL, HEADER, READ, step
 TORCH = "2.13.0+toy"
 #: After these, what must come has not come. A machine with other work may need a good part of it.
 WAIT_SECONDS = 60.0
+#: Where the client's words begin in its page.
+HEAD_OFFSET = ClientPage.head.offset
 
 
 class ToyClient:
@@ -43,17 +47,43 @@ class ToyClient:
             raise
         self.session = session
         self.sock = connection.detach()
-        self.log = mmap.mmap(fds[0], 0)
-        self.page = ClientPage(fds[1], writable=True)
-        self.worker = WorkerPage(fds[2], writable=False, extra_bytes=ANSWER_RING_BYTES)
-        self.agent = AgentPage(fds[3], writable=False)
+        self._map(fds)
         close_all(fds)
         self.page.pid = os.getpid()
         self.state = 0  # what the worker's must be
         self.rung: int | None = None
         self.gone = threading.Event()
-        self.link = Link(self.sock.fileno(), attach, paths.socket_path(), self.gone.set)
+        # Its own: the test's process has other connections, which stay.
+        self.absence = Absence()
+        fd, path = self.sock.fileno(), paths.socket_path()
+        self.link = Link(fd, attach, path, self.gone.set, self, self.absence)
         self.link.start()
+
+    def _map(self, fds) -> None:
+        self.log = mmap.mmap(fds[0], 0)
+        self.page = ClientPage(fds[1], writable=True)
+        self.worker = WorkerPage(fds[2], writable=False, extra_bytes=ANSWER_RING_BYTES)
+        self.agent = AgentPage(fds[3], writable=False)
+
+    def leave(self, seconds: float) -> None:
+        """Called by the link, when the test does nothing with this; see `NativeClient`."""
+        self.left = bytes(self.page.memory[HEAD_OFFSET:])
+        self._unmap()
+        self.sock.detach()
+
+    def rejoin(self, fds, bell_fd: int) -> None:
+        """Called by the link; see `NativeClient`."""
+        self._map(fds)
+        assert self.page.head == int.from_bytes(self.left[:8], "little")
+        self.page.memory[HEAD_OFFSET:] = self.left
+        self.page.pid = os.getpid()
+        self.sock = socket.socket(fileno=bell_fd)
+        self.rung = None
+
+    def _unmap(self) -> None:
+        for page in (self.page, self.worker, self.agent):
+            page.close()
+        self.log.close()
 
     def __enter__(self) -> ToyClient:
         return self
@@ -64,9 +94,7 @@ class ToyClient:
     def close(self) -> None:
         self.link.close()
         self.sock.close()
-        for page in (self.page, self.worker, self.agent):
-            page.close()
-        self.log.close()
+        self._unmap()
 
     def ring(self) -> None:
         """Ring once for each state of the agent's page."""
@@ -160,6 +188,7 @@ class ToyClient:
         try:
             yield
         finally:
+            self.page.cells_ended += 1
             self.page.cells_running -= 1
             self.page.cell_changed_ns = time.monotonic_ns()
             self.send_bell()

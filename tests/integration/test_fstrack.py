@@ -457,3 +457,21 @@ def test_it_is_built_once(tmp_path: Path) -> None:
     assert fstrack.library(said.append, cache=tmp_path, developing=False) == built
     assert said == ["Preparing the file tracker, once: a second or two."]
     assert [file.name for file in built.parent.iterdir()] == ["libsing_fstrack.so"]
+
+
+def test_another_journal_is_followed(
+    track: Track, journal: Path, here: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.touch(mode=0o600)
+    changed = track(
+        f"import sys; sys.dont_write_bytecode = True\n"
+        f"sys.path.insert(0, {str(Path(fstrack.__file__).parents[1])!r})\n"
+        "from pathlib import Path; import subprocess; from kernelproxy import fstrack\n"
+        "open('a', 'w'); open('b', 'w')\n"
+        f"fstrack.follow(Path({str(other)!r}))\n"
+        "open('b', 'w'); open('c', 'w')\n"
+        "subprocess.run(['touch', 'd'], check=True)"
+    )
+    assert changed == {"a", "b"}
+    assert noted(other, here) == {"b", "c", "d"}

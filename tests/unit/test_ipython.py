@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from jupyter_sing import magics
+from jupyter_sing import magics, table
 from kernelproxy import activation, ipython
-from tests.unit.fake_daemon import SESSION, FakeDaemon
+from tests.unit.fake_daemon import CHECKPOINT, SESSION, FakeDaemon
 
 
 @pytest.fixture
@@ -87,6 +87,78 @@ def test_a_client_that_joins_in_mid_cell_hears_of_it(state: activation.Activatio
     activation.joined(client)
     activation.cell(-1)
     assert client.heard == [1, -1]
+
+
+def test_cells_are_told_over_the_link_until_the_client_has_joined(
+    state: activation.Activation,
+) -> None:
+    class Listening:
+        said: list[int] = []  # noqa: RUF012
+        ended = False
+
+        def tell_cells(self, ended: int) -> None:
+            self.said.append(ended)
+
+        def end(self) -> None:
+            self.ended = True
+
+    class Client:
+        heard: list[int] = []  # noqa: RUF012
+
+        def cell(self, change: int) -> None:
+            self.heard.append(change)
+
+    link: Any = Listening()
+    client: Any = Client()
+    activation.cell(1)
+    activation.cell(-1)  # before it listens
+    state.listening = link
+    activation.cell(1)
+    activation.cell(-1)
+    activation.cell(1)
+    activation.joined(client)
+    activation.cell(-1)
+    assert (link.said, link.ended) == ([2], True)
+    assert client.heard == [1, -1]
+    assert state.listening is None
+
+
+def test_the_last_checkpoint_and_what_failed_are_a_line_each(
+    fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = fake_daemon.sessions[SESSION["id"]]
+    last = {"name": "auto-1", "created": "2026-01-01T12:00:00+00:00", "automatic": True}
+    when = table.checkpoints_table([CHECKPOINT]).rows[0][1]
+    for earlier, died, text in (
+        (False, False, "Last checkpoint: auto-1 of"),
+        (True, False, "From before this kernel: %sing restore takes out auto-1 of"),
+        (True, True, "The last kernel died: %sing restore takes out auto-1 of"),
+    ):
+        session["last_checkpoint"] = {**last, "earlier": earlier, "died": died}
+        magics.sing("")
+        assert capsys.readouterr().out == f"Idle [3.0 MiB on cpu:0]\n{text} {when}\n"
+    session["last_checkpoint"] = None
+    session["automatic"] = {**SESSION["automatic"], "problem": "The disk is full."}
+    magics.sing("")
+    assert capsys.readouterr().out.split("\n")[1] == "No automatic checkpoint: The disk is full."
+
+
+def test_checkpoints_by_themselves_are_set_and_shown(
+    fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line, text in (
+        ("auto", "off"),
+        ("auto 10m", "every 10 min; 3 are kept"),
+        ("auto", "every 10 min; 3 are kept"),
+        ("auto 20 cells", "every 20 cells; 3 are kept"),
+        ("auto off", "off"),
+    ):
+        assert magics.sing(line) is None
+        assert capsys.readouterr().out == f"Automatic checkpoints: {text}\n"
+    assert magics.sing("auto often") is None
+    assert capsys.readouterr().err == (
+        "jupyter_sing: %sing auto often is no interval: write 90s, 10m, 2h, 20 cells or off.\n"
+    )
 
 
 def test_status_is_one_line_and_a_table(

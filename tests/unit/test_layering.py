@@ -14,14 +14,16 @@ STANDARD = set(sys.stdlib_module_names)
 
 # What runs in kernels and workers, hence in environments that have torch but not our dependencies.
 KERNEL_SIDE = {
-    "kernelproxy/__init__.py", "kernelproxy/activation", "kernelproxy/control.py",
+    "kernelproxy/__init__.py", "kernelproxy/absence.py", "kernelproxy/activation",
+    "kernelproxy/control.py",
     "kernelproxy/agent/keeper.py",  # not there, but as small
     "kernelproxy/errors.py", "kernelproxy/frames.py", "kernelproxy/fstrack.py",
     "kernelproxy/hoststate",
     "kernelproxy/ipython.py",
     "kernelproxy/native.py",
     "kernelproxy/oplog.py", "kernelproxy/paths.py", "kernelproxy/protocol.py",
-    "kernelproxy/run.py", "kernelproxy/worker.py", "kernelproxy/zygote.py",
+    "kernelproxy/revival.py", "kernelproxy/run.py", "kernelproxy/worker.py",
+    "kernelproxy/zygote.py",
     "jupyter_sing/__init__.py", "jupyter_sing/magics.py",
     "jupyter_sing/table.py",
 }  # fmt: skip

@@ -1,0 +1,92 @@
+"""Join a device session and do what each line of a fifo says; answers are lines of a file.
+
+``member.py FIFO ANSWERS SECONDS``; SECONDS is how long others are waited for before it leaves.
+
+    grow COUNT    so many operators, which nobody waits for; "grown"
+    sync          wait until all was executed; "done", or the error's first line
+    begin         a thread that does both again and again; "begun"
+    end           end it; how often it did
+
+It has nothing open to the outside but the session, and no terminal: it can be saved by CRIU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from kernelproxy import activation
+from kernelproxy.activation import link
+
+ROUND = 50
+
+
+class Member:
+    """The program."""
+
+    def __init__(self) -> None:
+        activation.activate()
+        import torch
+
+        assert torch.cuda.is_available()
+        self._torch = torch
+        self._stop = threading.Event()
+        self._rounds = 0
+        self._thread: threading.Thread | None = None
+        self._sum = torch.zeros(16, device="cuda")
+
+    def grow(self, count: str) -> str:
+        for number in range(int(count)):
+            self._sum = self._sum + float(number)
+        return "grown"
+
+    def sync(self) -> str:
+        try:
+            self._torch.cuda.synchronize()
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return "done"
+
+    def begin(self) -> str:
+        def work() -> None:
+            while not self._stop.is_set():
+                ones = self._torch.ones(16, device="cuda")
+                for _ in range(ROUND):
+                    ones = ones * 2
+                self.sync()
+                self._rounds += 1
+
+        self._stop.clear()
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+        return "begun"
+
+    def end(self) -> str:
+        assert self._thread is not None
+        self._stop.set()
+        self._thread.join()
+        return str(self._rounds)
+
+
+def main() -> None:
+    fifo, answers, seconds = sys.argv[1:]
+    link.LEAVE_SECONDS_MAX = float(seconds)
+    member = Member()
+    # Both ends: reading never ends.
+    with open(os.open(fifo, os.O_RDWR | os.O_CLOEXEC), "rb", buffering=0) as commands:
+        say(answers, "ready")
+        while True:
+            verb, *arguments = commands.readline().decode().split()
+            if verb == "exit":
+                return
+            say(answers, getattr(member, verb)(*arguments))
+
+
+def say(answers: str, text: str) -> None:
+    with open(answers, "a") as file:
+        file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

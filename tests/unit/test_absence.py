@@ -1,0 +1,177 @@
+"""A process that is away has no connections, and whoever waits for its return hears of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kernelproxy import absence, activation, fstrack
+from kernelproxy.absence import Absence, Return
+from kernelproxy.activation.link import Woken
+from kernelproxy.control import Control, connect
+from kernelproxy.errors import ControlError, InternalError
+from kernelproxy.revival import Restored, Revival, begin_history
+
+SECONDS = 60.0
+
+
+def started(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Absence:
+    """The process's, of this test alone."""
+    made = Absence()
+    monkeypatch.setattr(absence, "current", made)
+    return made
+
+
+@pytest.fixture
+def control(away: Absence) -> Iterator[Control]:
+    ours, theirs = socket.socketpair()
+    with theirs, Control(ours) as made:
+        yield made
+
+
+def test_it_leaves_when_connections_are_closed(away: Absence, control: Control) -> None:
+    thread = started(lambda: away.begin(SECONDS))
+    control.close()
+    thread.join()
+    away.end(Return())
+
+
+def test_one_that_is_handed_over_is_none_of_its_business(away: Absence, control: Control) -> None:
+    with control.detach():
+        away.begin(0.0)
+
+
+def test_it_stays_while_there_is_a_connection(away: Absence, control: Control) -> None:
+    with pytest.raises(ControlError, match="is waiting for the jupyter_sing daemon") as refused:
+        away.begin(0.0)
+    assert refused.value.reason == "busy"
+    with away.connecting():  # is not away
+        pass
+
+
+def test_one_that_nobody_has_any_more_is_closed(away: Absence) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        Control(ours)
+        away.begin(SECONDS)
+
+
+def test_who_connects_waits_till_it_is_back(away: Absence, tmp_path: Path) -> None:
+    away.begin(0.0)
+    refused: list[str] = []
+
+    def connecting() -> None:
+        try:
+            connect(start=False, path=tmp_path / "agent.sock")
+        except ControlError as error:
+            refused.append(error.reason)
+
+    thread = started(connecting)
+    assert not refused
+    away.end(Return())
+    thread.join()
+    assert refused == ["no-daemon"]
+
+
+def test_a_return_is_heard_of(away: Absence) -> None:
+    before = away.returns
+    away.begin(0.0)
+    thread = started(lambda: away.end(Return(restored=True)))
+    assert away.wait(before, 0.0) == Return(restored=True)
+    thread.join()
+    with pytest.raises(ControlError, match="was not asked to leave"):
+        away.wait(away.returns, 0.0)
+
+
+@pytest.mark.parametrize("line", [b"", b"\0", b"[]", b"{}", b'{"restored": true}', b'{"ports": 1}'])
+def test_what_is_no_line_wakes_nobody(line: bytes) -> None:
+    assert Woken.parse(line) is None
+
+
+def test_a_line_is_read() -> None:
+    line = b'{"restored": true, "session": "s", "ports": {"5": 6}, "environment": {"A": "b"}}'
+    assert Woken.parse(line) == Woken(True, "s", "", {5: 6}, {"A": "b"})
+
+
+class Kernel:
+    """What of IPython and ipykernel a restored process deals with."""
+
+    def __init__(self) -> None:
+        self.key = b"of the saved one"
+        self.parent = SimpleNamespace(
+            connection_file="saved.json", shell_port=1, iopub_port=2, stdin_port=3, control_port=4,
+            hb_port=5,
+        )  # fmt: skip
+        self.session = self
+        self.sessions = 0
+
+    def new_session(self) -> None:
+        self.sessions += 1
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+def revival(kernel: Kernel) -> Revival:
+    return Revival(SimpleNamespace(kernel=kernel, history_manager=kernel))
+
+
+def test_a_kernel_that_hibernated_is_the_same_at_other_ports(
+    revival: Revival, kernel: Kernel
+) -> None:
+    revival(Woken(True, "s", ports={1: 11, 5: 15}))
+    assert (kernel.parent.shell_port, kernel.parent.hb_port, kernel.parent.iopub_port) == (
+        11, 15, 2,
+    )  # fmt: skip
+    assert (kernel.key, kernel.sessions) == (b"of the saved one", 0)
+
+
+def test_a_kernel_in_the_place_of_another_one_is_known_as_that(
+    revival: Revival, kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SING_TEST", "saved")
+    monkeypatch.setenv(fstrack.JOURNAL_VARIABLE, "/saved")
+    file = tmp_path / "kernel.json"
+    file.write_text('{"key": "of the other one"}')
+    environment = {"SING_TEST": "other", fstrack.JOURNAL_VARIABLE: "/other"}
+    revival(Woken(True, "s", str(file), environment=environment))
+    assert (kernel.key, kernel.sessions) == (b"of the other one", 1)
+    assert kernel.parent.connection_file == str(file)
+    assert {name: os.environ[name] for name in environment} == environment
+
+
+def test_a_kernel_that_cannot_take_its_place_does_not_join(
+    revival: Revival, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activation, "on_restored", revival)
+    monkeypatch.setattr(activation, "_current", activation.Activation("of old"))
+    monkeypatch.setenv("SING_SESSION", "of old")
+    with pytest.raises(InternalError, match="A restored kernel cannot take its place: FileNotF"):
+        activation.restored(Woken(True, "s", str(tmp_path / "missing")))
+
+
+def test_history_that_cannot_go_on_is_off() -> None:
+    history = SimpleNamespace(enabled=True)
+    begin_history(history)
+    assert history.enabled is False
+
+
+def test_no_handler_of_exceptions_lets_a_restored_cell_go_on() -> None:
+    assert not issubclass(Restored, Exception)
+    assert Restored("mine")._render_traceback_() == ["Restored 'mine' (its process)."]
