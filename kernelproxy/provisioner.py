@@ -9,26 +9,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jupyter_client.launcher import launch_kernel
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Bool, Float, Unicode, default
+from traitlets import Bool, Float, Int, Unicode, default
 
 from kernelproxy import fstrack, native, paths
 from kernelproxy.control import connect
-from kernelproxy.errors import ControlError, NativeError
-from kernelproxy.protocol import CloseSession, Message, OpenSession, Prepare, SessionOpened
+from kernelproxy.errors import ControlError, NativeError, ProcessError
+from kernelproxy.process.form import Form
+from kernelproxy.process.tender import Tender
+from kernelproxy.protocol import (
+    CheckpointReply,
+    CloseSession,
+    LastCheckpoint,
+    Message,
+    OpenSession,
+    Prepare,
+    SessionOpened,
+)
 
 EXTENSION = "kernelproxy.ipython"
 # Importing our packages needs this; torch 2.11 supports older ones too.
 PYTHON_MIN = (3, 11)
 
 T = TypeVar("T")
+# What we tell a kernel.
+_VARIABLES = (
+    "SING_SESSION", "SING_SOCKET", "SING_REASON", "SING_PROCESS_REASON", "SING_CLIENT",
+    "SING_BUNDLE",
+)  # fmt: skip
 # What interpreters have, by their path and the time of its last change: asking takes a process.
 _torch_of: dict[tuple[str, float], native.TorchInfo | NativeError] = {}
 # The same of those that were seen to start with the file tracker.
@@ -47,22 +65,68 @@ class SingProvisioner(LocalProvisioner):
         help="Note which files a kernel changes, so that checkpoints hold them (by LD_PRELOAD).",
         config=True,
     )
+    checkpoint_every = Float(
+        help="Seconds between two automatic checkpoints; 0: time is no reason for one.", config=True
+    )
+    checkpoint_cells = Int(
+        help="Cells between two automatic checkpoints; 0: cells are no reason for one.", config=True
+    )
+    checkpoint_keep = Int(
+        help="How many automatic checkpoints of a notebook are kept; at least one.", config=True
+    )
+
+    save_process = Bool(
+        help="Start kernels so that their process can be saved, where CRIU works.", config=True
+    )
+    hibernate_timeout = Float(
+        help="Seconds without use after which a kernel's process is saved and ended, until it is "
+        "used again, where CRIU works; 0: never, as only users know what else their kernels do.",
+        config=True,
+    )
 
     session: str = ""
+    #: How the process can be saved; None: it cannot, for this reason.
+    _form: Form | None = None
+    _no_process: str = ""
+    _tender: Tender | None = None
+    _ending = False  # somebody wants the kernel to end
+    _died = False  # it ended though nobody wanted it to
 
     @default("idle_timeout")
     def _default_idle_timeout(self) -> float:
-        text = os.environ.get("JUPYTER_SING_IDLE_TIMEOUT", "600")
-        try:
-            return float(text)
-        except ValueError:
-            self.log.warning("JUPYTER_SING_IDLE_TIMEOUT is not a number: %r; using 600.", text)
-            return 600.0
+        return self._number("JUPYTER_SING_IDLE_TIMEOUT", 600.0)
+
+    @default("hibernate_timeout")
+    def _default_hibernate_timeout(self) -> float:
+        return self._number("JUPYTER_SING_HIBERNATE_TIMEOUT", 0.0)
+
+    @default("checkpoint_every")
+    def _default_checkpoint_every(self) -> float:
+        return self._number("JUPYTER_SING_CHECKPOINT_EVERY", 0.0)
+
+    @default("checkpoint_cells")
+    def _default_checkpoint_cells(self) -> int:
+        return int(self._number("JUPYTER_SING_CHECKPOINT_CELLS", 0))
+
+    @default("checkpoint_keep")
+    def _default_checkpoint_keep(self) -> int:
+        return int(self._number("JUPYTER_SING_CHECKPOINT_KEEP", 3))
 
     @default("track_files")
     def _default_track_files(self) -> bool:
-        text = os.environ.get("JUPYTER_SING_TRACK_FILES", "1")
-        return text.strip().lower() not in ("0", "false", "no", "off")
+        return _switched_on("JUPYTER_SING_TRACK_FILES")
+
+    @default("save_process")
+    def _default_save_process(self) -> bool:
+        return _switched_on("JUPYTER_SING_SAVE_PROCESS")
+
+    def _number(self, name: str, usual: float) -> float:
+        text = os.environ.get(name) or f"{usual:g}"
+        with contextlib.suppress(ValueError):
+            if math.isfinite(number := float(text)):
+                return number
+        self.log.warning("%s is not a number: %r; using %g.", name, text, usual)
+        return usual
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Called by the kernel manager before each launch, also at a restart.
@@ -75,10 +139,123 @@ class SingProvisioner(LocalProvisioner):
         kwargs = await super().pre_launch(**kwargs)
         try:
             await self._close()  # a restart ends the old session: its variables are gone
+            died, self._died, self._ending = self._died, False, False
             await self._propose(kwargs)
+            if died:
+                await self._offer()
         except Exception as error:
             self._decline(f"internal error: {type(error).__name__}: {error}")
         return kwargs
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
+        """Called by the kernel manager to start the kernel, in a sandbox if there is a form."""
+        if self._form is not None:
+            try:
+                return await self._launch_tended(self._form, cmd, kwargs)
+            except (ProcessError, NativeError, ControlError, OSError) as error:
+                reason = str(error).rstrip(".")
+            except Exception as error:
+                reason = f"internal error: {type(error).__name__}: {error}"
+            kwargs["env"]["SING_PROCESS_REASON"] = reason
+            self.log.warning(
+                "jupyter_sing: the process of kernel %s cannot be saved: %s", self.kernel_id, reason
+            )
+        return await super().launch_kernel(cmd, **kwargs)
+
+    async def _launch_tended(self, form: Form, cmd: list[str], kwargs: dict[str, Any]) -> Any:
+        """Start the kernel in a sandbox, behind a switchboard.
+
+        Raises
+        ------
+        ProcessError, NativeError, ControlError, OSError
+            If that cannot be; nothing is left of it then.
+        """
+        manager = self.parent
+        assert manager is not None, "pre_launch has made a session for its kernel"
+        file = os.path.realpath(manager.connection_file)
+        tender = await _in_thread(
+            lambda: Tender(form, self.session, self.connection_info, os.path.basename(file))
+        )
+        command = [text.replace(file, tender.connection_file) for text in cmd]
+        # Not the server is its parent, but process 1 of the sandbox, which ends with the server;
+        # without a parent it would take itself for one that was started in a terminal.
+        env = {**kwargs["env"], "JPY_PARENT_PID": "1"}
+        rest = self._scrub_kwargs({**kwargs, "env": env, "independent": True})
+        passed = rest.pop("pass_fds", ())
+        outlets = (rest.get("stdout"), rest.get("stderr"))
+
+        def launch(sandboxed: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
+            process: subprocess.Popen[bytes]
+            process = launch_kernel(sandboxed, **rest, pass_fds=(*passed, *fds))
+            return process
+
+        self.process = await _in_thread(lambda: tender.start(command, launch, outlets))
+        self.pid = self.pgid = tender.body.pid
+        self.cwd = kwargs.get("cwd", Path.cwd())
+        self._tender = tender
+        return self.connection_info
+
+    @property
+    def has_process(self) -> bool:
+        """Whether the kernel was started and not waited for; it may hibernate."""
+        return self.process is not None
+
+    async def poll(self) -> int | None:
+        """Return how the kernel has ended; None if it runs, or hibernates."""
+        if self._tender is None or self.process is None:
+            status = await super().poll()
+        else:
+            status = self._tender.poll()
+        self._died |= bool(status) and not self._ending
+        return status
+
+    async def wait(self) -> int | None:
+        """Wait for the kernel's end."""
+        if self._tender is None or self.process is None:
+            return await super().wait()
+        while (code := await self.poll()) is None:
+            await asyncio.sleep(0.1)
+        self.process = None
+        return code
+
+    async def send_signal(self, signum: int) -> None:
+        """Send a signal to the kernel and to what it has started."""
+        if self._tender is None or self.process is None:
+            await super().send_signal(signum)
+        else:
+            self._tender.body.signal(signum)
+
+    async def get_provisioner_info(self) -> dict[str, Any]:
+        """Return what is to be known of the kernel by who looks at it from outside."""
+        if self._tender is not None:
+            self.pid = self.pgid = self._tender.body.pid
+            self.session = self._tender.session
+        found: dict[str, Any] = await super().get_provisioner_info()
+        return {**found, "session": self.session}
+
+    async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
+        """Take over what `get_provisioner_info` has returned."""
+        await super().load_provisioner_info(provisioner_info)
+        self.session = str(provisioner_info.get("session", ""))
+
+    async def shutdown_requested(self, restart: bool = False) -> None:
+        """Called by the kernel manager when it has asked the kernel to end."""
+        await self._end_is_wanted()
+        if self._tender is not None:
+            self._tender.shut_down()
+
+    async def terminate(self, restart: bool = False) -> None:
+        """Called by the kernel manager to end the kernel."""
+        await self._end_is_wanted()
+        await super().terminate(restart=restart)
+
+    async def kill(self, restart: bool = False) -> None:
+        """Called by the kernel manager to end the kernel at once, also if it has ended."""
+        await self._end_is_wanted()
+        await super().kill(restart=restart)
+
+    async def _end_is_wanted(self) -> None:
+        self._ending |= await self.poll() is None
 
     async def cleanup(self, restart: bool = False) -> None:
         """Called by the kernel manager when the kernel has ended; `restart`: a launch follows."""
@@ -95,8 +272,9 @@ class SingProvisioner(LocalProvisioner):
         """Add a session to the launch parameters, or leave the kernel as it is."""
         command: list[str] = kwargs["cmd"]
         env: dict[str, str] = kwargs.setdefault("env", os.environ.copy())
-        for name in ("SING_SESSION", "SING_SOCKET", "SING_REASON", "SING_CLIENT", "SING_BUNDLE"):
+        for name in _VARIABLES:
             env.pop(name, None)  # of a kernel in which this server was started
+        self._form, self._no_process = None, ""
         fstrack.leave(env)
         python = ipykernel_interpreter(self.kernel_spec.language, command, env)
         if python is None:
@@ -112,7 +290,10 @@ class SingProvisioner(LocalProvisioner):
             return
         try:
             native.check_version(info)
-            self.session = await self._open(python, _session_name(env, self.kernel_id))
+            notebook = env.get("JPY_SESSION_NAME", "")
+            self.session = await self._open(
+                python, _session_name(env, self.kernel_id), notebook if "/" in notebook else ""
+            )
         except (ControlError, NativeError) as error:
             reason = str(error).rstrip(".")
             self._decline(reason)
@@ -123,6 +304,8 @@ class SingProvisioner(LocalProvisioner):
         if self.session:
             env["SING_SESSION"] = self.session
             env["SING_SOCKET"] = str(paths.socket_path())
+            if self._form is None:
+                env["SING_PROCESS_REASON"] = self._no_process
             await self._track(python, env)
         else:
             env["SING_REASON"] = reason
@@ -187,7 +370,7 @@ class SingProvisioner(LocalProvisioner):
             raise found
         return found
 
-    async def _open(self, python: str, name: str) -> str:
+    async def _open(self, python: str, name: str, notebook: str) -> str:
         """Open a session at the daemon, which starts if need be, and let it prepare workers.
 
         Raises
@@ -201,22 +384,38 @@ class SingProvisioner(LocalProvisioner):
             python=python,
             idle_timeout=self.idle_timeout,
             device=self.device or None,
+            hibernate_timeout=self.hibernate_timeout,
+            notebook=notebook,
+            checkpoint_every=self.checkpoint_every,
+            checkpoint_cells=self.checkpoint_cells,
+            checkpoint_keep=self.checkpoint_keep,
         )
 
-        def open_session() -> str:
+        def open_session() -> SessionOpened:
             with connect() as control:
                 reply = control.expect(SessionOpened, request, timeout=self.open_timeout)
                 control.call(Prepare(python), timeout=self.open_timeout)
-                return reply.session
+                return reply
 
-        return await _in_thread(open_session)
+        opened = await _in_thread(open_session)
+        if not self.save_process:
+            self._no_process = "save_process is off"
+        elif opened.form is None:
+            self._no_process = opened.why
+        else:
+            self._form = Form(**opened.form)
+        return opened.session
 
     async def _close(self) -> None:
         """Close the session, if there is one. If the daemon is gone, so is the session."""
+        tender, self._tender = self._tender, None
+        if tender is not None:
+            await _in_thread(tender.close)
+            self.session = tender.session  # it may have been replaced
         session, self.session = self.session, ""
         if not session:
             return
-        request: Message = CloseSession(session)
+        request: Message = CloseSession(session, self._died)
 
         def close_session() -> None:
             with connect(start=False) as control:
@@ -226,6 +425,22 @@ class SingProvisioner(LocalProvisioner):
             await _in_thread(close_session)
         except ControlError as error:
             self.log.warning("jupyter_sing: session %s was not closed: %s", session, error)
+
+    async def _offer(self) -> None:
+        """Say in the server's log what gives the notebook back of the kernel that died."""
+        session = self.session
+
+        def ask() -> str:
+            with connect(start=False) as control:
+                request = LastCheckpoint(session)
+                reply = control.expect(CheckpointReply, request, timeout=self.open_timeout)
+                return f"%sing restore takes out {reply.checkpoint['name']}, its last checkpoint"
+
+        try:
+            text = await _in_thread(ask) if session else "it has no session now"
+        except ControlError as error:
+            text = str(error).rstrip(".")
+        self.log.warning("jupyter_sing: kernel %s died: %s.", self.kernel_id, text)
 
     def _decline(self, reason: str) -> None:
         """Say in the server's log why this kernel is an ordinary one."""
@@ -264,6 +479,11 @@ def _session_name(env: dict[str, str], kernel_id: str | None) -> str:
     """Name of a session for people: its notebook's, where the server told it."""
     notebook = Path(env.get("JPY_SESSION_NAME", "")).name
     return notebook or f"kernel-{(kernel_id or 'unnamed')[:8]}"
+
+
+def _switched_on(variable: str) -> bool:
+    """Whether a variable does not say no."""
+    return os.environ.get(variable, "1").strip().lower() not in ("0", "false", "no", "off")
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

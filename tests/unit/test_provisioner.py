@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,12 +19,39 @@ from jupyter_client.provisioning import KernelProvisionerFactory
 
 from kernelproxy import fstrack, native, paths, provisioner
 from kernelproxy.errors import NativeError
-from kernelproxy.protocol import CloseSession, OpenSession, Prepare
+from kernelproxy.process import sandbox
+from kernelproxy.protocol import CloseSession, LastCheckpoint, OpenSession, Prepare, Tend
 from tests.unit.fake_daemon import FakeDaemon
 
 IPYKERNEL = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 TRACKER = Path("/cache/fstrack-0/libsing_fstrack.so")
 INFO = native.TorchInfo("2.13.0", Path("torch"), "cpython-311", "x86_64", Path("include"))
+FORM = {"kind": "root", "criu": "/usr/sbin/criu"}
+# Tells how it was started as a kernel, and whether it could listen where clients expect it.
+SHOW = """
+import json, os, socket, sys
+file = next(each for each in sys.argv if each.endswith(".json"))
+info = json.load(open(file))
+ports = [info[name + "_port"] for name in ("shell", "iopub", "stdin", "hb", "control")]
+sock = socket.socket()
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+sock.bind((info["ip"], ports[0]))
+reason, mode = os.environ.get("SING_PROCESS_REASON"), oct(os.stat(file).st_mode & 0o777)
+shown = {"file": file, "reason": reason, "mode": mode, "ports": ports, "free": True}
+print(json.dumps({**{name: str(each) for name, each in shown.items()}, "key": info["key"]}))
+"""
+
+
+def no_sandbox(report: int) -> list[str]:
+    """What reports like a sandbox, and is none."""
+    program = (
+        "import os, sys\n"
+        f"os.write({report}, b'%d\\n' % os.getpid())\n"
+        f"os.close({report})\n"
+        "os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-c", program]
+
 
 Make = Callable[..., provisioner.SingProvisioner]
 
@@ -100,6 +129,69 @@ def test_the_end_of_the_kernel_closes_its_session_once(fake_daemon: FakeDaemon, 
     asyncio.run(one.cleanup())
     asyncio.run(one.cleanup())
     assert [r for r in fake_daemon.requests if isinstance(r, CloseSession)] == [CloseSession("s1")]
+
+
+class Process:
+    """A kernel's process, as far as the provisioner asks about it."""
+
+    pid = 1
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def send_signal(self, number: int) -> None:
+        if self.status is None:
+            self.status = -number
+
+
+@pytest.mark.parametrize("end", ["crash", "exit", "asked", "killed", "terminated"])
+def test_a_death_is_told_from_an_end_that_was_wanted(
+    fake_daemon: FakeDaemon, make: Make, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = make()
+    launch(one)
+    process: Any = Process({"crash": -11, "exit": 0}.get(end))
+    one.process, one.pid, one.pgid = process, process.pid, None
+
+    async def end_it() -> None:
+        """What the kernel manager does, after a crash as at a restart."""
+        if end == "asked":
+            await one.shutdown_requested(restart=True)
+            process.status = 1
+        elif end == "terminated":
+            await one.terminate(restart=True)
+        else:
+            await one.kill(restart=True)
+        await one.poll()
+        await one.cleanup(restart=True)
+
+    asyncio.run(end_it())
+    one.process = None
+    assert fake_daemon.requests[-1] == CloseSession("s1", died=end == "crash")
+    launch(one)
+    asked = [each for each in fake_daemon.requests if isinstance(each, LastCheckpoint)]
+    assert asked == ([LastCheckpoint(one.session)] if end == "crash" else [])
+    offered = f"kernel {one.kernel_id} died: %sing restore takes out before-lunch"
+    assert (offered in caplog.text) is (end == "crash")
+    asyncio.run(one.cleanup())
+    assert fake_daemon.requests[-1] == CloseSession("s1")  # it is told once
+
+
+def test_a_session_knows_its_notebook_and_when_to_be_put_away(
+    fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_CHECKPOINT_EVERY", "600")
+    monkeypatch.setenv("JUPYTER_SING_CHECKPOINT_CELLS", "20")
+    monkeypatch.setenv("JUPYTER_SING_CHECKPOINT_KEEP", "many")
+    launch(make(), JPY_SESSION_NAME="/home/ada/digits.ipynb")
+    launch(make(), JPY_SESSION_NAME="digits.ipynb")
+    first, second = (each for each in fake_daemon.requests if isinstance(each, OpenSession))
+    assert (first.checkpoint_every, first.checkpoint_cells, first.checkpoint_keep) == (600, 20, 3)
+    assert first.notebook == "/home/ada/digits.ipynb"
+    assert second.notebook == ""  # a name alone may be that of several
 
 
 @pytest.mark.parametrize(
@@ -188,6 +280,102 @@ def test_idle_timeout_comes_from_the_environment(
     assert fake_daemon.requests[0].idle_timeout == 12.5
     monkeypatch.setenv("JUPYTER_SING_IDLE_TIMEOUT", "soon")
     assert make().idle_timeout == 600.0
+
+
+def test_hibernation_is_off_unless_it_is_asked_for(
+    fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(make())
+    monkeypatch.setenv("JUPYTER_SING_HIBERNATE_TIMEOUT", "3600")
+    launch(make())
+    opened = [each for each in fake_daemon.requests if isinstance(each, OpenSession)]
+    assert [each.hibernate_timeout for each in opened] == [0.0, 3600.0]
+
+
+def test_a_kernel_knows_why_its_process_cannot_be_saved(
+    fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, env = launch(make(), SING_PROCESS_REASON="old")
+    assert env["SING_PROCESS_REASON"] == "CRIU is not installed"
+    fake_daemon.form = (FORM, "")
+    _, env = launch(make(), SING_PROCESS_REASON="old")
+    assert "SING_PROCESS_REASON" not in env
+    monkeypatch.setenv("JUPYTER_SING_SAVE_PROCESS", "no")
+    _, env = launch(make())
+    assert env["SING_PROCESS_REASON"] == "save_process is off"
+
+
+def started(one: provisioner.SingProvisioner) -> dict[str, str]:
+    """Start a program in place of a kernel, and return how it was started."""
+
+    async def start() -> tuple[bytes, int | None]:
+        kwargs = await one.pre_launch(env={"PATH": os.environ["PATH"]})
+        kwargs["cmd"] = [sys.executable, "-c", SHOW, *kwargs["cmd"]]
+        await one.launch_kernel(**kwargs, stdout=subprocess.PIPE)
+        stdout = one.process.stdout
+        said = stdout.read()
+        stdout.close()
+        return said, await one.wait()
+
+    said, code = asyncio.run(start())
+    assert code == 0
+    assert not one.has_process
+    found: dict[str, str] = json.loads(said)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("prefix", "reason"),
+    [
+        (["/bin/false"], "the sandbox ended before a process ran in it"),
+        (["/nonexistent"], "[Errno 2] No such file or directory: '/nonexistent'"),
+    ],
+)
+def test_a_kernel_that_cannot_be_put_into_a_sandbox_starts_without(
+    fake_daemon: FakeDaemon,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    prefix: list[str],
+    reason: str,
+) -> None:
+    fake_daemon.form = (FORM, "")
+    monkeypatch.setattr(sandbox, "prefix", lambda form, report, lifeline: prefix)
+    one = make()
+    shown = started(one)
+    assert shown["file"] == os.path.realpath(one.parent.connection_file)
+    assert shown["reason"] == reason
+    assert shown["free"] == "True"
+    assert f"cannot be saved: {reason}" in caplog.text
+    assert [r for r in fake_daemon.requests if isinstance(r, Tend)] == []
+
+
+def test_a_kernel_in_a_sandbox_has_ports_of_its_own(
+    fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_daemon.form = (FORM, "")
+    monkeypatch.setattr(sandbox, "prefix", lambda form, report, lifeline: no_sandbox(report))
+    one = make()
+    shown = started(one)
+    official = os.path.realpath(one.parent.connection_file)
+    assert shown["file"] != official
+    assert os.path.basename(shown["file"]) == os.path.basename(official)
+    assert (shown["reason"], shown["mode"]) == ("None", "0o600")
+    assert shown["ports"] != str(one.parent.ports)
+    assert shown["key"] == one.parent.session.key.decode()
+    asyncio.run(one.cleanup())
+    assert not Path(shown["file"]).exists()
+    assert [type(r) for r in fake_daemon.requests].count(Tend) == 1
+
+
+def test_encrypted_kernels_are_not_put_behind_a_switchboard(
+    fake_daemon: FakeDaemon, make: Make
+) -> None:
+    fake_daemon.form = (FORM, "")
+    one = make()
+    one.kernel_spec.metadata["supported_encryption"] = "curve"
+    one.parent.transport_encryption = "required"
+    assert "encrypted" in started(one)["reason"]
 
 
 def test_files_are_tracked_across_restarts_until_the_kernel_ends(
