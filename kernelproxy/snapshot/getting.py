@@ -22,7 +22,7 @@ class Getting:
         What is wanted.
     fd : int
         Where the extents go, each at its offset.
-    on_extent, next_wanted : callable, optional
+    on_extent, next_wanted, progress : callable, optional
         See `Store.get`.
     """
 
@@ -33,9 +33,11 @@ class Getting:
         fd: int,
         on_extent: Callable[[int], object] | None,
         next_wanted: Callable[[], int | None] | None,
+        progress: Callable[[int], object] | None = None,
     ) -> None:
         self._files, self._manifest, self._fd = files, manifest, fd
         self._on_extent, self._next_wanted = on_extent, next_wanted
+        self._progress = progress
         self._pieces = [
             iter(list(zip(cut(extent.count, manifest.chunk_bytes), keys, strict=True)))
             for extent, keys in zip(manifest.extents, manifest.extent_chunks, strict=True)
@@ -68,6 +70,8 @@ class Getting:
         while done < len(content):
             done += os.pwrite(self._fd, content[done:], offset + done)
         with self._lock:
+            if self._progress is not None:
+                self._progress(len(content))
             self._left[index] -= 1
             if not self._left[index]:
                 self._finished(index)

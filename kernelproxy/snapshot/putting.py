@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from kernelproxy.errors import InternalError
+from kernelproxy.errors import InternalError, StoreError
 from kernelproxy.snapshot.chunks import ChunkFiles, Desk, sync_directory
 from kernelproxy.snapshot.ledger import Allowance
 from kernelproxy.snapshot.manifest import Extent, Manifest, Size, cut
@@ -29,6 +29,17 @@ class Part:
 
     def __len__(self) -> int:
         return self.count
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A blob of an earlier snapshot, as the content of one of the same bytes: it is not read."""
+
+    manifest: Manifest
+    name: str
+
+    def __len__(self) -> int:
+        return self.manifest.blobs[self.name].count
 
 
 @dataclass(frozen=True)
@@ -88,8 +99,22 @@ class Putting:
         self._unsynced: set[str] = set()
         self._lock = threading.Lock()
 
-    def add_blob(self, content: bytes | Part) -> list[str]:
-        """Have bytes stored; the list holds their chunks after `run`."""
+    def add_blob(self, content: bytes | Part | Kept) -> list[str]:
+        """Have bytes stored; the list holds their chunks after `run`.
+
+        Raises
+        ------
+        StoreError
+            ``missing`` if chunks of what was to be kept are gone, or are of another length.
+        """
+        if isinstance(content, Kept):
+            earlier = content.manifest
+            keys = earlier.blobs[content.name].chunks
+            if earlier.chunk_bytes != self._chunk_bytes or not self._take_over(earlier, keys):
+                raise StoreError(f"{earlier.label.name} is not there as it was stored.", "missing")
+            self._total += len(content)
+            self._done += len(content)
+            return list(keys)
         if isinstance(content, Part):
             return self._add(_from_file(content.fd), content.offset, content.count)
 

@@ -32,7 +32,7 @@ from kernelproxy.snapshot.manifest import (
     Range,
     encode,
 )
-from kernelproxy.snapshot.putting import Part, Progress, Putting
+from kernelproxy.snapshot.putting import Kept, Part, Progress, Putting
 from kernelproxy.snapshot.shelf import Shelf
 from kernelproxy.snapshot.together import Cancel, file_lock
 
@@ -93,7 +93,7 @@ class Store:
         fd: int,
         extents: Iterable[Range],
         *,
-        blobs: Mapping[str, bytes | Part] | None = None,
+        blobs: Mapping[str, bytes | Part | Kept] | None = None,
         previous: Manifest | None = None,
         progress: Progress | None = None,
         cancel: Cancel | None = None,
@@ -110,8 +110,8 @@ class Store:
             File whose ranges are stored; their bytes must not change meanwhile.
         extents : iterable of Range
             The ranges; they will be read back in this order.
-        blobs : dict of str to bytes or Part, optional
-            Named byte strings, in memory or in files.
+        blobs : dict of str to bytes, Part or Kept, optional
+            Named byte strings, in memory, in files, or in earlier snapshots.
         previous : Manifest, optional
             An earlier snapshot of the same session. Ranges with the offset, count and version that
             they had then are not read again.
@@ -128,7 +128,8 @@ class Store:
         Raises
         ------
         StoreError
-            ``full``, ``quota``, ``permission``, ``busy``, ``cancelled``, ``name`` or ``failed``.
+            ``full``, ``quota``, ``permission``, ``busy``, ``cancelled``, ``name`` or ``failed``;
+            ``missing`` if what was to be kept of an earlier snapshot is not there.
         """
         cancel = cancel or Cancel()
         try:
@@ -146,7 +147,7 @@ class Store:
         label: Label,
         fd: int,
         extents: Sequence[Extent],
-        blobs: Mapping[str, bytes | Part],
+        blobs: Mapping[str, bytes | Part | Kept],
         previous: Manifest | None,
         progress: Progress | None,
         cancel: Cancel,
@@ -218,6 +219,7 @@ class Store:
         *,
         on_extent: Callable[[int], object] | None = None,
         next_wanted: Callable[[], int | None] | None = None,
+        progress: Callable[[int], object] | None = None,
         cancel: Cancel | None = None,
     ) -> None:
         """Read all extents into a file, each at its offset, and verify every byte.
@@ -233,6 +235,8 @@ class Store:
         next_wanted : callable, optional
             Asked before each chunk, by any thread, one at a time: the number of the extent to go
             on with, or None. One of which everything has been begun is as good as None.
+        progress : callable, optional
+            Called with the bytes of each chunk that is there, by any thread, one at a time.
         cancel : Cancel, optional
             Ends it early.
 
@@ -242,7 +246,7 @@ class Store:
             ``missing``, ``damaged``, ``permission``, ``busy``, ``cancelled`` or ``failed``.
         """
         cancel = cancel or Cancel()
-        getting = Getting(self._files, manifest, fd, on_extent, next_wanted)
+        getting = Getting(self._files, manifest, fd, on_extent, next_wanted, progress)
         name = manifest.label.name
         with store_errors(f"read {name}"), self._lock(shared=True, cancel=cancel):
             getting.run(self._get_threads, cancel)
@@ -262,7 +266,13 @@ class Store:
         return bytes(content)
 
     def write_blobs(
-        self, manifest: Manifest, names: Sequence[str], fd: int, *, cancel: Cancel | None = None
+        self,
+        manifest: Manifest,
+        names: Sequence[str],
+        fd: int,
+        *,
+        progress: Callable[[int], object] | None = None,
+        cancel: Cancel | None = None,
     ) -> list[int]:
         """Write named byte strings to a file, one behind the other, and verify them.
 
@@ -272,6 +282,8 @@ class Store:
         names : sequence of str
         fd : int
             Written from where it stands.
+        progress : callable, optional
+            Called with the bytes of each chunk that is there.
         cancel : Cancel, optional
             Ends it early.
 
@@ -287,8 +299,11 @@ class Store:
         """
 
         def write(_: str, piece: memoryview) -> None:
+            count = len(piece)
             while piece:
                 piece = piece[os.write(fd, piece) :]
+            if progress is not None:
+                progress(count)
 
         self._read_blobs(manifest, names, write, cancel or Cancel())
         return [manifest.blobs[name].count for name in names]

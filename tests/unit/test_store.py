@@ -14,7 +14,7 @@ import pytest
 from kernelproxy.errors import InternalError, StoreError
 from kernelproxy.snapshot.ledger import Limits
 from kernelproxy.snapshot.manifest import Extent, Label, Manifest
-from kernelproxy.snapshot.putting import Part
+from kernelproxy.snapshot.putting import Kept, Part
 from kernelproxy.snapshot.store import Store
 from kernelproxy.snapshot.together import Cancel, file_lock
 from tests.doubles.arena import Arena, MakeArena
@@ -41,6 +41,21 @@ def restored(store: Store, manifest: Manifest, arena: Arena) -> list[bytes]:
 
 
 # ---------------------------------------------------------------- there and back
+
+
+def test_reading_tells_how_much_there_is(tmp_path: Path, make_arena: MakeArena) -> None:
+    dice = random.Random(2)
+    ranges = [dice.randbytes(3 * CHUNK + 5), b"", dice.randbytes(CHUNK)]
+    store, arena = store_in(tmp_path), make_arena(*ranges)
+    blobs = {"a": dice.randbytes(2 * CHUNK + 1), "b": b"x"}
+    put = store.put(label(), arena.fd, arena.extents, blobs=blobs)
+    read: list[int] = []
+    store.get(put, arena.fd, progress=read.append)
+    assert sorted(read) == [5, CHUNK, CHUNK, CHUNK, CHUNK]
+    with open(tmp_path / "blobs", "wb") as file:
+        store.write_blobs(put, ["a", "b"], file.fileno(), progress=read.append)
+    assert read[5:] == [CHUNK, CHUNK, 1, 1]
+    assert sum(read) == put.logical_bytes
 
 
 def test_everything_comes_back(tmp_path: Path, make_arena: MakeArena) -> None:
@@ -220,6 +235,24 @@ def test_unchanged_ranges_are_read_again_if_their_chunks_are_gone(
 
 
 # ---------------------------------------------------------------- order and cancelling
+
+
+def test_a_blob_of_an_earlier_snapshot_is_kept_without_being_read(
+    tmp_path: Path, make_arena: MakeArena
+) -> None:
+    store, arena = Store(tmp_path / "store", chunk_bytes=4096), make_arena()
+    content = os.urandom(10_000)
+    first = store.put(label(name="first"), arena.fd, [], blobs={"whole": content})
+    second = store.put(label(name="second"), arena.fd, [], blobs={"same": Kept(first, "whole")})
+    store.delete("ann", "first")
+    store.collect()
+    assert store.blob(second, "same") == content
+    store.delete("ann", "second")
+    store.collect()
+    with pytest.raises(StoreError, match="not there") as refused:
+        store.put(label(name="third"), arena.fd, [], blobs={"same": Kept(second, "same")})
+    assert refused.value.reason == "missing"
+    assert store.names() == []
 
 
 def test_ranges_come_in_their_order_unless_others_are_wanted(

@@ -1,0 +1,160 @@
+"""What two large files have in common, page by page, and the second one made of that again. Pure.
+
+Two images of one process differ in some pages here and there, each in a few bytes, so that large
+chunks of them are never equal. A *delta* has one page for each page that differs: both XORed, which
+is mostly zeros and compresses to nothing, or the page itself, where that has fewer bytes to it.
+It is always taken against a *base* that was stored whole, never against another delta.
+
+A *run* is ``[count, base, delta]``: so many pages that are those of the base from page `base` on,
+XORed with those of the delta from page `delta` on. Either may be -1: there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+PAGE_BYTES = 4096
+#: Pages that are compared at once.
+_BLOCK = 64
+#: After so many pages in a row that differ, equal ones are looked for elsewhere in the base.
+_LOST_AFTER = 8
+
+Run = list[int]
+
+
+class Bytes(Protocol):
+    """Bytes of which slices are bytes, such as an mmap."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: slice, /) -> bytes: ...
+
+
+def pages(count: int) -> int:
+    """Pages of so many bytes."""
+    return -(-count // PAGE_BYTES)
+
+
+def xor(one: bytes, other: bytes) -> bytes:
+    """XOR two byte strings of one length."""
+    mixed = int.from_bytes(one, "little") ^ int.from_bytes(other, "little")
+    return mixed.to_bytes(len(one), "little")
+
+
+class Delta:
+    """Takes the delta of one byte string after the other against a base.
+
+    Parameters
+    ----------
+    base : Bytes
+        A whole number of pages.
+    write : callable
+        Called with the pages of the delta, in order.
+    limit : int
+        Pages that the delta may have.
+    """
+
+    def __init__(self, base: Bytes, write: Callable[[bytes], object], limit: int) -> None:
+        self.runs: list[Run] = []
+        #: Pages of the delta so far.
+        self.count = 0
+        self._base, self._write, self._limit = base, write, limit
+        self._base_pages = pages(len(base))
+        self._next = 0  # page of the base that should be equal to the next one
+        self._lost = 0
+        self._places: dict[int, int] | None = None  # page of the base by the hash of its content
+
+    def add(self, content: Bytes) -> bool:
+        """Take what follows; return whether the delta is still within its limit."""
+        total, at = pages(len(content)), 0
+        while at < total and self.count <= self._limit:
+            at += self._skip(content, at, min(_BLOCK, total - at)) or self._one(content, at)
+        return self.count <= self._limit
+
+    def _skip(self, content: Bytes, at: int, count: int) -> int:
+        """Note a block that is equal; return its pages, or 0."""
+        if self._next + count > self._base_pages:
+            return 0
+        if _slice(content, at, count) != _slice(self._base, self._next, count):
+            return 0
+        self._note(count, self._next, -1)
+        return count
+
+    def _one(self, content: Bytes, at: int) -> int:
+        """Note pages up to the end of a block, one after the other; return how many."""
+        end = min(at + _BLOCK, pages(len(content)))
+        for number in range(at, end):
+            page = _slice(content, number, 1)
+            place = self._place(page)
+            if place is not None:
+                self._note(1, place, -1)
+                continue
+            base = _slice(self._base, self._next, 1) if self._next < self._base_pages else b""
+            mixed = xor(page, base) if base else b""
+            if mixed.count(0) > page.count(0):
+                self._write(mixed)
+                self._note(1, self._next, self.count)
+            else:
+                self._write(page)
+                self._note(1, -1, self.count)
+                self._next += 1
+            self.count += 1
+        return end - at
+
+    def _place(self, page: bytes) -> int | None:
+        """Page of the base that is equal to this one."""
+        if self._next < self._base_pages and _slice(self._base, self._next, 1) == page:
+            self._lost = 0
+            return self._next
+        self._lost += 1
+        if self._lost < _LOST_AFTER:
+            return None
+        if self._places is None:
+            indices = reversed(range(self._base_pages))
+            self._places = {hash(_slice(self._base, index, 1)): index for index in indices}
+        found = self._places.get(hash(page))
+        if found is None or _slice(self._base, found, 1) != page:
+            return None
+        self._lost = 0
+        return found
+
+    def _note(self, count: int, base: int, delta: int) -> None:
+        if base >= 0:
+            self._next = base + count
+        if self.runs:
+            before = self.runs[-1]
+            if all(
+                now == (then + before[0] if then >= 0 else -1)
+                for then, now in ((before[1], base), (before[2], delta))
+            ):
+                before[0] += count
+                return
+        self.runs.append([count, base, delta])
+
+
+def apply(runs: Sequence[Run], base: Bytes, delta: Bytes) -> Iterator[bytes]:
+    """Make again what a delta was taken of, as a whole number of pages.
+
+    Raises
+    ------
+    ValueError
+        If the runs name pages that are not there.
+    """
+    for count, base_at, delta_at in runs:
+        for at in range(0, count, _BLOCK):
+            step = min(_BLOCK, count - at)
+            found = [
+                _slice(source, start + at, step)
+                for source, start in ((base, base_at), (delta, delta_at))
+                if start >= 0
+            ]
+            if not found or any(len(each) != step * PAGE_BYTES for each in found):
+                raise ValueError("a run names pages that are not there")
+            yield xor(*found) if len(found) == 2 else found[0]
+
+
+def _slice(content: Bytes, page: int, count: int) -> bytes:
+    """Pages, the last one filled up with zeros."""
+    found = content[page * PAGE_BYTES : (page + count) * PAGE_BYTES]
+    short = -len(found) % PAGE_BYTES
+    return found + bytes(short) if short else found
