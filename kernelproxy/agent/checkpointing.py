@@ -6,26 +6,43 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kernelproxy.agent.channel import Channel
-from kernelproxy.agent.checkpoints import Checkpoints, DeviceSide, Host
+from kernelproxy.agent.channel import Channel, close_fds
+from kernelproxy.agent.checkpoints import Checkpoints, DeviceSide, Host, ProcessSide
+from kernelproxy.agent.images import ImageDirectories
+from kernelproxy.agent.leaving import dump
+from kernelproxy.agent.tending import GONE
 from kernelproxy.errors import ControlError, SingError
-from kernelproxy.protocol import Carried, Checkpoint, CheckpointBegun, Progress, Wish
-from kernelproxy.snapshot.manifest import Manifest
+from kernelproxy.oplog import PAGE_BYTES
+from kernelproxy.protocol import (
+    Carried,
+    Checkpoint,
+    CheckpointBegun,
+    Progress,
+    Restore,
+    Stay,
+    Wish,
+)
+from kernelproxy.snapshot.manifest import Manifest, check_name
 from kernelproxy.snapshot.together import Cancel
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
 
 T = TypeVar("T")
-_PROGRESS_SECONDS = 0.25
+PROGRESS_SECONDS = 0.25
+#: What a kernel may take to close its connection before it leaves.
+HANG_UP_SECONDS = 30.0
+_USED_MEANWHILE = "Another thread of the notebook used the device meanwhile: try again."
 
 
 async def with_progress(
     channel: Channel,
-    cancel: Cancel,
+    cancel: Cancel | None,
     work: Callable[[Callable[[int, int], object]], Awaitable[T]],
+    how_far: Callable[[], tuple[int, int]] | None = None,
 ) -> T:
     """Do something that takes a while, and tell who waits how far it is.
 
@@ -33,10 +50,12 @@ async def with_progress(
     ----------
     channel : Channel
         Where `Progress` is sent; its end ends the telling, not the work.
-    cancel : Cancel
-        Set if this is cancelled; the work is waited for.
+    cancel : Cancel or None
+        Set if this is cancelled; the work is waited for. None: the work is cancelled.
     work : callable
         Called with what it shall call, in any thread, with the bytes done and the total.
+    how_far : callable, optional
+        Asked for these numbers, if the work cannot tell.
     """
     latest = [0, 0]
 
@@ -48,11 +67,15 @@ async def with_progress(
 
     task = asyncio.create_task(run())
     try:
-        while not (await asyncio.wait({task}, timeout=_PROGRESS_SECONDS))[0]:
+        while not (await asyncio.wait({task}, timeout=PROGRESS_SECONDS))[0]:
+            done, total = how_far() if how_far is not None else latest
             with contextlib.suppress(OSError):
-                await channel.send(Progress(*latest))
+                await channel.send(Progress(done, total))
     except BaseException:
-        cancel.set()
+        if cancel is not None:
+            cancel.set()
+        else:
+            task.cancel()
         await asyncio.wait({task})
         raise
     return task.result()
@@ -76,12 +99,31 @@ class Checkpointing:
     ----------
     session : Session
     checkpoints : Checkpoints
+    images : ImageDirectories
+        Where processes are dumped.
     """
 
-    def __init__(self, session: Session, checkpoints: Checkpoints) -> None:
-        self._session, self._checkpoints = session, checkpoints
+    def __init__(
+        self, session: Session, checkpoints: Checkpoints, images: ImageDirectories
+    ) -> None:
+        self._session, self._checkpoints, self._images = session, checkpoints, images
         self._last: Manifest | None = None
         self._asked: dict[tuple[str, str], asyncio.Future[dict[str, Any]]] = {}
+        #: The newest one that the kernel has handed over, by its name, and how far it is.
+        self._newest: tuple[str, asyncio.Future[dict[str, Any]]] | None = None
+        self._far = [0, 0]
+        self._returning: asyncio.Task[None] | None = None
+
+    def goes_on_from(self, manifest: Manifest) -> None:
+        """Know the checkpoint that its process was made of."""
+        self._last = manifest
+
+    @property
+    def asked(self) -> bool:
+        """Whether the kernel is to do something between two cells, for which it may need the
+        device: a session that somebody suspended must come back for that (Note [Holding]).
+        """
+        return bool(self._asked)
 
     async def ask(self, request: Checkpoint) -> dict[str, Any]:
         """Have the kernel make a checkpoint as soon as no cell runs; returns when it is stored.
@@ -90,17 +132,23 @@ class Checkpointing:
         ------
         ControlError
             If there is no kernel, or it could not.
+        StoreError
+            ``name``.
         """
         name = self._checkpoints.name(request.name, self._session.name)
-        return await self._ask(Wish("checkpoint", name, request.automatic))
+        check_name(name, "name")  # before the notebook is captured in vain
+        return await self._ask(Wish("checkpoint", name, request.automatic, request.form))
 
-    async def restore(self, name: str) -> dict[str, Any]:
+    async def restore(self, request: Restore) -> dict[str, Any]:
         """Have the kernel restore a checkpoint as soon as no cell runs; raises as `ask`."""
-        await self._checkpoints.check(self._session.owner, name)
-        return await self._ask(Wish("restore", name))
+        await self._checkpoints.check(self._session.owner, request.name)
+        outcome = await self._ask(Wish("restore", request.name, form=request.form))
+        self._session.past.note_use()
+        return outcome
 
     async def _ask(self, wish: Wish) -> dict[str, Any]:
         self._session.check_usable()
+        await self._session.hibernation.wake()
         key = wish.verb, wish.name
         asked = self._asked.get(key)
         if asked is None:
@@ -120,6 +168,11 @@ class Checkpointing:
             self._settle(key, ControlError(report.problem, "failed"))
         elif report.verb == "restore":
             self._settle(key, report.outcome)
+
+    async def settled(self, verb: str, name: str, seconds: float) -> None:
+        """Wait until whoever asked the kernel for something has been told, or for so long."""
+        if (asked := self._asked.get((verb, name))) is not None:
+            await asyncio.wait({asked}, timeout=seconds)
 
     def give_up(self, why: str) -> None:
         """Whoever waits for the kernel is told that nothing comes."""
@@ -146,17 +199,55 @@ class Checkpointing:
             If it cannot be made; the reason is that of the `StoreError`, if it was one.
         """
         name = self._checkpoints.name(request.name, self._session.name)
+        stored = self._session.automatic.begun(name)
+        outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._newest, self._far = (name, outcome), [0, 0]
         try:
             sizes = [os.fstat(fd).st_size for fd in fds]
             host = Host.parse(request.host or {}, *sizes)
             async with self._session.exclusive():
                 with _refusals():  # they are no fault of the session
-                    made = await self._make(name, request.automatic, host, fds, channel)
+                    made = await self._make(name, request, host, fds, channel)
         except ControlError as refusal:
+            outcome.set_exception(refusal)
+            outcome.exception()  # perhaps nobody follows it
             self._settle(("checkpoint", name), refusal)
             raise
+        except BaseException:
+            outcome.cancel()
+            raise
+        stored()
+        if not request.automatic:
+            self._session.past.note_use()
+        outcome.set_result(made)
         self._settle(("checkpoint", name), made)
         return made
+
+    async def follow(self, name: str, channel: Channel) -> dict[str, Any]:
+        """Wait for a checkpoint that the kernel has handed over before it left.
+
+        Parameters
+        ----------
+        name : str
+            As the kernel asked for it; "": the newest.
+        channel : Channel
+            Where `Progress` is sent.
+
+        Raises
+        ------
+        ControlError
+            If it could not be made, or the daemon was replaced meanwhile.
+        """
+        if self._newest is None or name not in ("", self._newest[0]):
+            raise ControlError(
+                f"The checkpoint {name!r} was not made: the daemon was replaced.", "ended"
+            )
+        outcome = self._newest[1]
+        while not (await asyncio.wait({outcome}, timeout=PROGRESS_SECONDS))[0]:
+            await channel.send(Progress(*self._far))
+        if outcome.cancelled():
+            raise ControlError("The session has ended.", "ended")
+        return outcome.result()
 
     def _settle(self, key: tuple[str, str], outcome: dict[str, Any] | ControlError) -> None:
         asked = self._asked.get(key)
@@ -169,29 +260,100 @@ class Checkpointing:
             asked.set_result(outcome)
 
     async def _make(
-        self, name: str, automatic: bool, host: Host, fds: Sequence[int], channel: Channel
+        self, name: str, request: Checkpoint, host: Host, fds: Sequence[int], channel: Channel
     ) -> dict[str, Any]:
         session = self._session
         session.check_usable()
         state, cancel = session.device_state, Cancel()
+        can = session.tender is not None and session.kernel.joined
+        saves = can and request.form != "namespace"
+        if request.form == "process" and not saves:
+            raise ControlError(f"Its process cannot be saved: {GONE}.", "unavailable")
         telling: list[asyncio.Task[None]] = []
 
         def frozen() -> None:
             telling.append(asyncio.create_task(channel.send(CheckpointBegun())))
 
-        if host.storages:
+        if host.storages or (saves and state.memory.client.head):
             if state.worker is not None and not state.saved:
                 try:
-                    await session.meanwhile(state.save(frozen=frozen))
+                    await session.meanwhile(state.save(frozen=None if saves else frozen))
                 finally:
                     await asyncio.gather(*telling)
-            if state.position != host.position:
-                raise ControlError(
-                    "Another thread of the notebook used the device meanwhile: try again.",
-                    "busy",
-                )
-        if not telling:
-            await channel.send(CheckpointBegun())
+            if host.storages and state.position != host.position:
+                raise ControlError(_USED_MEANWHILE, "busy")
+        process, omitted = None, []
+        directory: Path | None = None
+        try:
+            if saves:
+                try:
+                    directory = await asyncio.to_thread(self._images.make, session.id)
+                    process = await session.meanwhile(self._save_process(name, directory, channel))
+                except (SingError, OSError) as error:
+                    if request.form == "process" or session.closing:
+                        raise
+                    omitted = [{"name": "the process", "why": str(error), "partly": False}]
+            elif not telling:
+                await channel.send(CheckpointBegun())
+            return await self._store(name, request, host, fds, channel, process, omitted, cancel)
+        finally:
+            if directory is not None:
+                await asyncio.to_thread(self._images.remove, directory)
+
+    async def _save_process(self, name: str, directory: Path, channel: Channel) -> ProcessSide:
+        """Save the kernel's process, which goes on then."""
+        session, kernel = self._session, self._session.kernel
+        pages: list[bytes] = []
+
+        def check() -> None:
+            state = session.device_state
+            if not state.drained or state.position != state.memory.client.head:
+                raise ControlError(_USED_MEANWHILE, "busy")
+            memory = state.memory
+            pages.extend(
+                bytes(page.memory[:PAGE_BYTES])
+                for page in (memory.client, memory.worker, memory.agent)
+            )
+
+        with contextlib.suppress(OSError):  # it has hung up already
+            await channel.send(CheckpointBegun(True, name))
+        absences = kernel.absences
+        try:
+            await _hung_up(channel)
+            seconds = await dump(session, directory, leave_running=True, check=check)
+        finally:
+            if kernel.absences != absences:
+                self._returning = asyncio.create_task(kernel.come_back())
+            else:
+                with contextlib.suppress(ControlError):
+                    await kernel.send(Stay())
+        about = {
+            "seconds": seconds,
+            "python": session.python,
+            "cells_before": kernel.cells_before,
+            **session.device_state.lineage(),
+        }
+        return ProcessSide(directory, b"".join(pages), about)
+
+    async def _store(
+        self,
+        name: str,
+        request: Checkpoint,
+        host: Host,
+        fds: Sequence[int],
+        channel: Channel,
+        process: ProcessSide | None,
+        omitted: list[dict[str, Any]],
+        cancel: Cancel,
+    ) -> dict[str, Any]:
+        session, state = self._session, self._session.device_state
+        resisting, left_out = host.about["omitted"], [*host.about["left_out"], *omitted]
+        about = {
+            "saved": host.about["saved"],
+            # The process has what the namespace form cannot hold.
+            "omitted": [*resisting, *left_out] if process is None else left_out,
+            "only_process": [] if process is None else resisting,
+        }
         label = self._checkpoints.label(
             session.owner,
             name,
@@ -200,23 +362,49 @@ class Checkpointing:
             state.position,
             {
                 "session": session.name,
+                "run": session.id,
                 "kernel_id": session.kernel_id,
-                "automatic": automatic,
-                "forms": ["namespace"],
+                "notebook": session.notebook,
+                "automatic": request.automatic,
+                "forms": ["namespace"] if process is None else ["namespace", "process"],
                 "device": state.device.id,
-                **host.about,
+                **about,
             },
         )
         device = DeviceSide(
-            state.snapshot if host.storages else None,
+            state.snapshot if host.storages or process is not None else None,
             state.memory.arena_fd,
             state.disk.stored if state.disk.alone else self._last or state.disk.stored,
+            self._last,
         )
-        made, self._last = await session.meanwhile(
-            with_progress(
-                channel,
-                cancel,
-                lambda note: self._checkpoints.put(label, host, fds, device, cancel, note),
+
+        def put(note: Callable[[int, int], object]) -> Awaitable[tuple[dict[str, Any], Manifest]]:
+            def noted(done: int, total: int) -> None:
+                self._far[:] = done, total
+                note(done, total)
+
+            return self._checkpoints.put(
+                session.owner, label, host, fds, device, process, cancel, noted
             )
-        )
+
+        made, self._last = await session.meanwhile(with_progress(channel, cancel, put))
         return made
+
+
+async def _hung_up(channel: Channel) -> None:
+    """Wait until a kernel that is to leave has closed its connection.
+
+    Raises
+    ------
+    ControlError
+        If it does not.
+    """
+    try:
+        async with asyncio.timeout(HANG_UP_SECONDS):
+            while True:
+                _, fds = await channel.receive()
+                close_fds(fds)
+    except ConnectionError:
+        return
+    except TimeoutError:
+        raise ControlError("The kernel does not leave.", "timeout") from None

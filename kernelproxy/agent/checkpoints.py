@@ -12,13 +12,18 @@ import contextlib
 import itertools
 import os
 import re
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from kernelproxy.agent.cold import TABLES
+from kernelproxy.agent.processimages import Blobs, Packed
+from kernelproxy.agent.records import Record
 from kernelproxy.agent.workers import Snapshot
 from kernelproxy.errors import ControlError, StoreError
 from kernelproxy.protocol import CheckpointOpened
@@ -33,6 +38,7 @@ KIND = "checkpoint"
 _OWNER = "{}-checkpoints"
 _PARTS_MAX = 1 << 20
 _SMALL, _HOST, _FILE = "device-small", "host", "file"
+PAGES = "process-pages"
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Host:
     storages : dict of int to int
         Bytes of each device storage that it refers to, by number.
     about : dict
-        For people: ``saved`` and ``omitted``.
+        For people: ``saved``, ``omitted`` of the namespace, ``left_out`` of files.
     files : list of dict
         The notebook's files; the content of those of kind ``file`` is in the second file.
     """
@@ -78,6 +84,7 @@ class Host:
             storages = {int(number): int(count) for number, count in raw["storages"]}
             position = int(raw["position"])
             about = {key: list(raw["about"][key]) for key in ("saved", "omitted")}
+            about["left_out"] = list(raw["about"].get("left_out", ()))
             files = [dict(each) for each in raw["files"]]
             contents = _contents(files)
         except (KeyError, TypeError, ValueError) as error:
@@ -102,11 +109,33 @@ class DeviceSide:
     arena_fd : int
     previous : Manifest or None
         Of the same session, if its arena is empty, or for what has not changed.
+    checkpoint : Manifest or None
+        The newest checkpoint of the same session, for what has not changed of its process.
     """
 
     snapshot: Snapshot | None
     arena_fd: int
     previous: Manifest | None
+    checkpoint: Manifest | None
+
+
+@dataclass(frozen=True)
+class ProcessSide:
+    """The process of a kernel, as far as a checkpoint has it.
+
+    Parameters
+    ----------
+    directory : Path
+        With its images.
+    pages : bytes
+        The client's, the worker's and the agent's page of then.
+    about : dict
+        What a session that goes on from there needs, see `takeover`.
+    """
+
+    directory: Path
+    pages: bytes
+    about: dict[str, Any]
 
 
 class Checkpoints:
@@ -120,20 +149,72 @@ class Checkpoints:
 
     def __init__(self, store: Any) -> None:
         self._store: Any = store
+        self._known: dict[int, dict[str, Record]] = {}
+        #: Bytes read and in total, of each checkpoint that is being read, by its user and name.
+        self.reading: dict[tuple[int, str], tuple[int, int]] = {}
 
-    def name(self, wanted: str, session: str) -> str:
+    def name(self, wanted: str, session: str, how: str = "") -> str:
         """Return the name of a new checkpoint: the wanted one, or one that says what and when."""
         if wanted:
             return wanted
         stem = re.sub(r"[^A-Za-z0-9]+", "-", session.removesuffix(".ipynb")).strip("-")[:60]
-        return f"{stem or 'notebook'}-{time.strftime('%Y%m%d-%H%M%S')}"
+        return f"{stem or 'notebook'}-{how}{time.strftime('%Y%m%d-%H%M%S')}"
+
+    async def automatic_name(self, owner: int, session: str) -> str:
+        """Return a name for a checkpoint that nobody asked for, which no checkpoint has.
+
+        Raises
+        ------
+        StoreError
+            If the store cannot be read.
+        """
+        taken = await asyncio.to_thread(lambda: self._opened().names())
+        names = {name for user, name in taken if user == _OWNER.format(owner)}
+        while (name := f"{self.name('', session, 'auto-')}-{secrets.token_hex(2)}") in names:
+            pass
+        return name
+
+    # ---------------------------------------------------------------- whose they are
+
+    async def records(self, owner: int) -> list[Record]:
+        """What the readable ones of a user say about where they come from; raises StoreError."""
+
+        def work() -> list[Record]:
+            store, found = self._opened(), []
+            for user, name in store.names():
+                if user == _OWNER.format(owner):
+                    with contextlib.suppress(StoreError):  # `all` says what is wrong with it
+                        found.append(_record(store.load(user, name)))
+            return found
+
+        found = await asyncio.to_thread(work)
+        self._known[owner] = {each.name: each for each in found}
+        return found
+
+    async def learn(self, owner: int) -> None:
+        """Read them for `known`, if that was not done yet."""
+        if owner not in self._known:
+            with contextlib.suppress(StoreError, OSError):  # who needs it, is told why
+                await self.records(owner)
+
+    def known(self, owner: int) -> list[Record]:
+        """What is known of that since it was last read; made and deleted here is known at once."""
+        return list(self._known.get(owner, {}).values())
+
+    async def one(self, owner: int, name: str) -> dict[str, Any]:
+        """One of those that `all` lists; raises as `open`."""
+        return await asyncio.to_thread(lambda: self._describe(self._load(owner, name)))
+
+    # ---------------------------------------------------------------- making and reading
 
     async def put(
         self,
+        owner: int,
         label: Label,
         host: Host,
         fds: Sequence[int],
         device: DeviceSide,
+        process: ProcessSide | None,
         cancel: Cancel,
         progress: Callable[[int, int], object],
     ) -> tuple[dict[str, Any], Manifest]:
@@ -143,15 +224,13 @@ class Checkpoints:
         ------
         StoreError
             See `Store.put`, and ``damaged`` if the snapshot lacks what the host state refers to.
+        OSError
+            If the images of a process cannot be read.
         """
 
         def work() -> tuple[dict[str, Any], Manifest]:
-            extents, small = _device_part(device.snapshot, list(host.storages))
-            blobs: dict[str, bytes | Part] = {
-                **_blobs(_HOST, fds[0], host.parts),
-                **_blobs(_FILE, fds[1], host.contents),
-                _SMALL: b"".join(small.values()),
-            }
+            wanted = list(host.storages)
+            extents, small = _device_part(device.snapshot, wanted)
             meta = {
                 **label.meta,
                 "storages": [each.id for each in extents],
@@ -159,18 +238,50 @@ class Checkpoints:
                 "parts": len(host.parts),
                 "files": host.files,
             }
-            manifest = self._opened().put(
-                replace(label, meta=meta),
-                device.arena_fd,
-                extents,
-                blobs=blobs,
-                previous=device.previous,
-                progress=progress,
-                cancel=cancel,
-            )
+            blobs: Blobs = {
+                **_blobs(_HOST, fds[0], host.parts),
+                **_blobs(_FILE, fds[1], host.contents),
+                _SMALL: b"".join(small.values()),
+            }
+            if process is not None:
+                # All storages: the process refers to them in ways that only it knows.
+                extents = _all_extents(device.snapshot)
+                numbers = [each.id for each in extents]
+                meta = {**meta, "process": process.about, "extents": numbers}
+                blobs[PAGES] = process.pages
+                if device.snapshot is not None:
+                    fd = device.snapshot.fd
+                    blobs[TABLES] = os.pread(fd, os.fstat(fd).st_size, 0)
+
+            def put(images: Blobs) -> Manifest:
+                return self._opened().put(
+                    replace(label, meta=meta),
+                    device.arena_fd,
+                    extents,
+                    blobs={**blobs, **images},
+                    previous=device.previous,
+                    progress=progress,
+                    cancel=cancel,
+                )
+
+            with contextlib.ExitStack() as stack:
+                packed = None
+                if process is not None:
+                    packed = stack.enter_context(contextlib.closing(Packed(process.directory)))
+                images = packed.blobs(self._opened(), device.checkpoint) if packed else {}
+                try:
+                    manifest = put(images)
+                except StoreError as error:
+                    # Somebody deleted meanwhile what the images were to rely on.
+                    if packed is None or error.reason != "missing":
+                        raise
+                    manifest = put(packed.whole())
             return self._describe(manifest), manifest
 
-        return await asyncio.to_thread(work)
+        made, manifest = await asyncio.to_thread(work)
+        record = _record(manifest)
+        self._known.setdefault(owner, {})[record.name] = record
+        return made, manifest
 
     async def all(self, owner: int) -> list[dict[str, Any]]:
         """List a user's checkpoints, the newest first; of unreadable ones the name and why."""
@@ -192,8 +303,28 @@ class Checkpoints:
         """Raise as `open` unless there is such a checkpoint."""
         await asyncio.to_thread(self._load, owner, name)
 
-    async def open(self, owner: int, name: str) -> tuple[CheckpointOpened, list[int]]:
+    async def load(self, owner: int, name: str) -> tuple[Store, Manifest]:
+        """Find a checkpoint, to read more of it than `open` does; raises as that."""
+        return await asyncio.to_thread(lambda: (self._opened(), self._load(owner, name)))
+
+    async def open(
+        self,
+        owner: int,
+        name: str,
+        progress: Callable[[int, int], object],
+        *,
+        process: bool = False,
+    ) -> tuple[CheckpointOpened, list[int]]:
         """Read and verify a checkpoint.
+
+        Parameters
+        ----------
+        owner : int
+        name : str
+        progress : callable
+            Called with the bytes read and in total, in any thread.
+        process : bool
+            Whether its process will be restored: then only its files are read.
 
         Returns
         -------
@@ -210,20 +341,31 @@ class Checkpoints:
 
         def work() -> tuple[CheckpointOpened, list[int]]:
             store, manifest = self._opened(), self._load(owner, name)
-            meta = manifest.label.meta
+            meta, count = manifest.label.meta, 0
+            host = [f"{_HOST}-{index}" for index in range(0 if process else meta["parts"])]
+            held = [f"{_FILE}-{index}" for index in range(len(_contents(meta["files"])))]
+            numbers = [] if process else meta["storages"]
+            wanted = _only(manifest, numbers)
+            total = sum(manifest.blobs[each].count for each in (*host, *held))
+            total += sum(extent.count for extent in wanted.extents)
+            note(0, total)
+
+            def read(done: int) -> None:
+                nonlocal count
+                count += done
+                note(count, total)
+
             fds: list[int] = []
             try:
                 for part in ("host", "device"):
                     fds.append(os.memfd_create(f"sing-checkpoint-{part}", os.MFD_CLOEXEC))
                 with tempfile.TemporaryFile(dir=store.root / "tmp") as files:
                     fds.append(os.dup(files.fileno()))
-                names = [f"{_HOST}-{index}" for index in range(meta["parts"])]
-                parts = store.write_blobs(manifest, names, fds[0])
-                names = [f"{_FILE}-{index}" for index in range(len(_contents(meta["files"])))]
-                store.write_blobs(manifest, names, fds[2])
-                end = max((each.offset + each.count for each in manifest.extents), default=0)
+                parts = store.write_blobs(manifest, host, fds[0], progress=read)
+                store.write_blobs(manifest, held, fds[2], progress=read)
+                end = max((each.offset + each.count for each in wanted.extents), default=0)
                 os.ftruncate(fds[1], end)
-                store.get(manifest, fds[1])
+                store.get(wanted, fds[1], progress=read)
                 os.pwrite(fds[1], store.blob(manifest, _SMALL), end)
             except BaseException:
                 for fd in fds:
@@ -231,15 +373,23 @@ class Checkpoints:
                 raise
             storages = [
                 [number, each.offset, each.count]
-                for number, each in zip(meta["storages"], manifest.extents, strict=True)
+                for number, each in zip(numbers, wanted.extents, strict=True)
             ]
             for number, count in meta["small"]:
                 storages.append([number, end, count])
                 end += count
-            found = self._describe(manifest)
-            return CheckpointOpened(found, parts, storages, meta["files"]), fds
+            found, form = self._describe(manifest), "process" if process else "namespace"
+            storages = [] if process else storages
+            return CheckpointOpened(found, parts, storages, meta["files"], form), fds
 
-        return await asyncio.to_thread(work)
+        def note(done: int, total: int) -> None:
+            self.reading[owner, name] = done, total
+            progress(done, total)
+
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            self.reading.pop((owner, name), None)
 
     async def delete(self, owner: int, name: str) -> None:
         """Forget a checkpoint; raises as `open`."""
@@ -254,6 +404,13 @@ class Checkpoints:
                 store.collect()
 
         await asyncio.to_thread(work)
+        self._known.get(owner, {}).pop(name, None)
+
+    async def delete_unread(self, owner: int, name: str) -> None:
+        """Forget a checkpoint, if there is one and nobody reads it; raises StoreError."""
+        if (owner, name) not in self.reading:
+            with contextlib.suppress(ControlError):  # somebody else was faster
+                await self.delete(owner, name)
 
     def label(
         self, owner: int, name: str, torch: str, device_kind: str, position: int, meta: Any
@@ -278,10 +435,9 @@ class Checkpoints:
         about = label.meta  # ours: nobody else writes manifests of this owner
         return {
             "name": label.name,
-            "created": datetime.fromtimestamp(manifest.created, UTC).isoformat(
-                timespec="milliseconds"
-            ),
+            "created": created_text(manifest.created),
             "session": about["session"],
+            "notebook": about.get("notebook", ""),
             "kernel_id": about["kernel_id"],
             "automatic": about["automatic"],
             "forms": about["forms"],
@@ -292,8 +448,26 @@ class Checkpoints:
             "exclusive": sizes.exclusive,
             "saved": about["saved"],
             "omitted": about["omitted"],
+            "only_process": about.get("only_process", []),
             "files": len(about["files"]),
         }
+
+
+def created_text(seconds: float) -> str:
+    """ISO 8601 of a moment, in seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _record(manifest: Manifest) -> Record:
+    about = manifest.label.meta
+    return Record(
+        manifest.label.name,
+        manifest.created,
+        about["automatic"],
+        about.get("run", ""),
+        about["kernel_id"],
+        about.get("notebook", ""),
+    )
 
 
 def _contents(files: Sequence[dict[str, Any]]) -> list[int]:
@@ -313,7 +487,7 @@ def _device_part(
     snapshot: Snapshot | None, wanted: Sequence[int]
 ) -> tuple[list[Extent], dict[int, bytes]]:
     """Find the storages that the host state refers to: in extents, and the bytes of small ones."""
-    if snapshot is None:
+    if snapshot is None or not wanted:
         if wanted:
             raise StoreError("The device has nothing of what the notebook refers to.", "damaged")
         return [], {}
@@ -329,6 +503,22 @@ def _device_part(
             )
     small = {number: storages[number].small for number in wanted if number not in extents}
     return [extents[number] for number in wanted if number in extents], small
+
+
+def _all_extents(snapshot: Snapshot | None) -> list[Extent]:
+    return list(read_tables(snapshot.fd).extents) if snapshot is not None else []
+
+
+def _only(manifest: Manifest, storages: Sequence[int]) -> Manifest:
+    """A checkpoint with the extents of some storages only, in their order."""
+    numbers = manifest.label.meta.get("extents", storages)
+    places = {number: place for place, number in enumerate(numbers)}
+    kept = [places[number] for number in storages]
+    return replace(
+        manifest,
+        extents=tuple(manifest.extents[place] for place in kept),
+        extent_chunks=tuple(manifest.extent_chunks[place] for place in kept),
+    )
 
 
 def _unknown(error: StoreError, name: str) -> Exception:

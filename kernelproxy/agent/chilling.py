@@ -49,37 +49,45 @@ class Chilling:
 
     async def chill(self) -> bool:
         """See `Guest`."""
+        if self._session.claims:
+            return False
+        async with self._session.exclusive():
+            try:
+                return await self.chill_held()
+            except (StoreError, OSError) as error:
+                problem = error  # the disk's fault, not the session's
+        raise problem
+
+    async def chill_held(self) -> bool:
+        """As `chill`, by who holds its lock."""
         session = self._session
         state = session.device_state
-        if session.claims:
+        suspended = session.state is State.SUSPENDED and state.worker is None
+        if not suspended or state.snapshot is None or state.disk.alone or session.closing:
             return False
-        async with session.exclusive():
-            suspended = session.state is State.SUSPENDED and state.worker is None
-            if not suspended or state.disk.alone or session.closing:
-                return False
-            label = Label(
-                owner=str(session.owner),
-                name=session.id,
-                kind=KIND,
-                torch=session.kernel.torch_version or "",
-                device_kind=state.device.kind.name.lower(),
-                position=state.position,
-                meta={"name": session.name},
-            )
-            storing = state.store(session.host.cold, label)
-            try:
-                while not (storing.task.done() or session.awaited or session.wants_worker()):
-                    wish = asyncio.create_task(session.wishes.wait())
-                    await asyncio.wait({storing.task, wish}, return_when=asyncio.FIRST_COMPLETED)
-                    wish.cancel()
-                    session.wishes.clear()
-            finally:
-                await storing.end()
-            error = storing.task.exception()
-            if error is None:
-                held = session.hold is not None
-                session.reason = f"On disk: {report.way_back(session.script, held=held)}"
-                await state.cool()
+        label = Label(
+            owner=str(session.owner),
+            name=session.id,
+            kind=KIND,
+            torch=session.kernel.torch_version or "",
+            device_kind=state.device.kind.name.lower(),
+            position=state.position,
+            meta={"name": session.name},
+        )
+        storing = state.store(session.host.cold, label)
+        try:
+            while not (storing.task.done() or session.awaited or session.wants_worker()):
+                wish = asyncio.create_task(session.wishes.wait())
+                await asyncio.wait({storing.task, wish}, return_when=asyncio.FIRST_COMPLETED)
+                wish.cancel()
+                session.wishes.clear()
+        finally:
+            await storing.end()
+        error = storing.task.exception()
+        if error is None:
+            held = session.hold is not None
+            session.reason = f"On disk: {report.way_back(session.script, held=held)}"
+            await state.cool()
         session.look()
         if error is None or (isinstance(error, StoreError) and error.reason == "cancelled"):
             return error is None

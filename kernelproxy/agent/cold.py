@@ -179,6 +179,11 @@ class ColdStates:
         """Whether states may go to disk at all."""
         return self._quota > 0
 
+    @property
+    def there(self) -> bool:
+        """Whether anything may have gone there."""
+        return self._store is not None or self._directory.exists()
+
     def store(self) -> Store:
         """The store; raises StoreError if its directory cannot be used."""
         if self._store is None:

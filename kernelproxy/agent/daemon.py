@@ -92,6 +92,7 @@ class Daemon:
         else:
             self._deposits.resume(self._estate)
             self._agent.adopt(self._estate.sessions)
+        self._agent.begin()
         loop.add_reader(self._listener, self._accept)
         self._on_quiet()
         _tell(ready_fd, "ready")

@@ -4,7 +4,9 @@ Note [Holding]: a session that was suspended for idleness comes back at the next
 somebody suspended is *held*: what the running cell, a background thread or the garbage collector
 appends does not bring it back; the next cell's first append does, and so does `resume`. If it was
 suspended from inside its own cell, that cell brings it back too, but only when it waits for the
-device: it must not wait for itself. A client that reports no cells comes back at its next append.
+device: it must not wait for itself. A checkpoint or a restoration that was asked for from outside
+brings it back, too: while the kernel waits for the device in one, it runs no cell. A client that
+reports no cells comes back at its next append.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def describe_session(session: Session) -> dict[str, Any]:
         "kernel_pid": session.kernel.pid,
         "worker_pid": worker.pid if worker else None,
         "state": str(session.state),
-        "tier": "resident" if worker else "cold" if state.disk.alone else "parked",
+        "tier": _tier(session, worker is not None),
         "device": session.room.device.id,
         "memory": used,
         "log_head": client.head,
@@ -54,7 +54,16 @@ def describe_session(session: Session) -> dict[str, Any]:
         "loading": memory.worker.loading_bytes if worker else 0,
         "snapshot": _snapshot(state.snapshot),
         "migration": asdict(session.migration) if session.migration else None,
+        "automatic": session.automatic.describe(),
+        "last_checkpoint": session.past.describe(),
     }
+
+
+def _tier(session: Session, resident: bool) -> str:
+    """Where its state is."""
+    if resident:
+        return "resident"
+    return "cold" if session.device_state.disk.alone or session.hibernation.asleep else "parked"
 
 
 def _reason(session: Session) -> str:

@@ -8,25 +8,34 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from kernelproxy import paths
 from kernelproxy.agent import report
 from kernelproxy.agent.channel import Channel, expect
+from kernelproxy.agent.checkpointing import PROGRESS_SECONDS, with_progress
 from kernelproxy.agent.checkpoints import Checkpoints as CheckpointStore
 from kernelproxy.agent.chilling import Chilling
 from kernelproxy.agent.cold import ColdStates
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
+from kernelproxy.agent.forms import Forms
 from kernelproxy.agent.hostmemory import HostMemory
+from kernelproxy.agent.images import ImageDirectories
+from kernelproxy.agent.past import Runs
 from kernelproxy.agent.room import Room
 from kernelproxy.agent.session import Session
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
+from kernelproxy.agent.takeover import TakeOvers
+from kernelproxy.agent.tending import tend
 from kernelproxy.agent.zygotes import Zygotes
 from kernelproxy.devices import Device
 from kernelproxy.errors import ControlError, ProtocolError, SingError, StoreError, WorkerError
 from kernelproxy.oplog import close_all
 from kernelproxy.protocol import (
     Attach,
+    AwaitCheckpoint,
     Carried,
     Checkpoint,
     CheckpointReply,
@@ -36,20 +45,27 @@ from kernelproxy.protocol import (
     DeleteCheckpoint,
     Done,
     Error,
+    LastCheckpoint,
+    Listen,
     Message,
     Migrate,
     OpenCheckpoint,
     OpenSession,
     Prepare,
+    Progress,
     Restore,
     RestoreReply,
     Resume,
     SessionOpened,
     SessionReply,
+    SetAutomatic,
     Status,
     StatusReply,
     Stop,
+    Stopped,
     Suspend,
+    TakeOver,
+    Tend,
 )
 
 log = logging.getLogger(__name__)
@@ -80,12 +96,19 @@ class Agent:
         self.stopping = asyncio.Event()
         self._settings, self._deposits, self._on_quiet = settings, deposits, on_quiet
         self._zygotes = Zygotes(settings)
-        cold = ColdStates(paths.data_dir() / "states", settings.disk_quota)
+        self._cold = cold = ColdStates(paths.data_dir() / "states", settings.disk_quota)
         self._checkpoints = CheckpointStore(cold.store)
+        self._images = ImageDirectories(paths.data_dir() / "processes", paths.runtime_dir())
+        self._forms = Forms(paths.runtime_dir())
+        self._take_overs = TakeOvers(
+            self._checkpoints, cold, self._images, self._zygotes, settings, self._add
+        )
         self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
-        self._stoppers: list[Channel] = []
+        self._runs = Runs(self.sessions.keys())
+        self._stoppers: list[tuple[Channel, Stopped]] = []
         self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()
+        self._tidying_images: asyncio.Task[None] | None = None
 
     # ---------------------------------------------------------------- conversations
 
@@ -103,11 +126,23 @@ class Agent:
                     if isinstance(request, Attach):
                         session = self._find(request.session, uid)
                         return await session.kernel.serve(channel, request.torch_version)
+                    if isinstance(request, Listen):
+                        return await self._find(request.session, uid).kernel.listen(channel)
+                    if isinstance(request, Tend):
+                        return await tend(self._find(request.session, uid), channel)
                     if isinstance(request, OpenCheckpoint):
-                        await self._open_checkpoint(channel, request.name, uid)
+                        await self._open_checkpoint(channel, request, uid)
+                        continue
+                    if isinstance(request, AwaitCheckpoint):
+                        session = self._find(request.session, uid)
+                        made = await session.checkpointing.follow(request.name, channel)
+                        await channel.send(CheckpointReply(made))
+                        continue
+                    if isinstance(request, Restore):
+                        await self._restore(channel, request, uid)
                         continue
                     if isinstance(request, Stop):
-                        return await self._stop(channel, uid)
+                        return await self._stop(channel, request, uid)
                     reply = await self._answer(request, pid, uid)
                 except ControlError as error:
                     reply = Error(error.message, error.reason)
@@ -133,11 +168,14 @@ class Agent:
     async def _answer(self, request: Message, pid: int, uid: int) -> Message:
         match request:
             case Status():
+                if self._cold.there:
+                    for owner in {each.owner for each in self.sessions.values()}:
+                        await self._checkpoints.learn(owner)
                 return self._status()
             case OpenSession():
-                return self._open(request, pid, uid)
-            case CloseSession(name):
-                return await self._close(name, uid)
+                return await self._open(request, pid, uid)
+            case CloseSession(name, died):
+                return await self._close(name, uid, died=died)
             case Suspend(name, why):
                 return SessionReply(await self._find(name, uid).verbs.suspend(why, pid))
             case Resume(name):
@@ -147,9 +185,17 @@ class Agent:
                 return SessionReply(await session.verbs.migrate(self._room(device)))
             case Checkpoint(name):
                 return CheckpointReply(await self._find(name, uid).checkpointing.ask(request))
-            case Restore(name, checkpoint):
+            case TakeOver(name, checkpoint):
                 session = self._find(name, uid)
-                return RestoreReply(await session.checkpointing.restore(checkpoint))
+                session.kernel.check_is(pid)
+                return RestoreReply(await self._take_overs.take_over(session, checkpoint))
+            case SetAutomatic(name, every, cells):
+                session = self._find(name, uid)
+                session.check_usable()
+                session.automatic.set_rule(every, cells)
+                return SessionReply(report.describe_session(session))
+            case LastCheckpoint(name):
+                return CheckpointReply(await self._find(name, uid).past.last())
             case Carried(name):
                 session = self._find(name, uid)
                 session.kernel.check_is(pid)
@@ -182,21 +228,85 @@ class Agent:
             close_all(fds)
         await channel.send(reply)
 
-    async def _open_checkpoint(self, channel: Channel, name: str, uid: int) -> None:
-        """Hand out what a checkpoint holds."""
-        reply, fds = await self._checkpoints.open(uid, name)
+    async def _open_checkpoint(self, channel: Channel, request: OpenCheckpoint, uid: int) -> None:
+        """Hand out what a checkpoint holds, or what of it is needed beside its process."""
+        why: str | None = ""
+        if request.session and request.form != "namespace":
+            session = self._find(request.session, uid)
+            why = await self._take_overs.obstacle(session, request.name)
+        if why is not None and request.form == "process":
+            nothing = f"The checkpoint {request.name!r} holds no process."
+            raise ControlError(why or nothing, "unavailable")
+        process = why is None
+        reply, fds = await with_progress(
+            channel,
+            None,
+            lambda note: self._checkpoints.open(uid, request.name, note, process=process),
+        )
+        reply = replace(reply, why=why or "")
         try:
             await channel.send(reply, fds)
         finally:
             close_all(fds)
+        pid = channel.peer()[0]
+        for session in self.sessions.values():
+            if pid > 0 and session.kernel.pid == pid:
+                session.past.note_use()
 
-    async def _stop(self, channel: Channel, uid: int) -> None:
+    async def _restore(self, channel: Channel, request: Restore, uid: int) -> None:
+        """Have a kernel take a notebook out, and answer; how far it is, its own request tells."""
+        session, key = self._find(request.session, uid), (uid, request.name)
+        outcome = await with_progress(
+            channel,
+            None,
+            lambda _: session.checkpointing.restore(request),
+            lambda: self._checkpoints.reading.get(key, (0, 0)),
+        )
+        await channel.send(RestoreReply(outcome))
+
+    async def _stop(self, channel: Channel, request: Stop, uid: int) -> None:
         """Begin to stop, and keep the connection for the answer, which `close` sends."""
         if uid not in (os.getuid(), 0):
             raise ControlError("This daemon belongs to another user.", "not-allowed")
-        self._stoppers.append(channel)
+        reply = Stopped([], [])
+        if request.checkpoint and not self.stopping.is_set():
+            reply = await self._put_away(channel)
+        self._stoppers.append((channel, reply))
         self.stopping.set()
         await asyncio.get_running_loop().create_future()  # until it is cancelled
+
+    async def _put_away(self, channel: Channel) -> Stopped:
+        """Make checkpoints of all notebooks that have something to lose.
+
+        Ends early if somebody else stops the daemon.
+
+        Raises
+        ------
+        OSError
+            If who asks has hung up.
+        """
+        seconds = self._settings.stop_seconds
+        making = {
+            asyncio.create_task(each.automatic.before_end(seconds))
+            for each in self.sessions.values()
+        }
+        others = asyncio.create_task(self.stopping.wait())
+        try:
+            waiting: set[asyncio.Task[Any]] = set(making)
+            while waiting and not others.done():
+                done, _ = await asyncio.wait(
+                    {*waiting, others},
+                    timeout=PROGRESS_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                waiting -= done
+                await channel.send(Progress(len(making) - len(waiting), len(making)))
+        finally:
+            for task in (*making, others):
+                task.cancel()
+            ended = await asyncio.gather(*making, return_exceptions=True)
+        found = [each for each in ended if not isinstance(each, BaseException)]
+        return Stopped([n for n, _ in found if n], [why for _, why in found if why])
 
     def _status(self) -> StatusReply:
         there = [each for each in self.sessions.values() if not each.device_state.closed]
@@ -206,12 +316,13 @@ class Agent:
 
     # ---------------------------------------------------------------- sessions
 
-    def _open(self, request: OpenSession, pid: int, uid: int) -> SessionOpened:
+    async def _open(self, request: OpenSession, pid: int, uid: int) -> SessionOpened:
+        form, why = (None, "") if request.script else await self._forms.get()
         if self.stopping.is_set():
             raise ControlError("The daemon is stopping.", "stopping")
         for each in self.sessions.values():
             if each.request.key == request.key and each.owner == uid:
-                return SessionOpened(each.id)
+                return SessionOpened(each.id, form, why)
         room = self._choose(request.device)
         name = secrets.token_hex(6)
         state = DeviceState(name, room.device, self._settings)
@@ -219,15 +330,15 @@ class Agent:
         session.kernel.watch_opener(pid)
         session.deposit()
         log.info("Session %s (%s) on %s", name, request.name, room.device.id)
-        return SessionOpened(name)
+        return SessionOpened(name, form, why)
 
     def _add(
         self, name: str, request: OpenSession, owner: int, room: Room, state: DeviceState
     ) -> Session:
         session = Session(
             name, request, owner, room, state,
-            self._zygotes, self._settings, self._host, self._checkpoints, self._deposits,
-            self._forget,
+            self._zygotes, self._settings, self._host, self._checkpoints, self._images, self._runs,
+            self._deposits, self._forget,
         )  # fmt: skip
         self.sessions[name] = session
         return session
@@ -236,6 +347,14 @@ class Agent:
         """Deposit all sessions."""
         for session in self.sessions.values():
             session.deposit()
+
+    def begin(self) -> None:
+        """Begin with what takes a while; the sessions of an agent that died are adopted by now."""
+        self._forms.begin()
+        kept = [each.hibernation.directory for each in self.sessions.values()]
+        self._tidying_images = asyncio.create_task(
+            asyncio.to_thread(self._images.tidy, [path for path in kept if path is not None])
+        )
 
     def adopt(self, deposited: Sequence[Deposited]) -> None:
         """Take over the sessions of an agent that died; where that is impossible, they end."""
@@ -276,14 +395,17 @@ class Agent:
             raise ControlError(f"There is no device {device}, only {known}.", "unknown-device")
         return self.rooms[device]
 
-    async def _close(self, name: str, uid: int) -> Done:
+    async def _close(self, name: str, uid: int, *, died: bool) -> Done:
         try:
             session = self._find(name, uid)
         except ControlError as error:
             if error.reason != "unknown-session":
                 raise
+            self._runs.ended(name, died=died)  # whoever closes it knows best
             return Done("It is gone already.")
-        await session.close("Closed on request.")
+        ended = session.close("Closed on request.")
+        self._runs.ended(session.id, died=died)
+        await ended
         return Done("It is closed.")
 
     def _find(self, name: str, uid: int) -> Session:
@@ -348,8 +470,9 @@ class Agent:
         self.stopping.set()
         closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
         await asyncio.gather(*closing, return_exceptions=True)
+        await self._take_overs.close()
         await self._host.close()
         await self._zygotes.close()
-        for channel in self._stoppers:
+        for channel, reply in self._stoppers:
             with contextlib.suppress(OSError):
-                await channel.send(Done("The daemon and its sessions have ended."))
+                await channel.send(reply)

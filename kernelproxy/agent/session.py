@@ -20,21 +20,26 @@ from typing import TypeVar
 
 from kernelproxy.agent import report
 from kernelproxy.agent.attachment import Attachment
+from kernelproxy.agent.automatic import Automatic, Rule
 from kernelproxy.agent.checkpointing import Checkpointing
 from kernelproxy.agent.checkpoints import Checkpoints
 from kernelproxy.agent.chilling import Chilling
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
+from kernelproxy.agent.hibernation import Hibernation
 from kernelproxy.agent.holding import Hold
 from kernelproxy.agent.hostmemory import HostMemory
 from kernelproxy.agent.idleness import Idleness
+from kernelproxy.agent.images import ImageDirectories
 from kernelproxy.agent.memory import Neighbour
 from kernelproxy.agent.migration import Migration
 from kernelproxy.agent.pages import Wish
+from kernelproxy.agent.past import Past, Runs
 from kernelproxy.agent.recovery import Verdict
 from kernelproxy.agent.room import Answer, Room
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.states import State, check_transition
+from kernelproxy.agent.tending import Tender
 from kernelproxy.agent.upkeep import Upkeep
 from kernelproxy.agent.verbs import Verbs
 from kernelproxy.agent.zygotes import Zygotes
@@ -67,6 +72,8 @@ class Session:
     settings : Settings
     host : HostMemory
     checkpoints : Checkpoints
+    images : ImageDirectories
+    runs : Runs
     deposits : Deposits
     on_closed : callable
         Called with it once everything is freed.
@@ -83,12 +90,14 @@ class Session:
         settings: Settings,
         host: HostMemory,
         checkpoints: Checkpoints,
+        images: ImageDirectories,
+        runs: Runs,
         deposits: Deposits,
         on_closed: Callable[[Session], object],
     ) -> None:
         self.id, self.request = session_id, request
         self.name, self.kernel_id = request.name, request.kernel_id
-        self.python, self.script = request.python, request.script
+        self.python, self.script, self.notebook = request.python, request.script, request.notebook
         self.owner, self.room = owner, room
         self.kernel = Attachment(self, zygotes)
         wanted = request.idle_timeout
@@ -111,7 +120,14 @@ class Session:
         self.left_queue: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.verbs, self.chilling = Verbs(self), Chilling(self)
-        self.checkpointing = Checkpointing(self, checkpoints)
+        self.checkpointing = Checkpointing(self, checkpoints, images)
+        #: Who has the kernel's process in hand, while it is connected.
+        self.tender: Tender | None = None
+        self.hibernation = Hibernation(self, request.hibernate_timeout, images)
+        self.past, self._runs = Past(self, checkpoints, runs), runs
+        keep = max(1, request.checkpoint_keep)
+        rule = Rule(request.checkpoint_every, request.checkpoint_cells, keep)
+        self.automatic = Automatic(self, checkpoints, rule)
         self._attending = asyncio.create_task(self._attend(), name=f"session {session_id}")
         room.tenants[session_id] = self
 
@@ -123,19 +139,23 @@ class Session:
             return
         state, fds = self.device_state.record()
         kernel, kernel_fds = self.kernel.record()
+        hibernation, tender_fds = self.hibernation.record()
         record = {
             "version": RECORD_VERSION,
             "request": asdict(self.request),
             "owner": self.owner,
             "device": self.room.device.id,
             "kernel": kernel,
+            "hibernation": hibernation,
             "state": state,
             "is": str(self.state),
             "reason": self.reason,
             "since": self.since,
             "hold": asdict(self.hold) if self.hold else None,
+            "automatic": self.automatic.record(),
+            "fresh": self.past.fresh,
         }
-        self._deposits.put(Deposited(self.id, record, [*fds, *kernel_fds]))
+        self._deposits.put(Deposited(self.id, record, [*fds, *kernel_fds, *tender_fds]))
 
     def adopt(self, deposited: Deposited) -> None:
         """Go on where the agent was that died.
@@ -153,8 +173,12 @@ class Session:
             raise ControlError("it was closed", "ended")
         if record["state"]["stored"]:
             state.disk.stored = self.host.cold.store().load(str(self.owner), self.id)
-        self.kernel.adopt(record["kernel"], deposited.take("watched"))
+        self.hibernation.adopt(record["hibernation"], deposited.take("tender"))
+        asleep = self.hibernation.asleep
+        self.kernel.adopt(record["kernel"], deposited.take("watched"), asleep=asleep)
         self.hold = Hold(**record["hold"]) if record["hold"] else None
+        self.automatic.adopt(record["automatic"])
+        self.past.fresh = record["fresh"]
         if failed or was is State.SUSPENDED:
             self.state, self.reason, self.since = was, record["reason"], record["since"]
             ended = failed or page.presence == Presence.ENDED
@@ -165,6 +189,11 @@ class Session:
             if was is not State.QUEUED and not self.room.ledger.short(self.id, grant):
                 self.room.ledger.hold(self.id, grant)  # before those who waited for room
         self.look()
+
+    def begin_suspended(self, reason: str) -> None:
+        """Begin as one that was used and suspended."""
+        self.become(State.SUSPENDED, reason)
+        self.deposit()
 
     # ---------------------------------------------------------------- looking
 
@@ -180,6 +209,7 @@ class Session:
             self._looking = True
             with contextlib.suppress(InternalError):  # it has failed then, and says why
                 async with self.exclusive():
+                    self._looking = False
                     await self._serve()
             self._looking = False
 
@@ -194,8 +224,11 @@ class Session:
         if state.worker is not None and (state.worker.broken or state.worker.corrupt is not None):
             await self._bury()
         if self.idleness.seconds_left() <= 0:
-            timeout = report.duration(self.idleness.timeout)
-            await self._suspend_if_idle(f"Not used for {timeout}")
+            if self.automatic.before_rest():
+                self.idleness.note_use()
+            else:
+                timeout = report.duration(self.idleness.timeout)
+                await self.suspend_if_idle(f"Not used for {timeout}")
         if (wish := state.wish) and wish.bytes > self.room.ledger.total:
             # Denied, without waiting for a worker.
             self._publish_grant(state.memory.agent.memory_granted, wish)
@@ -208,7 +241,11 @@ class Session:
                 rested, lambda patient: self.meanwhile(state.save(patient=patient))
             )
             self.observe()
+        if self.hibernation.seconds_left() <= 0 and not self.automatic.before_hibernation():
+            self.hibernation.begin()
+        self.automatic.tend()
         self.idleness.set_timer()
+        self.hibernation.set_timer()
         self.upkeep.set_timer(self.idleness.rested())
         if self.state is State.IDLE:
             self.room.changed()
@@ -221,7 +258,7 @@ class Session:
         wanted = self._must_run or not state.drained or state.wants_memory
         if self.hold is None or not wanted:
             return wanted
-        if self.hold.is_over(state):
+        if self.hold.is_over(state) or self.checkpointing.asked:
             self.hold = None
         return self.hold is None
 
@@ -264,7 +301,7 @@ class Session:
                 log.warning("Session %s: attempt %d to start: %s", self.id, attempt, error)
                 refusals += not isinstance(error, WorkerDiedError)
                 if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX:
-                    return self._fail(f"Its device process could not be started: {error}")
+                    return self.fail(f"Its device process could not be started: {error}")
         self._must_run = False
         self.idleness.note_use()
         self.observe()
@@ -325,15 +362,15 @@ class Session:
         log.warning("Session %s: its worker died: %s", self.id, verdict.value)
         self._must_run = self._died = True
         if corrupt is not None:
-            self._fail(f"Its log is corrupt: {corrupt}")
+            self.fail(f"Its log is corrupt: {corrupt}")
         elif self.device_state.forgone:
-            self._fail(f"Its device process died. {self.upkeep.obstacle}")
+            self.fail(f"Its device process died. {self.upkeep.obstacle}")
         elif verdict is Verdict.FAIL:
-            self._fail("Its device process died again and again, and replaying does not help.")
+            self.fail("Its device process died again and again, and replaying does not help.")
 
     # ---------------------------------------------------------------- suspending
 
-    async def _suspend_if_idle(self, why: str) -> bool:
+    async def suspend_if_idle(self, why: str) -> bool:
         """Suspend it, unless it begins to work meanwhile; return whether it is suspended."""
         try:
             if not await self.device_state.unload(unless_busy=True):
@@ -395,7 +432,7 @@ class Session:
         """See `Tenant`."""
         with contextlib.suppress(InternalError):
             async with self.exclusive():
-                return await self._suspend_if_idle(f"Made room for session {other}")
+                return await self.suspend_if_idle(f"Made room for session {other}")
         return True  # it has failed, and that made room, too
 
     # ---------------------------------------------------------------- its state and its end
@@ -430,7 +467,7 @@ class Session:
             self.left_queue.set_result(None)
             self.left_queue = None
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         """End it for good: its client raises the reason, and its device memory is free."""
         self.device_state.drop_worker()
         self.room.leave_queue(self)
@@ -443,9 +480,18 @@ class Session:
         """Whether its end has begun."""
         return self._closing is not None
 
-    def close(self, why: str) -> asyncio.Task[None]:
-        """End it and free all it has; doing it twice is no error."""
+    def close(self, why: str, *, died: bool = False) -> asyncio.Task[None]:
+        """End it and free all it has; doing it twice is no error.
+
+        Parameters
+        ----------
+        why : str
+        died : bool
+            Whether its kernel ended, and as far as is known nobody wanted that.
+        """
         if self._closing is None:
+            died = died and not self.script and not self.kernel.end_is_wanted
+            self._runs.ended(self.id, died=died)
             log.info("Session %s closes: %s", self.id, why)
             self._closing = asyncio.create_task(self._close(why), name=f"close {self.id}")
             self.wishes.set()
@@ -457,7 +503,11 @@ class Session:
         self.upkeep.cancel()
         if self.device_state.worker is not None:
             await self.device_state.worker.kill()  # nobody waits for its answers any more
+        if self.tender is not None:
+            self.tender.close()
+        await self.hibernation.close()
         self.checkpointing.give_up(f"Session {self.id} has ended: {why}")
+        await self.automatic.close()
         tasks = [self._attending, *self.verbs.running]
         for task in tasks:
             task.cancel()
@@ -492,7 +542,7 @@ class Session:
             raise
         except Exception as error:
             log.exception("Session %s failed", self.id)
-            self._fail(f"Something is wrong with jupyter_sing itself: {error}")
+            self.fail(f"Something is wrong with jupyter_sing itself: {error}")
             raise InternalError(str(error)) from error
         finally:
             self.claims -= 1
@@ -501,6 +551,11 @@ class Session:
                 self.host.decided(self.chilling)
 
     @property
+    def busy(self) -> bool:
+        """Whether somebody has its lock."""
+        return self._lock.locked()
+
+    @property
     def awaited(self) -> bool:
-        """Whether somebody waits for who has its lock: more than its own task, which only looks."""
+        """Whether somebody waits for who has its lock: not its own task, which only looks."""
         return self.closing or self.claims - self._looking > 1

@@ -43,6 +43,8 @@ class Settings:
         Seconds without use after which a suspended state goes to disk; 0 or less: never for that.
     disk_quota : int
         Bytes that states on disk may take; 0 or less: nothing goes to disk.
+    stop_seconds : float
+        How long the daemon's end waits for a notebook that is busy, to put it away.
     zygote_seconds : float
         What an environment may take to import torch and, once, to build the native part.
     zygote_command : list of str
@@ -59,6 +61,7 @@ class Settings:
     host_memory: int = field(default_factory=lambda: _physical_memory() // 2)
     cold_after: float = 3600.0
     disk_quota: int = 64 << 30
+    stop_seconds: float = 30.0
     zygote_seconds: float = 900.0
     zygote_command: list[str] = field(default_factory=lambda: ["-m", "kernelproxy.zygote"])
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from kernelproxy.agent.cold import ColdStates, Job
@@ -33,7 +34,7 @@ from kernelproxy.agent.workers import Snapshot, Worker
 from kernelproxy.agent.zygotes import Zygote
 from kernelproxy.devices import Device
 from kernelproxy.errors import InternalError, StoreError, WorkerError
-from kernelproxy.oplog import SessionMemory, close_all
+from kernelproxy.oplog import LAYOUT_VERSION, PAGE_BYTES, Presence, SessionMemory, close_all
 from kernelproxy.protocol import Open
 from kernelproxy.snapshot.manifest import Label, Manifest
 
@@ -128,6 +129,55 @@ class DeviceState(Pages):
                 memory.free_log(memory.agent.retained, state.position)
                 state._publish_snapshot()
         return state
+
+    # ---------------------------------------------------------------- going on from a checkpoint
+
+    def lineage(self) -> dict[str, int]:
+        """What `begin_cold` needs of the session that goes on elsewhere, in JSON."""
+        return {
+            "layout": LAYOUT_VERSION,
+            "log_bytes": self.memory.log_bytes,
+            "epoch": self._epoch,
+            "grant": max(self.memory.client.memory_used, self.replay_grant),
+        }
+
+    def begin_cold(
+        self, pages: Sequence[bytes], snapshot: Snapshot | None, stored: Manifest | None, epoch: int
+    ) -> None:
+        """Begin where another session was: with its pages, and its state on disk alone.
+
+        Parameters
+        ----------
+        pages : sequence of bytes
+            Its client, worker and agent page, when its log was empty.
+        snapshot : Snapshot or None
+            Owned from now on.
+        stored : Manifest or None
+            With the extents that `snapshot` names; this session's own.
+        epoch : int
+            Of its last worker: extents of later ones are not taken for those of its workers.
+
+        Raises
+        ------
+        InternalError
+            If its log was not empty.
+        """
+        memory, device = self.memory, self.device
+        for page, content in zip((memory.client, memory.worker, memory.agent), pages, strict=True):
+            page.memory[:PAGE_BYTES] = content
+        position = snapshot.position if snapshot is not None else 0
+        client, agent = memory.client, memory.agent
+        if not client.head == memory.worker.consumed == position:
+            raise InternalError("a session was put away with work in its log")
+        self.snapshot, self.disk.stored, self.disk.alone = snapshot, stored, stored is not None
+        self._epoch = epoch
+        self.settle_on(device)
+        agent.retained, agent.log_budget = position, self._settings.log_budget
+        agent.memory_granted = self.replay_grant = client.memory_used
+        agent.grant_sequence = client.want_sequence
+        # Of the clock of another time, and perhaps of another host.
+        client.cell_changed_ns, memory.worker.active_ns = time.monotonic_ns(), 0
+        self.announce(Presence.ABSENT)
 
     # ---------------------------------------------------------------- where its state is
 

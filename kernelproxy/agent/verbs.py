@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 class Verbs:
     """Carries out one request after the other, under the session's lock.
 
+    Each verb returns the session as it is then, and raises ControlError if that has ended or ends,
+    or if what was wanted cannot be done: then it is as it was.
+
     Parameters
     ----------
     session : Session
@@ -41,16 +44,6 @@ class Verbs:
             Who or what suspends it, as a clause; may be empty.
         by : int
             Process id of who asks.
-
-        Returns
-        -------
-        dict
-            The session as it is then.
-
-        Raises
-        ------
-        ControlError
-            If the session has ended, or its state cannot be saved.
         """
         return await self._as_verb(self._suspend(why.rstrip(". ") or "Suspended on request", by))
 
@@ -65,28 +58,20 @@ class Verbs:
                 await session.device_state.unload(unless_busy=False)
             except WorkerError as error:
                 raise ControlError(f"Its state could not be saved: {error}", "failed") from error
+            if session.hibernation.asleep:
+                return report.describe_session(session)
             session.room.leave_queue(session)
             session.hold = hold
             session.suspended(f"{why}: {report.way_back(session.script, held=True)}")
             return report.describe_session(session)
 
     async def resume(self) -> dict[str, Any]:
-        """Bring it back; returns when it is there, having waited for room if need be.
-
-        Returns
-        -------
-        dict
-            The session as it is then.
-
-        Raises
-        ------
-        ControlError
-            If the session has ended or ends.
-        """
+        """Bring it back; returns when it is there, having waited for room if need be."""
         return await self._as_verb(self._resume())
 
     async def _resume(self) -> dict[str, Any]:
         session = self._session
+        await session.hibernation.wake()
         session.device_state.hurry()
         async with session.exclusive():
             session.check_usable()
@@ -104,16 +89,6 @@ class Verbs:
         """Move it to another device while it goes on; returns when it is there.
 
         A session without a worker just belongs to the other device from then on.
-
-        Returns
-        -------
-        dict
-            The session as it is then.
-
-        Raises
-        ------
-        ControlError
-            If the session has ended, there is no room, or it failed: then it is where it was.
         """
         return await self._as_verb(self._migrate(room))
 

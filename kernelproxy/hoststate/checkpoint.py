@@ -11,19 +11,27 @@ import itertools
 import mmap
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kernelproxy import activation
+from kernelproxy import absence, activation
 from kernelproxy.activation.client import NativeClient
-from kernelproxy.control import Control, connect
+from kernelproxy.control import Control, Show, connect
 from kernelproxy.errors import ControlError, StoreError
 from kernelproxy.hoststate.files import PutBack
-from kernelproxy.hoststate.gathering import described, gather, mapped, put_in_place, write_all
+from kernelproxy.hoststate.gathering import (
+    described,
+    gather,
+    inherit,
+    mapped,
+    put_in_place,
+    write_all,
+)
 from kernelproxy.hoststate.notebook import capture_notebook, restore_notebook
-from kernelproxy.hoststate.parts import Captured, Omission, Restored
+from kernelproxy.hoststate.parts import Captured, Omission
 from kernelproxy.protocol import (
+    AwaitCheckpoint,
     Carried,
     Checkpoint,
     CheckpointBegun,
@@ -32,13 +40,15 @@ from kernelproxy.protocol import (
     Message,
     OpenCheckpoint,
     Progress,
+    RestoreReply,
+    TakeOver,
     Wish,
 )
+from kernelproxy.revival import Restored, drop_requests, step_aside
 
 if TYPE_CHECKING:
     import torch
 
-Show = Callable[[int, int], object]
 #: Storing waits for the disk, and for whoever else has the session in hand.
 SECONDS_MAX = 3600.0
 _UNEXPECTED = "The jupyter_sing daemon gave an unexpected answer."
@@ -118,10 +128,12 @@ class Begun:
     ----------
     control : Control
         Owned.
+    request : AwaitCheckpoint, optional
+        What to ask for the outcome; without it, that comes by itself.
     """
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
+    def __init__(self, control: Control, request: AwaitCheckpoint | None = None) -> None:
+        self._control, self._request = control, request
 
     def finish(self, show: Show | None = None) -> dict[str, Any]:
         """Wait until it is safe on disk, and return what `Checkpoints` lists of it.
@@ -137,11 +149,7 @@ class Begun:
             If it could not be stored: then there is none.
         """
         with self._control as control:
-            reply: Message = Progress(0, 0)
-            while isinstance(reply, Progress):
-                reply = control.more(SECONDS_MAX)
-                if isinstance(reply, Progress) and show is not None:
-                    show(reply.done, reply.total)
+            reply = _outcome_of(control, self._request, show)
         if not isinstance(reply, CheckpointReply):
             raise ControlError(_UNEXPECTED, "failed")
         return reply.checkpoint
@@ -152,7 +160,17 @@ class Begun:
             self.finish()
 
 
-def begin(session: str, shell: Any, name: str, *, automatic: bool = False) -> Begun:
+def _outcome_of(control: Control, request: Message | None, show: Show | None) -> Message:
+    """Ask, if there is something to ask, and wait for what comes after all `Progress`."""
+    reply = control.more(SECONDS_MAX) if request is None else control.call(request, SECONDS_MAX)
+    while isinstance(reply, Progress):
+        if show is not None:
+            show(reply.done, reply.total)
+        reply = control.more(SECONDS_MAX)
+    return reply
+
+
+def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form: str = "") -> Begun:
     """Capture the notebook; when this returns, it may go on.
 
     Parameters
@@ -164,6 +182,8 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False) -> Be
         "": one is made up.
     automatic : bool
         Whether nobody asked for it.
+    form : str
+        See `Checkpoint`.
 
     Raises
     ------
@@ -171,6 +191,8 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False) -> Be
         If the daemon refuses.
     RuntimeError
         What an operator raised since the last synchronisation.
+    Restored
+        In a process that was made of the checkpoint.
     """
     client = activation.current().client
     captured = capture_notebook(shell, Device(client) if client is not None else None)
@@ -185,24 +207,38 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False) -> Be
             write_all(fds[0], part.cast("B"))
         files_fd, states, left_out = gather()
         fds.append(files_fd)
-        captured.omitted += left_out
-        host = _described(captured, position, [part.nbytes for part in parts])
+        host = _described(captured, left_out, position, [part.nbytes for part in parts])
         host["files"] = described(states)
+        returns = absence.current.returns
         control = connect(start=False)
         try:
-            request = Checkpoint(session, name, automatic, host)
+            request = Checkpoint(session, name, automatic, host, form)
             reply, _ = control.call_with_fds(request, SECONDS_MAX, fds)
-            _expect(isinstance(reply, CheckpointBegun))
         except BaseException:
             control.close()
             raise
     finally:
         for fd in fds:
             os.close(fd)
-    return Begun(control)
+    if isinstance(reply, CheckpointBegun) and not reply.leaves:
+        return Begun(control)
+    # What is open here would be open in the images, and lead nowhere.
+    control.close()
+    if not isinstance(reply, CheckpointBegun):
+        raise ControlError(_UNEXPECTED, "failed")
+    name = reply.name or name
+    back = absence.current.wait(returns, SECONDS_MAX)
+    if back.restored:
+        inherit(states)
+        raise Restored(name)
+    if back.problem:
+        raise ControlError(back.problem, "no-daemon")
+    return Begun(connect(start=False), AwaitCheckpoint(session, name))
 
 
-def _described(captured: Captured, position: int, sizes: list[int]) -> dict[str, Any]:
+def _described(
+    captured: Captured, left_out: Sequence[Omission], position: int, sizes: list[int]
+) -> dict[str, Any]:
     """What the agent is told of a host state, see `kernelproxy.agent.checkpoints.Host`."""
     return {
         "position": position,
@@ -211,12 +247,22 @@ def _described(captured: Captured, position: int, sizes: list[int]) -> dict[str,
         "about": {
             "saved": [asdict(item) for item in captured.saved],
             "omitted": [asdict(omission) for omission in captured.omitted],
+            "left_out": [asdict(omission) for omission in left_out],
         },
     }
 
 
-def take_out(shell: Any, name: str) -> dict[str, Any]:
+def take_out(shell: Any, name: str, form: str = "", show: Show | None = None) -> dict[str, Any]:
     """Put the notebook of a checkpoint in the place of this one.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+    name : str
+    form : str
+        See `OpenCheckpoint`. If it comes back as a process, this one executes nothing more.
+    show : callable, optional
+        Called with the bytes read and in total, now and then.
 
     Returns
     -------
@@ -229,28 +275,66 @@ def take_out(shell: Any, name: str) -> dict[str, Any]:
         If it cannot be read; then nothing has changed. If another version wrote its namespace,
         the files are there and the variables as they were.
     """
+    session = activation.current().session
+    with _opened(OpenCheckpoint(name, session, form), show) as (reply, fds):
+        if reply.form != "process":
+            return {**_take_out(shell, reply, fds), "form": "namespace", "why": reply.why}
+        files = _put_in_place(reply, fds)
+        try:
+            _let_take_over(session, reply.checkpoint["name"], show)
+        except ControlError as error:
+            if form == "process":
+                raise
+            why = error.message
+        else:
+            step_aside(shell)
+            return {**_outcome(reply, len(reply.checkpoint["saved"]), [], files), "form": "process"}
+    with _opened(OpenCheckpoint(name, session, "namespace"), show) as (reply, fds):
+        return {**_take_out(shell, reply, fds, files), "form": "namespace", "why": why}
+
+
+@contextlib.contextmanager
+def _opened(
+    request: OpenCheckpoint, show: Show | None
+) -> Iterator[tuple[CheckpointOpened, list[int]]]:
     with connect(start=False) as control:
-        reply, fds = control.call_with_fds(OpenCheckpoint(name), SECONDS_MAX)
+        reply, fds = control.last(request, SECONDS_MAX, show)
     try:
         if not isinstance(reply, CheckpointOpened) or len(fds) != 3:
             raise ControlError(_UNEXPECTED, "failed")
-        return _take_out(shell, reply, fds)
+        yield reply, fds
     finally:
         for fd in fds:
             os.close(fd)
 
 
-def _take_out(shell: Any, reply: CheckpointOpened, fds: Sequence[int]) -> dict[str, Any]:
+def _let_take_over(session: str, name: str, show: Show | None) -> None:
+    """Have the process of a checkpoint made, which takes the place of this one."""
+    with connect(start=False) as control:
+        reply, _ = control.last(TakeOver(session, name), SECONDS_MAX, show)
+    if not isinstance(reply, RestoreReply):
+        raise ControlError(_UNEXPECTED, "failed")
+
+
+def _put_in_place(reply: CheckpointOpened, fds: Sequence[int]) -> PutBack:
+    return put_in_place(reply.checkpoint["name"], reply.files, fds[2])
+
+
+def _take_out(
+    shell: Any, reply: CheckpointOpened, fds: Sequence[int], files: PutBack | None = None
+) -> dict[str, Any]:
+    """Restore the namespace, and the files unless they have been put in place."""
     host, device_memory = (mapped(fd) for fd in fds[:2])
     whole = memoryview(host) if host is not None else memoryview(b"")
     ends = itertools.accumulate(reply.parts)
     parts = [whole[end - count : end] for end, count in zip(ends, reply.parts, strict=True)]
     client = activation.current().client
-    if reply.storages and client is None:
+    if client is None and (reply.storages or reply.checkpoint["torch"]):
         with contextlib.suppress(ImportError):
             import torch  # noqa: F401 (joins the session, as no cell has done it yet)
         client = activation.current().client
-        if client is None:
+        # Without storages there may still be small tensors, which are named if there is no device.
+        if client is None and reply.storages:
             raise ControlError(
                 f"The checkpoint holds tensors of {reply.checkpoint['device']}, and this kernel "
                 "has no device.",
@@ -260,22 +344,24 @@ def _take_out(shell: Any, reply: CheckpointOpened, fds: Sequence[int]) -> dict[s
     if client is not None:
         storages = {number: (offset, count) for number, offset, count in reply.storages}
         device = Device(client, device_memory, storages)
-    name = reply.checkpoint["name"]
-    files = put_in_place(name, reply.files, fds[2])  # first: some may be open
+    if files is None:
+        files = _put_in_place(reply, fds)  # first: some may be open
     try:
         restored = restore_notebook(shell, bytes(parts[0]), parts[1:], device)
     except StoreError as error:
         raise ControlError(str(error), error.reason) from error
     if client is not None:
         client.synchronize()
-    return _outcome(name, restored, files)
+    return _outcome(reply, len(restored.namespace), restored.problems, files)
 
 
-def _outcome(name: str, restored: Restored, files: PutBack) -> dict[str, Any]:
-    problems = [*restored.problems, *(Omission(str(f.path), f.why) for f in files.problems)]
+def _outcome(
+    reply: CheckpointOpened, variables: int, problems: Sequence[Omission], files: PutBack
+) -> dict[str, Any]:
+    problems = [*problems, *(Omission(str(f.path), f.why) for f in files.problems)]
     return {
-        "checkpoint": name,
-        "variables": len(restored.namespace),
+        "checkpoint": reply.checkpoint["name"],
+        "variables": variables,
         "files": len(files.restored),
         "aside": {str(path): str(where) for path, where in files.kept_aside.items()},
         "problems": [asdict(each) for each in problems],
@@ -287,19 +373,18 @@ def carry_out(wish: Wish, shell: Any, session: str) -> None:
     report = Carried(session, wish.verb, wish.name)
     try:
         if wish.verb == "restore":
-            report = Carried(session, wish.verb, wish.name, outcome=take_out(shell, wish.name))
+            outcome = take_out(shell, wish.name, wish.form)
+            report = Carried(session, wish.verb, wish.name, outcome=outcome)
         else:
-            begun = begin(session, shell, wish.name, automatic=wish.automatic)
+            begun = begin(session, shell, wish.name, automatic=wish.automatic, form=wish.form)
             # The notebook goes on while it is stored.
             threading.Thread(target=begun.wait, name="jupyter_sing checkpoint", daemon=True).start()
+    except Restored:
+        drop_requests(shell)  # of the notebook that was saved
+        return
     except ControlError as error:
         report = Carried(session, wish.verb, wish.name, error.message)
     except (Exception, KeyboardInterrupt) as error:  # whoever asked waits for an answer
         report = Carried(session, wish.verb, wish.name, f"{type(error).__name__}: {error}")
     with contextlib.suppress(ControlError), connect(start=False) as control:
         control.call(report, SECONDS_MAX)
-
-
-def _expect(expected: bool) -> None:
-    if not expected:
-        raise ControlError(_UNEXPECTED, "failed")

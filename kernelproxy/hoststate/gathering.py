@@ -70,6 +70,11 @@ def gather() -> tuple[int, list[FileState], list[Omission]]:
     return fd, states, omitted
 
 
+def inherit(states: Iterable[FileState]) -> None:
+    """Called in a process that was made of another one: its files are in the journal of that."""
+    _inherited.update(state.path for state in states)
+
+
 def described(states: Iterable[FileState]) -> list[dict[str, Any]]:
     """What files are like, as JSON."""
     return [asdict(state) | {"path": str(state.path), "kind": str(state.kind)} for state in states]

@@ -27,6 +27,7 @@ _HISTORY = re.compile(r"_(i|ii|iii|ih|oh|dh|exit_code|i?\d+)|In|Out")
 _OF_MODULE = {
     "__builtin__", "__builtins__", "__doc__", "__file__", "__loader__", "__name__", "__package__",
     "__spec__", "__annotate__", "__conditional_annotations__",
+    "__session__",  # path of the notebook, which the server tells each kernel
 }  # fmt: skip
 
 

@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 
 from kernelproxy import control, paths
+from kernelproxy.errors import ProcessError
+from kernelproxy.oplog import close_all
+from kernelproxy.process import form as forms
 from kernelproxy.protocol import OpenSession, SessionOpened, Status, StatusReply
 from tests.conftest import stop_daemon
 from tests.doubles.client import WAIT_SECONDS, ToyClient
@@ -35,11 +38,13 @@ class ToyHost:
 
     def call(self, request, timeout: float = WAIT_SECONDS):
         with control.connect(start=False) as connection:
-            return connection.call(request, timeout)
+            reply, fds = connection.last(request, timeout)
+            close_all(fds)
+            return reply
 
     def open(self, name: str = "toy", **fields) -> str:
         with control.connect(start=False) as connection:
-            request = OpenSession(name, "kernel", sys.executable, **fields)
+            request = OpenSession(name, fields.pop("kernel_id", "kernel"), sys.executable, **fields)
             return connection.expect(SessionOpened, request, WAIT_SECONDS).session
 
     def client(self, name: str = "toy", **fields) -> ToyClient:
@@ -223,3 +228,14 @@ def toy_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     yield start
     for host in hosts:
         host.end()
+
+
+@pytest.fixture(scope="session")
+def criu_program() -> str:
+    """CRIU's path; skips where there is none, unless one was named for these tests."""
+    try:
+        return forms.find_criu()
+    except ProcessError as error:
+        if forms.VARIABLE in os.environ:
+            raise
+        pytest.skip(str(error))

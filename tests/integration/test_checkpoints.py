@@ -55,14 +55,20 @@ def host_state(position: int, *parts: bytes, storages: Any = (), **changes: Any)
 
 
 def hand_over(
-    session: str, name: str, state: dict[str, Any], content: bytes, files: bytes = b""
+    session: str,
+    name: str,
+    state: dict[str, Any],
+    content: bytes,
+    files: bytes = b"",
+    *,
+    automatic: bool = False,
 ) -> dict[str, Any]:
     fds = [os.memfd_create(name) for name in ("host", "files")]
     try:
         os.write(fds[0], content)
         os.write(fds[1], files)
         with control.connect(start=False) as connection:
-            request = Checkpoint(session, name, False, state)
+            request = Checkpoint(session, name, automatic, state)
             reply, _ = connection.call_with_fds(request, 30.0, fds)
             assert isinstance(reply, CheckpointBegun)
             while not isinstance(reply, CheckpointReply):
@@ -75,7 +81,7 @@ def hand_over(
 
 def take_out(name: str) -> tuple[CheckpointOpened, bytes, bytes, bytes]:
     with control.connect(start=False) as connection:
-        reply, fds = connection.call_with_fds(OpenCheckpoint(name), 30.0)
+        reply, fds = connection.last(OpenCheckpoint(name), 30.0)
     assert isinstance(reply, CheckpointOpened)
     contents = [os.pread(fd, os.fstat(fd).st_size, 0) for fd in fds]
     for fd in fds:

@@ -19,6 +19,14 @@ from kernelproxy.agent.state import DeviceState
 from kernelproxy.devices import configured_devices
 from kernelproxy.oplog import AgentPage, Presence, SessionMemory
 
+AUTOMATIC: dict[str, Any] = {
+    "rule": {"every": 60.0, "cells": 20, "keep": 5},
+    "saved": 1,
+    "tried": 1,
+    "tried_at": 1.0,
+    "problem": "The disk is full.",
+}
+
 
 class Kept:
     """A keeper that only notes what it is told."""
@@ -47,12 +55,22 @@ def record(**changes: Any) -> dict[str, Any]:
         "request": {"name": "n", "kernel_id": "k", "python": sys.executable, "key": "1"},
         "owner": os.getuid(),
         "device": "cpu:0",
-        "kernel": {"pid": os.getpid(), "torch_version": "2"},
+        "kernel": {
+            "pid": os.getpid(),
+            "torch_version": "2",
+            "cells_before": 1,
+            "wake": None,
+            "may_end": False,
+            "awaits_another": False,
+        },
+        "hibernation": {"stage": None, "directory": None},
         "state": state_record(),
         "is": "suspended",
         "reason": "Rests.",
         "since": 1.0,
         "hold": None,
+        "automatic": AUTOMATIC,
+        "fresh": False,
     } | changes
 
 
@@ -93,6 +111,7 @@ def test_a_suspended_session_goes_on_as_it_was() -> None:
     assert ended == ""
     assert (session["id"], session["state"], session["reason"]) == ("s", "suspended", "Rests.")
     assert (session["kernel_pid"], session["kernel_id"]) == (os.getpid(), "k")
+    assert session["automatic"] == {**AUTOMATIC["rule"], "problem": AUTOMATIC["problem"]}
 
 
 @pytest.mark.parametrize(

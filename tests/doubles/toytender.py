@@ -1,0 +1,252 @@
+"""A tender of toy kernels, whose images are files of a few megabytes, in place of CRIU's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kernelproxy import control
+from kernelproxy.agent.images import COMPLETE
+from kernelproxy.frames import recv_message, send_message
+from kernelproxy.process.images import Info
+from kernelproxy.protocol import (
+    Done,
+    Dump,
+    Dumped,
+    Error,
+    Hold,
+    Knock,
+    LetThrough,
+    Message,
+    Replace,
+    Revive,
+    Revived,
+    Tend,
+)
+from tests.doubles.client import WAIT_SECONDS
+from tests.doubles.toykernel import image_path
+
+ROOT = Path(__file__).parents[2]
+PAGES = 1024
+PAGES_FILE, IMAGE_FILE = "pages-1.img", "toy.img"
+
+
+class KernelProcess:
+    """A process of `tests.doubles.toykernel`."""
+
+    def __init__(self, session: str, image: str = "") -> None:
+        self.session = session
+        command = [sys.executable, "-m", "tests.doubles.toykernel", session]
+        self.popen = subprocess.Popen(
+            [*command, image] if image else command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        self.asking = threading.Lock()
+        if self._answer() != "ready":
+            self.kill()
+            raise AssertionError("the process does not join its session")
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def _answer(self) -> Any:
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        return json.loads(line) if line else None
+
+    def begin(self, name: str, *arguments: Any) -> Callable[[], Any]:
+        """Ask for something; what is returned waits for the answer, None if the process ends."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps([name, arguments]) + "\n")
+        self.popen.stdin.flush()
+        return self._answer
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        with self.asking:
+            return self.begin(name, *arguments)()
+
+    def lives(self) -> bool:
+        return self.popen.poll() is None
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+class ToyTender:
+    """Has one kernel in hand, and does what the agent orders unless a test tells it otherwise.
+
+    Attributes
+    ----------
+    orders : list of str
+        What was ordered so far.
+    refuse : dict of str to str
+        Why orders of a kind are not carried out.
+    before, after : dict of str to callable
+        Called, once, before an order of a kind is carried out, and before it is answered.
+    """
+
+    def __init__(self, session: str, *, listens: bool = False, busy: bool = False) -> None:
+        self.session, self.kernel = session, KernelProcess(session, "listen" if listens else "")
+        self.beside: KernelProcess | None = None
+        self.orders: list[str] = []
+        self.refuse: dict[str, str] = {}
+        self.before: dict[str, Callable[[], object]] = {}
+        self.after: dict[str, Callable[[], object]] = {}
+        #: Whether it says so.
+        self.busy = busy
+        #: Whether it lets nothing through to the kernel.
+        self.holds = False
+        self._turn = threading.Lock()  # held by who asks the kernel, and while nobody may
+        self._changed = threading.Condition()
+        self.connect()
+
+    # ------------------------------------------------------------ the connection
+
+    def connect(self) -> None:
+        """Be the session's tender."""
+        connection = control.connect(start=False)
+        try:
+            connection.call(Tend(self.session), WAIT_SECONDS)
+        except BaseException:
+            connection.close()
+            raise
+        self.sock = connection.detach()
+        self._thread = threading.Thread(target=self._run, args=(self.sock,))
+        self._thread.start()
+
+    def disconnect(self) -> None:
+        """End the connection, wherever the agent is."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def wait_disconnected(self) -> None:
+        self._thread.join(WAIT_SECONDS)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        self.disconnect()
+        self.wait_disconnected()
+        for kernel in (self.kernel, self.beside):
+            if kernel is not None:
+                kernel.kill()
+
+    def knock(self) -> None:
+        send_message(self.sock, Knock())
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Ask the kernel, once it may be asked; knocks for one that sleeps."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not self._turn.acquire(timeout=0.05):
+            assert time.monotonic() < deadline, "it does not come back"
+            if not self.kernel.lives():
+                with contextlib.suppress(OSError):
+                    self.knock()
+        try:
+            return self.kernel.ask(name, *arguments)
+        finally:
+            self._turn.release()
+
+    def wait_for(self, order: str, count: int = 1) -> None:
+        """Wait until an order was given so often, and was answered."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.orders.count(order) >= count, WAIT_SECONDS)
+
+    def _run(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            while True:
+                order, _ = recv_message(sock)
+                kind = type(order).__name__
+                self.before.pop(kind, lambda: None)()
+                try:
+                    reply: Message = self._carry_out(order)
+                except (OSError, AssertionError) as error:
+                    reply = Error(f"{error}.", "failed")
+                self.after.pop(kind, lambda: None)()
+                send_message(sock, reply)
+                with self._changed:
+                    self.orders.append(kind)
+                    self._changed.notify_all()
+
+    # ------------------------------------------------------------ orders
+
+    def _carry_out(self, order: Message) -> Message:
+        why = self.refuse.get(type(order).__name__, "")
+        match order:
+            case _ if why and not isinstance(order, Dump):
+                return Error(why, "failed")
+            case Hold():
+                if self.busy:
+                    return Error("It is busy.", "busy")
+                if not self._turn.acquire(timeout=order.seconds):
+                    return Error("It is busy.", "busy")
+                self.holds = True
+            case LetThrough():
+                if self.holds:
+                    self.holds = False
+                    self._turn.release()
+            case Dump():
+                return self._dump(order, why)
+            case Revive():
+                return self._revive(order)
+            case Replace():
+                assert self.beside is not None
+                with self.kernel.asking:  # it answers first
+                    self.kernel.kill()
+                self.kernel, self.beside = self.beside, None
+        return Done()
+
+    def _dump(self, order: Dump, why: str) -> Message:
+        kernel, directory = self.kernel, Path(order.directory)
+        if not why:
+            save(kernel.pid, directory, order.wake_fd)
+        if why or order.leave_running:
+            wake(kernel.pid, order.wake_fd, self.session)
+        else:
+            kernel.kill()
+        return Error(why, "dump") if why else Dumped(0.001)
+
+    def _revive(self, order: Revive) -> Message:
+        image = Path(order.directory) / IMAGE_FILE
+        if not order.beside and self.kernel.lives():
+            return Revived(self.kernel.pid)  # an agent that died has not heard of it
+        self.session = order.session
+        kernel = KernelProcess(order.session, str(image))
+        if order.beside:
+            self.beside = kernel
+        else:
+            self.kernel = kernel
+        return Revived(kernel.pid)
+
+
+def save(pid: int, directory: Path, wake_fd: int) -> None:
+    """Save a process that has left: what it has written, and pages a few of which are its own."""
+    (directory / IMAGE_FILE).write_bytes(image_path(pid).read_bytes())
+    pages = bytearray(random.Random(7).randbytes(PAGES * 4096))
+    for page in random.Random(pid).sample(range(PAGES), PAGES // 50):
+        pages[page * 4096 + 8 : page * 4096 + 16] = os.urandom(8)
+    (directory / PAGES_FILE).write_bytes(pages)
+    Info("root", 1, wake_fd, os.geteuid(), [], 0, 0, [], []).write(directory)
+    (directory / "dump.log").write_text("what CRIU says")
+    (directory / COMPLETE).write_bytes(b"all")
+
+
+def wake(pid: int, wake_fd: int, session: str) -> None:
+    """Let a kernel join again that has left."""
+    with open(f"/proc/{pid}/fd/{wake_fd}", "wb", buffering=0) as pipe:
+        pipe.write(json.dumps({"restored": False, "session": session}).encode() + b"\n")

@@ -1,0 +1,80 @@
+"""When a checkpoint is due, and how people say and read that."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_sing import magics, table
+from kernelproxy.agent.automatic import Rule
+from kernelproxy.agent.past import Runs
+from kernelproxy.errors import ControlError
+
+NEVER = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("rule", "cells", "seconds", "left"),
+    [
+        (Rule(), 100, 1e6, NEVER),
+        (Rule(every=10), 0, 4, 6),
+        (Rule(every=10), 1, 11, 0),
+        (Rule(cells=3), 2, 1e6, NEVER),
+        (Rule(cells=3), 3, 0, 0),
+        (Rule(every=10, cells=3), 2, 4, 6),
+        (Rule(every=10, cells=3), 4, 4, 0),
+        (Rule(every=-1, cells=-1), 4, 4, NEVER),
+    ],
+)
+def test_when_one_is_due(rule: Rule, cells: int, seconds: float, left: float) -> None:
+    assert rule.seconds_left(cells, seconds) == left
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("off", (0, 0)),
+        ("90s", (90, 0)),
+        ("10m", (600, 0)),
+        ("1.5h", (5400, 0)),
+        ("10 m", (600, 0)),
+        ("20 cells", (0, 20)),
+        ("1 cell", (0, 1)),
+        ("20cells", (0, 20)),
+        ("10m 20 cells", (600, 20)),
+        ("every 10m or 20 cells", (600, 20)),
+    ],
+)
+def test_intervals_are_read(text: str, rule: tuple[float, int]) -> None:
+    assert magics.automatic_rule(text.split()) == rule
+
+
+@pytest.mark.parametrize("text", ["on", "10", "0m", "0 cells", "-1m", "m", "cells", "10 apples"])
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    with pytest.raises(ControlError, match="no interval: write 90s, 10m, 2h, 20 cells or off"):
+        magics.automatic_rule(text.split())
+
+
+def test_intervals_are_told() -> None:
+    rule = {"every": 0.0, "cells": 0, "keep": 3, "problem": ""}
+    assert table.automatic_text(rule) == "Automatic checkpoints: off"
+    for changes, text in (
+        ({"every": 600.0}, "every 10 min; 3 are kept"),
+        ({"every": 7200.0, "cells": 1, "keep": 1}, "every 2 h or 1 cell; 1 is kept"),
+        ({"cells": 20}, "every 20 cells; 3 are kept"),
+        ({"every": 90.0}, "every 90 s; 3 are kept"),
+    ):
+        assert table.automatic_text(rule | changes) == f"Automatic checkpoints: {text}"
+    said = table.automatic_text(rule | {"cells": 2, "problem": "The disk is full."})
+    assert said.split("\n")[1:] == ["No automatic checkpoint: The disk is full."]
+
+
+def test_how_a_run_ended_is_known_from_who_knows_best() -> None:
+    runs = Runs({"live"})
+    runs.ended("crashed", died=True)
+    runs.ended("restarted", died=True)  # its connection ended,
+    runs.ended("restarted", died=False)  # because the user had wanted it
+    assert set(runs.died) == {"crashed"}
+    for number in range(5000):
+        runs.ended(f"r{number}", died=True)
+    assert len(runs.died) == 1000
+    assert "r4999" in runs.died

@@ -1,0 +1,87 @@
+"""Which checkpoints are a notebook's, which gives it back, and which may go."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from kernelproxy.agent.records import Record, Run, last, of_notebook, surplus
+
+HERE, THERE = "/work/a/digits.ipynb", "/work/b/digits.ipynb"
+
+
+def record(name: str, run: str = "r2", *, by_hand: bool = False, **changes: object) -> Record:
+    found = Record(name, float(name.strip("c")), not by_hand, run, "k", HERE)
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def names(found: list[Record]) -> list[str]:
+    return [each.name for each in found]
+
+
+def test_a_notebook_is_known_by_its_kernel_and_by_its_path() -> None:
+    found = [
+        record("c5"),
+        record("c1", "r1"),
+        record("c2", "r0", kernel_id="other"),  # another kernel of this notebook
+        record("c3", "r9", kernel_id="other", notebook=THERE),
+        record("c4", "r8", kernel_id="other", notebook=""),
+        record("c6", "r7", kernel_id="other"),
+        record("c7", "r1", notebook="/work/renamed.ipynb"),
+    ]
+    run = Run("r2", "k", HERE)
+    assert names(of_notebook(found, run, {"r2", "r7"})) == ["c1", "c2", "c5", "c7"]
+    nameless = Run("r2", "", "")
+    blank = [record("c1", kernel_id="", notebook=""), record("c2", "r1", kernel_id="", notebook="")]
+    assert names(of_notebook(blank, nameless, {"r2"})) == ["c1"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_may_go_over_any_history(seed: int) -> None:
+    """By hand stays; the newest stay; what the last kernel had stays; and there are not many."""
+    choice = random.Random(seed)
+    keep, run, there, made_by_hand = choice.choice((1, 2, 3, 5)), 0, [], set()
+    for number in range(60):
+        event = choice.choice(("automatic", "automatic", "automatic", "by hand", "new run"))
+        if event == "new run":
+            run += 1
+            continue
+        there.append(record(f"c{number}", f"r{run}", by_hand=event == "by hand"))
+        if event == "by hand":
+            made_by_hand.add(there[-1].name)
+            continue
+        before = there
+        gone = surplus(before, f"r{run}", keep)
+        there = [each for each in before if each.name not in gone]
+        own = [each for each in before if each.automatic and each.run == f"r{run}"]
+        earlier = [each for each in before if each.automatic and each.run != f"r{run}"]
+        assert made_by_hand <= set(names(there))
+        assert own[-keep:] == [each for each in there if each in own]
+        assert earlier[-1:] == [each for each in there if each in earlier][-1:]
+        assert len([each for each in there if each.automatic]) <= 2 * keep
+        assert surplus(there, f"r{run}", keep) == []
+
+
+def test_of_earlier_runs_the_newest_of_each_stays() -> None:
+    found = [record(f"c{n}", run) for n, run in enumerate(("a", "a", "b", "b", "c", "now"))]
+    assert surplus(found, "now", 2) == ["c0", "c1", "c2"]
+    assert surplus(found, "now", 3) == ["c0", "c2"]
+
+
+def test_what_gives_a_notebook_back() -> None:
+    old, new = record("c1", "r1"), record("c2", "r2")
+    assert last([], "r2", set(), fresh=True) is None
+    for mine, died, fresh, name, earlier, known in (
+        ([old, new], {"r1"}, True, "c1", True, True),
+        ([old, new], {"r1"}, False, "c2", False, False),
+        ([old, new], set(), True, "c2", False, False),
+        ([old, new], {"r0"}, True, "c2", False, False),
+        ([old], set(), True, "c1", True, False),
+        ([old], {"r1"}, False, "c1", True, True),
+        ([new], {"r1"}, True, "c2", False, False),
+    ):
+        found = last(mine, "r2", died, fresh=fresh)
+        assert found is not None
+        assert (found.record.name, found.earlier, found.died) == (name, earlier, known)
