@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from jupyter_sing import doctor, table
+from jupyter_sing.progress import Line
 from kernelproxy import native, paths
 from kernelproxy.control import Control, connect
 from kernelproxy.errors import ControlError, SingError
@@ -27,6 +28,7 @@ from kernelproxy.protocol import (
     CheckpointsReply,
     CloseSession,
     DeleteCheckpoint,
+    LastCheckpoint,
     Migrate,
     OpenSession,
     Prepare,
@@ -38,6 +40,7 @@ from kernelproxy.protocol import (
     Status,
     StatusReply,
     Stop,
+    Stopped,
     Suspend,
 )
 
@@ -92,7 +95,16 @@ def _parser() -> argparse.ArgumentParser:
     put_away.add_argument("--name", default="", help="of the checkpoint (default: what and when)")
     add("checkpoints", checkpoints, "what was put away")
     take_out = add("restore", restore, "take a notebook out again, into its kernel or another")
-    take_out.add_argument("name", help="of the checkpoint")
+    which = take_out.add_mutually_exclusive_group(required=True)
+    which.add_argument("name", nargs="?", help="of the checkpoint")
+    which.add_argument(
+        "--last",
+        nargs="?",
+        const="",
+        metavar="SESSION",
+        help="instead of a name: the last one of a session's notebook, into its kernel (default: "
+        "the only session that has one)",
+    )
     take_out.add_argument("--session", help="whose kernel (default: the one that it was made of)")
     delete = add("checkpoint-delete", checkpoint_delete, "forget a checkpoint")
     delete.add_argument("name", help="of the checkpoint")
@@ -100,7 +112,12 @@ def _parser() -> argparse.ArgumentParser:
     doctor_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
     daemon_parser = add("daemon", daemon, "start the daemon, which else starts at first need")
     daemon_parser.add_argument("--foreground", action="store_true", help="and stay with it")
-    add("stop", stop, "stop the daemon and every session")
+    stop_parser = add("stop", stop, "put notebooks away, stop the daemon and every session")
+    stop_parser.add_argument(
+        "--no-checkpoint",
+        action="store_true",
+        help="put nothing away: device state that is not in a checkpoint is lost",
+    )
     return parser
 
 
@@ -162,9 +179,7 @@ def checkpoint(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(reply.checkpoint)
         return 0
-    print(table.checkpoint_text(reply.checkpoint))
-    for line in table.omissions(reply.checkpoint["omitted"]):
-        print(f"  not saved: {line}")
+    print("\n".join(table.checkpoint_made_lines(reply.checkpoint)))
     return 0
 
 
@@ -181,9 +196,15 @@ def checkpoints(options: argparse.Namespace) -> int:
 
 def restore(options: argparse.Namespace) -> int:
     """``restore NAME``: returns when the notebook is there, having waited for a running cell."""
-    with connect() as control:
-        session = options.session or _session_of(control, options.name)
-        outcome = control.expect(RestoreReply, Restore(session, options.name)).outcome
+    with connect() as control, Line("Reading") as line:
+        if options.last is None:
+            name = options.name
+            session = options.session or _session_of(control, name)
+        else:
+            session = options.last or options.session or _only_session(control)
+            name = control.expect(CheckpointReply, LastCheckpoint(session)).checkpoint["name"]
+        request = Restore(session, name)
+        outcome = control.expect(RestoreReply, request, show=line.show_bytes).outcome
     if options.json:
         _print_json(outcome)
         return 0
@@ -209,6 +230,21 @@ def _session_of(control: Control, name: str) -> str:
     )
 
 
+def _only_session(control: Control) -> str:
+    """Find the one session whose notebook has a checkpoint."""
+    found = [
+        each
+        for each in control.expect(StatusReply, Status()).sessions
+        if each["last_checkpoint"] is not None
+    ]
+    if len(found) == 1:
+        return str(found[0]["id"])
+    if not found:
+        raise ControlError("No session has a notebook with a checkpoint.", "unknown-checkpoint")
+    names = ", ".join(f"{each['id'][:8]} ({each['name']})" for each in found)
+    raise ControlError(f"Several have one: name the session, of {names}.", "ambiguous")
+
+
 def checkpoint_delete(options: argparse.Namespace) -> int:
     """``checkpoint-delete NAME``."""
     with connect() as control:
@@ -230,15 +266,24 @@ def daemon(options: argparse.Namespace) -> int:
 
 def stop(options: argparse.Namespace) -> int:
     """``stop``: no daemon is no error."""
+    request = Stop(checkpoint=not options.no_checkpoint)
     try:
-        with connect(start=False) as control:
-            control.call(Stop())
+        with connect(start=False) as control, Line("Putting away") as line:
+            reply = control.expect(Stopped, request, show=line.show_notebooks)
     except ControlError as error:
         if error.reason != "no-daemon":
             raise
         _done(options, "No daemon was running.")
-    else:
-        _done(options, "The daemon and its sessions have ended.")
+        return 0
+    message = "The daemon and its sessions have ended."
+    if options.json:
+        _print_json({"message": message, **asdict(reply)})
+        return 0
+    for name in reply.checkpoints:
+        print(f"Checkpoint {name} was made.")
+    for problem in reply.problems:
+        print(f"  not put away: {problem}")
+    print(message)
     return 0
 
 

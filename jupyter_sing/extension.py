@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
-from traitlets import Float, Unicode, default
+from traitlets import Float, Int, Unicode, default
 
 from jupyter_sing import routes
 from jupyter_sing.defaults import use_provisioner
@@ -47,6 +47,33 @@ class SingExtension(ExtensionApp):
         "else 64GiB.",
     ).tag(config=True)
 
+    checkpoint_every = Float(
+        help="Seconds between two automatic checkpoints of a notebook that runs cells; 0: time is "
+        "no reason for one. Default: JUPYTER_SING_CHECKPOINT_EVERY, else 0.",
+    ).tag(config=True)
+
+    checkpoint_cells = Int(
+        help="Cells between two automatic checkpoints; 0: cells are no reason for one. Default: "
+        "JUPYTER_SING_CHECKPOINT_CELLS, else 0.",
+    ).tag(config=True)
+
+    checkpoint_keep = Int(
+        help="How many automatic checkpoints of a notebook are kept. Default: "
+        "JUPYTER_SING_CHECKPOINT_KEEP, else 3.",
+    ).tag(config=True)
+
+    @default("checkpoint_every")
+    def _default_checkpoint_every(self) -> float:
+        return float(os.environ.get("JUPYTER_SING_CHECKPOINT_EVERY", "0"))
+
+    @default("checkpoint_cells")
+    def _default_checkpoint_cells(self) -> int:
+        return int(os.environ.get("JUPYTER_SING_CHECKPOINT_CELLS", "0"))
+
+    @default("checkpoint_keep")
+    def _default_checkpoint_keep(self) -> int:
+        return int(os.environ.get("JUPYTER_SING_CHECKPOINT_KEEP", "3"))
+
     @default("cold_after")
     def _default_cold_after(self) -> float:
         return float(os.environ.get("JUPYTER_SING_COLD_AFTER", "3600"))
@@ -66,8 +93,10 @@ class SingExtension(ExtensionApp):
     def initialize_settings(self) -> None:
         """Called by the server once, before handlers are made and kernels start."""
         # Provisioners and the daemon are not configured by this application: they read this.
-        os.environ["JUPYTER_SING_IDLE_TIMEOUT"] = f"{self.idle_timeout:g}"
-        os.environ["JUPYTER_SING_COLD_AFTER"] = f"{self.cold_after:g}"
+        for name in (
+            "idle_timeout", "cold_after", "checkpoint_every", "checkpoint_cells", "checkpoint_keep",
+        ):  # fmt: skip
+            os.environ[f"JUPYTER_SING_{name.upper()}"] = str(getattr(self, name))
         for name in ("host_memory", "disk_quota"):
             if value := getattr(self, name):
                 os.environ[f"JUPYTER_SING_{name.upper()}"] = value

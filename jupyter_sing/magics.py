@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jupyter_sing import table
@@ -17,12 +18,15 @@ from kernelproxy import activation
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import (
+    CheckpointReply,
     Checkpoints,
     CheckpointsReply,
+    LastCheckpoint,
     Message,
     Migrate,
     Resume,
     SessionReply,
+    SetAutomatic,
     Status,
     StatusReply,
     Suspend,
@@ -35,16 +39,26 @@ HELP = """\
 %sing migrate DEVICE
                 move the state to another device, such as cpu:1
 %sing checkpoint [NAME]
-                put the whole notebook away on disk: variables and device state
+                put the whole notebook away on disk: variables and device state, and its
+                process where that works (--form namespace: without; --form process: not
+                without)
 %sing checkpoints
                 what was put away
-%sing restore NAME
+%sing restore [NAME]
                 take a notebook out, in the place of this one; this runs the code it holds
+                (without a name: the last checkpoint of this notebook). Its process comes back
+                if it was saved and can (--form as above)
+%sing auto      whether checkpoints are made by themselves (also: %sing auto 10m, 20 cells, off)
 %sing help      this text"""
+
+#: What a checkpoint may hold besides the files: variables, or also the process.
+FORMS = ("namespace", "process")
 
 # Resuming may wait for room, and suspending for the operator that runs now.
 VERB_SECONDS_MAX = 600.0
 BAR_SECONDS = 0.5
+UNKNOWN = "the daemon does not know this session any more: restart the kernel"
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -58,12 +72,13 @@ def sing(line: str) -> Any:
         _complain(f"%sing {line.strip()} is no command; %sing help lists them")
         return None
     try:
-        inspect.signature(function).bind(*words[1:])
-    except TypeError:
+        arguments, options = _options(words[1:])
+        inspect.signature(function).bind(*arguments, **options)
+    except (TypeError, ValueError):
         _complain(f"%sing {verb} is written otherwise; %sing help shows how")
         return None
     try:
-        return function(*words[1:])
+        return function(*arguments, **options)
     except ControlError as error:
         _complain(error.message)
     except (SingError, OSError) as error:
@@ -82,8 +97,10 @@ def status() -> Any:
             memory = table.bytes_text(session["memory"])
             where = session["device"] or "no device"
             print(f"{table.state_text(session)} [{memory} on {where}]")
+            for line in table.checkpoint_lines(session):
+                print(line)
             return table.sessions_table([session])
-    _complain("the daemon does not know this session any more: restart the kernel")
+    _complain(UNKNOWN)
     return None
 
 
@@ -115,19 +132,17 @@ def migrate(device: str) -> None:
         print(table.migration_text(found.session))
 
 
-def checkpoint(name: str = "") -> None:
-    """``%sing checkpoint [NAME]``: returns when it is safe on disk."""
+def checkpoint(name: str = "", *, form: str = "") -> None:
+    """``%sing checkpoint [NAME] [--form FORM]``: returns when it is safe on disk."""
     session_id = _session_id()
     if not session_id:
         return
     from kernelproxy.hoststate.checkpoint import begin  # with cloudpickle: only at need
 
-    begun = begin(session_id, _shell(), name)
+    begun = begin(session_id, _shell(), name, form=form)
     with Bar("Storing") as bar:
         made = begun.finish(bar.show)
-    print(table.checkpoint_text(made))
-    for line in table.omissions(made["omitted"]):
-        print(f"  not saved: {line}")
+    print("\n".join(table.checkpoint_made_lines(made)))
 
 
 def checkpoints() -> Any:
@@ -137,12 +152,58 @@ def checkpoints() -> Any:
     return table.checkpoints_table(found) if found else None
 
 
-def restore(name: str) -> None:
-    """``%sing restore NAME``."""
+def restore(name: str = "", *, form: str = "") -> None:
+    """``%sing restore [NAME] [--form FORM]``: without a name the last one of this notebook."""
     from kernelproxy.hoststate.checkpoint import take_out
 
-    outcome = take_out(_shell(), name)
+    if not name:
+        session_id = _session_id()
+        if not session_id:
+            return
+        name = _call(CheckpointReply, LastCheckpoint(session_id)).checkpoint["name"]
+    with Bar("Reading") as bar:
+        outcome = take_out(_shell(), name, form, bar.show)
     print("\n".join(table.restored_lines(outcome)))
+
+
+def auto(*words: str) -> None:
+    """``%sing auto``, ``%sing auto 10m``, ``%sing auto 20 cells``, ``%sing auto off``."""
+    session_id = _session_id()
+    if not session_id:
+        return
+    if words:
+        every, cells = automatic_rule(words)
+        session = _call(SessionReply, SetAutomatic(session_id, every, cells)).session
+        print(table.automatic_text(session["automatic"]))
+        return
+    for session in _call(StatusReply, Status()).sessions:
+        if session["id"] == session_id:
+            print(table.automatic_text(session["automatic"]))
+            return
+    _complain(UNKNOWN)
+
+
+def automatic_rule(words: Sequence[str]) -> tuple[float, int]:
+    """Read when checkpoints are to be made: seconds, and cells, between two.
+
+    Raises
+    ------
+    ControlError
+        If the words say something else.
+    """
+    text = " ".join(words)
+    if text == "off":
+        return 0.0, 0
+    found = re.fullmatch(
+        r"(?:every )?(?:(\d+(?:\.\d+)?) ?([smh]))?(?:(?: or)? ?(\d+) ?cells?)?", text
+    )
+    every = float(found[1] or 0) * _UNITS[found[2] or "s"] if found else 0.0
+    cells = int(found[3] or 0) if found else 0
+    if not every and not cells:
+        raise ControlError(
+            f"%sing auto {text} is no interval: write 90s, 10m, 2h, 20 cells or off.", "bad-request"
+        )
+    return every, cells
 
 
 def _shell() -> Any:
@@ -199,8 +260,27 @@ _VERBS: dict[str, Callable[..., Any]] = {
     "checkpoint": checkpoint,
     "checkpoints": checkpoints,
     "restore": restore,
+    "auto": auto,
     "help": show_help,
 }
+
+
+def _options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Tell arguments from options, of which there is one.
+
+    Raises
+    ------
+    ValueError
+        If it has another value than it may.
+    """
+    given = " ".join(words).replace("--form=", "--form ").split()
+    if "--form" not in given:
+        return given, {}
+    at = given.index("--form")
+    (form,) = given[at + 1 : at + 2]
+    if form not in FORMS:
+        raise ValueError(form)
+    return given[:at] + given[at + 2 :], {"form": form}
 
 
 def _session_id() -> str:

@@ -104,37 +104,82 @@ def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:
     rows = []
     for c in checkpoints:
         if "problem" in c:
-            rows.append((c["name"], "", "", "", "", c["problem"]))
+            rows.append((c["name"], "", "", "", "", "", c["problem"]))
             continue
-        when = datetime.fromisoformat(c["created"]).astimezone().strftime("%Y-%m-%d %H:%M")
+        when = _when(c["created"])
         left_out = f", {len(c['omitted'])} left out" if c["omitted"] else ""
         rows.append(
             (
                 c["name"],
                 when,
                 "automatic" if c["automatic"] else "by hand",
+                ", ".join(c["forms"]),
                 bytes_text(c["bytes"]),
                 bytes_text(c["exclusive"]),
                 f"{c['session']}: {_contents(len(c['saved']), c['files'])}{left_out}",
             )
         )
-    return Table(("name", "made", "how", "size", "of its own", "what"), rows)
+    return Table(("name", "made", "how", "forms", "size", "of its own", "what"), rows)
 
 
-def checkpoint_text(checkpoint: dict[str, Any]) -> str:
-    """Say what was put away, and what it costs."""
-    return (
+def checkpoint_made_lines(checkpoint: dict[str, Any]) -> list[str]:
+    """Say what was put away, what it costs, and what is missing in one form or in all."""
+    only = ", ".join(dict.fromkeys(each["name"] for each in checkpoint["only_process"]))
+    return [
         f"Checkpoint {checkpoint['name']}: "
         f"{_contents(len(checkpoint['saved']), checkpoint['files'])}, "
-        f"{bytes_text(checkpoint['bytes'])} ({bytes_text(checkpoint['exclusive'])} on disk)"
-    )
+        f"{bytes_text(checkpoint['bytes'])} ({bytes_text(checkpoint['exclusive'])} on disk)",
+        *([f"  only with its process: {only}"] if only else []),
+        *(f"  not saved: {line}" for line in omissions(checkpoint["omitted"])),
+    ]
+
+
+def checkpoint_lines(session: dict[str, Any]) -> list[str]:
+    """Say what gives a notebook back, and what is wrong with its automatic checkpoints."""
+    found, lines = session["last_checkpoint"], []
+    if found is not None:
+        which = f"{found['name']} of {_when(found['created'])}"
+        if found["died"]:
+            lines.append(f"The last kernel died: %sing restore takes out {which}")
+        elif found["earlier"]:
+            lines.append(f"From before this kernel: %sing restore takes out {which}")
+        else:
+            lines.append(f"Last checkpoint: {which}")
+    if session["automatic"]["problem"]:
+        lines.append(f"No automatic checkpoint: {session['automatic']['problem']}")
+    return lines
+
+
+def automatic_text(automatic: dict[str, Any]) -> str:
+    """Say when checkpoints are made by themselves."""
+    reasons = []
+    if automatic["every"] > 0:
+        reasons.append(duration_text(automatic["every"]))
+    if automatic["cells"] > 0:
+        reasons.append(f"{automatic['cells']} cell{'' if automatic['cells'] == 1 else 's'}")
+    if not reasons:
+        return "Automatic checkpoints: off"
+    kept = f"{automatic['keep']} {'is' if automatic['keep'] == 1 else 'are'} kept"
+    text = f"Automatic checkpoints: every {' or '.join(reasons)}; {kept}"
+    problem = automatic["problem"]
+    return f"{text}\nNo automatic checkpoint: {problem}" if problem else text
+
+
+def duration_text(seconds: float) -> str:
+    """Write a time for people: ``10 min``, ``90 s``."""
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:g} {unit}"
+    return f"{seconds:g} s"
 
 
 def restored_lines(outcome: dict[str, Any]) -> list[str]:
     """Say what was taken out, what was in the way, and what could not be restored."""
     contents = _contents(outcome["variables"], outcome["files"])
+    process = ", in its process" if outcome.get("form") == "process" else ""
     return [
-        f"Restored {contents} from {outcome['checkpoint']}",
+        f"Restored {contents} from {outcome['checkpoint']}{process}",
+        *([f"  without its process: {outcome['why']}"] if outcome.get("why") else []),
         *(f"  kept aside: {path} is {where}" for path, where in outcome["aside"].items()),
         *(f"  not restored: {line}" for line in omissions(outcome["problems"])),
     ]
@@ -143,6 +188,11 @@ def restored_lines(outcome: dict[str, Any]) -> list[str]:
 def omissions(found: Sequence[dict[str, Any]]) -> list[str]:
     """Write one line for each thing that was not saved or not restored."""
     return [f"{each['name']}: {each['why']}" for each in found]
+
+
+def _when(created: str) -> str:
+    """Write a moment in local time."""
+    return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def _contents(variables: int, files: int) -> str:

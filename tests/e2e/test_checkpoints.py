@@ -62,6 +62,7 @@ def data(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@1,cpu:1GiB@1")
     monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("JUPYTER_SING_SAVE_PROCESS", "0")  # which would have what is left out here
     return tmp_path / "data"
 
 
@@ -111,9 +112,11 @@ def test_rolling_back_three_times() -> None:
             assert said(notebook, GO_ON) == expected
 
 
+@pytest.mark.parametrize("saves_process", ["0", "1"])
 def test_files_are_what_they_were_and_what_is_there_is_kept_aside(
-    tmp_path: Path, data: Path
+    tmp_path: Path, data: Path, saves_process: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("JUPYTER_SING_SAVE_PROCESS", saves_process)
     work = tmp_path / "work"
     work.mkdir()
     (work / "read.txt").write_text("not ours")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_sing import cli
-from kernelproxy.protocol import CloseSession, Restore, Stop, Suspend
+from kernelproxy.protocol import CloseSession, LastCheckpoint, Restore, Stop, Suspend
 from tests.unit.fake_daemon import CHECKPOINT, DEVICE, OUTCOME, SESSION, FakeDaemon
 
 
@@ -61,11 +61,12 @@ def test_checkpoints_are_made_listed_restored_and_deleted(
     assert cli.main(["checkpoint", SESSION["id"], "--name", "mine"]) == 0
     assert capsys.readouterr().out == (
         "Checkpoint mine: 1 variable and 2 files, 3.0 MiB (1.0 MiB on disk)\n"
-        "  not saved: server: server.sock: a socket\n"
+        "  only with its process: lines, lock\n"
+        "  not saved: /home/ada/big.csv: it is too large\n"
     )
     assert cli.main(["checkpoints"]) == 0
     out = capsys.readouterr().out
-    assert "by hand" in out
+    assert "by hand  namespace, process" in out
     assert "digits.ipynb: 1 variable and 2 files, 1 left out" in out
     assert "Its hash is wrong." in out
     assert cli.main(["restore", "before-lunch"]) == 0
@@ -114,11 +115,47 @@ def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: jupyter sing" in capsys.readouterr().err
 
 
-def test_stop_twice_is_no_error(
+def test_stop_puts_notebooks_away_and_says_which(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["stop"]) == 0
-    assert isinstance(fake_daemon.requests[-1], Stop)
+    assert fake_daemon.requests[-1] == Stop(checkpoint=True)
+    assert capsys.readouterr().out == (
+        "Checkpoint digits-auto was made.\n"
+        "  not put away: maths.ipynb: it was busy for 30 s.\n"
+        "The daemon and its sessions have ended.\n"
+    )
+    assert cli.main(["stop", "--no-checkpoint", "--json"]) == 0
+    assert fake_daemon.requests[-1] == Stop()
+    assert json.loads(capsys.readouterr().out) == {
+        "message": "The daemon and its sessions have ended.",
+        "checkpoints": ["digits-auto"],
+        "problems": ["maths.ipynb: it was busy for 30 s."],
+    }
+
+
+def test_the_last_checkpoint_is_restored_without_its_name(
+    fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["restore", "--last", SESSION["id"]]) == 0
+    assert fake_daemon.requests[-2:] == [
+        LastCheckpoint(SESSION["id"]),
+        Restore(SESSION["id"], "before-lunch"),
+    ]
+    last = {"name": "before-lunch", "created": "", "automatic": True}
+    fake_daemon.sessions["other"] = SESSION | {"id": "other"}
+    assert cli.main(["restore", "--last"]) == 1
+    assert "No session has a notebook with a checkpoint" in capsys.readouterr().err
+    fake_daemon.sessions["other"]["last_checkpoint"] = last
+    assert cli.main(["restore", "--last"]) == 0
+    assert fake_daemon.requests[-1] == Restore("other", "before-lunch")
+    fake_daemon.sessions[SESSION["id"]]["last_checkpoint"] = last
+    assert cli.main(["restore", "--last"]) == 1
+    assert "name the session, of 0123abcd (digits.ipynb), other (digits.ipynb)." in (
+        capsys.readouterr().err
+    )
+    with pytest.raises(SystemExit):
+        cli.main(["restore"])
 
 
 def test_stop_without_a_daemon_is_no_error(
@@ -133,10 +170,13 @@ def test_doctor_says_what_is_missing(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@3")
+    monkeypatch.setenv("JUPYTER_SING_CRIU", "no-such-criu")
     cli.main(["doctor", "--json"])
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
     assert found["compiler"]["state"] == "missing"
     assert found["device"]["text"].endswith("1.0 GiB")
+    assert found["processes"]["state"] == "missing"
+    assert "names no-such-criu, which is no program" in found["processes"]["text"]
     assert found["daemon"]["text"].startswith("not running")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "abacus")
     assert cli.main(["doctor"]) == 1
