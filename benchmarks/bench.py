@@ -23,20 +23,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import disk, moves, saving
+from benchmarks import disk, moves, notebooks, saving
 from benchmarks.daemon import NAME, SECOND_NAME
 from benchmarks.disk import Disk
 from benchmarks.moves import Moves
+from benchmarks.notebooks import Notebooks
 from benchmarks.rates import memcpy_rate
 from benchmarks.saving import Snapshots
 from kernelproxy import control, native
+from kernelproxy.process.form import VARIABLE as CRIU
 from kernelproxy.protocol import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNNER = Path(__file__).with_name("runner.py")
 PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru", "gpt2", "gpt2 generation")
 GIB = 1 << 30
-PARTS = ("programs", "snapshots", "moves", "disk")
+PARTS = ("programs", "snapshots", "moves", "disk", "notebooks")
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Results:
     snapshots: list[Snapshots] = field(default_factory=list)
     moves: list[Moves] = field(default_factory=list)
     disk: list[Disk] = field(default_factory=list)
+    notebooks: Notebooks | None = None
     memcpy_gb_per_second: float = 0.0
 
 
@@ -275,6 +278,12 @@ def run(
     if "disk" in parts:
         results.disk = measure_disk(scale)
         _show(disk.report(results.disk))
+    if "notebooks" in parts:
+        criu = {each: os.environ[each] for each in (CRIU,) if each in os.environ}
+        with daemon_of_its_own(1):
+            os.environ |= criu
+            results.notebooks = notebooks.measure_notebooks(*scale.held[0])
+        _show(notebooks.report(results.notebooks))
     return results
 
 
@@ -333,6 +342,8 @@ def report(results: Results) -> str:
         *disk.report(results.disk),
         "",
     ]
+    if results.notebooks is not None:
+        lines += ["## Notebooks", "", *notebooks.report(results.notebooks), ""]
     return "\n".join(lines)
 
 

@@ -1,0 +1,239 @@
+"""What checkpoints and hibernation cost a notebook: a real kernel under a daemon of its own."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+from benchmarks.daemon import MIB, ORDER_SECONDS
+from kernelproxy import control
+from kernelproxy.protocol import Checkpoint, CheckpointReply, Status, StatusReply
+
+LOOK_SECONDS = 0.05
+HIBERNATE_AFTER = "1"
+
+
+@dataclass(frozen=True)
+class Put:
+    """A checkpoint that was asked for from outside, in the namespace form.
+
+    Parameters
+    ----------
+    bytes : int
+        Of the device's state, all of which had just changed.
+    seconds : float
+        Until it was on disk.
+    copying : float
+        Of these, copying the device's state.
+    blocked : float
+        The longest time that a cell waited meanwhile which does nothing.
+    """
+
+    bytes: int
+    seconds: float
+    copying: float
+    blocked: float
+
+
+@dataclass(frozen=True)
+class Again:
+    """Bytes on disk of the first checkpoint, and of a second one of the unchanged notebook."""
+
+    forms: str
+    first: int
+    second: int
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A kernel that hibernated with `bytes` in host memory, and was asked something.
+
+    Parameters
+    ----------
+    bytes : int
+    held : int
+        Memory that its process had.
+    answers : list of float
+        Seconds from sending a cell to the end of its output, of each time.
+    """
+
+    bytes: int
+    held: int
+    answers: list[float]
+
+
+@dataclass(frozen=True)
+class Notebooks:
+    """All of these."""
+
+    puts: list[Put]
+    agains: list[Again]
+    rest: Rest | None
+
+
+class Kernel:
+    """A kernel under the provisioner ``sing``."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager, self._client = manager, client
+
+    def run(self, code: str) -> float:
+        """Run a cell; return the seconds until its output had ended.
+
+        Raises
+        ------
+        RuntimeError
+            If it fails.
+        """
+        begin = time.perf_counter()
+        reply = self._client.execute_interactive(
+            code, timeout=ORDER_SECONDS, output_hook=lambda _: None, allow_stdin=False
+        )
+        if reply["content"]["status"] != "ok":
+            raise RuntimeError(f"a cell failed: {reply['content']}")
+        return time.perf_counter() - begin
+
+
+@contextmanager
+def _kernel() -> Iterator[Kernel]:
+    manager = KernelManager(kernel_name="python3")
+    manager.kernel_spec.metadata["kernel_provisioner"] = {"provisioner_name": "sing"}
+    manager.start_kernel()
+    client = manager.client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(timeout=ORDER_SECONDS)
+        yield Kernel(manager, client)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def _session() -> dict[str, Any]:
+    with control.connect(start=False) as connection:
+        (found,) = connection.expect(StatusReply, Status()).sessions
+    return dict(found)
+
+
+def _checkpoint(name: str, form: str) -> dict[str, Any]:
+    """Have one made; as the lists of checkpoints say it."""
+    with control.connect(start=False) as connection:
+        request = Checkpoint(_session()["id"], name, form=form)
+        return connection.expect(CheckpointReply, request, ORDER_SECONDS).checkpoint
+
+
+def measure_put(kernel: Kernel, count: int, name: str) -> Put:
+    """Change all of the device's state, have a checkpoint made, and run empty cells meanwhile."""
+    kernel.run("for each in held: each.add_(1)\ntorch.cuda.synchronize()")
+    done = threading.Event()
+    seconds: list[float] = []
+
+    def ask() -> None:
+        begin = time.perf_counter()
+        _checkpoint(name, "namespace")
+        seconds.append(time.perf_counter() - begin)
+        done.set()
+
+    usual = statistics.median(kernel.run("pass") for _ in range(20))
+    asking = threading.Thread(target=ask)
+    asking.start()
+    waits = []
+    while not done.is_set():
+        waits.append(kernel.run("pass"))
+    asking.join()
+    copying = float(_session()["snapshot"]["seconds"])
+    return Put(count, seconds[0], copying, max(waits) - usual)
+
+
+def measure_notebooks(count: int, times: int) -> Notebooks:
+    """Measure with `count` bytes on the device, and then in host memory.
+
+    Raises
+    ------
+    RuntimeError
+        If a kernel does not hold what it held.
+    """
+    with _kernel() as kernel:
+        kernel.run(
+            f"import torch\nheld = [torch.rand({count // 32}, device='cuda') for _ in range(8)]"
+        )
+        puts = [measure_put(kernel, count, f"put-{index}") for index in range(times)]
+        agains = []
+        for form in ("namespace", ""):
+            first = _checkpoint(f"first-{form or 'best'}", form)
+            second = _checkpoint(f"second-{form or 'best'}", form)
+            agains.append(Again("+".join(first["forms"]), first["stored"], second["exclusive"]))
+    os.environ["JUPYTER_SING_HIBERNATE_TIMEOUT"] = HIBERNATE_AFTER
+    try:
+        with _kernel() as kernel:
+            rest = _measure_rest(kernel, count, times)
+    finally:
+        del os.environ["JUPYTER_SING_HIBERNATE_TIMEOUT"]
+    return Notebooks(puts, agains, rest)
+
+
+def _measure_rest(kernel: Kernel, count: int, times: int) -> Rest | None:
+    kernel.run(
+        "import os\n"
+        f"held = b''.join(os.urandom(1 << 20) for _ in range({count // MIB}))\nsaid = hash(held)"
+    )
+    held, answers = 0, []
+    for _ in range(times):
+        begin = time.monotonic()
+        while (found := _session())["kernel_pid"] is not None:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has gone meanwhile
+                pages = Path(f"/proc/{found['kernel_pid']}/statm").read_text("ascii").split()[1]
+                held = int(pages) * os.sysconf("SC_PAGE_SIZE")
+            if time.monotonic() - begin > ORDER_SECONDS:
+                return None
+            time.sleep(LOOK_SECONDS)
+        answers.append(kernel.run("print(len(held))"))
+        kernel.run("assert hash(bytes(memoryview(held))) == said")
+    return Rest(count, held, answers)
+
+
+def report(found: Notebooks) -> list[str]:
+    """Write tables of Markdown."""
+    lines = [
+        "Checkpoints of a notebook, asked for while it runs cells, in the namespace form; all of",
+        "the device's state has changed just before. Blocked: what the slowest empty cell took",
+        "longer than such cells usually do.",
+        "",
+        "| state, MiB | on disk after, s | copying, ms | blocked, ms | of copying |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {p.bytes / MIB:.0f} | {p.seconds:.2f} | {p.copying * 1e3:.0f} | {p.blocked * 1e3:.0f} "
+        f"| {p.blocked / p.copying:.1%} |"
+        for p in found.puts
+    ]
+    lines += [
+        "",
+        "A second checkpoint of the unchanged notebook.",
+        "",
+        "| forms | first, MiB | second, MiB | of the first |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {a.forms} | {a.first / MIB:.0f} | {a.second / MIB:.2f} | {a.second / a.first:.2%} |"
+        for a in found.agains
+    ]
+    if found.rest is None:
+        return [*lines, "", "Kernels did not hibernate here."]
+    answers = ", ".join(f"{each:.2f}" for each in found.rest.answers)
+    lines += [
+        "",
+        f"A kernel that hibernated with {found.rest.bytes / MIB:.0f} MiB of random bytes gave back "
+        f"{found.rest.held / MIB:.0f} MiB, and answered its next cell after {answers} s.",
+    ]
+    return lines
