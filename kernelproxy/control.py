@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -19,6 +18,7 @@ from kernelproxy import absence, paths
 from kernelproxy.errors import ControlError, ProtocolError
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.protocol import Error, Message, Progress
+from kernelproxy.waiting import readable
 
 __all__ = ["Control", "ControlError", "connect", "runtime_dir"]
 
@@ -331,7 +331,7 @@ def _read_line(fd: int, seconds: float) -> str:
     """Read a pipe to its end or to the end of a line, for at most `seconds`."""
     deadline, text = time.monotonic() + seconds, b""
     while not text.endswith(b"\n"):
-        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not readable(fd, deadline - time.monotonic()):
             return "it took too long."
         data = os.read(fd, 4096)
         if not data:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import select
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernelproxy import native
 from kernelproxy.errors import NativeError, ProcessError
+from kernelproxy.waiting import readable
 
 if TYPE_CHECKING:
     from kernelproxy.process.form import Form
@@ -131,7 +131,7 @@ def read_pid(fd: int, timeout: float) -> int:
     deadline = time.monotonic() + timeout
     line = b""
     while not line.endswith(b"\n"):
-        if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not readable(fd, deadline - time.monotonic()):
             raise ProcessError(f"no process ran in its sandbox in {timeout:.0f} s", "timeout")
         data = os.read(fd, REPORT_BYTES_MAX)
         if not data or len(line) > REPORT_BYTES_MAX:

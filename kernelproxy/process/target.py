@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kernelproxy.process import images
+from kernelproxy.waiting import readable
 
 END_SECONDS = 60.0
 
@@ -77,7 +77,7 @@ class Target:
         """End it, and wait until it has: giving up its memory may take a while."""
         with suppress(ProcessLookupError):  # somebody else has ended it
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
-        select.select([self._fd], [], [], END_SECONDS)  # there is no way back in any case
+        readable(self._fd, END_SECONDS)  # there is no way back in any case
 
 
 def _status(pid: int) -> dict[str, str]:

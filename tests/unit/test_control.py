@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ from kernelproxy import control
 from kernelproxy.errors import ControlError
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.protocol import Done, Message, OpenSession, Status
+from kernelproxy.waiting import readable
 
 
 class Mortal:
@@ -77,3 +81,17 @@ def test_where_nobody_listens_any_more_the_first_error_is_said(runtime_dir: Path
     with pytest.raises(ControlError, match=r"connection .* broke") as error:
         connection.call(Status(), 10)
     assert error.value.reason == "no-daemon"
+
+
+def test_any_descriptor_is_waited_for() -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2000:
+        pytest.skip("this process may not have as many descriptors as select() knows")
+    reader, writer = os.pipe()
+    high = fcntl.fcntl(reader, fcntl.F_DUPFD_CLOEXEC, 2000)  # beyond what select() knows
+    try:
+        assert not readable(high, 0)
+        os.write(writer, b"x")
+        assert readable(high, 60.0)
+    finally:
+        for fd in (reader, writer, high):
+            os.close(fd)

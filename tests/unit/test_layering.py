@@ -23,7 +23,7 @@ KERNEL_SIDE = {
     "kernelproxy/native.py",
     "kernelproxy/oplog.py", "kernelproxy/paths.py", "kernelproxy/protocol.py",
     "kernelproxy/revival.py", "kernelproxy/run.py", "kernelproxy/worker.py",
-    "kernelproxy/zygote.py",
+    "kernelproxy/waiting.py", "kernelproxy/zygote.py",
     "jupyter_sing/__init__.py", "jupyter_sing/magics.py",
     "jupyter_sing/table.py",
 }  # fmt: skip
