@@ -95,6 +95,12 @@ class Automatic:
         return lives and not session.script and self.dirty
 
     @property
+    def _away(self) -> bool:
+        """Whether it would have to come back to its device for one."""
+        used = self._session.device_state.memory.client.head > 0
+        return used and self._session.state in (State.SUSPENDED, State.QUEUED)
+
+    @property
     def _needed(self) -> bool:
         """Whether the notebook has something to lose, and can be asked for it."""
         return self._could_lose and self._session.kernel.hears
@@ -102,8 +108,7 @@ class Automatic:
     def tend(self) -> None:
         """Make a checkpoint if one is due, else look again when, as it looks now, one will be."""
         self._stop_timer()
-        away = self._session.state in (State.SUSPENDED, State.QUEUED)
-        if self._task is not None or away or not self._needed:
+        if self._task is not None or self._away or not self._needed:
             return  # looked at again when it is back
         cells = self._session.kernel.cells_ended - self._tried
         left = self.rule.seconds_left(cells, time.monotonic() - self._tried_at)
@@ -125,7 +130,7 @@ class Automatic:
 
     def before_hibernation(self) -> bool:
         """As `before_rest`, of one that is to hibernate: if it is suspended, it stays so."""
-        return self._session.state is not State.SUSPENDED and self.before_rest()
+        return not self._away and self.before_rest()
 
     def set_rule(self, every: float, cells: int) -> None:
         """Go by other intervals from now on, until the kernel ends."""

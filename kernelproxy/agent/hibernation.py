@@ -174,6 +174,7 @@ class Hibernation:
                 log.warning("Session %s could not hibernate: %s", session.id, error)
                 if self.stage is None:
                     self._spawn(self._let_through())
+                    return getattr(error, "reason", "") != "busy"
             if self.stage is Stage.ASLEEP and not self._knocked:
                 await self._chill()
                 session.reason = REASON
@@ -188,7 +189,7 @@ class Hibernation:
         self.stage, kernel.may_end, self._ordering = Stage.DUMPING, True, True
         session.deposit()
         try:
-            await dump(session, self.directory, leave_running=False, check=self._check_drained)
+            await dump(session, self.directory, leave_running=False, check=self._check_unused)
         except ControlError:
             self._ordering = False
             if session.tender is tender:
@@ -201,7 +202,10 @@ class Hibernation:
             self._ordering = False
         self._fall_asleep(tender)
 
-    def _check_drained(self) -> None:
+    def _check_unused(self) -> None:
+        """Called when the kernel has left, and has said all that it had to say before."""
+        if self._seconds_till_due() > 0:
+            raise ControlError("It has run a cell meanwhile.", "busy")
         if not (self._session.device_state.drained and self._session.device_state.saved):
             raise ControlError("Something used the device meanwhile.", "busy")
 

@@ -88,7 +88,7 @@ def test_an_unused_kernel_goes_to_disk_and_comes_back_when_its_tender_knocks(
         assert tender.holds
         assert len(images(data)) == 1
         assert tender.ask("read") == state
-        assert tender.orders.count("Revive") == number + 1
+        assert tender.orders.count("Revive") > number  # it may be asleep again
     wait_asleep(host, tender)
     host.call(CloseSession(tender.session))
     assert images(data) == []
