@@ -165,6 +165,8 @@ class FakeDaemon:
                     "id": session, "name": name, "kernel_id": kernel_id,
                 }  # fmt: skip
                 return protocol.SessionOpened(session, *self.form)
+            case protocol.Listen():  # a connection that is left open could not be saved
+                return Error("Nobody speaks to kernels here.", "unknown-session")
             case protocol.Tend() if self.forgotten:
                 return Error("There is no such session.", "unknown-session")
             case protocol.CloseSession(session=session):
