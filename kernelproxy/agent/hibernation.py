@@ -179,7 +179,7 @@ class Hibernation:
                 await self._chill()
                 session.reason = REASON
                 session.deposit()
-        return self.stage is None
+        return False  # it slept, though it may have been woken since
 
     async def _sleep(self, tender: Tender) -> None:
         session, kernel = self._session, self._session.kernel
