@@ -7,9 +7,8 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -86,6 +85,7 @@ class Kernel:
 
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager, self._client = manager, client
+        self.said = ""  # by the last cell
 
     def run(self, code: str) -> float:
         """Run a cell; return the seconds until its output had ended.
@@ -95,13 +95,16 @@ class Kernel:
         RuntimeError
             If it fails.
         """
-        begin = time.perf_counter()
+        self.said, begin = "", time.perf_counter()
         reply = self._client.execute_interactive(
-            code, timeout=ORDER_SECONDS, output_hook=lambda _: None, allow_stdin=False
+            code, timeout=ORDER_SECONDS, output_hook=self._hear, allow_stdin=False
         )
         if reply["content"]["status"] != "ok":
             raise RuntimeError(f"a cell failed: {reply['content']}")
         return time.perf_counter() - begin
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        self.said += message["content"].get("text", "")
 
 
 @contextmanager
@@ -184,16 +187,14 @@ def measure_notebooks(count: int, times: int) -> Notebooks:
 
 def _measure_rest(kernel: Kernel, count: int, times: int) -> Rest | None:
     kernel.run(
-        "import os\n"
-        f"held = b''.join(os.urandom(1 << 20) for _ in range({count // MIB}))\nsaid = hash(held)"
+        f"import os\nheld = b''.join(os.urandom(1 << 20) for _ in range({count // MIB}))\n"
+        "said = hash(held)\n"
+        "print(int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE'))"
     )
-    held, answers = 0, []
+    held, answers = int(kernel.said), []
     for _ in range(times):
         begin = time.monotonic()
-        while (found := _session())["kernel_pid"] is not None:
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has gone meanwhile
-                pages = Path(f"/proc/{found['kernel_pid']}/statm").read_text("ascii").split()[1]
-                held = int(pages) * os.sysconf("SC_PAGE_SIZE")
+        while _session()["kernel_pid"] is not None:
             if time.monotonic() - begin > ORDER_SECONDS:
                 return None
             time.sleep(LOOK_SECONDS)

@@ -6,12 +6,13 @@ import pytest
 
 from benchmarks import bench
 from benchmarks.moves import Return
+from benchmarks.notebooks import Notebooks
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_small_benchmark_measures_both_sides_snapshots_moves_and_the_disk() -> None:
+def test_small_benchmark_measures_all_that_the_large_one_does() -> None:
     results = bench.run(bench.SMALL, ["mlp", "gpt2 generation"], threads=[1])
     assert [row.program for row in results.rows] == ["mlp", "gpt2 generation"]
     for row in results.rows:
@@ -34,11 +35,24 @@ def test_small_benchmark_measures_both_sides_snapshots_moves_and_the_disk() -> N
     assert stored.written_first > 0.9 * stored.bytes
     assert max(stored.copied_again, stored.written_again) < 0.01 * stored.bytes
     assert stored.written_for_another < 0.02 * stored.bytes
+    _check_notebooks(results.notebooks)
     page = bench.report(results)
     assert page.count("\n| mlp | 1 |") == 1
     assert page.count("\n| large | ") == 1
-    # 64 MiB: moved, migrated saved and not, to disk and back, and its second snapshot
-    assert page.count("\n| 64 | ") == 5
+    # 64 MiB: moved, migrated saved and not, to disk and back, its second snapshot, put away twice
+    assert page.count("\n| 64 | ") == 7
+
+
+def _check_notebooks(found: Notebooks | None) -> None:
+    assert found is not None
+    for put in found.puts:
+        assert min(put.seconds, put.copying) > 0
+    assert found.agains[0].forms == "namespace"
+    for again in found.agains:
+        assert again.second < 0.02 * again.first
+    if found.rest is not None:  # else without CRIU
+        assert found.rest.held > found.rest.bytes
+        assert len(found.rest.answers) == len(found.puts)
 
 
 def _check_return(found: Return) -> None:
