@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,8 @@ class Absence:
     """When this process is away, and who wants to know."""
 
     def __init__(self) -> None:
+        #: Says why this process could not come back from an absence; "" if it can.
+        self.obstacle: Callable[[], str] = str
         self.reset()
 
     def reset(self) -> None:
@@ -89,8 +91,11 @@ class Absence:
         Raises
         ------
         ControlError
-            If that takes longer than `seconds`; then the process is not away.
+            If that takes longer than `seconds`, or there is an obstacle; then the process is not
+            away.
         """
+        if why := self.obstacle():
+            raise ControlError(why, "unavailable")
         deadline = time.monotonic() + seconds
         with self._changed:
             self._away = True

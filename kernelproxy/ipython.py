@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from typing import Any
 
-from kernelproxy import activation, revival
+from kernelproxy import absence, activation, revival
 from kernelproxy.control import connect
 from kernelproxy.protocol import Carried, Wish
 
@@ -104,6 +105,7 @@ def load_ipython_extension(ip: Any) -> None:
                 wishes = Wishes(ip)
                 activation.on_wish = wishes
                 activation.on_restored = revival.Revival(ip)
+                absence.current.obstacle = partial(revival.obstacle, ip.kernel)
                 activation.listen()
                 ip.events.register("post_run_cell", wishes.post_run_cell)
     except Exception as error:

@@ -41,6 +41,16 @@ class Restored(BaseException):
         return [str(self)]
 
 
+def obstacle(kernel: Any) -> str:
+    """Why a kernel could not be saved and restored; "" if it can.
+
+    A debugger talks to the kernel over a connection that is closed then, and the thread that reads
+    the control channel waits for it for ever.
+    """
+    used = getattr(getattr(kernel, "debugger", None), "debugpy_initialized", False)
+    return "The debugger was used, and its connection cannot be saved." if used else ""
+
+
 class Revival:
     """Makes a restored process the kernel in whose place it is; see `activation.on_restored`.
 

@@ -16,7 +16,7 @@ from kernelproxy.absence import Absence, Return
 from kernelproxy.activation.link import Woken
 from kernelproxy.control import Control, connect
 from kernelproxy.errors import ControlError, InternalError
-from kernelproxy.revival import Restored, Revival, begin_history
+from kernelproxy.revival import Restored, Revival, begin_history, obstacle
 
 SECONDS = 60.0
 
@@ -58,6 +58,19 @@ def test_it_stays_while_there_is_a_connection(away: Absence, control: Control) -
     with pytest.raises(ControlError, match="is waiting for the jupyter_sing daemon") as refused:
         away.begin(0.0)
     assert refused.value.reason == "busy"
+    with away.connecting():  # is not away
+        pass
+
+
+def test_it_stays_if_it_could_not_come_back(away: Absence) -> None:
+    kernel = SimpleNamespace(debugger=SimpleNamespace(debugpy_initialized=False))
+    away.obstacle = lambda: obstacle(kernel)
+    away.begin(SECONDS)
+    away.end(Return())
+    kernel.debugger.debugpy_initialized = True
+    with pytest.raises(ControlError, match="debugger was used") as refused:
+        away.begin(SECONDS)
+    assert refused.value.reason == "unavailable"
     with away.connecting():  # is not away
         pass
 
