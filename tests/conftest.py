@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
 from kernelproxy import control
 from kernelproxy.errors import ControlError
@@ -115,6 +116,12 @@ def _wait_for_end(pid: int, deadline: float) -> bool:
         return bool(select.select([fd], [], [], seconds)[0])
     finally:
         os.close(fd)
+
+
+@pytest.fixture(autouse=True)
+def _provisioners_anew() -> None:
+    """Have the variable that names the usual provisioner read again."""
+    KernelProvisionerFactory.clear_instance()
 
 
 @pytest.fixture(autouse=True)
