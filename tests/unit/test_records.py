@@ -9,7 +9,7 @@ import pytest
 
 from kernelproxy.agent.records import Record, Run, last, of_notebook, surplus
 
-HERE, THERE = "/work/a/digits.ipynb", "/work/b/digits.ipynb"
+HERE, THERE = "/home/ada/a/digits.ipynb", "/home/ada/b/digits.ipynb"
 
 
 def record(name: str, run: str = "r2", *, by_hand: bool = False, **changes: object) -> Record:
@@ -29,7 +29,7 @@ def test_a_notebook_is_known_by_its_kernel_and_by_its_path() -> None:
         record("c3", "r9", kernel_id="other", notebook=THERE),
         record("c4", "r8", kernel_id="other", notebook=""),
         record("c6", "r7", kernel_id="other"),
-        record("c7", "r1", notebook="/work/renamed.ipynb"),
+        record("c7", "r1", notebook="/home/ada/renamed.ipynb"),
     ]
     run = Run("r2", "k", HERE)
     assert names(of_notebook(found, run, {"r2", "r7"})) == ["c1", "c2", "c5", "c7"]
