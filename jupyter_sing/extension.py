@@ -12,6 +12,7 @@ from traitlets import Float, Int, Unicode, default
 from jupyter_sing import routes
 from jupyter_sing.defaults import use_provisioner
 from jupyter_sing.notebooks import NotebookNames
+from kernelproxy import variables
 
 EVENT_SCHEMA = Path(__file__).parent / "events" / "session-v1.yaml"
 
@@ -62,21 +63,30 @@ class SingExtension(ExtensionApp):
         "JUPYTER_SING_CHECKPOINT_KEEP, else 3.",
     ).tag(config=True)
 
+    hibernate_timeout = Float(
+        help="Seconds without use after which a notebook gives back its memory, its process's too "
+        "where that can be saved; 0: never. Default: JUPYTER_SING_HIBERNATE_TIMEOUT, else 0.",
+    ).tag(config=True)
+
+    @default("hibernate_timeout")
+    def _default_hibernate_timeout(self) -> float:
+        return variables.number("HIBERNATE_TIMEOUT", 0, self.log)
+
     @default("checkpoint_every")
     def _default_checkpoint_every(self) -> float:
-        return float(os.environ.get("JUPYTER_SING_CHECKPOINT_EVERY", "0"))
+        return variables.number("CHECKPOINT_EVERY", 0, self.log)
 
     @default("checkpoint_cells")
     def _default_checkpoint_cells(self) -> int:
-        return int(os.environ.get("JUPYTER_SING_CHECKPOINT_CELLS", "0"))
+        return int(variables.number("CHECKPOINT_CELLS", 0, self.log))
 
     @default("checkpoint_keep")
     def _default_checkpoint_keep(self) -> int:
-        return int(os.environ.get("JUPYTER_SING_CHECKPOINT_KEEP", "3"))
+        return int(variables.number("CHECKPOINT_KEEP", 3, self.log))
 
     @default("cold_after")
     def _default_cold_after(self) -> float:
-        return float(os.environ.get("JUPYTER_SING_COLD_AFTER", "3600"))
+        return variables.number("COLD_AFTER", 3600, self.log)
 
     @default("host_memory")
     def _default_host_memory(self) -> str:
@@ -88,13 +98,14 @@ class SingExtension(ExtensionApp):
 
     @default("idle_timeout")
     def _default_idle_timeout(self) -> float:
-        return float(os.environ.get("JUPYTER_SING_IDLE_TIMEOUT", "600"))
+        return variables.number("IDLE_TIMEOUT", 600, self.log)
 
     def initialize_settings(self) -> None:
         """Called by the server once, before handlers are made and kernels start."""
         # Provisioners and the daemon are not configured by this application: they read this.
         for name in (
-            "idle_timeout", "cold_after", "checkpoint_every", "checkpoint_cells", "checkpoint_keep",
+            "idle_timeout", "hibernate_timeout", "cold_after",
+            "checkpoint_every", "checkpoint_cells", "checkpoint_keep",
         ):  # fmt: skip
             os.environ[f"JUPYTER_SING_{name.upper()}"] = str(getattr(self, name))
         for name in ("host_memory", "disk_quota"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from jupyter_client.launcher import launch_kernel
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, Float, Int, Unicode, default
 
-from kernelproxy import fstrack, native, paths
+from kernelproxy import fstrack, native, paths, variables
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, NativeError, ProcessError
 from kernelproxy.process.form import Form
@@ -94,39 +93,31 @@ class SingProvisioner(LocalProvisioner):
 
     @default("idle_timeout")
     def _default_idle_timeout(self) -> float:
-        return self._number("JUPYTER_SING_IDLE_TIMEOUT", 600.0)
+        return variables.number("IDLE_TIMEOUT", 600.0, self.log)
 
     @default("hibernate_timeout")
     def _default_hibernate_timeout(self) -> float:
-        return self._number("JUPYTER_SING_HIBERNATE_TIMEOUT", 0.0)
+        return variables.number("HIBERNATE_TIMEOUT", 0.0, self.log)
 
     @default("checkpoint_every")
     def _default_checkpoint_every(self) -> float:
-        return self._number("JUPYTER_SING_CHECKPOINT_EVERY", 0.0)
+        return variables.number("CHECKPOINT_EVERY", 0.0, self.log)
 
     @default("checkpoint_cells")
     def _default_checkpoint_cells(self) -> int:
-        return int(self._number("JUPYTER_SING_CHECKPOINT_CELLS", 0))
+        return int(variables.number("CHECKPOINT_CELLS", 0, self.log))
 
     @default("checkpoint_keep")
     def _default_checkpoint_keep(self) -> int:
-        return int(self._number("JUPYTER_SING_CHECKPOINT_KEEP", 3))
+        return int(variables.number("CHECKPOINT_KEEP", 3, self.log))
 
     @default("track_files")
     def _default_track_files(self) -> bool:
-        return _switched_on("JUPYTER_SING_TRACK_FILES")
+        return variables.switched_on("TRACK_FILES")
 
     @default("save_process")
     def _default_save_process(self) -> bool:
-        return _switched_on("JUPYTER_SING_SAVE_PROCESS")
-
-    def _number(self, name: str, usual: float) -> float:
-        text = os.environ.get(name) or f"{usual:g}"
-        with contextlib.suppress(ValueError):
-            if math.isfinite(number := float(text)):
-                return number
-        self.log.warning("%s is not a number: %r; using %g.", name, text, usual)
-        return usual
+        return variables.switched_on("SAVE_PROCESS")
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Called by the kernel manager before each launch, also at a restart.
@@ -479,11 +470,6 @@ def _session_name(env: dict[str, str], kernel_id: str | None) -> str:
     """Name of a session for people: its notebook's, where the server told it."""
     notebook = Path(env.get("JPY_SESSION_NAME", "")).name
     return notebook or f"kernel-{(kernel_id or 'unnamed')[:8]}"
-
-
-def _switched_on(variable: str) -> bool:
-    """Whether a variable does not say no."""
-    return os.environ.get(variable, "1").strip().lower() not in ("0", "false", "no", "off")
 
 
 async def _in_thread(function: Callable[[], T]) -> T:
