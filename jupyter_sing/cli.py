@@ -22,6 +22,7 @@ from kernelproxy import native, paths
 from kernelproxy.control import Control, connect
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import (
+    FORMS,
     Checkpoint,
     CheckpointReply,
     Checkpoints,
@@ -90,9 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     move = add("migrate", migrate, "move a session to another device while it runs")
     move.add_argument("session", help="id, unique prefix of one, or name")
     move.add_argument("device", help="id of the device, such as cpu:1 or cuda:0")
+    form = "variables, or also the process (default: the best that works)"
     put_away = add("checkpoint", checkpoint, "put a notebook away, to be taken out again")
     put_away.add_argument("session", help="id, unique prefix of one, or name")
     put_away.add_argument("--name", default="", help="of the checkpoint (default: what and when)")
+    put_away.add_argument("--form", choices=FORMS, default="", help=form)
     add("checkpoints", checkpoints, "what was put away")
     take_out = add("restore", restore, "take a notebook out again, into its kernel or another")
     which = take_out.add_mutually_exclusive_group(required=True)
@@ -106,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         "the only session that has one)",
     )
     take_out.add_argument("--session", help="whose kernel (default: the one that it was made of)")
+    take_out.add_argument("--form", choices=FORMS, default="", help=form)
     delete = add("checkpoint-delete", checkpoint_delete, "forget a checkpoint")
     delete.add_argument("name", help="of the checkpoint")
     doctor_parser = add("doctor", show_doctor, "what works on this machine and what is missing")
@@ -175,7 +179,8 @@ def migrate(options: argparse.Namespace) -> int:
 def checkpoint(options: argparse.Namespace) -> int:
     """``checkpoint S``: returns when it is safe on disk, having waited for a running cell."""
     with connect(start=False) as control:
-        reply = control.expect(CheckpointReply, Checkpoint(options.session, options.name))
+        request = Checkpoint(options.session, options.name, form=options.form)
+        reply = control.expect(CheckpointReply, request)
     if options.json:
         _print_json(reply.checkpoint)
         return 0
@@ -203,7 +208,7 @@ def restore(options: argparse.Namespace) -> int:
         else:
             session = options.last or options.session or _only_session(control)
             name = control.expect(CheckpointReply, LastCheckpoint(session)).checkpoint["name"]
-        request = Restore(session, name)
+        request = Restore(session, name, options.form)
         outcome = control.expect(RestoreReply, request, show=line.show_bytes).outcome
     if options.json:
         _print_json(outcome)

@@ -18,6 +18,7 @@ from kernelproxy import activation
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import (
+    FORMS,
     CheckpointReply,
     Checkpoints,
     CheckpointsReply,
@@ -50,9 +51,6 @@ HELP = """\
                 if it was saved and can (--form as above)
 %sing auto      whether checkpoints are made by themselves (also: %sing auto 10m, 20 cells, off)
 %sing help      this text"""
-
-#: What a checkpoint may hold besides the files: variables, or also the process.
-FORMS = ("namespace", "process")
 
 # Resuming may wait for room, and suspending for the operator that runs now.
 VERB_SECONDS_MAX = 600.0

@@ -207,7 +207,7 @@ class SessionCheckpointHandler(SingHandler):
     async def post(self, session_id: str) -> None:
         """Put the session's notebook away; answers when it is safe on disk."""
         name = self.body_text("name", "")
-        request = Checkpoint(session_id, name)
+        request = Checkpoint(session_id, name, form=self.body_text("form", ""))
         self.reply_json((await self.call(CheckpointReply, request, VERB_SECONDS_MAX)).checkpoint)
 
 
@@ -218,7 +218,7 @@ class SessionRestoreHandler(SingHandler):
     @authorized
     async def post(self, session_id: str) -> None:
         """Take a notebook out, in the place of the session's; answers when it is there."""
-        request = Restore(session_id, self.body_text("name"))
+        request = Restore(session_id, self.body_text("name"), self.body_text("form", ""))
         self.reply_json((await self.call(RestoreReply, request, VERB_SECONDS_MAX)).outcome)
 
 

@@ -9,6 +9,9 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+#: What a checkpoint may hold besides the files: variables, or also the process.
+FORMS = ("namespace", "process")
+
 
 @dataclass(frozen=True)
 class Message:

@@ -17,6 +17,7 @@ from kernelproxy.agent.tending import GONE
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.oplog import PAGE_BYTES
 from kernelproxy.protocol import (
+    FORMS,
     Carried,
     Checkpoint,
     CheckpointBegun,
@@ -147,6 +148,8 @@ class Checkpointing:
         return outcome
 
     async def _ask(self, wish: Wish) -> dict[str, Any]:
+        if wish.form not in ("", *FORMS):
+            raise ControlError(f"A form is {' or '.join(FORMS)}, not {wish.form!r}.", "bad-request")
         self._session.check_usable()
         await self._session.hibernation.wake()
         key = wish.verb, wish.name

@@ -281,6 +281,14 @@ def test_a_session_whose_kernel_is_not_there_cannot_be_asked(kernel: Kernel) -> 
         kernel.host.call(Checkpoint(kernel.host.open()))
 
 
+def test_an_unknown_form_is_refused(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    with pytest.raises(ControlError, match="namespace or process") as refused:
+        host.call(Checkpoint(client.session, "any", form="pickle"))
+    assert refused.value.reason == "bad-request"
+
+
 def test_a_program_declines(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
