@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from kernelproxy.snapshot.chunks import aligned_memory
 
 #: As the chunk store does it (`kernelproxy/snapshot`).
 PIECE_BYTES, DISK_THREADS = 4 << 20, 4
@@ -63,15 +64,16 @@ def disk_rates(directory: Path, count: int) -> tuple[float, float]:
     write, read : float
     """
     pieces = -(-count // PIECE_BYTES)
-    with mmap.mmap(-1, PIECE_BYTES) as memory, tempfile.TemporaryDirectory(dir=directory) as inner:
-        memory[:] = os.urandom(PIECE_BYTES)
+    memory = aligned_memory(PIECE_BYTES)
+    memory[:] = os.urandom(PIECE_BYTES)
+    with tempfile.TemporaryDirectory(dir=directory) as inner:
         fd = _open_direct(Path(inner) / "rate")
         try:
             with ThreadPoolExecutor(DISK_THREADS) as threads:
                 write = _seconds(
                     threads, pieces, lambda at: os.pwrite(fd, memory, at), lambda: os.fsync(fd)
                 )
-                rooms = [mmap.mmap(-1, PIECE_BYTES) for _ in range(DISK_THREADS)]
+                rooms = [aligned_memory(PIECE_BYTES) for _ in range(DISK_THREADS)]
 
                 def read_piece(at: int) -> int:
                     room = rooms.pop()
@@ -83,8 +85,6 @@ def disk_rates(directory: Path, count: int) -> tuple[float, float]:
                 read = _seconds(threads, pieces, read_piece, lambda: None)
         finally:
             os.close(fd)
-        for room in rooms:
-            room.close()
     return pieces * PIECE_BYTES / write / 1e9, pieces * PIECE_BYTES / read / 1e9
 
 

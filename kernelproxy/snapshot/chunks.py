@@ -8,6 +8,7 @@ through the page cache.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -33,6 +34,8 @@ _VERSION = 1
 _RAW, _ZSTD = 0, 1
 #: magic, version, coding, zeros, bytes of the content, bytes of the payload
 _HEADER = struct.Struct("<8sHB5xQQ")
+
+_HUGE_BYTES = 2 << 20
 
 _LEVEL = 1
 _SAMPLES, _SAMPLE_BYTES = 4, 16 << 10
@@ -71,6 +74,22 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def aligned_memory(count: int) -> memoryview:
+    """Return memory for direct transfers, of whole blocks, in huge pages where there are any.
+
+    A disk of a virtual machine is told each page of a transfer: with pages of 4 KiB this
+    machine's gives a third of what it gives into huge ones.
+    """
+    # Shared memory, which is what mmap gives unless told otherwise, has none here.
+    memory = mmap.mmap(-1, count + _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # what a transfer is under way into must stay where it is in a fork
+        memory.madvise(mmap.MADV_DONTFORK)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE_BYTES
+    return memoryview(memory)[begin : begin + count]
+
+
 class Desk:
     """What one thread works at: memory for one chunk's file, and compressors.
 
@@ -81,7 +100,7 @@ class Desk:
     """
 
     def __init__(self, chunk_bytes: int) -> None:
-        self._file = memoryview(mmap.mmap(-1, _file_bytes(chunk_bytes)))
+        self._file = aligned_memory(_file_bytes(chunk_bytes))
         self._room = memoryview(bytearray(chunk_bytes))
         self._packer = zstandard.ZstdCompressor(level=_LEVEL)
         self._unpacker = zstandard.ZstdDecompressor()

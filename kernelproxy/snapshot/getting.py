@@ -46,6 +46,8 @@ class Getting:
         self._order: Iterator[int] = iter(range(len(self._pieces)))
         self._current: int | None = None
         self._lock = threading.Lock()
+        # The system lets one thread write a file at a time: those who wait here do not spin.
+        self._writing = threading.Lock()
 
     def run(self, threads: int, cancel: Cancel) -> None:
         """Read everything."""
@@ -67,8 +69,9 @@ class Getting:
         index, offset, key = taken
         content = self._files.read(desk, key, self._manifest.chunks[key])
         done = 0
-        while done < len(content):
-            done += os.pwrite(self._fd, content[done:], offset + done)
+        with self._writing:
+            while done < len(content):
+                done += os.pwrite(self._fd, content[done:], offset + done)
         with self._lock:
             if self._progress is not None:
                 self._progress(len(content))

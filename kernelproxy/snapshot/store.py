@@ -70,7 +70,7 @@ class Store:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 4,
-        get_threads: int = 8,
+        get_threads: int = 6,
         lock_seconds: float = 60.0,
     ) -> None:
         if not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
