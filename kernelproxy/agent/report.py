@@ -63,7 +63,7 @@ def _tier(session: Session, resident: bool) -> str:
     """Where its state is."""
     if resident:
         return "resident"
-    return "cold" if session.device_state.disk.alone or session.hibernation.asleep else "parked"
+    return "cold" if session.device_state.cold or session.hibernation.asleep else "parked"
 
 
 def _reason(session: Session) -> str:

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from kernelproxy.agent.cold import ColdStates, Job
@@ -70,6 +70,7 @@ class DeviceState(Pages):
         self.forgone = False
         #: Called when what is in `record` has changed, before anybody could know of it.
         self.deposit: Callable[[], object] = lambda: None
+        self._cooling = False
         self._spawned: list[Worker] = []
         self._session, self._settings = session, settings
         self._epoch = 0
@@ -491,10 +492,19 @@ class DeviceState(Pages):
             raise InternalError("a state in use was to go to disk")
         return self.disk.store(cold, label, self.snapshot)
 
-    def cool(self) -> Awaitable[None]:
-        """Go on with what is on disk alone; the arena's memory is free when this was awaited."""
+    async def cool(self) -> None:
+        """Go on with what is on disk alone, and free the arena's memory."""
         self.disk.rely_on_it()
-        return self._off_loop(self.memory.empty_arena)
+        self._cooling = True
+        try:
+            await self._off_loop(self.memory.empty_arena)
+        finally:
+            self._cooling = False
+
+    @property
+    def cold(self) -> bool:
+        """Whether it is on disk alone, and its memory is free."""
+        return self.disk.alone and not self._cooling
 
     async def close(self) -> None:
         """Free everything."""
