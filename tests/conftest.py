@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
@@ -22,7 +24,7 @@ from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
-END_SECONDS = 60.0
+END_SECONDS = 120.0
 
 RunProgram = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -30,6 +32,9 @@ RunProgram = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session", autouse=True)
 def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the user's daemon, settings and checkpoints out of every test."""
+    # Tests that run in the background of a shell inherit that it is ignored, and so would all that
+    # they start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     base = tmp_path_factory.mktemp("sing")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
@@ -81,7 +86,7 @@ def stop_daemon(directory: Path) -> None:
             raise
     deadline = time.monotonic() + END_SECONDS
     left = []
-    for pid, command in _processes_in(directory).items():
+    for pid, command in processes_in(directory).items():
         if not _wait_for_end(pid, deadline):
             left.append(f"{pid}: {command}")
             os.kill(pid, signal.SIGKILL)
@@ -91,7 +96,7 @@ def stop_daemon(directory: Path) -> None:
         pytest.fail("processes outlived their daemon:\n" + "\n".join(left) + "\n" + tail)
 
 
-def _processes_in(directory: Path) -> dict[int, str]:
+def processes_in(directory: Path) -> dict[int, str]:
     """Processes, by number, that were started for a runtime directory."""
     wanted = f"JUPYTER_SING_RUNTIME_DIR={directory}".encode()
     found = {}
@@ -129,10 +134,12 @@ def _nothing_left_behind(_isolated: None) -> Iterator[None]:
     """Fail a test after which this process has more children or memfds than before."""
     before = _held()
     yield
-    if _held() - before:
+    deadline = time.monotonic() + END_SECONDS
+    while left := _held() - before:
         gc.collect()
-    if left := _held() - before:
-        pytest.fail("left behind: " + ", ".join(sorted(left)))
+        if time.monotonic() > deadline:
+            pytest.fail("left behind: " + ", ".join(sorted(left)))
+        time.sleep(0.01)  # a thread may be about to close it
 
 
 def _held() -> set[str]:
@@ -141,7 +148,7 @@ def _held() -> set[str]:
     for task in Path("/proc/self/task").iterdir():
         try:
             held |= {f"process {pid}" for pid in (task / "children").read_text().split()}
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue  # the thread ended meanwhile
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -152,6 +159,12 @@ def _held() -> set[str]:
             held.add(f"descriptor {name} ({target})")
     maps = Path("/proc/self/maps").read_text()
     return held | set(re.findall(r"^(\S+) .*/memfd:sing", maps, re.MULTILINE))
+
+
+@pytest.fixture
+def jp_fetch(jp_fetch: Callable[..., Any]) -> Callable[..., Any]:
+    """That of `pytest_jupyter`, which waits as long as a loaded machine needs."""
+    return functools.partial(jp_fetch, request_timeout=END_SECONDS)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from tests.doubles.zygote import CALL, HEADER, READ, step
 
 TORCH = "2.13.0+toy"
 #: After these, what must come has not come. A machine with other work may need a good part of it.
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 #: Where the client's words begin in its page.
 HEAD_OFFSET = ClientPage.head.offset
 

@@ -28,6 +28,7 @@ from kernelproxy.protocol import (
     Knock,
     LetThrough,
     Message,
+    Promise,
     Replace,
     Revive,
     Revived,
@@ -55,7 +56,7 @@ class KernelProcess:
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
-        self.asking = threading.Lock()
+        self.asking = threading.RLock()
         if self._answer() != "ready":
             self.kill()
             raise AssertionError("the process does not join its session")
@@ -85,7 +86,12 @@ class KernelProcess:
 
     def kill(self) -> None:
         self.popen.kill()
-        self.popen.communicate()
+        self.popen.wait()
+        with self.asking:  # whoever does reads the end of it first
+            for pipe in (self.popen.stdin, self.popen.stdout):
+                assert pipe is not None
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
 class ToyTender:
@@ -94,7 +100,7 @@ class ToyTender:
     Attributes
     ----------
     orders : list of str
-        What was ordered so far.
+        What was ordered so far, but for what it was too busy for.
     refuse : dict of str to str
         Why orders of a kind are not carried out.
     before, after : dict of str to callable
@@ -104,6 +110,7 @@ class ToyTender:
     def __init__(self, session: str, *, listens: bool = False, busy: bool = False) -> None:
         self.session, self.kernel = session, KernelProcess(session, "listen" if listens else "")
         self.beside: KernelProcess | None = None
+        self.promised = False
         self.orders: list[str] = []
         self.refuse: dict[str, str] = {}
         self.before: dict[str, Callable[[], object]] = {}
@@ -170,18 +177,25 @@ class ToyTender:
     def _run(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
             while True:
-                order, _ = recv_message(sock)
-                kind = type(order).__name__
-                self.before.pop(kind, lambda: None)()
-                try:
-                    reply: Message = self._carry_out(order)
-                except (OSError, AssertionError) as error:
-                    reply = Error(f"{error}.", "failed")
-                self.after.pop(kind, lambda: None)()
-                send_message(sock, reply)
-                with self._changed:
-                    self.orders.append(kind)
-                    self._changed.notify_all()
+                self._obey(sock)
+        if self.promised:
+            self._replace()
+
+    def _obey(self, sock: socket.socket) -> None:
+        order, _ = recv_message(sock)
+        kind = type(order).__name__
+        self.before.pop(kind, lambda: None)()
+        try:
+            reply: Message = self._carry_out(order)
+        except (OSError, AssertionError) as error:
+            reply = Error(f"{error}.", "failed")
+        self.after.pop(kind, lambda: None)()
+        send_message(sock, reply)
+        if isinstance(reply, Error) and reply.reason == "busy":
+            return
+        with self._changed:
+            self.orders.append(kind)
+            self._changed.notify_all()
 
     # ------------------------------------------------------------ orders
 
@@ -197,6 +211,9 @@ class ToyTender:
                     return Error("It is busy.", "busy")
                 self.holds = True
             case LetThrough():
+                if self.beside is not None:
+                    self.beside.kill()
+                    self.beside, self.promised = None, False
                 if self.holds:
                     self.holds = False
                     self._turn.release()
@@ -204,12 +221,17 @@ class ToyTender:
                 return self._dump(order, why)
             case Revive():
                 return self._revive(order)
+            case Promise():
+                self.promised = True
             case Replace():
-                assert self.beside is not None
-                with self.kernel.asking:  # it answers first
-                    self.kernel.kill()
-                self.kernel, self.beside = self.beside, None
+                self._replace()
         return Done()
+
+    def _replace(self) -> None:
+        assert self.beside is not None
+        with self.kernel.asking:  # it answers first
+            self.kernel.kill()
+        self.kernel, self.beside, self.promised = self.beside, None, False
 
     def _dump(self, order: Dump, why: str) -> Message:
         kernel, directory = self.kernel, Path(order.directory)

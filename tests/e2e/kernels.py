@@ -12,11 +12,14 @@ from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+from traitlets.config import Config
 
 from kernelproxy.control import connect
 from kernelproxy.protocol import Status, StatusReply
 
 SECONDS_MAX = 120.0
+#: A kernel that waits less for a daemon that is slow to start goes on without a session.
+PATIENT = Config({"SingProvisioner": {"open_timeout": SECONDS_MAX}})
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Kernel:
 @contextmanager
 def kernel(name: str = "python3") -> Iterator[Kernel]:
     """Start a kernel that nobody has marked, with ``sing`` as the default; end it afterwards."""
-    manager = KernelManager(kernel_name=name)
+    manager = KernelManager(kernel_name=name, config=PATIENT)
     manager.start_kernel()
     client = manager.client()
     try:

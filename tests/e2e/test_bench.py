@@ -19,11 +19,12 @@ def test_small_benchmark_measures_all_that_the_large_one_does() -> None:
         assert row.plain > 0
         assert row.ratio_low <= row.ratio <= row.ratio_high
     (saved,) = results.snapshots
-    assert (saved.program, saved.count) == ("large", 1)
+    assert saved.program == "large"
+    assert saved.count >= 1
     assert saved.copied > 0
     assert saved.stop > 0
     assert 0 < saved.step <= saved.step_longest
-    assert saved.step_meanwhile <= saved.step_worst_median == saved.step_worst
+    assert max(saved.step_meanwhile, saved.step_worst_median) <= saved.step_worst
     (moved,) = results.moves
     assert moved.suspend > 0
     _check_return(moved.resume)

@@ -255,13 +255,14 @@ def test_killing_an_idle_worker_again_and_again_skips_nothing(toy_host: StartHos
     assert client.read() == client.state
 
 
-def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost) -> None:
-    # A worker must start in this time, too.
-    host = toy_host(snapshot_seconds=1.0, order_seconds=1.0)
+def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost, tmp_path) -> None:
+    hurry = tmp_path / "hurry"
+    host = toy_host(hurry=str(hurry))
     client = host.client()
     client.add(1)
     client.append("hang")
     wait_until(lambda: host.session(client)["log_consumed"] > 0)
+    hurry.touch()  # not before: the worker had to start
     suspending = threading.Thread(target=from_outside, args=(Suspend(client.session),))
     suspending.start()
     while suspending.is_alive():
@@ -271,17 +272,19 @@ def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost) -> None:
 
 
 def test_a_long_operator_is_not_taken_for_a_fault(toy_host: StartHost, tmp_path) -> None:
-    # A worker must start in this time, too.
-    host = toy_host(log_bytes=1 << 14, log_budget=1 << 10, snapshot_seconds=1.0, order_seconds=1.0)
+    hurry = tmp_path / "hurry"
+    host = toy_host(log_bytes=1 << 14, log_budget=1 << 10, hurry=str(hurry))
     client = host.client()
     client.append(f"wait {tmp_path / 'done'}")
     worker = wait_until(lambda: host.session(client)["worker_pid"])
+    hurry.touch()  # not before: the worker had to start
     for number in range(100):  # beyond the budget: a snapshot begins and waits
         client.add(number)
     with pytest.raises(TimeoutError):
         client.read(2.0)
     assert host.session(client)["worker_pid"] == worker
     from_outside(Suspend(client.session))  # does not wait for it
+    hurry.unlink()
     (tmp_path / "done").touch()
     host.call(Resume(client.session))
     assert client.read() == client.state

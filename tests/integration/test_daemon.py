@@ -183,7 +183,8 @@ def test_one_in_the_foreground_ends_by_a_signal(runtime_dir: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert process.stderr is not None
-    assert "ready" in process.stderr.readline()
+    while "ready" not in (line := process.stderr.readline()):
+        assert line, "it ended"
     process.send_signal(signal.SIGINT)
     process.communicate()
     assert process.returncode == 0
@@ -228,18 +229,18 @@ def test_one_that_does_not_answer_is_not_waited_for_for_ever(
 
 
 def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
-    host: ToyHost = toy_host(linger=1.0)
+    host: ToyHost = toy_host(linger=0.5, stays=True)
     client = host.client()
     host.work(client)
     host.call(Prepare("/nonexistent/python"))  # another environment stays without a zygote
-    host.open("keeps the daemon")
+    host.open("other")
     family = wait_until(lambda: found if len(found := host.children()) == 2 else None)
     (zygote,) = set(family) - {host.session(client)["worker_pid"]}
     client.close()
     host.clients.clear()
     wait_until(lambda: len(host.status().sessions) == 1)
     assert lives(zygote)  # the other session may need it
-    host.call(CloseSession("keeps the daemon"))
+    host.call(CloseSession("other"))
     wait_until(lambda: not lives(zygote))
 
 

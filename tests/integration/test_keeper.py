@@ -166,16 +166,17 @@ def test_it_may_die_between_any_two_moments(toy_host: StartHost, tmp_path: Path)
     count = int(moments.read_text())
     host.end()
     died = 0
-    for die_at in random.sample(range(3, count - 4), 12):  # the first two are before it is ready
+    while died < 10:
+        die_at = random.randrange(3, count - 4)  # the first two are before it is ready
         host = toy_host(die_at=die_at, **MOMENT_SETTINGS)
         host.was_killed = True
         scenario(host)
         if host.process.poll() is None:  # with fewer snapshots there are fewer moments
+            count = die_at + 4
             host.kill_agent()
         else:
             died += 1
         host.end()
-    assert died > 6
 
 
 @pytest.mark.parametrize("verb", [Suspend, Resume])
@@ -420,8 +421,11 @@ def test_an_agent_that_dies_again_and_again_is_given_up(toy_host: StartHost) -> 
         host.kill_agent()
         client.add(2)
         assert client.read() == client.state
-    family = host.children()
-    host.kill_agent()
+    # Where these took more than a minute, some more have to die.
+    with contextlib.suppress(ControlError):  # there is none any more
+        while True:
+            family = host.children()
+            host.kill_agent()
     assert select.select([keeper], [], [], WAIT_SECONDS)[0]
     os.close(keeper)
     wait_until(lambda: not any(lives(pid) for pid in family))  # until then they answer

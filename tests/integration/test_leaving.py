@@ -148,6 +148,7 @@ def test_nothing_stays_open_and_all_goes_on(agent: Agent, process: Process) -> N
     assert process.open_to_the_outside()
     said = left(agent)
     assert process.open_to_the_outside() == []
+    wait_until(lambda: agent.drained("first"))
     head, records = agent.sessions["first"].client.head, agent.workers["first"].records
     process.tell("grow 100")  # waits till it is back
     process.tell("sync")
@@ -213,8 +214,9 @@ def test_it_stays_while_somebody_waits_for_the_device(agent: Agent, tmp_path: Pa
         assert process.answer() == "done"
         assert process.ask("grow 10") == "grown"
         assert process.ask("sync") == "done"
-        # Now nobody waits.
-        wake(process.pid, left(agent).wake_fd, restored=False, session="first")
+        # Now nobody waits; but the time that it takes to leave counts, too.
+        said = wait_until(lambda: found if isinstance(found := agent.leave(), Left) else None)
+        wake(process.pid, said.wake_fd, restored=False, session="first")
         assert process.ask("sync") == "done"
 
 

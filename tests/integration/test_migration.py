@@ -141,25 +141,28 @@ def test_whatever_dies_meanwhile_changes_no_result(toy_host: StartHost) -> None:
     host = toy_host(TWO)
     client = host.client(device="cpu:0")
     worker = host.work(client)["worker_pid"]
-    pick = random.Random(4)
+    pick, killers_pick = random.Random(4), random.Random(5)
     done = threading.Event()
-    refused = 0
-    killed: list[int] = []  # since the last result: a session is not started for ever
+    refused = left = 0  # how many may be killed till the next result: none lives for ever
+    counting = threading.Lock()
 
     def kill() -> None:
-        while not done.wait(pick.uniform(0.0, 0.05)):
+        nonlocal left
+        while not done.wait(killers_pick.uniform(0.0, 0.05)):
             workers = [pid for pid in host.children() if pid != zygote]
-            if workers and len(killed) < START_ATTEMPTS_MAX // 2:
-                victim = pick.choice(workers)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim, signal.SIGKILL)
-                    killed.append(victim)
+            with counting:
+                if workers and left > 0:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(killers_pick.choice(workers), signal.SIGKILL)
+                        left -= 1
 
     (zygote,) = set(host.children()) - {worker}
     killer = threading.Thread(target=kill)
     killer.start()
     try:
         for index in range(60):
+            with counting:
+                left = pick.randrange(START_ATTEMPTS_MAX // 2 + 1)  # some meet no death at all
             target = f"cpu:{pick.randrange(2)}"
             client.add(index)
             try:
@@ -168,7 +171,6 @@ def test_whatever_dies_meanwhile_changes_no_result(toy_host: StartHost) -> None:
                 refused += 1
                 assert "stays on" in error.message  # noqa: PT017
             assert client.read() == client.state
-            killed.clear()
     finally:
         done.set()
         killer.join()

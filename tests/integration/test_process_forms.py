@@ -10,12 +10,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kernelproxy.errors import ProcessError
+from kernelproxy.process import criu, sandbox
 from kernelproxy.process import form as forms
-from kernelproxy.process import sandbox
 from kernelproxy.process.form import Form
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,7 @@ import json, sys
 from pathlib import Path
 from kernelproxy.errors import ProcessError
 from kernelproxy.process import form
+form.STEP_SECONDS = 120.0
 try:
     print(json.dumps({"kind": form.find(Path(sys.argv[1])).kind}))
 except ProcessError as error:
@@ -57,6 +59,12 @@ class Counting:
         found = self._calls.read_text().split() if self._calls.exists() else []
         self._calls.unlink(missing_ok=True)
         return found
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried may take as long as a loaded machine needs."""
+    monkeypatch.setattr(forms, "STEP_SECONDS", 120.0)
 
 
 @pytest.fixture
@@ -145,7 +153,12 @@ def test_what_took_too_long_is_tried_again(
     counting: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting.write('[ "$1" = --version ] && echo Version: 1.0 || exec sleep 86403')
-    monkeypatch.setattr(forms, "STEP_SECONDS", 1.0)
+    dump = criu.dump
+
+    def dump_soon(*arguments: Any, **options: Any) -> float:
+        return dump(*arguments, **{**options, "timeout": 1.0})
+
+    monkeypatch.setattr(criu, "dump", dump_soon)
     for _ in range(2):
         with pytest.raises(ProcessError) as caught:
             forms.find(tmp_path / "kept")

@@ -35,6 +35,7 @@ from kernelproxy.protocol import (
     Stop,
     Wish,
 )
+from tests.doubles.client import WAIT_SECONDS
 from tests.integration.conftest import ToyHost
 from tests.integration.test_checkpoints import hand_over, host_state, take_out
 
@@ -165,7 +166,7 @@ def test_what_is_anothers(
         serving = asyncio.create_task(agent.converse(Channel(theirs)))
         with Control(ours) as control:
             try:
-                return await asyncio.to_thread(control.call, request, 30.0)
+                return await asyncio.to_thread(control.call, request, WAIT_SECONDS)
             except ControlError as error:
                 return error
             finally:

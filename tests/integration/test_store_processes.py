@@ -109,7 +109,7 @@ def test_kill_at_any_moment_loses_nothing_and_offers_nothing_half_written(tmp_pa
             shop.begin(
                 seed=number,
                 kinds=["put", "put", "put", "delete", "collect"],
-                operations=1000,
+                operations=10**9,  # it must not end by itself, however late it is killed
                 kill_at=dice.randrange(1, 500),
                 outside=number % 2 == 1,
             )

@@ -61,8 +61,8 @@ def interrupt_a_wait(leaver: Leaver) -> None:
     leaver.leave()
     main = threading.main_thread().ident
     assert main is not None
-    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     try:
+        threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
         number += 1
     except KeyboardInterrupt:
         pass

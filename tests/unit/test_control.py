@@ -59,10 +59,10 @@ def test_a_request_is_made_again_once(mortal: Mortal) -> None:
     request = OpenSession("n", "k", "python")
     with control.connect(start=False) as connection:
         if mortal._deaths < 2:
-            assert connection.call(request, 10) == Done("at last")
+            assert connection.call(request, 60) == Done("at last")
         else:
             with pytest.raises(ControlError, match="broke") as error:
-                connection.call(request, 10)
+                connection.call(request, 60)
             assert error.value.reason == "no-daemon"
     # The same one, with its key: nobody opens a session twice by that.
     assert mortal.requests == [request] * min(mortal._deaths + 1, 2)
@@ -79,7 +79,7 @@ def test_where_nobody_listens_any_more_the_first_error_is_said(runtime_dir: Path
         listener.listen()
         connection = control.connect(start=False)
     with pytest.raises(ControlError, match=r"connection .* broke") as error:
-        connection.call(Status(), 10)
+        connection.call(Status(), 60)
     assert error.value.reason == "no-daemon"
 
 

@@ -1,0 +1,19 @@
+"""Directories of process images: what is removed at a daemon's start, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernelproxy.agent.images import ImageDirectories
+
+
+def test_what_dead_agents_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    root, runtime = tmp_path / "processes", tmp_path / "runtime"
+    dead = ImageDirectories(root, runtime)
+    left, kept = dead.make("left"), dead.make("kept")
+    images = ImageDirectories(root, runtime)  # of the agent in its place
+    made = images.make("made")  # before the thread that tidies up has come to it
+    images.tidy([kept])
+    assert (left.exists(), kept.exists(), made.exists()) == (False, True, True)
+    images.remove(made)
+    assert not made.exists()
