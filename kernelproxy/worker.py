@@ -25,9 +25,11 @@ from kernelproxy.protocol import (
     Frozen,
     Gate,
     Hurry,
+    Lease,
     Message,
     Open,
     Opened,
+    Parked,
     Replay,
     SnapshotTaken,
     TakeSnapshot,
@@ -82,6 +84,7 @@ def load(path: Path) -> ctypes.CDLL:
         ctypes.POINTER(Files), ctypes.c_char_p, c_int, u64, ctypes.POINTER(u64), c_int, c_int
     ]  # fmt: skip
     library.sing_worker_gate.argtypes = [c_int]
+    library.sing_worker_lease.argtypes = [u64, c_int]
     library.sing_worker_end.restype = None
     library.sing_worker_hurry.restype = None
     library.sing_worker_snapshot.argtypes = [c_int, FROZEN, ctypes.POINTER(Taken)]
@@ -114,6 +117,7 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
     if failed:
         send_message(control, Error(_error(library), "failed"))
         return
+    library.sing_worker_lease(0, int(order.leased))
     if not order.prepare:
         library.sing_worker_gate(int(order.gate))
     send_message(control, Opened())
@@ -137,6 +141,11 @@ def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
                 library.sing_worker_end()
             elif isinstance(order, Hurry):
                 library.sing_worker_hurry()
+            elif isinstance(order, Lease):
+                library.sing_worker_lease(order.token, int(order.given))
+                if not order.given:
+                    told = (control, library, order.token)
+                    threading.Thread(target=_tell_parked, args=told, daemon=True).start()
             elif isinstance(order, TakeSnapshot):
                 # Beside this thread, which goes on taking orders.
                 arguments = (control, library, order)
@@ -188,6 +197,13 @@ def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnap
         )
         send_message(control, answer, [fd])
         os.close(fd)
+
+
+def _tell_parked(control: socket.socket, library: ctypes.CDLL, token: int) -> None:
+    """Say that nothing is executed any more; if it is, a later lease was given."""
+    library.sing_worker_await_parked()
+    with contextlib.suppress(OSError):
+        send_message(control, Parked(token))
 
 
 def _error(library: ctypes.CDLL) -> str:

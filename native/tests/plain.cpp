@@ -160,6 +160,41 @@ TEST(nothing_runs_while_the_gate_is_closed) {
   sleeper.thread.join();
 }
 
+TEST(nothing_runs_without_a_lease) {
+  Sleeper sleeper;
+  sleeper.orders.lease(7, false);
+  sleeper.orders.await_parked();
+  EXPECT_EQ(sleeper.page.gate_open.load(), 0u);
+  const uint64_t before = sleeper.rounds;
+  sleeper.orders.gate(true);      // is not enough
+  sleeper.orders.lease(6, true);  // is stale
+  sleeper.head.store(1);
+  futex_wake(low_half(sleeper.head));
+  sleeper.orders.while_parked([&] { EXPECT_EQ(sleeper.rounds.load(), before); });
+  EXPECT_EQ(sleeper.page.gate_open.load(), 0u);
+  sleeper.orders.lease(8, true);
+  while (sleeper.rounds.load() == before) std::this_thread::yield();
+  sleeper.orders.lease(7, false);  // is stale
+  EXPECT(!sleeper.orders.pending());
+  sleeper.orders.end();
+  sleeper.thread.join();
+}
+
+TEST(a_replay_needs_no_lease) {
+  Sleeper sleeper;
+  sleeper.orders.lease(1, false);
+  sleeper.orders.await_parked();
+  const uint64_t before = sleeper.rounds;
+  sleeper.orders.replaying(true);
+  while (sleeper.rounds.load() == before) std::this_thread::yield();
+  sleeper.orders.replaying(false);
+  sleeper.orders.while_parked([] {});
+  EXPECT(sleeper.orders.pending());
+  EXPECT_EQ(sleeper.page.gate_open.load(), 0u);
+  sleeper.orders.end();
+  sleeper.thread.join();
+}
+
 TEST(work_that_fails_while_parked_lets_the_run_go_on) {
   Sleeper sleeper;
   EXPECT_THROWS(std::runtime_error,

@@ -88,6 +88,20 @@ int sing_worker_gate(int open) {
   });
 }
 
+int sing_worker_lease(uint64_t token, int given) {
+  return guarded([&] {
+    opened().lease(token, given != 0);
+    return 0;
+  });
+}
+
+int sing_worker_await_parked() {
+  return guarded([] {
+    opened().await_parked();
+    return 0;
+  });
+}
+
 void sing_worker_end() {
   if (session) session->end();
 }

@@ -29,6 +29,10 @@ int sing_worker_run();
 
 // Orders, from any thread. They take effect between two operators.
 int sing_worker_gate(int open);
+// Gives or takes the lease: without it nothing is executed but a replay. A stale token is ignored.
+int sing_worker_lease(uint64_t token, int given);
+// Returns when nothing is executed, or a lease was given again.
+int sing_worker_await_parked();
 void sing_worker_end();
 
 struct sing_worker_taken {

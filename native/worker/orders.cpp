@@ -15,7 +15,7 @@ bool Orders::await_open() {
 void Orders::begin_run() {
   std::lock_guard lock(mutex_);
   running_ = true;
-  page_.gate_open.store(open_, std::memory_order_release);
+  page_.gate_open.store(allowed(), std::memory_order_release);
 }
 
 void Orders::finish_run() {
@@ -25,19 +25,19 @@ void Orders::finish_run() {
 }
 
 void Orders::update() noexcept {
-  pending_.store(!open_ || end_ || works_ != 0, std::memory_order_seq_cst);
+  pending_.store(!allowed() || end_ || works_ != 0, std::memory_order_seq_cst);
 }
 
 bool Orders::obey() {
   std::unique_lock lock(mutex_);
-  while (!end_ && (!open_ || works_ != 0)) {
+  while (!end_ && (!allowed() || works_ != 0)) {
     parked_ = true;
     page_.gate_open.store(0, std::memory_order_release);
     changed_.notify_all();
     changed_.wait(lock);
   }
   parked_ = false;
-  page_.gate_open.store(open_ && !end_, std::memory_order_release);
+  page_.gate_open.store(allowed() && !end_, std::memory_order_release);
   return !end_;
 }
 
@@ -69,6 +69,28 @@ void Orders::gate(bool open) {
   update();
   changed_.notify_all();
   nudge();
+}
+
+void Orders::lease(uint64_t token, bool given) {
+  std::lock_guard lock(mutex_);
+  if (token < token_) return;
+  token_ = token;
+  leased_ = given;
+  update();
+  changed_.notify_all();
+  nudge();
+}
+
+void Orders::await_parked() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return parked_ || !running_ || leased_ || end_; });
+}
+
+void Orders::replaying(bool on) {
+  std::lock_guard lock(mutex_);
+  replaying_ = on;
+  update();
+  changed_.notify_all();
 }
 
 void Orders::end() {

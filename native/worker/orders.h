@@ -1,5 +1,7 @@
 // Orders to a worker, and its sleep: the main thread executes records and looks here between two
-// of them; any other thread may close the gate, end the run, or have something done meanwhile.
+// of them; any other thread may close the gate, take the lease, end the run, or have something done
+// meanwhile. The gate is the agent's, for what it does with the session's state; the lease is the
+// scheduler's permission to use the device. Records are executed only with both.
 #pragma once
 
 #include <atomic>
@@ -30,6 +32,12 @@ class Orders {
 
   // --- any thread ---
   void gate(bool open);
+  // Gives or takes the lease. A token below one that was seen is stale, and changes nothing.
+  void lease(uint64_t token, bool given);
+  // Waits until nothing is executed, or a lease is given again.
+  void await_parked();
+  // While a replay goes on no lease is needed.
+  void replaying(bool on);
   void end();
   bool ended() const noexcept { return end_.load(std::memory_order_relaxed); }
   // Lets a main thread that sleeps look around.
@@ -38,6 +46,7 @@ class Orders {
   void while_parked(const std::function<void()>& work);
 
  private:
+  bool allowed() const noexcept { return open_ && (leased_ || replaying_); }
   void update() noexcept;
   void nudge() noexcept;
 
@@ -48,6 +57,9 @@ class Orders {
   std::mutex mutex_;  // everything below
   std::condition_variable changed_;
   bool open_ = true;
+  bool leased_ = true;
+  bool replaying_ = false;
+  uint64_t token_ = 0;
   std::atomic<bool> end_{false};
   bool running_ = false;
   bool parked_ = false;

@@ -84,6 +84,7 @@ void Session::replay(uint64_t until) {
   reached_ = {};
   std::future<void> reached = reached_.get_future();
   awaited_.store(until, std::memory_order_release);
+  orders_.replaying(true);
   gate(true);
   reached.wait();
 }
@@ -133,6 +134,7 @@ void Session::run() {
       const uint64_t awaited = awaited_.load(std::memory_order_acquire);
       if (consumed_ >= awaited) {
         awaited_.store(UINT64_MAX, std::memory_order_relaxed);
+        orders_.replaying(false);
         reached_.set_value();
         continue;
       }

@@ -53,6 +53,9 @@ class Session {
 
   // --- any thread, one at a time ---
   void gate(bool open);
+  // See Orders.
+  void lease(uint64_t token, bool given) { orders_.lease(token, given); }
+  void await_parked() { orders_.await_parked(); }
   // Opens the gate and returns when everything below `until` was executed.
   void replay(uint64_t until);
   Taken snapshot(Manner manner, const std::function<void()>& frozen = {});

@@ -169,7 +169,9 @@ void Snapshots::await_moment(const WorkerPage& page) {
   state_.storages.rhythm().await_burst([&] {
     // Whoever has slept since the last look does nothing that a copy could disturb.
     const uint64_t consumed = page.consumed.load(std::memory_order_relaxed);
-    const bool rests = consumed == seen && page.asleep.load(std::memory_order_relaxed) != 0;
+    const bool still = page.asleep.load(std::memory_order_relaxed) != 0 ||
+                       page.gate_open.load(std::memory_order_relaxed) == 0;
+    const bool rests = consumed == seen && still;
     seen = consumed;
     return rests || hurried_ || orders_.ended();
   });
