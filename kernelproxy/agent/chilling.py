@@ -6,11 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kernelproxy.agent import report
-from kernelproxy.agent.cold import KIND
 from kernelproxy.agent.states import State
 from kernelproxy.agent.tiers import Parked
 from kernelproxy.errors import StoreError
-from kernelproxy.snapshot.manifest import Label
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -65,16 +63,16 @@ class Chilling:
         suspended = session.state is State.SUSPENDED and state.worker is None
         if not suspended or state.snapshot is None or state.disk.alone or session.closing:
             return False
-        label = Label(
-            owner=str(session.owner),
-            name=session.id,
-            kind=KIND,
-            torch=session.kernel.torch_version or "",
-            device_kind=state.device.kind.name.lower(),
-            position=state.position,
-            meta={"name": session.name},
+        cold = session.host.cold
+        label = cold.label(
+            session.id,
+            session.name,
+            session.owner,
+            session.kernel.torch_version or "",
+            state.device.kind.name.lower(),
+            state.position,
         )
-        storing = state.store(session.host.cold, label)
+        storing = state.store(cold, label)
         try:
             while not (storing.task.done() or session.awaited or session.wants_worker()):
                 wish = asyncio.create_task(session.wishes.wait())
@@ -85,8 +83,9 @@ class Chilling:
             await storing.end()
         error = storing.task.exception()
         if error is None:
-            held = session.hold is not None
-            session.reason = f"On disk: {report.way_back(session.script, held=held)}"
+            if not session.hibernation.asleep:  # which says more, and this may be deposited
+                held = session.hold is not None
+                session.reason = f"On disk: {report.way_back(session.script, held=held)}"
             await state.cool()
         session.look()
         if error is None or (isinstance(error, StoreError) and error.reason == "cancelled"):

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from kernelproxy.agent.mark import Mark
 from kernelproxy.agent.workers import Snapshot
 from kernelproxy.errors import StoreError
 from kernelproxy.oplog import PAGE_BYTES, Page, Word
@@ -167,11 +168,19 @@ class ColdStates:
         Of the store; made at first need.
     quota : int
         Bytes; 0 or less: nothing goes there.
+    mark : Mark
+        Of this daemon.
+    beside : callable, optional
+        Bytes of what is not in the store and counts against the quota, too. May block.
     """
 
-    def __init__(self, directory: Path, quota: int) -> None:
-        self._directory, self._quota = directory, quota
+    def __init__(
+        self, directory: Path, quota: int, mark: Mark, beside: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._directory, self._quota, self._mark = directory, quota, mark
+        self._beside = beside
         self._store: Store | None = None
+        self._made: set[str] = set()  # ids of sessions whose states are from here
         self._collecting: asyncio.Task[None] | None = None
 
     @property
@@ -187,8 +196,24 @@ class ColdStates:
     def store(self) -> Store:
         """The store; raises StoreError if its directory cannot be used."""
         if self._store is None:
-            self._store = Store(self._directory, limits=Limits(store=self._quota))
+            limits = Limits(store=self._quota)
+            self._store = Store(self._directory, limits=limits, beside=self._beside)
         return self._store
+
+    def left(self) -> int:
+        """Bytes that the quota has left; blocks, and raises StoreError if nobody can tell."""
+        if not self.usable:
+            return 0
+        used = self.store().usage() if self.there else 0
+        return max(0, self._quota - used - self._beside())
+
+    def label(
+        self, session: str, name: str, owner: int, torch: str, device_kind: str, position: int
+    ) -> Label:
+        """Label the state of a session: its id and name, and what `Label` says."""
+        self._made.add(session)
+        meta = {"name": name, "daemon": self._mark.record}
+        return Label(str(owner), session, KIND, torch, device_kind, position, meta)
 
     def put(
         self, label: Label, snapshot: Snapshot, arena_fd: int, previous: Manifest | None
@@ -223,3 +248,33 @@ class ColdStates:
                 self.store().collect()
 
         await asyncio.to_thread(work)
+
+    def tidy(self, kept: Iterable[str]) -> None:
+        """Delete the states that dead daemons left, and those of ours but of the sessions `kept`.
+
+        Blocks. What is made meanwhile stays.
+        """
+        if not self.there:
+            return
+        try:
+            store = self.store()
+            left = [(owner, name) for owner, name in store.names() if self._is_left(owner, name)]
+            # What is named by now was made before the look at them.
+            for owner, name in left:
+                if name not in self._made.union(kept):
+                    store.delete(owner, name)
+                    log.info("The state of session %s is deleted: nobody can use it", name)
+            if left:
+                store.collect()
+        except StoreError as error:  # the next daemon tries again
+            log.warning("What is left on disk stays there: %s", error)
+
+    def _is_left(self, owner: str, name: str) -> bool:
+        """Whether a snapshot is a state of ours, or of a daemon that is gone."""
+        try:
+            label = self.store().load(owner, name).label
+        except StoreError:
+            return False
+        daemon = label.meta.get("daemon")
+        ours = self._mark.is_ours(daemon) or self._mark.is_orphan(daemon)
+        return label.kind == KIND and ours

@@ -1,27 +1,26 @@
 """Directories of process images: one for each process that is being saved, or that hibernates.
 
 They lie beside the states on disk, readable for their owner alone, since they hold all that a
-process had in memory. A daemon's are in a directory of its own, which says whose it is: what a
-daemon left that died for good is removed by the next one.
+process had in memory. Those that take the place of a process count against the same quota; those of
+a checkpoint do not, as they are gone when it is stored. A daemon's are in a directory of its own,
+which says whose it is: what a daemon left that died for good is removed by the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
-import os
 import secrets
 import shutil
-import socket
 from collections.abc import Iterable
 from pathlib import Path
+
+from kernelproxy.agent.mark import Mark
 
 #: What CRIU writes last: the images are complete when it is there.
 COMPLETE = "inventory.img"
 _OWNER = "owner.json"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ASLEEP = "asleep-"
 
 
 class ImageDirectories:
@@ -31,36 +30,70 @@ class ImageDirectories:
     ----------
     root : Path
         Of all daemons' images; made at first need.
-    runtime : Path
-        Runtime directory of this daemon, whose ``agent.lock`` is held while it or its keeper lives.
+    mark : Mark
+        Of this daemon.
     """
 
-    def __init__(self, root: Path, runtime: Path) -> None:
-        self._root = root
-        self._owner = {
-            "host": socket.gethostname(),
-            "boot": _BOOT_ID.read_text().strip(),
-            "runtime": str(runtime),
-        }
-        key = hashlib.sha256(f"{self._owner['host']} {runtime}".encode()).hexdigest()[:16]
-        self._ours = root / key
+    def __init__(self, root: Path, mark: Mark) -> None:
+        self._root, self._mark = root, mark
+        self._ours = root / mark.key
+        self._expected: dict[Path, int] = {}
+        self._made: set[Path] = set()  # by this process: none of them is left by a dead one
 
-    def make(self, session: str) -> Path:
-        """Make an empty directory; raises OSError."""
+    def make(self, session: str, expected: int | None = None) -> Path:
+        """Make an empty directory.
+
+        Parameters
+        ----------
+        session : str
+            Its id.
+        expected : int, optional
+            Of a process that is to end: the bytes that its images may take.
+
+        Raises
+        ------
+        OSError
+            If it cannot be made.
+        """
         self._ours.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = self._ours / _OWNER
         if not owner.exists():
             temporary = owner.with_suffix(f".{secrets.token_hex(4)}")
-            temporary.write_text(json.dumps(self._owner))
+            temporary.write_text(json.dumps(self._mark.record))
             temporary.rename(owner)
-        found = self._ours / f"{session}-{secrets.token_hex(4)}"
+        name = f"{session}-{secrets.token_hex(4)}"
+        found = self._ours / (name if expected is None else f"{_ASLEEP}{name}")
+        if expected is not None:
+            self._expected[found] = expected
+        self._made.add(found)  # before `tidy`, in another thread, can see it
         found.mkdir(mode=0o700)
         return found
 
+    def usage(self) -> int:
+        """Bytes of the images that take the place of processes, of all daemons here; of those that
+        are not complete, what is expected if that is more.
+        """
+        return sum(
+            self._bytes(each)
+            for daemon in _listed(self._root)
+            for each in _listed(daemon)
+            if each.name.startswith(_ASLEEP)
+        )
+
+    def _bytes(self, directory: Path) -> int:
+        files = {}
+        for file in _listed(directory):
+            with contextlib.suppress(OSError):  # it is being removed
+                files[file.name] = file.stat().st_blocks * 512
+        expected = 0 if COMPLETE in files else self._expected.get(directory, 0)
+        return max(expected, sum(files.values()))
+
     def remove(self, directory: Path) -> None:
         """Remove one; if it is gone, or cannot be removed now, the next daemon sees to it."""
+        self._expected.pop(directory, None)
         if directory.parent == self._ours:
             shutil.rmtree(directory, ignore_errors=True)
+        self._made.discard(directory)
 
     def tidy(self, kept: Iterable[Path]) -> None:
         """Remove what daemons left that are gone, and of ours all but `kept`."""
@@ -68,7 +101,7 @@ class ImageDirectories:
         for daemon in _listed(self._root):
             if daemon == self._ours:
                 for each in _listed(daemon):
-                    if each not in keep and each.name != _OWNER:
+                    if each not in keep and each not in self._made and each.name != _OWNER:
                         shutil.rmtree(each, ignore_errors=True)
             elif self._is_orphan(daemon):
                 shutil.rmtree(daemon, ignore_errors=True)
@@ -76,23 +109,9 @@ class ImageDirectories:
     def _is_orphan(self, daemon: Path) -> bool:
         """Whether the daemon of a directory is gone for good, as far as can be told from here."""
         try:
-            owner = json.loads((daemon / _OWNER).read_text())
-            if owner["host"] != self._owner["host"]:
-                return False  # a home that several hosts share
-            if owner["boot"] != self._owner["boot"]:
-                return True
-            lock = os.open(Path(owner["runtime"]) / "agent.lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return (daemon / _OWNER).exists()  # without one it is being made
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(lock)
-        return True
+            return self._mark.is_orphan(json.loads((daemon / _OWNER).read_text()))
+        except (OSError, ValueError):
+            return False  # without one it is being made
 
 
 def _listed(directory: Path) -> list[Path]:

@@ -68,6 +68,29 @@ def test_what_is_unused_for_long_goes_to_disk_and_comes_back(
     wait_until(lambda: chunks(data_dir) == [])
 
 
+def test_what_is_on_disk_outlives_the_agent_but_not_the_daemon(
+    toy_host: StartHost, data_dir: Path
+) -> None:
+    host = toy_host(cold_after=0.1)
+    client = host.client()
+    client.add(1)
+    assert client.read() == client.state
+    host.call(Suspend(client.session))
+    wait_until(lambda: cold(host, client))
+    host.kill_agent()
+    wait_until(lambda: cold(host, client))
+    with client.cell():
+        client.add(2)
+        assert client.read() == client.state
+    host.call(Suspend(client.session))
+    wait_until(lambda: cold(host, client))
+    host.kill(host.agent_pid(), host.keeper_pid())
+    assert len(manifests(data_dir)) == 1
+    toy_host()
+    wait_until(lambda: manifests(data_dir) == [])
+    wait_until(lambda: chunks(data_dir) == [])
+
+
 def test_who_is_looked_at_while_it_is_suspended_goes_to_disk_all_the_same(
     toy_host: StartHost,
 ) -> None:

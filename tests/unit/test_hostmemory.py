@@ -11,6 +11,7 @@ import pytest
 from kernelproxy.agent import hostmemory
 from kernelproxy.agent.cold import ColdStates
 from kernelproxy.agent.hostmemory import HostMemory
+from kernelproxy.agent.mark import Mark
 from kernelproxy.agent.tiers import Parked
 from kernelproxy.errors import StoreError
 
@@ -44,7 +45,8 @@ def run(tmp_path: Path) -> Callable[[Play], Guest]:
         guest = Guest()
 
         async def body() -> None:
-            host = HostMemory(1, 0.0, ColdStates(tmp_path / "states", 1 << 30), lambda: [guest])
+            cold = ColdStates(tmp_path / "states", 1 << 30, Mark(tmp_path))
+            host = HostMemory(1, 0.0, cold, lambda: [guest])
             await play(host, guest)
             await host.close()
 
@@ -112,7 +114,7 @@ def test_who_was_refused_is_asked_again_though_nothing_changes(
     async def play(host: HostMemory, guest: Guest) -> None:
         guest.answers = [StoreError("There is no space.", "full"), True]
         host.changed()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while guest.answers:
                 await asyncio.sleep(0.01)
 
