@@ -5,7 +5,8 @@ log (which was empty), and its state, which is on disk already and only gets a m
 The tender makes the process beside the kernel's, and it joins the new session. Only then is the
 kernel answered, and the tender lets the new process take its place as soon as it has answered the
 request that it executes; the kernel's session ends with its process. Until it is answered, whatever
-fails leaves the kernel and its session as they were.
+fails leaves the kernel and its session as they were. From then on it executes nothing: so the
+tender has promised before to go on even if we die.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent.checkpoints import PAGES, Checkpoints
-from kernelproxy.agent.cold import KIND, TABLES, ColdStates
+from kernelproxy.agent.cold import TABLES, ColdStates
 from kernelproxy.agent.images import ImageDirectories
 from kernelproxy.agent.processimages import holds_process, unpack
+from kernelproxy.agent.progress import Note, both
 from kernelproxy.agent.room import Room
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
@@ -33,7 +35,15 @@ from kernelproxy.agent.zygotes import Zygotes
 from kernelproxy.errors import ControlError, ProcessError, SingError
 from kernelproxy.oplog import LAYOUT_VERSION, PAGE_BYTES, SessionMemory
 from kernelproxy.process import images
-from kernelproxy.protocol import Done, OpenSession, Replace, Revive, Revived
+from kernelproxy.protocol import (
+    Done,
+    LetThrough,
+    OpenSession,
+    Promise,
+    Replace,
+    Revive,
+    Revived,
+)
 from kernelproxy.snapshot.manifest import Label, Manifest
 from kernelproxy.snapshot.store import Store
 from kernelproxy.snapshot.tables import read_tables
@@ -46,8 +56,9 @@ log = logging.getLogger(__name__)
 #: The tender has limits of its own, which depend on the size of the process.
 REVIVE_SECONDS = 3600.0
 JOIN_SECONDS = 60.0
-#: What the kernel may take to answer the request that asked for this.
-REPLACE_SECONDS = 600.0
+ORDER_SECONDS = 30.0
+#: What the kernel may take to answer the request that asked for this; the tender has its own limit.
+REPLACE_SECONDS = 86_400.0
 
 #: What it may take to say how a restoration went that was asked for from outside.
 CARRIED_SECONDS = 30.0
@@ -128,8 +139,15 @@ class TakeOvers:
         if why:
             raise ControlError(why, "unavailable")
 
-    async def take_over(self, session: Session, name: str) -> dict[str, Any]:
+    async def take_over(self, session: Session, name: str, note: Note) -> dict[str, Any]:
         """Let the process of a checkpoint take the place of a session's kernel.
+
+        Parameters
+        ----------
+        session : Session
+        name : str
+        note : callable
+            Called with the bytes of its images that are there, and in total, in any thread.
 
         Returns
         -------
@@ -150,17 +168,26 @@ class TakeOvers:
         self._replaced.add(session.id)
         directory: Path | None = None
         new: Session | None = None
+        revived: Revived | None = None
         try:
             directory = await asyncio.to_thread(self._directories.make, session.id)
-            await asyncio.to_thread(_unpack, store, manifest, directory)
+            with (
+                self._checkpoints.reading(session.owner, name),
+                session.checkpointing.underway.doing("restore", name) as far,
+            ):
+                await asyncio.to_thread(_unpack, store, manifest, directory, both(far, note))
             new = await self._begin(session, store, manifest)
             order = Revive(str(directory), new.id, beside=True)
             revived = await tender.order(order, Revived, REVIVE_SECONDS)
             new.kernel.take(revived.pid)
             await new.kernel.wait_joined(JOIN_SECONDS)
             session.check_usable()
+            await tender.order(Promise(), Done, ORDER_SECONDS)
         except BaseException as error:
             self._replaced.discard(session.id)
+            if revived is not None:
+                with contextlib.suppress(ControlError):  # then it does so by itself
+                    await tender.order(LetThrough(), Done, ORDER_SECONDS)
             if new is not None:
                 new.close("Its process could not be restored.")
             if directory is not None:
@@ -211,7 +238,10 @@ class TakeOvers:
             name, room.device, self._settings, SessionMemory(int(about["log_bytes"]))
         )
         try:
-            begun = await asyncio.to_thread(_copy, store, manifest, str(session.owner), name)
+            copy = self._cold.label(
+                name, session.name, session.owner, label.torch, label.device_kind, label.position
+            )
+            begun = await asyncio.to_thread(_copy, store, manifest, copy)
             state.begin_cold(*begun, int(about["epoch"]))
         except BaseException:
             await state.close()
@@ -234,8 +264,8 @@ class TakeOvers:
         await asyncio.gather(*self._replacing, return_exceptions=True)
 
 
-def _unpack(store: Store, manifest: Manifest, directory: Path) -> None:
-    unpack(store, manifest, directory)
+def _unpack(store: Store, manifest: Manifest, directory: Path, note: Note) -> None:
+    unpack(store, manifest, directory, note)
     try:
         images.check(directory)
     except ProcessError as error:
@@ -243,7 +273,7 @@ def _unpack(store: Store, manifest: Manifest, directory: Path) -> None:
 
 
 def _copy(
-    store: Store, manifest: Manifest, owner: str, name: str
+    store: Store, manifest: Manifest, label: Label
 ) -> tuple[list[bytes], Snapshot | None, Manifest | None]:
     """Copy what a session begins with: pages, tables, and a manifest of its own.
 
@@ -257,8 +287,6 @@ def _copy(
     try:
         store.write_blobs(manifest, [TABLES], fd)
         tables = read_tables(fd)
-        old = manifest.label
-        label = Label(owner, name, KIND, old.torch, old.device_kind, old.position, {"name": name})
         nothing = os.memfd_create("sing-nothing", os.MFD_CLOEXEC)
         try:
             stored = store.put(

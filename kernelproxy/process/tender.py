@@ -3,7 +3,8 @@
 A thread in the process that hosts the provisioner. The agent decides everything; the tender alone
 touches the process and the switchboard before it. If the agent dies, the tender connects to the
 next one, as kernels do (`kernelproxy.activation.link`), and lets requests through meanwhile. An
-order that was being carried out is carried out first: the next agent finds one state or the other.
+order that was being carried out is carried out first, and so is what was promised: the next agent
+finds one state or the other.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 START_SECONDS_MAX = 30.0
 #: In which a restored process must join its session, and answer.
 READY_SECONDS_MAX = 60.0
-#: In which a process that is to be replaced must answer what it executes.
-FINISH_SECONDS_MAX = 540.0
+#: In which a process that is to be replaced must answer what it executes. It begins nothing after
+#: that, so giving up leaves a kernel of no use: longer than cells go on that ask to be replaced.
+FINISH_SECONDS_MAX = 86_340.0
 #: As for kernels: what the next agent may need until it answers.
 RECONNECT_SECONDS_MAX = 120.0
 
@@ -53,6 +55,7 @@ class _Candidate:
     running: criu.Running
     connection: Connection
     session: str
+    promised: bool = False  # the kernel executes nothing more, or will not soon
 
 
 class Tender:
@@ -289,6 +292,9 @@ class Tender:
 
     def _unattended(self) -> None:
         """The agent has died in the middle of anything: have the kernel go on without it."""
+        if self._candidate is not None and self._candidate.promised:
+            with contextlib.suppress(ProcessError):  # then nothing takes its place
+                self._replace()
         self._drop_candidate()
         if not self._closed and self.body.pid:
             with contextlib.suppress(ProcessError):
@@ -315,6 +321,9 @@ class Tender:
                 return protocol.Dumped(self._dump(order))
             case protocol.Revive():
                 return protocol.Revived(self._revive(order))
+            case protocol.Promise():
+                self._revived_beside().promised = True
+                return protocol.Done()
             case protocol.Replace():
                 self._replace()
                 return protocol.Done()
@@ -412,16 +421,20 @@ class Tender:
 
     def _replace(self) -> None:
         """Let the candidate be the kernel."""
-        if self._candidate is None:
-            raise ProcessError("there is no process to take the kernel's place", "restore")
+        candidate = self._revived_beside()
         try:
             self._switchboard.replace(FINISH_SECONDS_MAX)
         except ProcessError:
             self._let_through()
             raise
-        candidate, self._candidate = self._candidate, None
+        self._candidate = None
         self._private, self.session = candidate.connection, candidate.session
         self.body.become(candidate.running.process, candidate.running.pid)
+
+    def _revived_beside(self) -> _Candidate:
+        if self._candidate is None:
+            raise ProcessError("there is no process to take the kernel's place", "restore")
+        return self._candidate
 
     def _drop_candidate(self) -> None:
         """End the process that was to replace the kernel's."""

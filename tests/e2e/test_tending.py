@@ -236,6 +236,43 @@ def test_one_that_may_not_take_the_place_is_ended(daemon: FakeDaemon, tmp_path: 
         assert one.notebook.run("print(later)").stdout == "1\n"
 
 
+def test_one_that_was_promised_the_place_takes_it_though_the_agent_has_died(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    with tended(daemon, tmp_path) as one:
+        notebook = one.notebook
+        images = one.save(leave_running=True)
+        notebook.run("later = 1")
+        last = notebook.begin(STEP_ASIDE)
+        notebook.finish(last, until=lambda ran: "waits" in ran.stdout)
+        cells = [notebook.begin("print(next(counter), 'later' in dir())") for _ in range(3)]
+        one.order(protocol.Revive(str(images), "s2", beside=True))
+        one.order(protocol.Promise())
+        present = asyncio.run(notebook.manager.provisioner.get_provisioner_info())["pid"]
+        one.agent.close()
+        go_on(present)
+        printed = [notebook.finish(cell).stdout for cell in cells]
+        assert printed == [f"{number} False\n" for number in range(1, 4)]
+        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+        assert [r.session for r in daemon.requests if isinstance(r, protocol.Tend)] == ["s0", "s2"]
+    assert daemon.requests[-1] == protocol.CloseSession("s2")
+
+
+def test_one_that_was_promised_nothing_ends_with_the_agent(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    with tended(daemon, tmp_path) as one:
+        images = one.save(leave_running=True)
+        one.notebook.run("later = 1")
+        revived = one.order(protocol.Revive(str(images), "s2", beside=True))
+        assert isinstance(revived, protocol.Revived)
+        with watched(revived.pid) as ended:
+            one.agent.close()
+            assert ended()
+        assert one.notebook.run("print(later)").stdout == "1\n"
+        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+
+
 def test_a_hibernating_kernel_is_shut_down_at_once(
     daemon: FakeDaemon, runtime_dir: Path, tmp_path: Path
 ) -> None:
@@ -334,7 +371,7 @@ async def _in_an_event_loop(daemon: FakeDaemon, tmp_path: Path) -> None:
             )
             return "".join(said)
 
-        agent = daemon.tenders.get(timeout=SECONDS_MAX)
+        agent = await asyncio.to_thread(daemon.tenders.get, timeout=SECONDS_MAX)
         wake_fd = int(await run(SETUP))
 
         def order(message: protocol.Message) -> None:

@@ -18,6 +18,7 @@ from kernelproxy.protocol import (
     Status,
     Tend,
 )
+from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.toytender import ToyTender
 from tests.integration.conftest import ToyHost, wait_until
 
@@ -235,7 +236,7 @@ def opened(host: ToyHost, session: str, name: str, form: str = "") -> Any:
     from kernelproxy import control
 
     with control.connect(start=False) as connection:
-        reply, fds = connection.call_with_fds(OpenCheckpoint(name, session, form), 60.0)
+        reply, fds = connection.call_with_fds(OpenCheckpoint(name, session, form), WAIT_SECONDS)
     for fd in fds:
         os.close(fd)
     return reply
@@ -266,7 +267,7 @@ def test_the_better_form_is_opened_where_that_is_possible(
     assert opened(host, "", "one").form == "namespace"
 
 
-@pytest.mark.parametrize("trouble", ["Revive", "images", "gone"])
+@pytest.mark.parametrize("trouble", ["Revive", "Promise", "images", "gone"])
 def test_what_cannot_be_revived_leaves_the_kernel_as_it_is(
     toy_host: StartHost, tended: StartTender, data: Path, trouble: str
 ) -> None:
@@ -275,8 +276,8 @@ def test_what_cannot_be_revived_leaves_the_kernel_as_it_is(
     tender.kernel.ask("work", 1)
     tender.kernel.ask("checkpoint", "one")
     state = tender.kernel.ask("work", 2)
-    if trouble == "Revive":
-        tender.refuse["Revive"] = "its port is taken"
+    if trouble in ("Revive", "Promise"):
+        tender.refuse[trouble] = "its port is taken"
     elif trouble == "gone":
         tender.before["Revive"] = tender.disconnect
     else:
@@ -285,9 +286,10 @@ def test_what_cannot_be_revived_leaves_the_kernel_as_it_is(
         chunk.write_bytes(b"damaged")
         assert newest.exists()
     answer = tender.kernel.ask("take_over", "one")
-    expected = {"Revive": "port is taken", "gone": "not connected", "images": "damaged"}
-    assert expected[trouble] in answer["error"]
+    expected = {"gone": "not connected", "images": "damaged"}
+    assert expected.get(trouble, "port is taken") in answer["error"]
     assert tender.kernel.ask("read") == state
+    wait_until(lambda: tender.beside is None)
     wait_until(lambda: list(sessions(host)) == [tender.kernel.session])
     wait_until(lambda: images(data) == [])
 
@@ -303,6 +305,39 @@ def test_a_kernel_that_cannot_be_replaced_ends_with_a_reason(
     tender.kernel.ask("take_over", "one")
     wait_until(lambda: sessions(host) == {})
     wait_until(lambda: images(data) == [])
+
+
+@pytest.mark.parametrize("moment", ["before it is told", "after it was told"])
+def test_an_agent_that_dies_before_the_kernel_is_replaced_leaves_that_to_the_tender(
+    toy_host: StartHost, tended: StartTender, data: Path, moment: str
+) -> None:
+    host = toy_host()
+    tender = tended(host, name="lesson.ipynb")
+    state = tender.kernel.ask("work", 1)
+    tender.kernel.ask("checkpoint", "one")
+    tender.kernel.ask("work", 2)
+    before = tender.session
+
+    def die() -> None:
+        host.kill_agent()
+        raise ConnectionError("the order never came")
+
+    if moment == "before it is told":
+        tender.after["Promise"] = die
+        assert "error" in tender.kernel.ask("take_over", "one")
+    else:
+        tender.before["Replace"] = die
+        assert tender.kernel.ask("take_over", "one")["checkpoint"] == "one"
+    tender.wait_disconnected()
+    assert tender.session != before
+    tender.connect()
+    assert tender.kernel.ask("read") == state
+    wait_until(lambda: list(sessions(host)) == [tender.session])
+    found = sessions(host)[tender.session]
+    assert (found["name"], found["kernel_pid"]) == ("lesson.ipynb", tender.kernel.pid)
+    wait_until(lambda: images(data) == [])
+    tender.kernel.ask("work", 3)
+    assert tender.kernel.ask("checkpoint", "two")["forms"] == ["namespace", "process"]
 
 
 def test_closing_a_session_that_goes_on_from_a_checkpoint_does_not_touch_that(
