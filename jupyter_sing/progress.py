@@ -1,4 +1,4 @@
-"""How far something is, as a line of a terminal that replaces itself."""
+"""How far something is, as a bar on a line of a terminal that replaces itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jupyter_sing.table import bytes_text
 
 SHOWN_AFTER_SECONDS = 0.5
 _CLEAR = "\r\x1b[K"
+_WIDTH = 20
 
 
 class Line:
@@ -18,11 +19,13 @@ class Line:
     ----------
     what : str
         What is being done.
+    wanted : bool
+        Whether it may be shown at all: programs want none.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, wanted: bool = True) -> None:
         self._what, self._began = what, time.monotonic()
-        self._shown = False
+        self._wanted, self._shown = wanted, False
 
     def __enter__(self) -> Line:
         return self
@@ -34,14 +37,23 @@ class Line:
     def show_bytes(self, done: int, total: int) -> None:
         """Show how many bytes are done."""
         if total:
-            self._show(f"{bytes_text(done)} of {bytes_text(total)}")
+            self._show(done, total, f"{bytes_text(done)} of {bytes_text(total)}")
 
     def show_notebooks(self, done: int, total: int) -> None:
         """Show how many notebooks are done."""
         if total:
-            self._show(f"{done} of {total} notebook{'' if total == 1 else 's'}")
+            self._show(done, total, f"{done} of {total} notebook{'' if total == 1 else 's'}")
 
-    def _show(self, text: str) -> None:
-        if time.monotonic() - self._began >= SHOWN_AFTER_SECONDS and sys.stderr.isatty():
+    def show_share(self, done: int, total: int) -> None:
+        """Show how much is done."""
+        if total:
+            self._show(done, total, f"{100 * done // total} %")
+
+    def _show(self, done: int, total: int, text: str) -> None:
+        if not self._wanted or time.monotonic() - self._began < SHOWN_AFTER_SECONDS:
+            return
+        if sys.stderr.isatty():
             self._shown = True
-            print(f"{_CLEAR}{self._what}: {text}", end="", file=sys.stderr, flush=True)
+            bar = ("#" * (_WIDTH * min(done, total) // total)).ljust(_WIDTH, ".")
+            line = f"{_CLEAR}{self._what} [{bar}] {text}"
+            print(line, end="", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from tornado import web
 from jupyter_sing import metrics
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError
+from kernelproxy.events import EVENT_ID
 from kernelproxy.protocol import (
     Checkpoint,
     CheckpointReply,
@@ -33,7 +34,6 @@ from kernelproxy.protocol import (
 )
 
 AUTH_RESOURCE = "jupyter_sing"
-EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
 ANSWER_SECONDS_MAX = 30.0
 # A resume may wait for room; a suspend for the operator that runs now.
 VERB_SECONDS_MAX = 600.0

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent.channel import Channel, close_fds
 from kernelproxy.agent.checkpoints import Checkpoints, DeviceSide, Host, ProcessSide
 from kernelproxy.agent.images import ImageDirectories
 from kernelproxy.agent.leaving import dump
+from kernelproxy.agent.progress import PROGRESS_SECONDS, Note, Underway, both, with_progress
 from kernelproxy.agent.tending import GONE
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.oplog import PAGE_BYTES
@@ -32,54 +33,9 @@ from kernelproxy.snapshot.together import Cancel
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
 
-T = TypeVar("T")
-PROGRESS_SECONDS = 0.25
 #: What a kernel may take to close its connection before it leaves.
 HANG_UP_SECONDS = 30.0
 _USED_MEANWHILE = "Another thread of the notebook used the device meanwhile: try again."
-
-
-async def with_progress(
-    channel: Channel,
-    cancel: Cancel | None,
-    work: Callable[[Callable[[int, int], object]], Awaitable[T]],
-    how_far: Callable[[], tuple[int, int]] | None = None,
-) -> T:
-    """Do something that takes a while, and tell who waits how far it is.
-
-    Parameters
-    ----------
-    channel : Channel
-        Where `Progress` is sent; its end ends the telling, not the work.
-    cancel : Cancel or None
-        Set if this is cancelled; the work is waited for. None: the work is cancelled.
-    work : callable
-        Called with what it shall call, in any thread, with the bytes done and the total.
-    how_far : callable, optional
-        Asked for these numbers, if the work cannot tell.
-    """
-    latest = [0, 0]
-
-    def note(done: int, total: int) -> None:
-        latest[:] = done, total
-
-    async def run() -> T:
-        return await work(note)
-
-    task = asyncio.create_task(run())
-    try:
-        while not (await asyncio.wait({task}, timeout=PROGRESS_SECONDS))[0]:
-            done, total = how_far() if how_far is not None else latest
-            with contextlib.suppress(OSError):
-                await channel.send(Progress(done, total))
-    except BaseException:
-        if cancel is not None:
-            cancel.set()
-        else:
-            task.cancel()
-        await asyncio.wait({task})
-        raise
-    return task.result()
 
 
 @contextlib.contextmanager
@@ -110,9 +66,10 @@ class Checkpointing:
         self._session, self._checkpoints, self._images = session, checkpoints, images
         self._last: Manifest | None = None
         self._asked: dict[tuple[str, str], asyncio.Future[dict[str, Any]]] = {}
-        #: The newest one that the kernel has handed over, by its name, and how far it is.
+        #: The newest one that the kernel has handed over, by its name.
         self._newest: tuple[str, asyncio.Future[dict[str, Any]]] | None = None
-        self._far = [0, 0]
+        #: What is stored, or read, for the session now.
+        self.underway = Underway()
         self._returning: asyncio.Task[None] | None = None
 
     def goes_on_from(self, manifest: Manifest) -> None:
@@ -126,8 +83,15 @@ class Checkpointing:
         """
         return bool(self._asked)
 
-    async def ask(self, request: Checkpoint) -> dict[str, Any]:
+    async def ask(self, request: Checkpoint, channel: Channel | None = None) -> dict[str, Any]:
         """Have the kernel make a checkpoint as soon as no cell runs; returns when it is stored.
+
+        Parameters
+        ----------
+        request : Checkpoint
+            Of whoever is not the kernel.
+        channel : Channel, optional
+            Where `Progress` is sent.
 
         Raises
         ------
@@ -138,14 +102,22 @@ class Checkpointing:
         """
         name = self._checkpoints.name(request.name, self._session.name)
         check_name(name, "name")  # before the notebook is captured in vain
-        return await self._ask(Wish("checkpoint", name, request.automatic, request.form))
+        wish = Wish("checkpoint", name, request.automatic, request.form)
+        return await (self._ask(wish) if channel is None else self._telling(wish, channel))
 
-    async def restore(self, request: Restore) -> dict[str, Any]:
-        """Have the kernel restore a checkpoint as soon as no cell runs; raises as `ask`."""
+    async def restore(self, request: Restore, channel: Channel) -> dict[str, Any]:
+        """Have the kernel restore a checkpoint as soon as no cell runs; as `ask`."""
         await self._checkpoints.check(self._session.owner, request.name)
-        outcome = await self._ask(Wish("restore", request.name, form=request.form))
+        outcome = await self._telling(Wish("restore", request.name, form=request.form), channel)
         self._session.past.note_use()
         return outcome
+
+    async def _telling(self, wish: Wish, channel: Channel) -> dict[str, Any]:
+        """As `_ask`, and tell how far it is, which the kernel's own request shows."""
+        far = self.underway.far
+        return await with_progress(
+            channel, None, lambda _: self._ask(wish), lambda: far(wish.verb, wish.name)
+        )
 
     async def _ask(self, wish: Wish) -> dict[str, Any]:
         if wish.form not in ("", *FORMS):
@@ -204,7 +176,7 @@ class Checkpointing:
         name = self._checkpoints.name(request.name, self._session.name)
         stored = self._session.automatic.begun(name)
         outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._newest, self._far = (name, outcome), [0, 0]
+        self._newest = name, outcome
         try:
             sizes = [os.fstat(fd).st_size for fd in fds]
             host = Host.parse(request.host or {}, *sizes)
@@ -245,9 +217,9 @@ class Checkpointing:
             raise ControlError(
                 f"The checkpoint {name!r} was not made: the daemon was replaced.", "ended"
             )
-        outcome = self._newest[1]
+        name, outcome = self._newest
         while not (await asyncio.wait({outcome}, timeout=PROGRESS_SECONDS))[0]:
-            await channel.send(Progress(*self._far))
+            await channel.send(Progress(*self.underway.far("checkpoint", name)))
         if outcome.cancelled():
             raise ControlError("The session has ended.", "ended")
         return outcome.result()
@@ -381,16 +353,14 @@ class Checkpointing:
             self._last,
         )
 
-        def put(note: Callable[[int, int], object]) -> Awaitable[tuple[dict[str, Any], Manifest]]:
-            def noted(done: int, total: int) -> None:
-                self._far[:] = done, total
-                note(done, total)
+        with self.underway.doing("checkpoint", name) as far:
 
-            return self._checkpoints.put(
-                session.owner, label, host, fds, device, process, cancel, noted
-            )
+            def put(note: Note) -> Awaitable[tuple[dict[str, Any], Manifest]]:
+                return self._checkpoints.put(
+                    session.owner, label, host, fds, device, process, cancel, both(far, note)
+                )
 
-        made, self._last = await session.meanwhile(with_progress(channel, cancel, put))
+            made, self._last = await session.meanwhile(with_progress(channel, cancel, put))
         return made
 
 

@@ -15,7 +15,8 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,8 +151,7 @@ class Checkpoints:
     def __init__(self, store: Any) -> None:
         self._store: Any = store
         self._known: dict[int, dict[str, Record]] = {}
-        #: Bytes read and in total, of each checkpoint that is being read, by its user and name.
-        self.reading: dict[tuple[int, str], tuple[int, int]] = {}
+        self._readers: Counter[tuple[int, str]] = Counter()
 
     def name(self, wanted: str, session: str, how: str = "") -> str:
         """Return the name of a new checkpoint: the wanted one, or one that says what and when."""
@@ -253,6 +253,8 @@ class Checkpoints:
                     fd = device.snapshot.fd
                     blobs[TABLES] = os.pread(fd, os.fstat(fd).st_size, 0)
 
+            compared = to_compare = 0
+
             def put(images: Blobs) -> Manifest:
                 return self._opened().put(
                     replace(label, meta=meta),
@@ -260,7 +262,7 @@ class Checkpoints:
                     extents,
                     blobs={**blobs, **images},
                     previous=device.previous,
-                    progress=progress,
+                    progress=lambda done, total: progress(to_compare + done, to_compare + total),
                     cancel=cancel,
                 )
 
@@ -268,7 +270,20 @@ class Checkpoints:
                 packed = None
                 if process is not None:
                     packed = stack.enter_context(contextlib.closing(Packed(process.directory)))
-                images = packed.blobs(self._opened(), device.checkpoint) if packed else {}
+                images: Blobs = {}
+                if packed is not None:
+                    to_compare = packed.work(device.checkpoint)
+                    # What is stored then, of which much may be there already.
+                    rest = packed.image_bytes + sum(map(len, blobs.values()))
+                    rest += sum(each.count for each in extents)
+
+                    def compare(count: int) -> None:
+                        nonlocal compared
+                        compared += count
+                        cancel.check()
+                        progress(compared, to_compare + rest)
+
+                    images = packed.blobs(self._opened(), device.checkpoint, compare)
                 try:
                     manifest = put(images)
                 except StoreError as error:
@@ -348,12 +363,12 @@ class Checkpoints:
             wanted = _only(manifest, numbers)
             total = sum(manifest.blobs[each].count for each in (*host, *held))
             total += sum(extent.count for extent in wanted.extents)
-            note(0, total)
+            progress(0, total)
 
             def read(done: int) -> None:
                 nonlocal count
                 count += done
-                note(count, total)
+                progress(count, total)
 
             fds: list[int] = []
             try:
@@ -382,14 +397,18 @@ class Checkpoints:
             storages = [] if process else storages
             return CheckpointOpened(found, parts, storages, meta["files"], form), fds
 
-        def note(done: int, total: int) -> None:
-            self.reading[owner, name] = done, total
-            progress(done, total)
-
-        try:
+        with self.reading(owner, name):
             return await asyncio.to_thread(work)
+
+    @contextlib.contextmanager
+    def reading(self, owner: int, name: str) -> Iterator[None]:
+        """Keep a checkpoint from being deleted by itself while it is read."""
+        self._readers[owner, name] += 1
+        try:
+            yield
         finally:
-            self.reading.pop((owner, name), None)
+            self._readers[owner, name] -= 1
+            self._readers += Counter()  # forgets what nobody reads
 
     async def delete(self, owner: int, name: str) -> None:
         """Forget a checkpoint; raises as `open`."""
@@ -408,7 +427,7 @@ class Checkpoints:
 
     async def delete_unread(self, owner: int, name: str) -> None:
         """Forget a checkpoint, if there is one and nobody reads it; raises StoreError."""
-        if (owner, name) not in self.reading:
+        if not self._readers[owner, name]:
             with contextlib.suppress(ControlError):  # somebody else was faster
                 await self.delete(owner, name)
 

@@ -20,7 +20,7 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -114,18 +114,44 @@ class Packed:
         bases = {_BASE.format(number): each for number, each in enumerate(self._stored)}
         return {**bases, INDEX: index.encode()}
 
-    def blobs(self, store: Store, previous: Manifest | None) -> Blobs:
-        """Blobs of a checkpoint, relying on an earlier one where that is worthwhile."""
+    def work(self, previous: Manifest | None) -> int:
+        """Bytes that `blobs` reads to compare them."""
+        if previous is None or not holds_process(previous):
+            return 0
+        named = re.compile(_BASE.format(r"\d+"))
+        base = sum(blob.count for name, blob in previous.blobs.items() if named.fullmatch(name))
+        return base + self.image_bytes
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of the images."""
+        return sum(len(each) for each in self._contents)
+
+    def blobs(
+        self, store: Store, previous: Manifest | None, progress: Callable[[int], object]
+    ) -> Blobs:
+        """Blobs of a checkpoint, relying on an earlier one where that is worthwhile.
+
+        Parameters
+        ----------
+        store : Store
+        previous : Manifest or None
+            The earlier one.
+        progress : callable
+            Called with the bytes that have been compared, or read for that; `work` in all, unless
+            it turns out that it is of no use.
+        """
         if previous is None or not holds_process(previous):
             return self.whole()
         try:
             older = _Index.read(store, previous)
-            base = self._stack.enter_context(_base(store, previous, older.parts))
+            base = self._stack.enter_context(_base(store, previous, older.parts, progress))
         except StoreError:
             return self.whole()
         spool = self._stack.enter_context(_temporary(store))
         total = sum(pages(len(each)) for each in self._contents)
-        delta = Delta(base, spool.write, max(total // _DELTA_PART, _DELTA_PAGES_MIN))
+        limit = max(total // _DELTA_PART, _DELTA_PAGES_MIN)
+        delta = Delta(base, spool.write, limit, progress)
         if not all(delta.add(each) for each in self._contents):
             return self.whole()
         if _BASE_PART * sum(n for n, at, _ in delta.runs if at >= 0) < pages(len(base)):
@@ -138,8 +164,19 @@ class Packed:
         return kept | added
 
 
-def unpack(store: Store, manifest: Manifest, directory: Path) -> None:
+def unpack(
+    store: Store, manifest: Manifest, directory: Path, progress: Callable[[int, int], object]
+) -> None:
     """Write the images of a checkpoint into an empty directory.
+
+    Parameters
+    ----------
+    store : Store
+    manifest : Manifest
+    directory : Path
+    progress : callable
+        Called with the bytes done and in total: those that are read, and those that are made of
+        them.
 
     Raises
     ------
@@ -149,13 +186,29 @@ def unpack(store: Store, manifest: Manifest, directory: Path) -> None:
         If they cannot be written.
     """
     index = _Index.read(store, manifest)
+    names = [*(_BASE.format(number) for number in range(index.parts)), _DELTA]
+    done = 0
+    total = sum(manifest.blobs[name].count for name in names if name in manifest.blobs)
+    total += sum(pages(size) * PAGE_BYTES for _, size in index.files)
+
+    def note(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    def made(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            note(len(piece))
+            yield piece
+
+    note(0)
     with contextlib.ExitStack() as stack:
-        base = stack.enter_context(_base(store, manifest, index.parts))
+        base = stack.enter_context(_base(store, manifest, index.parts, note))
         delta: Bytes = b""
         if _DELTA in manifest.blobs:
-            delta = stack.enter_context(_blobs(store, manifest, [_DELTA]))
+            delta = stack.enter_context(_blobs(store, manifest, [_DELTA], note))
         try:
-            _write(directory, index.files, apply(index.runs, base, delta))
+            _write(directory, index.files, made(apply(index.runs, base, delta)))
         except ValueError as error:
             raise _damaged(manifest, str(error)) from error
 
@@ -177,18 +230,22 @@ def _write(directory: Path, files: Iterable[tuple[str, int]], pieces: Iterator[b
             file.truncate(size)
 
 
-def _base(store: Store, manifest: Manifest, parts: int) -> contextlib.AbstractContextManager[Bytes]:
-    return _blobs(store, manifest, [_BASE.format(number) for number in range(parts)])
+def _base(
+    store: Store, manifest: Manifest, parts: int, note: Callable[[int], object]
+) -> contextlib.AbstractContextManager[Bytes]:
+    return _blobs(store, manifest, [_BASE.format(number) for number in range(parts)], note)
 
 
 @contextlib.contextmanager
-def _blobs(store: Store, manifest: Manifest, names: Iterable[str]) -> Iterator[Bytes]:
+def _blobs(
+    store: Store, manifest: Manifest, names: Iterable[str], note: Callable[[int], object]
+) -> Iterator[Bytes]:
     """Blobs one behind the other, each filled up to whole pages, verified."""
     with _temporary(store) as file:
         for name in names:
             if name not in manifest.blobs:
                 raise _damaged(manifest, f"it has no {name}")
-            store.write_blobs(manifest, [name], file.fileno())
+            store.write_blobs(manifest, [name], file.fileno(), progress=note)
             end = os.lseek(file.fileno(), 0, os.SEEK_CUR)
             os.ftruncate(file.fileno(), pages(end) * PAGE_BYTES)
             os.lseek(file.fileno(), 0, os.SEEK_END)

@@ -93,19 +93,23 @@ class Allowance:
         Who pays.
     limits : Limits
         For all and for each.
+    beside : int
+        Bytes that something else takes of the limit for all.
     """
 
-    def __init__(self, ledger: Ledger, owner: str, limits: Limits) -> None:
+    def __init__(self, ledger: Ledger, owner: str, limits: Limits, beside: int = 0) -> None:
         self._ledger = ledger
         self._accounts = [
             (scope, limit, whose)
             for scope, limit, whose in (
-                (None, limits.store, "The store"),
+                (None, limits.store, f"The store{_and_beside(beside)}"),
                 (owner, limits.owner, f"What {owner} stores"),
             )
             if limit is not None
         ]
         self._used = {scope: ledger.usage(scope) for scope, _, _ in self._accounts}
+        if None in self._used:
+            self._used[None] += beside
 
     def charge(self, stored: int, key: str | None = None) -> None:
         """Take bytes for a chunk, once for each, or for something that is no chunk.
@@ -124,3 +128,7 @@ class Allowance:
                     "something stored, or raise the quota.",
                     "quota",
                 )
+
+
+def _and_beside(count: int) -> str:
+    return f", with {count >> 20} MiB of kernels that hibernate," if count else ""

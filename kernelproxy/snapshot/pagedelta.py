@@ -52,13 +52,22 @@ class Delta:
         Called with the pages of the delta, in order.
     limit : int
         Pages that the delta may have.
+    progress : callable, optional
+        Called with the bytes of what was compared.
     """
 
-    def __init__(self, base: Bytes, write: Callable[[bytes], object], limit: int) -> None:
+    def __init__(
+        self,
+        base: Bytes,
+        write: Callable[[bytes], object],
+        limit: int,
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
         self.runs: list[Run] = []
         #: Pages of the delta so far.
         self.count = 0
         self._base, self._write, self._limit = base, write, limit
+        self._progress = progress
         self._base_pages = pages(len(base))
         self._next = 0  # page of the base that should be equal to the next one
         self._lost = 0
@@ -68,7 +77,10 @@ class Delta:
         """Take what follows; return whether the delta is still within its limit."""
         total, at = pages(len(content)), 0
         while at < total and self.count <= self._limit:
-            at += self._skip(content, at, min(_BLOCK, total - at)) or self._one(content, at)
+            step = self._skip(content, at, min(_BLOCK, total - at)) or self._one(content, at)
+            if self._progress is not None:
+                self._progress(min(step * PAGE_BYTES, len(content) - at * PAGE_BYTES))
+            at += step
         return self.count <= self._limit
 
     def _skip(self, content: Bytes, at: int, count: int) -> int:

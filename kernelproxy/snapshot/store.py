@@ -49,6 +49,8 @@ class Store:
     limits : Limits
         What the store and each owner may use. It counts what manifests name; until the next
         `collect` the disk may hold more.
+    beside : callable, optional
+        Bytes of what is not in the store and counts against its limit, too.
     chunk_bytes : int
         Length of a chunk. Smaller ones find more equal content and cost a file each.
     threads, get_threads : int
@@ -68,6 +70,7 @@ class Store:
         root: Path,
         *,
         limits: Limits = Limits(),  # noqa: B008 (frozen)
+        beside: Callable[[], int] = lambda: 0,
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 4,
         get_threads: int = 6,
@@ -75,7 +78,7 @@ class Store:
     ) -> None:
         if not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
             raise InternalError(f"chunks of {chunk_bytes} bytes")
-        self.root, self.limits = root, limits
+        self.root, self.limits, self._beside = root, limits, beside
         self._chunk_bytes, self._lock_seconds = chunk_bytes, lock_seconds
         self._threads, self._get_threads = threads, get_threads
         self._files, self._shelf = ChunkFiles(root), Shelf(root)
@@ -182,7 +185,8 @@ class Store:
         """What the owner of a snapshot may add, if he gives back the one in its place."""
         entries = () if self.limits == Limits() else self._shelf.entries()
         others = (e for e in entries if (e.owner, e.name) != (label.owner, label.name))
-        return Allowance(Ledger(others), label.owner, self.limits)
+        beside = self._beside() if self.limits.store is not None else 0
+        return Allowance(Ledger(others), label.owner, self.limits, beside)
 
     # ---------------------------------------------------------------- reading
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from kernelproxy.protocol import (
     RestoreReply,
     Wish,
 )
+from kernelproxy.snapshot.together import Cancel, file_lock
 from tests.doubles.client import WAIT_SECONDS
 from tests.integration.conftest import ROOT, ToyHost, wait_until
 
@@ -69,10 +71,10 @@ def hand_over(
         os.write(fds[1], files)
         with control.connect(start=False) as connection:
             request = Checkpoint(session, name, automatic, state)
-            reply, _ = connection.call_with_fds(request, 30.0, fds)
+            reply, _ = connection.call_with_fds(request, WAIT_SECONDS, fds)
             assert isinstance(reply, CheckpointBegun)
             while not isinstance(reply, CheckpointReply):
-                reply = connection.more(30.0)
+                reply = connection.more(WAIT_SECONDS)
                 assert isinstance(reply, Progress | CheckpointReply)
             return reply.checkpoint
     finally:
@@ -81,7 +83,7 @@ def hand_over(
 
 def take_out(name: str) -> tuple[CheckpointOpened, bytes, bytes, bytes]:
     with control.connect(start=False) as connection:
-        reply, fds = connection.last(OpenCheckpoint(name), 30.0)
+        reply, fds = connection.last(OpenCheckpoint(name), WAIT_SECONDS)
     assert isinstance(reply, CheckpointOpened)
     contents = [os.pread(fd, os.fstat(fd).st_size, 0) for fd in fds]
     for fd in fds:
@@ -199,7 +201,7 @@ def test_only_the_kernel_hands_its_notebook_over(toy_host: StartHost) -> None:
         "with control.connect(start=False) as c:\n"
         f"    request = protocol.Checkpoint({client.session!r}, 'one', False,"
         f" {host_state(0, b'x')!r})\n"
-        "    try: c.call_with_fds(request, 30, fds)\n"
+        f"    try: c.call_with_fds(request, {WAIT_SECONDS}, fds)\n"
         "    except control.ControlError as error: print(error.reason)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -253,6 +255,34 @@ def test_who_asks_is_answered_when_the_kernel_has_handed_over(kernel: Kernel) ->
     assert (wish.verb, wish.name, wish.automatic) == ("checkpoint", "one", True)
     hand_over(client.session, "one", host_state(0, b"x"), b"x")
     assert kernel.reply().checkpoint["name"] == "one"
+
+
+def test_who_asks_and_who_looks_is_told_how_far_it_is(kernel: Kernel, tmp_path: Path) -> None:
+    client = kernel.host.client()
+    hand_over(client.session, "before", host_state(0, b"x"), b"x")
+    threads: list[threading.Thread] = []
+
+    def begin_storing() -> None:
+        wait_until(lambda: kernel.wishes)
+        hand_over(client.session, "one", host_state(0, b"x"), b"x")
+
+    lock = tmp_path / "data" / "states" / "lock"
+    with control.connect(start=False) as connection:
+        with file_lock(lock, shared=False, seconds=WAIT_SECONDS, cancel=Cancel()):
+            threads.append(threading.Thread(target=begin_storing))
+            threads[0].start()
+            # It cannot store now, and says so until it can.
+            first = connection.call(Checkpoint(client.session, "one"), WAIT_SECONDS)
+            assert isinstance(first, Progress)
+            wait_until(lambda: kernel.host.session(client)["progress"])
+            progress = kernel.host.session(client)["progress"]
+            assert (progress["verb"], progress["checkpoint"]) == ("checkpoint", "one")
+        reply = first
+        while isinstance(reply, Progress):
+            reply = connection.more(WAIT_SECONDS)
+        assert isinstance(reply, CheckpointReply)
+    threads[0].join(WAIT_SECONDS)
+    assert kernel.host.session(client)["progress"] is None
 
 
 def test_who_asks_is_told_what_came_of_a_restoration(kernel: Kernel) -> None:

@@ -46,6 +46,7 @@ SESSION: dict[str, Any] = {
     "migration": None,
     "automatic": {"every": 0.0, "cells": 0, "keep": 3, "problem": ""},
     "last_checkpoint": None,
+    "progress": None,
 }
 MIGRATION: dict[str, Any] = {
     "source": "cpu:0",
@@ -119,6 +120,8 @@ class FakeDaemon:
         self.form: tuple[dict[str, Any] | None, str] = (None, "CRIU is not installed")
         #: Whether it knows no session any more.
         self.forgotten = False
+        #: What is said before it has made or restored a checkpoint.
+        self.progress: list[Message] = []
         #: Connections of tenders, whose orders the test gives.
         self.tenders: queue.Queue[FakeAgent] = queue.Queue()
         self._agents: list[FakeAgent] = []
@@ -149,6 +152,9 @@ class FakeDaemon:
             while True:
                 request, _ = recv_message(sock)
                 self.requests.append(request)
+                if isinstance(request, protocol.Checkpoint | protocol.Restore):
+                    for each in self.progress:
+                        send_message(sock, each)
                 send_message(sock, self._answer(request))
                 if isinstance(request, protocol.Tend) and not self.forgotten:
                     self._agents.append(FakeAgent(sock.dup()))

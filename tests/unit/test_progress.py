@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from jupyter_sing import magics, progress
-from kernelproxy.agent import checkpointing
-from kernelproxy.agent.checkpointing import with_progress
+from kernelproxy.agent import progress as far
+from kernelproxy.agent.progress import Underway, with_progress
 from kernelproxy.control import Control
 from kernelproxy.errors import ControlError
 from kernelproxy.frames import recv_message, send_message
@@ -33,7 +33,7 @@ class Heard:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointing, "PROGRESS_SECONDS", 0.001)
+    monkeypatch.setattr(far, "PROGRESS_SECONDS", 0.001)
 
 
 @pytest.mark.parametrize("by", ["the work", "who knows"])
@@ -94,11 +94,11 @@ def test_a_reply_comes_after_how_far_it_was(reply: Message) -> None:
     shown: list[tuple[int, int]] = []
     with theirs, Control(ours) as control:
         if isinstance(reply, Done):
-            found = control.expect(Done, Status(), 30.0, lambda *numbers: shown.append(numbers))
+            found = control.expect(Done, Status(), 60.0, lambda *numbers: shown.append(numbers))
             assert found == reply
         else:
             with pytest.raises(ControlError, match="It is not"):
-                control.expect(Done, Status(), 30.0, lambda *numbers: shown.append(numbers))
+                control.expect(Done, Status(), 60.0, lambda *numbers: shown.append(numbers))
         thread.join()
     assert shown == [(0, 2), (1, 2)]
 
@@ -125,9 +125,30 @@ def test_a_terminal_shows_it_after_half_a_second(
             line.show_bytes(0, 0)
             assert capsys.readouterr().err == ""
             line.show_bytes(2 << 20, 3 << 20)
-            line.show_notebooks(1, 2)
-        shown = "\r\x1b[KReading: 2.0 MiB of 3.0 MiB\r\x1b[KReading: 1 of 2 notebooks\r\x1b[K"
+            line.show_notebooks(2, 2)
+        shown = (
+            "\r\x1b[KReading [#############.......] 2.0 MiB of 3.0 MiB"
+            "\r\x1b[KReading [####################] 2 of 2 notebooks\r\x1b[K"
+        )
         assert capsys.readouterr().err == (shown if terminal else "")
+    with progress.Line("Reading", wanted=False) as line:
+        clock.now = 60.0
+        line.show_bytes(1, 3)
+    assert capsys.readouterr().err == ""
+
+
+def test_who_looks_sees_what_is_under_way_and_no_longer() -> None:
+    underway = Underway()
+    assert underway.describe() is None
+    with underway.doing("restore", "one") as note, underway.doing("checkpoint", "two"):
+        note(3, 10)
+        assert underway.far("restore", "one") == (3, 10)
+        assert underway.far("checkpoint", "two") == (0, 0)
+        expected = {"verb": "restore", "checkpoint": "one", "done": 3, "total": 10}
+        assert underway.describe() == expected
+    note(4, 10)  # its thread has not noticed
+    assert underway.far("restore", "one") == (0, 0)
+    assert underway.describe() is None
 
 
 def test_a_notebook_shows_it_after_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

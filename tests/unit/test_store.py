@@ -455,3 +455,18 @@ def test_who_stores_waits_for_a_collection_but_not_for_ever(
             patient.put(label(), arena.fd, arena.extents, cancel=cancel)
         assert caught.value.reason == "cancelled"
     store.put(label(), arena.fd, arena.extents)
+
+
+def test_what_is_beside_the_store_counts_against_its_limit(
+    tmp_path: Path, make_arena: MakeArena
+) -> None:
+    beside = 0
+    store = store_in(tmp_path, limits=Limits(store=1 << 20), beside=lambda: beside)
+    arena = make_arena(b"some")
+    store.put(label(), arena.fd, arena.extents)
+    beside = 1 << 20
+    with pytest.raises(StoreError, match="with 1 MiB of kernels that hibernate") as refused:
+        store.put(label(name="two"), arena.fd, arena.extents)
+    assert refused.value.reason == "quota"
+    beside = 0
+    store.put(label(name="two"), arena.fd, arena.extents)
