@@ -197,19 +197,29 @@ class Automatic:
         self.tend()
         self._session.look()  # perhaps it was to hibernate
 
-    async def before_end(self, seconds: float) -> tuple[str, str]:
+    async def before_end(self, seconds: float, turn: asyncio.Lock) -> tuple[str, str]:
         """Make one before the daemon ends, of a notebook that can be lost.
 
         Parameters
         ----------
         seconds : float
             How long to wait for the cell that runs, and for the device.
+        turn : Lock
+            Held by one that comes back for it: all who hibernate may not fit into memory at once,
+            and would only hold each other up.
 
         Returns
         -------
         tuple of str
             The name of the checkpoint, and why there is none; both "" if none is needed.
         """
+        if not self._session.hibernation.asleep:
+            return await self._before_end(seconds)
+        async with turn:
+            return await self._before_end(seconds)
+
+    async def _before_end(self, seconds: float) -> tuple[str, str]:
+        """As `before_end`, without waiting for others."""
         asleep = self._session.hibernation.asleep
         if not (self._could_lose and asleep) and not self._needed:
             return "", ""

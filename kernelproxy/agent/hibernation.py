@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from kernelproxy.agent import report
 from kernelproxy.agent.images import COMPLETE, ImageDirectories
 from kernelproxy.agent.leaving import dump
-from kernelproxy.agent.processes import ProcessWatch
+from kernelproxy.agent.processes import ProcessWatch, memory_bytes
 from kernelproxy.agent.states import State
 from kernelproxy.agent.tending import GONE, Tender
 from kernelproxy.errors import ControlError, InternalError, SingError
@@ -74,9 +74,12 @@ class Hibernation:
         self.directory: Path | None = None
         self._session, self._directories = session, directories
         self._not_before = 0.0
+        self._cells = 0  # that had ended when it was decided to put it to sleep
         self._going = False  # on its way to sleep
         self._knocked = False
         self._ordering = False  # an order about the process is under way, from here
+        #: Why its process cannot go to disk, though nothing else is in the way; may be empty.
+        self.problem = ""
         self._tender_watch: ProcessWatch | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._chores: set[asyncio.Task[None]] = set()
@@ -135,6 +138,7 @@ class Hibernation:
         if self.seconds_left() <= 0:
             self._going = True
             self._knocked = False
+            self._cells = self._session.kernel.cells_ended
             self._spawn(self._hibernate())
 
     async def _hibernate(self) -> None:
@@ -145,7 +149,7 @@ class Hibernation:
                 failed = await self._with_process()
             else:
                 async with session.exclusive():
-                    failed = not (session.device_state.idle and await self._chill())
+                    failed = session.device_state.idle and await self._chill()
         finally:
             seconds = RETRY_SECONDS if failed else min(self.timeout, RETRY_SECONDS)
             self._not_before = time.monotonic() + seconds
@@ -158,20 +162,26 @@ class Hibernation:
         if tender is None:
             return True
         try:
+            room = await asyncio.to_thread(session.host.cold.left)
+            need = self._check_room(room, shared=False)
+        except SingError as error:
+            self._cannot(error)
+            return True
+        try:
             # Without the lock: what the kernel still does may need its device.
             await tender.order(Hold(HOLD_SECONDS), Done, HOLD_SECONDS + ORDER_SECONDS)
         except ControlError as error:
             log.info("Session %s does not hibernate: %s", session.id, error)
             return error.reason != "busy"
         async with session.exclusive():
-            if self._seconds_till_due() > 0:  # its last request has begun a cell
+            if self._is_used:  # its last request has begun a cell
                 self._spawn(self._let_through())
                 return False
             try:
                 session.check_usable()
-                await self._sleep(tender)
+                await self._sleep(tender, need, room)
             except (SingError, OSError) as error:
-                log.warning("Session %s could not hibernate: %s", session.id, error)
+                self._cannot(error)
                 if self.stage is None:
                     self._spawn(self._let_through())
                     return getattr(error, "reason", "") != "busy"
@@ -181,15 +191,42 @@ class Hibernation:
                 session.deposit()
         return False  # it slept, though it may have been woken since
 
-    async def _sleep(self, tender: Tender) -> None:
+    def _cannot(self, error: Exception) -> None:
+        """Note why it does not hibernate, once."""
+        lacks_room = getattr(error, "reason", "") == "quota"
+        if not lacks_room or not self.problem:
+            log.warning("Session %s could not hibernate: %s", self._session.id, error)
+        self.problem = str(error) if lacks_room else ""
+
+    def _check_room(self, room: int, *, shared: bool) -> int:
+        """Return what the images may need on disk, which is to be within `room` (bytes).
+
+        How well they pack nobody knows before; once the process has ended it is too late.
+        """
+        need = memory_bytes(self._session.kernel.pid or 0, shared=shared)
+        if need > room:
+            raise ControlError(
+                f"Its process may take {report.size(need)} on disk, and the quota has "
+                f"{report.size(room)} left: delete checkpoints, or raise the quota.",
+                "quota",
+            )
+        return need
+
+    async def _sleep(self, tender: Tender, need: int, room: int) -> None:
+        """Save its process; `need` and `room` on disk in bytes."""
         session, kernel = self._session, self._session.kernel
         if self._knocked or not await session.suspend_if_idle("Hibernates"):
             raise ControlError("It has begun to work.", "busy")
-        self.directory = await asyncio.to_thread(self._directories.make, session.id)
+
+        def check() -> None:
+            self._check_unused()
+            self._check_room(room, shared=True)  # ours is not in it any more
+
+        self.directory = await asyncio.to_thread(self._directories.make, session.id, need)
         self.stage, kernel.may_end, self._ordering = Stage.DUMPING, True, True
         session.deposit()
         try:
-            await dump(session, self.directory, leave_running=False, check=self._check_unused)
+            await dump(session, self.directory, leave_running=False, check=check)
         except ControlError:
             self._ordering = False
             if session.tender is tender:
@@ -202,9 +239,19 @@ class Hibernation:
             self._ordering = False
         self._fall_asleep(tender)
 
+    @property
+    def _is_used(self) -> bool:
+        """Whether it was used, or is wanted, since it was decided to put it to sleep.
+
+        A cell that has ended since counts however long ago that was: what it did was not saved.
+        """
+        session = self._session
+        has_run = session.kernel.cells_ended > self._cells
+        return self._seconds_till_due() > 0 or has_run or session.checkpointing.asked
+
     def _check_unused(self) -> None:
         """Called when the kernel has left, and has said all that it had to say before."""
-        if self._seconds_till_due() > 0:
+        if self._is_used:
             raise ControlError("It has run a cell meanwhile.", "busy")
         if not (self._session.device_state.drained and self._session.device_state.saved):
             raise ControlError("Something used the device meanwhile.", "busy")
@@ -214,7 +261,7 @@ class Hibernation:
         session = self._session
         session.kernel.put_away()
         self._watch_tender(ProcessWatch(tender.pid, self._tender_ended))
-        self.stage = Stage.ASLEEP
+        self.stage, self.problem = Stage.ASLEEP, ""
         session.reason = REASON
         session.deposit()
         log.info("Session %s hibernates", session.id)
@@ -222,15 +269,17 @@ class Hibernation:
             self._spawn(self._knock_again())
 
     async def _chill(self) -> bool:
-        """Let its device's part go to disk, unless it is wanted."""
+        """Let its device's part go to disk, unless it is wanted; return whether that failed."""
         session = self._session
         try:
-            if session.device_state.worker is not None:
-                await session.suspend_if_idle("Not used for long")
-            return await session.chilling.chill_held()
+            if session.device_state.worker is None or await session.suspend_if_idle(
+                "Not used for long"
+            ):
+                await session.chilling.chill_held()
         except SingError as error:
             log.warning("Session %s could not go to disk: %s", session.id, error)
-            return False
+            return True
+        return False
 
     # ---------------------------------------------------------------- waking up
 

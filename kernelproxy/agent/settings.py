@@ -42,7 +42,8 @@ class Settings:
     cold_after : float
         Seconds without use after which a suspended state goes to disk; 0 or less: never for that.
     disk_quota : int
-        Bytes that states on disk may take; 0 or less: nothing goes to disk.
+        Bytes that states, checkpoints and hibernating kernels may take on disk; 0 or less: nothing
+        goes to disk.
     stop_seconds : float
         How long the daemon's end waits for a notebook that is busy, to put it away.
     zygote_seconds : float

@@ -60,6 +60,8 @@ def die(notebook: Kernel) -> None:
     wait_until(lambda: not notebook.manager.is_alive())
     notebook.manager.restart_kernel(now=True)
     notebook.client.wait_for_ready(timeout=120)
+    # What makes the client content may be an answer of the kernel that died.
+    wait_for_session(lambda found: bool(found["kernel_pid"]))
 
 
 def test_a_notebook_comes_back_with_one_command_after_its_kernel_died() -> None:

@@ -371,6 +371,27 @@ def test_what_a_kernel_left_that_died_is_offered_until_it_is_settled(toy_host: S
     assert (report(third)["earlier"], report(third)["died"]) == (True, False)
 
 
+def test_what_a_kernel_left_is_found_when_it_and_its_daemon_are_gone(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host()
+    here = "/a/digits.ipynb"
+    first = host.open("digits.ipynb", notebook=here, kernel_id="k1")
+    put_away(first, "one", automatic=True)
+    put_away(first, "two", automatic=True)
+    asked = LastCheckpoint(first, "k1", here)
+    assert host.call(asked).checkpoint["name"] == "two"  # its session is there still
+    host.end()
+    host = toy_host()
+    assert host.call(asked).checkpoint["name"] == "two"
+    assert host.call(LastCheckpoint(first, "k1")).checkpoint["name"] == "two"
+    with pytest.raises(ControlError, match="no checkpoint of its notebook"):
+        host.call(LastCheckpoint("other", "k2", "/b/digits.ipynb"))
+    second = host.open("digits.ipynb", notebook=here, kernel_id="k3")
+    put_away(second, "of-another-kernel")
+    assert host.call(asked).checkpoint["name"] == "two"
+
+
 def test_a_kernel_whose_connection_ends_has_died_unless_that_was_wanted(
     toy_host: StartHost, wishes: Wishes
 ) -> None:

@@ -27,6 +27,7 @@ from kernelproxy.protocol import (
 )
 from tests.doubles.toytender import ToyTender
 from tests.integration.conftest import ROOT, ToyHost, wait_until
+from tests.integration.test_checkpoints import hand_over, host_state
 
 StartHost = Callable[..., ToyHost]
 StartTender = Callable[..., ToyTender]
@@ -86,12 +87,49 @@ def test_an_unused_kernel_goes_to_disk_and_comes_back_when_its_tender_knocks(
         state = tender.ask("work", number)
         wait_asleep(host, tender)
         assert tender.holds
-        assert len(images(data)) == 1
+        wait_until(lambda: len(images(data)) == 1)  # those from before are being removed
         assert tender.ask("read") == state
         assert tender.orders.count("Revive") > number  # it may be asleep again
     wait_asleep(host, tender)
     host.call(CloseSession(tender.session))
+    wait_until(lambda: images(data) == [])
+
+
+def test_without_room_on_disk_a_kernel_stays_as_it_was_and_that_is_said(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host(disk_quota=1 << 20)
+    tender = tended(host)
+    state = tender.ask("work", 1)
+
+    def said() -> str:
+        reason: str = sessions(host)[tender.session]["reason"]
+        return reason if "Does not hibernate" in reason else ""
+
+    reason = wait_until(said)
+    assert "on disk, and the quota has 1 MiB left: delete checkpoints" in reason
+    assert sessions(host)[tender.session]["kernel_pid"] is not None
+    assert tender.ask("read") == state
+    assert "Dump" not in tender.orders
     assert images(data) == []
+
+
+def test_kernels_that_hibernate_count_against_the_quota(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host(disk_quota=256 << 20)
+    tender = tended(host)
+    tender.ask("work", 1)
+    wait_asleep(host, tender)
+    (directory,) = images(data)
+    with (directory / "pages-3.img").open("wb") as file:  # as if it were as large as the quota
+        os.posix_fallocate(file.fileno(), 0, 256 << 20)
+    client = host.client()
+    with pytest.raises(ControlError, match="of kernels that hibernate, would take more") as refused:
+        hand_over(client.session, "one", host_state(0, b"x"), b"x")
+    assert refused.value.reason == "quota"
+    host.call(CloseSession(tender.session))
+    assert hand_over(client.session, "one", host_state(0, b"x"), b"x")["name"] == "one"
 
 
 def test_a_kernel_without_a_device_hibernates_too(
@@ -137,9 +175,10 @@ def test_a_kernel_that_cannot_sleep_goes_on(
     toy_host: StartHost, tended: StartTender, data: Path, order: str
 ) -> None:
     host = toy_host()
-    tender = tended(host)
-    tender.refuse[order] = "it is busy"
+    tender = tended(host, busy=True)
     state = tender.ask("work", 1)
+    tender.refuse[order] = "it is busy"
+    tender.busy = False
     tender.wait_for(order)
     assert tender.ask("read") == state
     assert sessions(host)[tender.session]["kernel_pid"] == tender.kernel.pid
@@ -256,9 +295,9 @@ def test_images_that_cannot_be_revived_end_the_session_with_a_reason(
     assert "its kernel cannot come back: a library has changed" in found["reason"]
     with pytest.raises(ControlError, match="has ended"):
         tender.connect()
-    assert len(images(data)) == 1  # until the session is closed
+    wait_until(lambda: len(images(data)) == 1)  # until the session is closed
     host.call(CloseSession(tender.session))
-    assert images(data) == []
+    wait_until(lambda: images(data) == [])
 
 
 @pytest.mark.parametrize("verb", [Suspend, Resume, Migrate, Checkpoint])
@@ -306,9 +345,11 @@ def test_who_asks_while_it_sleeps_without_a_tender_is_told_why(
 
 def test_several_who_wake_it_at_once_wake_it_once(toy_host: StartHost, tended: StartTender) -> None:
     host = toy_host()
-    tender = tended(host, hibernate_timeout=1.0)
+    tender = tended(host)
     state = tender.ask("work", 1)
     wait_asleep(host, tender)
+    before = tender.orders.count("Revive")
+    tender.busy = True  # so that it is not asleep again before all have asked
     resuming = [
         threading.Thread(target=lambda: host.call(Resume(tender.session))) for _ in range(4)
     ]
@@ -318,7 +359,7 @@ def test_several_who_wake_it_at_once_wake_it_once(toy_host: StartHost, tended: S
     for thread in resuming:
         thread.join()
     assert tender.ask("read") == state
-    assert tender.orders.count("Revive") == 1
+    assert tender.orders.count("Revive") == before + 1
 
 
 def test_stopping_the_daemon_removes_what_sleeps(
@@ -329,7 +370,7 @@ def test_stopping_the_daemon_removes_what_sleeps(
     tender.ask("work", 1)
     wait_asleep(host, tender)
     host.call(Stop())
-    assert images(data) == []
+    wait_until(lambda: images(data) == [])
 
 
 def test_what_dead_daemons_left_is_removed(
@@ -340,7 +381,7 @@ def test_what_dead_daemons_left_is_removed(
     wait_asleep(host, tender)
     host.kill(host.agent_pid(), host.keeper_pid())
     tender.wait_disconnected()
-    assert len(images(data)) == 1
+    assert images(data)
     toy_host()
     wait_until(lambda: images(data) == [])
 
@@ -378,6 +419,32 @@ def test_a_kernel_that_sleeps_comes_back_for_its_checkpoint_before_the_end(
     assert len(stopped.checkpoints) == 1
     assert stopped.problems == []
     assert names(toy_host()) == stopped.checkpoints
+
+
+def test_kernels_that_sleep_come_back_one_after_the_other_before_the_end(
+    toy_host: StartHost, tended: StartTender
+) -> None:
+    host, ordered = toy_host(stop_seconds=0.0), list[tuple[str, str]]()
+
+    def noting(tender: ToyTender, order: str) -> Callable[[], object]:
+        return lambda: ordered.append((order, tender.session))
+
+    tenders = [tended(host, kernel_id=f"k{number}") for number in range(3)]
+    for tender in tenders:
+        tender.ask("run")
+    unchanged = tended(host, kernel_id="unchanged", checkpoint_every=1e6)
+    unchanged.ask("run")
+    for tender in (*tenders, unchanged):
+        wait_asleep(host, tender)
+        for order in ("Revive", "Dump"):
+            tender.before[order] = noting(tender, order)
+    stopped = host.call(Stop(checkpoint=True))
+    assert (len(stopped.checkpoints), stopped.problems) == (3, [])
+    # None comes back before the one before it is stored; one whose checkpoint is current does not.
+    pairs = [ordered[at : at + 2] for at in range(0, len(ordered), 2)]
+    assert [[order for order, _ in pair] for pair in pairs] == [["Revive", "Dump"]] * 3
+    assert all(one[1] == other[1] for one, other in pairs)
+    assert {pair[0][1] for pair in pairs} == {tender.session for tender in tenders}
 
 
 def test_a_kernel_that_cannot_come_back_before_the_end_is_named(
