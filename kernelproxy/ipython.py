@@ -6,6 +6,7 @@ Needs the standard library and IPython only.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from functools import partial
@@ -68,6 +69,7 @@ class Wishes:
 
     def __call__(self, wish: Wish) -> None:
         """Note a wish; called in a thread of ours."""
+        _prepare()
         self._shell.kernel.io_loop.add_callback(self._take, wish)
 
     def _take(self, wish: Wish) -> None:
@@ -90,6 +92,14 @@ class Wishes:
                     control.call(Carried(session, wish.verb, wish.name, f"It lacks {error.name}."))
                 continue
             checkpoint.carry_out(wish, self._shell, session)
+
+
+def _prepare() -> None:
+    """Import what carries wishes out, in a thread for which the notebook need not wait."""
+    with contextlib.suppress(Exception):  # whoever carries it out says what is wrong
+        from kernelproxy.hoststate import checkpoint, files  # noqa: F401
+
+        files.collect(())  # compiles its patterns
 
 
 def load_ipython_extension(ip: Any) -> None:

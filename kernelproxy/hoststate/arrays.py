@@ -44,7 +44,9 @@ class Arrays:
             return self._array
         if kind is np.memmap:
             return self._subclass
-        if kind is np.ma.MaskedArray:
+        # To name `np.ma` would import it while the notebook waits; without it there are none.
+        masked = sys.modules.get("numpy.ma")
+        if masked is not None and kind is getattr(masked, "MaskedArray", None):
             return self._masked
         if issubclass(kind, np.ndarray) and kind.__reduce__ is np.ndarray.__reduce__:
             return self._subclass

@@ -352,7 +352,18 @@ def _take_out(
         raise ControlError(str(error), error.reason) from error
     if client is not None:
         client.synchronize()
-    return _outcome(reply, len(restored.namespace), restored.problems, files)
+    problems = [*_only_in_process(reply), *restored.problems]
+    return _outcome(reply, len(restored.namespace), problems, files)
+
+
+def _only_in_process(reply: CheckpointOpened) -> list[Omission]:
+    """What comes back with the process of a checkpoint alone."""
+    return [
+        Omission(
+            str(each["name"]), f"{each['why']} (only its process has it)", bool(each["partly"])
+        )
+        for each in reply.checkpoint["only_process"]
+    ]
 
 
 def _outcome(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_sing import magics, table
 from kernelproxy import activation, ipython
 from tests.unit.fake_daemon import CHECKPOINT, SESSION, FakeDaemon
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -121,6 +126,38 @@ def test_cells_are_told_over_the_link_until_the_client_has_joined(
     assert (link.said, link.ended) == ([2], True)
     assert client.heard == [1, -1]
     assert state.listening is None
+
+
+def test_what_a_wish_needs_is_imported_before_the_notebook_has_to_do_with_it() -> None:
+    program = (
+        "import sys\n"
+        "import numpy\n"
+        "from kernelproxy.ipython import Wishes\n"
+        "from kernelproxy.protocol import Wish\n"
+        "class Shell:\n"
+        "    class kernel:\n"
+        "        class io_loop:\n"
+        "            def add_callback(*_): seen.append(set(sys.modules))\n"
+        "seen = []\n"
+        "Wishes(Shell)(Wish('checkpoint', 'one'))\n"
+        "from kernelproxy.hoststate.checkpoint import capture_notebook, gather\n"
+        "from kernelproxy.hoststate import capture\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "cell = 'import numpy as np; a = np.ones(3); b = np.zeros((2, 2)).view(np.matrix)'\n"
+        "shell.run_cell(cell)\n"
+        "seen.append(set(sys.modules))\n"
+        "assert [each.name for each in capture_notebook(shell).saved] == ['np', 'a', 'b']\n"
+        "gather()\n"
+        "print(*set(sys.modules) - seen[1])\n"
+        "print('kernelproxy.hoststate.checkpoint' in seen[0], 'cloudpickle' in seen[0])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert said.stdout.splitlines() == ["", "True True"]
 
 
 def test_the_last_checkpoint_and_what_failed_are_a_line_each(
