@@ -44,8 +44,8 @@ class SingExtension(ExtensionApp):
     ).tag(config=True)
 
     disk_quota = Unicode(
-        help="What states on disk may take, such as 100GiB. Default: JUPYTER_SING_DISK_QUOTA, "
-        "else 64GiB.",
+        help="What states, checkpoints and hibernating kernels on disk may take, such as 100GiB. "
+        "Default: JUPYTER_SING_DISK_QUOTA, else 64GiB.",
     ).tag(config=True)
 
     checkpoint_every = Float(

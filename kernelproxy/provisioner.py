@@ -21,7 +21,7 @@ from jupyter_client.launcher import launch_kernel
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, Float, Int, Unicode, default
 
-from kernelproxy import fstrack, native, paths, variables
+from kernelproxy import events, fstrack, native, paths, variables
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, NativeError, ProcessError
 from kernelproxy.process.form import Form
@@ -90,6 +90,8 @@ class SingProvisioner(LocalProvisioner):
     _tender: Tender | None = None
     _ending = False  # somebody wants the kernel to end
     _died = False  # it ended though nobody wanted it to
+    _owed = False  # and nobody could say yet what gives its notebook back
+    _notebook = ""
 
     @default("idle_timeout")
     def _default_idle_timeout(self) -> float:
@@ -130,10 +132,10 @@ class SingProvisioner(LocalProvisioner):
         kwargs = await super().pre_launch(**kwargs)
         try:
             await self._close()  # a restart ends the old session: its variables are gone
-            died, self._died, self._ending = self._died, False, False
+            owed, self._died, self._ending, self._owed = self._owed, False, False, False
             await self._propose(kwargs)
-            if died:
-                await self._offer()
+            if owed and self.session:
+                await self._offer(LastCheckpoint(self.session))
         except Exception as error:
             self._decline(f"internal error: {type(error).__name__}: {error}")
         return kwargs
@@ -197,7 +199,12 @@ class SingProvisioner(LocalProvisioner):
             status = await super().poll()
         else:
             status = self._tender.poll()
-        self._died |= bool(status) and not self._ending
+        if status and not self._ending and not self._died:
+            self._died = self._owed = True
+            session = self.session if self._tender is None else self._tender.session
+            if session:
+                kernel_id = self.kernel_id or ""
+                await self._offer(LastCheckpoint(session, kernel_id, self._notebook))
         return status
 
     async def wait(self) -> int | None:
@@ -282,8 +289,9 @@ class SingProvisioner(LocalProvisioner):
         try:
             native.check_version(info)
             notebook = env.get("JPY_SESSION_NAME", "")
+            self._notebook = notebook if "/" in notebook else ""
             self.session = await self._open(
-                python, _session_name(env, self.kernel_id), notebook if "/" in notebook else ""
+                python, _session_name(env, self.kernel_id), self._notebook
             )
         except (ControlError, NativeError) as error:
             reason = str(error).rstrip(".")
@@ -417,21 +425,34 @@ class SingProvisioner(LocalProvisioner):
         except ControlError as error:
             self.log.warning("jupyter_sing: session %s was not closed: %s", session, error)
 
-    async def _offer(self) -> None:
-        """Say in the server's log what gives the notebook back of the kernel that died."""
-        session = self.session
+    async def _offer(self, request: LastCheckpoint) -> None:
+        """Say what gives the notebook back of the kernel that died: in the server's log, and as an
+        event. Without a daemon it is owed until there is one; nothing else that fails here matters.
+        """
 
         def ask() -> str:
             with connect(start=False) as control:
-                request = LastCheckpoint(session)
                 reply = control.expect(CheckpointReply, request, timeout=self.open_timeout)
-                return f"%sing restore takes out {reply.checkpoint['name']}, its last checkpoint"
+                return str(reply.checkpoint["name"])
 
         try:
-            text = await _in_thread(ask) if session else "it has no session now"
+            name = await _in_thread(ask)
+            text = f"%sing restore {name} takes out its last checkpoint"
+            self._tell(events.kernel_died(request.session, self.kernel_id or "", name))
         except ControlError as error:
+            if error.reason == "no-daemon":
+                return
             text = str(error).rstrip(".")
+        except Exception as error:
+            text = f"internal error: {type(error).__name__}: {error}"
+        self._owed = False
         self.log.warning("jupyter_sing: kernel %s died: %s.", self.kernel_id, text)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        """Emit an event, if there is a server that has our extension on."""
+        logger = getattr(self.parent, "event_logger", None)
+        if logger is not None and events.EVENT_ID in logger.schemas:
+            logger.emit(schema_id=events.EVENT_ID, data=event)
 
     def _decline(self, reason: str) -> None:
         """Say in the server's log why this kernel is an ordinary one."""

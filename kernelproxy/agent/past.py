@@ -43,6 +43,29 @@ class Runs:
                 del self._died[next(iter(self._died))]
 
 
+async def last_of_ended(
+    run: Run, owner: int, checkpoints: Checkpoints, runs: Runs
+) -> dict[str, Any]:
+    """Find what gives the notebook back of a run that has ended, also one of an earlier daemon's.
+
+    Returns
+    -------
+    dict
+        As `Checkpoints.all` lists it.
+
+    Raises
+    ------
+    ControlError
+        ``unknown-checkpoint``.
+    StoreError
+        If the store cannot be read.
+    """
+    mine = of_notebook(await checkpoints.records(owner), run, runs.live)
+    if not mine:
+        raise ControlError("There is no checkpoint of its notebook.", "unknown-checkpoint")
+    return await checkpoints.one(owner, mine[-1].name)
+
+
 class Past:
     """The checkpoints of one session's notebook.
 

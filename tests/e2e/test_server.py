@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,38 +20,55 @@ from typing import Any
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_core.paths import jupyter_runtime_dir
+from tornado.websocket import websocket_connect
 
 from jupyter_sing import cli
 from tests.e2e.kernels import SECONDS_MAX, wait_for_session
+from tests.integration.conftest import command_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+#: Ports to be tried: each was free when it was looked for.
+PORTS_MAX = 5
 
 
 class Server:
     """A Jupyter server in a process of its own."""
 
     def __init__(self, root: Path, *options: str) -> None:
+        self.token, self.log = secrets.token_hex(), root.with_suffix(".log")
+        for _ in range(PORTS_MAX):
+            self._start(_free_port(), f"--ServerApp.root_dir={root}", *options)
+            if self._answers():
+                return
+            said = self.log.read_text(errors="replace")
+            if "already in use" not in said:  # else somebody was quicker
+                break
+        raise AssertionError(said)
+
+    def _start(self, port: int, *options: str) -> None:
         command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"]
-        settings = ["--ip=127.0.0.1", f"--ServerApp.root_dir={root}", *options]
-        port, self.token = _free_port(), secrets.token_hex()
+        settings = ["--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"]
         self.url = f"http://127.0.0.1:{port}/"
-        self.log = root.with_suffix(".log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, f"--port={port}", "--ServerApp.port_retries=0", *settings],
+                [*command, *settings, *options],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "JUPYTER_TOKEN": self.token},
             )
+
+    def _answers(self) -> bool:
+        """Wait until it answers; false if it does not."""
         deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
         while True:
             try:
                 self.fetch("api/status")
-                return
-            except urllib.error.URLError:
+                return True
+            except (OSError, ValueError):  # of another server at that port, too
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     self.close()
-                    raise AssertionError(self.log.read_text(errors="replace")) from None
+                    return False
             pause.wait(0.05)
 
     def fetch(self, path: str, method: str = "GET", body: Any = None) -> Any:
@@ -90,7 +108,7 @@ def run(kernel_id: str, code: str) -> str:
     """Run code in a kernel of the server; return what it printed."""
     client = BlockingKernelClient()
     client.load_connection_file(f"{jupyter_runtime_dir()}/kernel-{kernel_id}.json")
-    client.start_channels()
+    client.start_channels(hb=False)  # one that is slow to start has no heartbeat, and is not dead
     printed = []
 
     def collect(message: dict[str, Any]) -> None:
@@ -98,13 +116,24 @@ def run(kernel_id: str, code: str) -> str:
             printed.append(message["content"]["text"])
 
     try:
-        client.wait_for_ready(timeout=SECONDS_MAX)
+        wait_for_ready(client)
         reply = client.execute_interactive(code, output_hook=collect, timeout=SECONDS_MAX)
         assert reply["content"]["status"] == "ok", reply["content"]
     finally:
         client.stop_channels()
         client.context.destroy(linger=0)
     return "".join(printed)
+
+
+def wait_for_ready(client: BlockingKernelClient) -> None:
+    """Wait until a kernel answers. Until it has a heartbeat it is taken for dead."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while True:
+        try:
+            return client.wait_for_ready(timeout=SECONDS_MAX)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
 
 
 def test_a_notebook_is_seen_suspended_and_resumed_from_everywhere(
@@ -131,3 +160,35 @@ def test_a_notebook_is_seen_suspended_and_resumed_from_everywhere(
     assert run(kernel_id, "print(x.sum().item())") == "10.0\n"
     server.fetch(f"api/kernels/{kernel_id}", "DELETE")
     assert server.fetch("jupyter-sing/api/sessions") == []
+
+
+def test_a_kernel_that_died_is_offered_its_last_checkpoint(server: Server) -> None:
+    notebook = {"path": "lessons/b.ipynb", "type": "notebook", "name": "b.ipynb"}
+    opened = server.fetch("api/sessions", "POST", {**notebook, "kernel": {"name": "python3"}})
+    kernel_id = opened["kernel"]["id"]
+    run(kernel_id, "x = 42")
+    (session,) = server.fetch("jupyter-sing/api/sessions")
+    # Not what the kernel takes for its number: in a sandbox that is another process's.
+    assert b"ipykernel" in command_of(session["kernel_pid"])
+    path = f"jupyter-sing/api/sessions/{session['id']}"
+    wanted = {"name": "mine", "form": "namespace"}
+    assert server.fetch(f"{path}/checkpoint", "POST", wanted)["name"] == "mine"
+
+    async def killed() -> dict[str, Any]:
+        """Kill the kernel, and wait for what the server says of that."""
+        url = f"ws{server.url.removeprefix('http')}api/events/subscribe?token={server.token}"
+        socket = await websocket_connect(url)
+        os.kill(session["kernel_pid"], signal.SIGKILL)
+        while True:
+            said = await asyncio.wait_for(socket.read_message(), SECONDS_MAX)
+            assert said is not None, "the server has hung up"
+            event: dict[str, Any] = json.loads(said)
+            if event.get("checkpoint"):
+                socket.close()
+                return event
+
+    event = asyncio.run(killed())
+    assert (event["kernel_id"], event["checkpoint"]) == (kernel_id, "mine")
+    # The server starts the kernel anew, under the same id.
+    wait_for_session(lambda found: found["id"] != session["id"] and bool(found["kernel_pid"]))
+    assert run(kernel_id, f"{event['command']}\nprint(x)").splitlines()[-1] == "42"

@@ -16,9 +16,12 @@ import pytest
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
+from jupyter_events import EventLogger
 
+from jupyter_sing.extension import EVENT_SCHEMA
 from kernelproxy import fstrack, native, paths, provisioner
 from kernelproxy.errors import NativeError
+from kernelproxy.events import EVENT_ID
 from kernelproxy.process import sandbox
 from kernelproxy.protocol import CloseSession, LastCheckpoint, OpenSession, Prepare, Tend
 from tests.unit.fake_daemon import FakeDaemon
@@ -173,11 +176,71 @@ def test_a_death_is_told_from_an_end_that_was_wanted(
     assert fake_daemon.requests[-1] == CloseSession("s1", died=end == "crash")
     launch(one)
     asked = [each for each in fake_daemon.requests if isinstance(each, LastCheckpoint)]
-    assert asked == ([LastCheckpoint(one.session)] if end == "crash" else [])
-    offered = f"kernel {one.kernel_id} died: %sing restore takes out before-lunch"
+    assert asked == ([LastCheckpoint("s1", one.kernel_id or "")] if end == "crash" else [])
+    offered = f"kernel {one.kernel_id} died: %sing restore before-lunch takes out its last"
     assert (offered in caplog.text) is (end == "crash")
     asyncio.run(one.cleanup())
     assert fake_daemon.requests[-1] == CloseSession("s1")  # it is told once
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_death_is_an_event_that_names_the_command(
+    fake_daemon: FakeDaemon, make: Make, known: bool
+) -> None:
+    one = make()
+    events: list[dict[str, Any]] = []
+    logger = EventLogger()
+
+    async def listen(logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+        events.append(data)
+
+    if known:
+        logger.register_event_schema(EVENT_SCHEMA)
+        logger.add_listener(schema_id=EVENT_ID, listener=listen)
+    manager: Any = one.parent
+    manager.event_logger = logger  # as those of a server have one
+    launch(one, JPY_SESSION_NAME="/home/ada/digits.ipynb")
+    process: Any = Process(-9)
+    one.process, one.pid, one.pgid = process, process.pid, None
+
+    async def look() -> None:
+        for _ in range(3):
+            assert await one.poll() == -9
+        await logger.gather_listeners()
+
+    asyncio.run(look())
+    request = LastCheckpoint("s1", one.kernel_id or "", "/home/ada/digits.ipynb")
+    assert fake_daemon.requests.count(request) == 1
+    one.process = None
+    if not known:  # the extension is off
+        assert events == []
+        return
+    (event,) = events
+    assert (event["session"], event["kernel_id"]) == ("s1", one.kernel_id)
+    assert (event["checkpoint"], event["command"]) == ("before-lunch", "%sing restore before-lunch")
+
+
+def test_a_death_while_there_is_no_daemon_is_told_at_the_next_start(
+    make: Make, runtime_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = make()
+    first = FakeDaemon(runtime_dir / "agent.sock")
+    launch(one)
+    first.close()
+    (runtime_dir / "agent.sock").unlink()
+    process: Any = Process(-9)
+    one.process, one.pid, one.pgid = process, process.pid, None
+    assert asyncio.run(one.poll()) == -9
+    assert "died" not in caplog.text
+    one.process = None
+    second = FakeDaemon(runtime_dir / "agent.sock")
+    try:
+        launch(one)
+        assert LastCheckpoint(one.session) in second.requests
+        assert f"kernel {one.kernel_id} died: %sing restore before-lunch" in caplog.text
+        asyncio.run(one.cleanup())
+    finally:
+        second.close()
 
 
 def test_a_session_knows_its_notebook_and_when_to_be_put_away(

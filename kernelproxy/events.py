@@ -1,0 +1,30 @@
+"""What is said on the server's event bus about sessions (``jupyter_sing/events``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
+
+
+def kernel_died(session: str, kernel_id: str, checkpoint: str) -> dict[str, Any]:
+    """Say that a kernel died of which there is a checkpoint.
+
+    Parameters
+    ----------
+    session, kernel_id : str
+        Of the kernel that died.
+    checkpoint : str
+        Name of the last checkpoint of its notebook.
+    """
+    command = f"%sing restore {checkpoint}"
+    return {
+        "session": session,
+        "kernel_id": kernel_id,
+        "state": "failed",
+        "tier": "cold",
+        "device": "",
+        "reason": f"Its kernel died: {command} takes out its last checkpoint.",
+        "checkpoint": checkpoint,
+        "command": command,
+    }
