@@ -205,9 +205,18 @@ class LastCheckpoint(Message):
 
     That is the newest of the notebook; but while a session has restored nothing and none of it was
     asked for, the newest that an earlier kernel left which died.
+
+    Parameters
+    ----------
+    session : str
+    kernel_id, notebook : str
+        Of a kernel that has ended, as in `OpenSession`: its session may be gone, and what is asked
+        for is the newest of its notebook. Otherwise "".
     """
 
     session: str
+    kernel_id: str = ""
+    notebook: str = ""
 
 
 @dataclass(frozen=True)
@@ -479,8 +488,8 @@ class Wish(Message):
 class Tend(Message):
     """Sent by the tender of a kernel, once per connection, which from then on carries orders.
 
-    Answered by `Done`; the agent sends `Hold`, `LetThrough`, `Dump`, `Revive` and `Replace`, one at
-    a time, each of which is answered.
+    Answered by `Done`; the agent sends `Hold`, `LetThrough`, `Dump`, `Revive`, `Promise` and
+    `Replace`, one at a time, each of which is answered.
 
     Parameters
     ----------
@@ -570,6 +579,13 @@ class Revived(Message):
     """
 
     pid: int
+
+
+@dataclass(frozen=True)
+class Promise(Message):
+    """Order: carry out `Replace` also if the connection ends before it comes: the kernel is about
+    to hear that it is replaced, and executes nothing from then on. Answered by `Done`.
+    """
 
 
 @dataclass(frozen=True)
@@ -748,6 +764,8 @@ class Open(Message):
         Which descriptors follow.
     gate : bool
         Whether to execute at once; not with `prepare`.
+    leased : bool
+        Whether it has the permission to execute, see `Lease`.
     prepare : bool
         Load all of the snapshot while another worker executes the session; answered when that is
         done. `Adopt` may follow, and `Gate` makes it the session's worker.
@@ -760,6 +778,7 @@ class Open(Message):
     skip: list[int]
     snapshot: bool
     gate: bool
+    leased: bool = True
     readiness: bool = False
     prepare: bool = False
 
@@ -774,6 +793,25 @@ class Gate(Message):
     """Open or close the gate; answered by `Done`, or, by a prepared worker, `Error`."""
 
     open: bool
+
+
+@dataclass(frozen=True)
+class Lease(Message):
+    """Give or take the permission to execute, which is needed beside an open gate.
+
+    Has no answer, and may come at any time: a worker without a lease sends `Parked` when nothing
+    is executed any more. A token below one that it has seen is stale, and changes nothing.
+    """
+
+    token: int
+    given: bool
+
+
+@dataclass(frozen=True)
+class Parked(Message):
+    """Since the lease with this token was taken nothing is executed any more."""
+
+    token: int
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import importlib.metadata
 import logging
 import os
 import resource
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernelproxy import paths
+from kernelproxy.agent.arbiter import Arbiter
 from kernelproxy.agent.channel import Channel
 from kernelproxy.agent.deposits import Deposits, Estate, end_workers, take_over
 from kernelproxy.agent.service import Agent
@@ -27,6 +29,8 @@ from kernelproxy.protocol import Keep
 log = logging.getLogger(__name__)
 
 _BACKLOG = 128
+#: The group of entry points that name arbiters.
+ARBITERS = "kernelproxy.arbiters"
 
 
 class Daemon:
@@ -51,6 +55,8 @@ class Daemon:
         See `Keep`.
     estate : Estate, optional
         What the agent left whose place this one takes.
+    arbiter : Arbiter, optional
+        See `Agent`.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Daemon:
         agent_settings: Settings,
         command: Sequence[str],
         estate: Estate | None,
+        arbiter: Arbiter | None = None,
     ) -> None:
         self._directory, self._settings, self._estate = directory, agent_settings, estate
         self._conversations: set[asyncio.Task[None]] = set()
@@ -68,7 +75,7 @@ class Daemon:
         self._listener = self._listen() if estate is None else estate.listener
         keep = Keep(list(command), str(directory / paths.SOCKET_NAME))
         self._deposits = Deposits(keep, lock, self._listener, lambda: self._agent.deposit())
-        self._agent = Agent(devices, agent_settings, self._deposits, self._on_quiet)
+        self._agent = Agent(devices, agent_settings, self._deposits, self._on_quiet, arbiter)
 
     def _listen(self) -> socket.socket:
         """Bind the socket; the lock on the directory is held, so one that exists is stale."""
@@ -157,11 +164,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The starter waits for this process, and the daemon is nobody's child to be reaped.
         os._exit(0)
     again = [sys.executable, "-m", "kernelproxy.agent", "--keeper-fd"]
-    return run(options.ready_fd, again, options.keeper_fd)
+    return run(options.ready_fd, again, options.keeper_fd, arbiter=_installed_arbiter())
+
+
+def _installed_arbiter() -> Arbiter | None:
+    """The one that another package brings (an entry point, which takes no arguments)."""
+    for found in importlib.metadata.entry_points(group=ARBITERS):
+        arbiter: Arbiter = found.load()()
+        return arbiter
+    return None
 
 
 def run(
-    ready_fd: int, command: Sequence[str], keeper_fd: int, settings: Settings | None = None
+    ready_fd: int,
+    command: Sequence[str],
+    keeper_fd: int,
+    settings: Settings | None = None,
+    arbiter: Arbiter | None = None,
 ) -> int:
     """Take the lock, or what a dead agent had, serve, and return the exit status.
 
@@ -175,6 +194,8 @@ def run(
         The connection to the keeper that started this one; -1: it is the first one.
     settings : Settings, optional
         By default those of the environment.
+    arbiter : Arbiter, optional
+        See `Agent`.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
     for name in ("SING_SESSION", "SING_SOCKET"):
@@ -188,7 +209,7 @@ def run(
             end_workers(estate.sessions)
         lock = _lock(directory) if estate is None else estate.lock
         settings = settings or Settings.from_environment()
-        asyncio.run(_serve(directory, lock, settings, command, estate, ready_fd))
+        asyncio.run(_serve(directory, lock, settings, command, estate, arbiter, ready_fd))
     except SingError as error:
         _tell(ready_fd, str(error))
         return 1
@@ -202,9 +223,10 @@ async def _serve(
     settings: Settings,
     command: Sequence[str],
     estate: Estate | None,
+    arbiter: Arbiter | None,
     ready_fd: int,
 ) -> None:
-    await Daemon(directory, lock, settings, command, estate).serve(ready_fd)
+    await Daemon(directory, lock, settings, command, estate, arbiter).serve(ready_fd)
 
 
 def _lock(directory: Path) -> int:

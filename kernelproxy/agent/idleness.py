@@ -39,6 +39,12 @@ class Idleness:
         """Seconds for which it has had nothing to do; 0 if it has."""
         return max(time.monotonic() - self.active, 1e-9) if self._state.idle else 0.0
 
+    def dry(self) -> float:
+        """Seconds for which there has been nothing to execute; 0 if there is."""
+        if not self._state.drained:
+            return 0.0
+        return time.monotonic() - self._state.memory.worker.active_ns / 1e9
+
     def seconds_left(self) -> float:
         """Seconds after which it is to be suspended, as it looks now."""
         if self._state.worker is None or self.timeout <= 0:

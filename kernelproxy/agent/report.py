@@ -56,6 +56,7 @@ def describe_session(session: Session) -> dict[str, Any]:
         "migration": asdict(session.migration) if session.migration else None,
         "automatic": session.automatic.describe(),
         "last_checkpoint": session.past.describe(),
+        "progress": session.checkpointing.underway.describe(),
     }
 
 
@@ -67,10 +68,15 @@ def _tier(session: Session, resident: bool) -> str:
 
 
 def _reason(session: Session) -> str:
-    """Why it is in its state, and why it could not be recovered if it could not."""
-    if not session.device_state.forgone or session.state is State.FAILED:
+    """Why it is in its state, and what it cannot do now that it should."""
+    if session.state is State.FAILED:
         return session.reason
-    return f"{session.reason} Could not be recovered now: {session.upkeep.obstacle}"
+    reason = session.reason
+    if session.device_state.forgone:
+        reason = f"{reason} Could not be recovered now: {session.upkeep.obstacle}"
+    if session.hibernation.problem:
+        reason = f"{reason} Does not hibernate: {session.hibernation.problem}"
+    return reason
 
 
 def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:

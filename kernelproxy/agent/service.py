@@ -7,22 +7,26 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kernelproxy import paths
 from kernelproxy.agent import report
+from kernelproxy.agent.arbiter import Arbiter, Everybody
 from kernelproxy.agent.channel import Channel, expect
-from kernelproxy.agent.checkpointing import PROGRESS_SECONDS, with_progress
 from kernelproxy.agent.checkpoints import Checkpoints as CheckpointStore
 from kernelproxy.agent.chilling import Chilling
 from kernelproxy.agent.cold import ColdStates
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.forms import Forms
+from kernelproxy.agent.hands import AgentHands
 from kernelproxy.agent.hostmemory import HostMemory
 from kernelproxy.agent.images import ImageDirectories
-from kernelproxy.agent.past import Runs
+from kernelproxy.agent.mark import Mark
+from kernelproxy.agent.past import Runs, last_of_ended
+from kernelproxy.agent.progress import PROGRESS_SECONDS, Note, Underway, both, with_progress
+from kernelproxy.agent.records import Run
 from kernelproxy.agent.room import Room
 from kernelproxy.agent.session import Session
 from kernelproxy.agent.settings import Settings
@@ -38,6 +42,7 @@ from kernelproxy.protocol import (
     AwaitCheckpoint,
     Carried,
     Checkpoint,
+    CheckpointOpened,
     CheckpointReply,
     Checkpoints,
     CheckpointsReply,
@@ -82,6 +87,8 @@ class Agent:
         What sessions are made of is kept there.
     on_quiet : callable
         Called when the last session closes, and when a request leaves none behind.
+    arbiter : Arbiter, optional
+        By default all sessions may execute at any time.
     """
 
     def __init__(
@@ -90,15 +97,21 @@ class Agent:
         settings: Settings,
         deposits: Deposits,
         on_quiet: Callable[[], object],
+        arbiter: Arbiter | None = None,
     ) -> None:
         self.rooms = {each.id: Room(each, settings.grant_step) for each in devices}
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
         self._settings, self._deposits, self._on_quiet = settings, deposits, on_quiet
+        self._arbiter = arbiter or Everybody()
+        self._hands = AgentHands(self._arbiter, self.sessions, self.rooms)
+        self._arbiter.begin(self._hands, {each.id: each.memory_total for each in devices})
         self._zygotes = Zygotes(settings)
-        self._cold = cold = ColdStates(paths.data_dir() / "states", settings.disk_quota)
+        mark = Mark(paths.runtime_dir())
+        self._images = ImageDirectories(paths.data_dir() / "processes", mark)
+        quota, beside = settings.disk_quota, self._images.usage
+        self._cold = cold = ColdStates(paths.data_dir() / "states", quota, mark, beside)
         self._checkpoints = CheckpointStore(cold.store)
-        self._images = ImageDirectories(paths.data_dir() / "processes", paths.runtime_dir())
         self._forms = Forms(paths.runtime_dir())
         self._take_overs = TakeOvers(
             self._checkpoints, cold, self._images, self._zygotes, settings, self._add
@@ -108,7 +121,7 @@ class Agent:
         self._stoppers: list[tuple[Channel, Stopped]] = []
         self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()
-        self._tidying_images: asyncio.Task[None] | None = None
+        self._tidying_disk: asyncio.Task[None] | None = None
 
     # ---------------------------------------------------------------- conversations
 
@@ -138,12 +151,9 @@ class Agent:
                         made = await session.checkpointing.follow(request.name, channel)
                         await channel.send(CheckpointReply(made))
                         continue
-                    if isinstance(request, Restore):
-                        await self._restore(channel, request, uid)
-                        continue
                     if isinstance(request, Stop):
                         return await self._stop(channel, request, uid)
-                    reply = await self._answer(request, pid, uid)
+                    reply = await self._answer(request, channel, pid, uid)
                 except ControlError as error:
                     reply = Error(error.message, error.reason)
                 except StoreError as error:
@@ -165,7 +175,7 @@ class Agent:
             if not self.sessions:
                 self._on_quiet()
 
-    async def _answer(self, request: Message, pid: int, uid: int) -> Message:
+    async def _answer(self, request: Message, channel: Channel, pid: int, uid: int) -> Message:
         match request:
             case Status():
                 if self._cold.there:
@@ -184,17 +194,31 @@ class Agent:
                 session = self._find(name, uid)
                 return SessionReply(await session.verbs.migrate(self._room(device)))
             case Checkpoint(name):
-                return CheckpointReply(await self._find(name, uid).checkpointing.ask(request))
+                session = self._find(name, uid)
+                return CheckpointReply(await session.checkpointing.ask(request, channel))
+            case Restore(name):
+                session = self._find(name, uid)
+                return RestoreReply(await session.checkpointing.restore(request, channel))
             case TakeOver(name, checkpoint):
                 session = self._find(name, uid)
                 session.kernel.check_is(pid)
-                return RestoreReply(await self._take_overs.take_over(session, checkpoint))
+                return RestoreReply(
+                    await with_progress(
+                        channel,
+                        None,
+                        lambda note: self._take_overs.take_over(session, checkpoint, note),
+                    )
+                )
             case SetAutomatic(name, every, cells):
                 session = self._find(name, uid)
                 session.check_usable()
                 session.automatic.set_rule(every, cells)
                 return SessionReply(report.describe_session(session))
-            case LastCheckpoint(name):
+            case LastCheckpoint(name, kernel_id, notebook):
+                if kernel_id or notebook:
+                    run = Run(name, kernel_id, notebook)
+                    found = await last_of_ended(run, uid, self._checkpoints, self._runs)
+                    return CheckpointReply(found)
                 return CheckpointReply(await self._find(name, uid).past.last())
             case Carried(name):
                 session = self._find(name, uid)
@@ -237,12 +261,15 @@ class Agent:
         if why is not None and request.form == "process":
             nothing = f"The checkpoint {request.name!r} holds no process."
             raise ControlError(why or nothing, "unavailable")
-        process = why is None
-        reply, fds = await with_progress(
-            channel,
-            None,
-            lambda note: self._checkpoints.open(uid, request.name, note, process=process),
-        )
+        process, there = why is None, self.sessions.get(request.session)
+        mine = there is not None and there.owner == uid
+        underway = there.checkpointing.underway if there is not None and mine else Underway()
+        with underway.doing("restore", request.name) as far:
+
+            def read(note: Note) -> Awaitable[tuple[CheckpointOpened, list[int]]]:
+                return self._checkpoints.open(uid, request.name, both(far, note), process=process)
+
+            reply, fds = await with_progress(channel, None, read)
         reply = replace(reply, why=why or "")
         try:
             await channel.send(reply, fds)
@@ -252,17 +279,6 @@ class Agent:
         for session in self.sessions.values():
             if pid > 0 and session.kernel.pid == pid:
                 session.past.note_use()
-
-    async def _restore(self, channel: Channel, request: Restore, uid: int) -> None:
-        """Have a kernel take a notebook out, and answer; how far it is, its own request tells."""
-        session, key = self._find(request.session, uid), (uid, request.name)
-        outcome = await with_progress(
-            channel,
-            None,
-            lambda _: session.checkpointing.restore(request),
-            lambda: self._checkpoints.reading.get(key, (0, 0)),
-        )
-        await channel.send(RestoreReply(outcome))
 
     async def _stop(self, channel: Channel, request: Stop, uid: int) -> None:
         """Begin to stop, and keep the connection for the answer, which `close` sends."""
@@ -285,9 +301,9 @@ class Agent:
         OSError
             If who asks has hung up.
         """
-        seconds = self._settings.stop_seconds
+        seconds, turn = self._settings.stop_seconds, asyncio.Lock()
         making = {
-            asyncio.create_task(each.automatic.before_end(seconds))
+            asyncio.create_task(each.automatic.before_end(seconds, turn))
             for each in self.sessions.values()
         }
         others = asyncio.create_task(self.stopping.wait())
@@ -338,9 +354,10 @@ class Agent:
         session = Session(
             name, request, owner, room, state,
             self._zygotes, self._settings, self._host, self._checkpoints, self._images, self._runs,
-            self._deposits, self._forget,
+            self._deposits, self._arbiter, self._forget,
         )  # fmt: skip
         self.sessions[name] = session
+        self._arbiter.opened(session.terms())
         return session
 
     def deposit(self) -> None:
@@ -351,10 +368,15 @@ class Agent:
     def begin(self) -> None:
         """Begin with what takes a while; the sessions of an agent that died are adopted by now."""
         self._forms.begin()
-        kept = [each.hibernation.directory for each in self.sessions.values()]
-        self._tidying_images = asyncio.create_task(
-            asyncio.to_thread(self._images.tidy, [path for path in kept if path is not None])
-        )
+        sessions = list(self.sessions)
+        directories = [each.hibernation.directory for each in self.sessions.values()]
+        kept = [path for path in directories if path is not None]
+
+        def tidy() -> None:
+            self._images.tidy(kept)
+            self._cold.tidy(sessions)
+
+        self._tidying_disk = asyncio.create_task(asyncio.to_thread(tidy))
 
     def adopt(self, deposited: Sequence[Deposited]) -> None:
         """Take over the sessions of an agent that died; where that is impossible, they end."""
@@ -471,6 +493,8 @@ class Agent:
         closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
         await asyncio.gather(*closing, return_exceptions=True)
         await self._take_overs.close()
+        await self._hands.close()
+        await self._arbiter.close()
         await self._host.close()
         await self._zygotes.close()
         for channel, reply in self._stoppers:

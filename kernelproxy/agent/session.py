@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from kernelproxy.agent import report
+from kernelproxy.agent.arbiter import Arbiter, Terms
 from kernelproxy.agent.attachment import Attachment
 from kernelproxy.agent.automatic import Automatic, Rule
 from kernelproxy.agent.checkpointing import Checkpointing
@@ -40,8 +41,10 @@ from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.states import State, check_transition
 from kernelproxy.agent.tending import Tender
+from kernelproxy.agent.turn import Turn
 from kernelproxy.agent.upkeep import Upkeep
 from kernelproxy.agent.verbs import Verbs
+from kernelproxy.agent.workers import Worker
 from kernelproxy.agent.zygotes import Zygotes
 from kernelproxy.errors import ControlError, InternalError, StoreError, WorkerDiedError, WorkerError
 from kernelproxy.oplog import Presence
@@ -75,6 +78,7 @@ class Session:
     images : ImageDirectories
     runs : Runs
     deposits : Deposits
+    arbiter : Arbiter
     on_closed : callable
         Called with it once everything is freed.
     """
@@ -93,6 +97,7 @@ class Session:
         images: ImageDirectories,
         runs: Runs,
         deposits: Deposits,
+        arbiter: Arbiter,
         on_closed: Callable[[Session], object],
     ) -> None:
         self.id, self.request = session_id, request
@@ -119,7 +124,9 @@ class Session:
         self._looks, self.wishes = asyncio.Event(), asyncio.Event()
         self.left_queue: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._burying: asyncio.Task[None] | None = None  # of the worker, when it has failed
         self.verbs, self.chilling = Verbs(self), Chilling(self)
+        self.arbiter, self.turn = arbiter, Turn(self, arbiter)
         self.checkpointing = Checkpointing(self, checkpoints, images)
         #: Who has the kernel's process in hand, while it is connected.
         self.tender: Tender | None = None
@@ -130,6 +137,12 @@ class Session:
         self.automatic = Automatic(self, checkpoints, rule)
         self._attending = asyncio.create_task(self._attend(), name=f"session {session_id}")
         room.tenants[session_id] = self
+
+    def terms(self) -> Terms:
+        """Who it is, for the arbiter."""
+        used = self.device_state.memory.client.memory_used
+        bound = self.request.device is not None
+        return Terms(self.id, self.name, self.owner, self.room.device.id, used, bound)
 
     # ---------------------------------------------------------------- outliving the agent
 
@@ -232,15 +245,17 @@ class Session:
         if (wish := state.wish) and wish.bytes > self.room.ledger.total:
             # Denied, without waiting for a worker.
             self._publish_grant(state.memory.agent.memory_granted, wish)
-        if state.worker is None and self.wants_worker():
-            await self.restore()
+        if self.wants_worker():
+            await self.come_back()
         if state.worker is not None:
+            await self.turn.start()
             await self._grant()
             rested = self.idleness.rested()
             await self.upkeep.tend(
                 rested, lambda patient: self.meanwhile(state.save(patient=patient))
             )
             self.observe()
+        await self.turn.rest()
         if self.hibernation.seconds_left() <= 0 and not self.automatic.before_hibernation():
             self.hibernation.begin()
         self.automatic.tend()
@@ -262,8 +277,17 @@ class Session:
             self.hold = None
         return self.hold is None
 
-    async def restore(self) -> None:
-        """Bring it onto its device, or into the queue for it."""
+    async def come_back(self) -> None:
+        """Let it execute, on its device, or wait for its turn."""
+        self._must_run = self._must_run or self.device_state.worker is None
+        self.turn.ask()
+        if not self.turn.held:
+            self.become(State.QUEUED, self.turn.reason)
+        elif self.device_state.worker is None:
+            await self._restore()
+
+    async def _restore(self) -> None:
+        """Bring it onto its device, or into the queue for room there."""
         state, room = self.device_state, self.room
         if state.disk.error is not None:
             return await self._strand(state.disk.error)
@@ -303,6 +327,8 @@ class Session:
                 if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX:
                     return self.fail(f"Its device process could not be started: {error}")
         self._must_run = False
+        if not self.turn.held:  # any more
+            state.announce(Presence.ABSENT)
         self.idleness.note_use()
         self.observe()
         return None
@@ -349,6 +375,9 @@ class Session:
                 if self.wishes.is_set():
                     self.wishes.clear()
                     self.device_state.memory.agent.ring()  # Note [Looking]
+                    if self.wants_worker():
+                        self.turn.ask()
+                    await self.turn.start()
                     await self._grant()
         except BaseException:
             task.cancel()
@@ -357,10 +386,11 @@ class Session:
         return task.result()
 
     async def _bury(self) -> None:
-        """Take leave of a dead worker; `_restore` follows if the verdict allows."""
+        """Take leave of a dead worker; `come_back` follows if the verdict allows."""
         verdict, corrupt = await self.device_state.bury()
         log.warning("Session %s: its worker died: %s", self.id, verdict.value)
         self._must_run = self._died = True
+        self.turn.lost()
         if corrupt is not None:
             self.fail(f"Its log is corrupt: {corrupt}")
         elif self.device_state.forgone:
@@ -373,7 +403,8 @@ class Session:
     async def suspend_if_idle(self, why: str) -> bool:
         """Suspend it, unless it begins to work meanwhile; return whether it is suspended."""
         try:
-            if not await self.device_state.unload(unless_busy=True):
+            # Without a lease nothing is executed, whatever there is to execute.
+            if not await self.device_state.unload(unless_busy=self.turn.held):
                 self.look()
                 return False
         except WorkerError as error:
@@ -395,6 +426,7 @@ class Session:
         self.upkeep.cancel()
         self.become(State.SUSPENDED, reason)
         state.announce(Presence.ABSENT)
+        self.arbiter.evicted(self.id, self.room.device.id)
         self.room.release(self)
         self.host.changed()
         self.look()  # something may have been appended before that was announced
@@ -409,7 +441,8 @@ class Session:
         granted = self.room.ledger.of(self.id)
         # With work in the log, what the client uses by now is not what executing it may need.
         used = state.memory.client.memory_used if state.drained else granted
-        return Neighbour(self.id, granted, used, self.idleness.active if state.idle else None)
+        busy = self.turn.held and not state.idle
+        return Neighbour(self.id, granted, used, None if busy else self.idleness.active)
 
     @property
     def undecided(self) -> bool:
@@ -428,6 +461,14 @@ class Session:
         self.room.ledger.hold(self.id, after)
         return before - after
 
+    async def evict(self, reason: str) -> bool:
+        """Suspend it, if it does not execute; return whether it is off its device."""
+        async with self.exclusive():
+            if self.device_state.worker is None:
+                self.arbiter.evicted(self.id, self.room.device.id)
+                return True
+            return not self.turn.held and await self.suspend_if_idle(reason)
+
     async def suspend_for(self, other: str) -> bool:
         """See `Tenant`."""
         with contextlib.suppress(InternalError):
@@ -444,9 +485,12 @@ class Session:
 
     def observe(self) -> None:
         """Tell running from idle by the pages."""
-        if self.device_state.worker is None or self.state not in _WITH_WORKER:
+        with_worker = self.device_state.worker is not None
+        if not with_worker or self.state not in _WITH_WORKER | {State.QUEUED}:
             return
-        if not self.device_state.idle:
+        if self.turn.waiting:
+            self.become(State.QUEUED, self.turn.reason)
+        elif not self.device_state.idle:
             self.become(State.RUNNING, report.RUNNING)
         elif self.idleness.timeout > 0:
             after = report.duration(self.idleness.timeout)
@@ -469,11 +513,22 @@ class Session:
 
     def fail(self, reason: str) -> None:
         """End it for good: its client raises the reason, and its device memory is free."""
-        self.device_state.drop_worker()
+        state = self.device_state
+        worker, state.worker = state.worker, None
+        if worker is None:
+            self.turn.close()
+        else:
+            self._burying = asyncio.create_task(self._end_failed(worker))
         self.room.leave_queue(self)
         self.room.release(self)
         self.become(State.FAILED, reason)
         self.device_state.announce(Presence.ENDED, reason)
+
+    async def _end_failed(self, worker: Worker) -> None:
+        """End its worker, and its turn: the next one may execute when this one is gone."""
+        await worker.kill()
+        worker.close()
+        self.turn.close()
 
     @property
     def closing(self) -> bool:
@@ -503,6 +558,9 @@ class Session:
         self.upkeep.cancel()
         if self.device_state.worker is not None:
             await self.device_state.worker.kill()  # nobody waits for its answers any more
+        if self._burying is not None:
+            await self._burying
+        self.turn.close()
         if self.tender is not None:
             self.tender.close()
         await self.hibernation.close()

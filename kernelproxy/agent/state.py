@@ -71,6 +71,8 @@ class DeviceState(Pages):
         #: Called when what is in `record` has changed, before anybody could know of it.
         self.deposit: Callable[[], object] = lambda: None
         self._cooling = False
+        #: The newest token, and whether its worker may execute with it; see Note [Leases].
+        self.lease = (0, False)
         self._spawned: list[Worker] = []
         self._session, self._settings = session, settings
         self._epoch = 0
@@ -268,6 +270,7 @@ class DeviceState(Pages):
             skip=list(self.deaths.skip),
             snapshot=self.snapshot is not None,
             gate=not prepare,
+            leased=self.lease[1],
             readiness=self.disk.arrivals_fd is not None,
             prepare=prepare,
         )
@@ -337,6 +340,8 @@ class DeviceState(Pages):
         self.drop_worker()
         self.worker = there
         self.settle_on(device)
+        with contextlib.suppress(OSError):  # it died, which is noticed elsewhere
+            await there.set_lease(*self.lease)  # as it is by now
         self.memory.agent.ring()
 
     async def forgo(self) -> None:

@@ -12,7 +12,7 @@ class State(StrEnum):
 
     ``running`` and ``idle`` mostly have a worker and are told apart by the pages (a cell runs, or
     the log is not drained). A session that was never used is idle without one. ``queued`` wants
-    one and finds no room. ``failed`` is the end.
+    to execute and waits for its turn, or for room. ``failed`` is the end.
     """
 
     IDLE = "idle"
@@ -31,7 +31,7 @@ _I, _R, _Q, _S, _T, _M, _F = State
 ALLOWED: dict[State, frozenset[State]] = {
     _I: frozenset({_R, _S, _T, _Q, _M, _F}),
     _R: frozenset({_I, _S, _T, _Q, _M, _F}),
-    _Q: frozenset({_T, _S, _F}),
+    _Q: frozenset({_R, _I, _S, _T, _M, _F}),
     _S: frozenset({_T, _Q, _F}),
     _T: frozenset({_R, _I, _Q, _S, _F}),
     _M: frozenset({_R, _I, _S, _T, _F}),

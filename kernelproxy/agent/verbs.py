@@ -77,11 +77,14 @@ class Verbs:
             session.check_usable()
             session.hold = None
             if session.device_state.worker is None:
-                await session.restore()
+                await session.come_back()
             session.look()
         while session.state is State.QUEUED:
             session.left_queue = session.left_queue or asyncio.get_running_loop().create_future()
             await asyncio.shield(session.left_queue)
+        if session.state is State.RESTORING:
+            async with session.exclusive():
+                pass  # its task had the lock until the worker was there
         session.check_usable()
         return report.describe_session(session)
 
@@ -155,6 +158,7 @@ class Verbs:
         room.tenants[session.id] = session
         session.room = room
         session.deposit()
+        session.arbiter.moved(session.id, room.device.id)
         if session.device_state.device is not room.device:
             session.device_state.settle_on(room.device)
             session.device_state.memory.agent.ring()

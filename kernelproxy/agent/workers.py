@@ -22,9 +22,11 @@ from kernelproxy.protocol import (
     Frozen,
     Gate,
     Hurry,
+    Lease,
     Message,
     Open,
     Opened,
+    Parked,
     Replay,
     SnapshotTaken,
     TakeSnapshot,
@@ -106,6 +108,7 @@ class Worker:
         self._limit: asyncio.Timeout | None = None
         self._frozen: Callable[[], object] | None = None
         self._hurrying: asyncio.Task[None] | None = None
+        self._parking: tuple[int, asyncio.Future[None]] | None = None
         # What it answered; None after its end. Queued, so that a cancelled order leaks nothing.
         self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -130,6 +133,31 @@ class Worker:
     async def gate(self, is_open: bool, seconds: float) -> None:
         """Open or close its gate; raises as `open`."""
         await self._order(Gate(is_open), Done, seconds)
+
+    async def set_lease(self, token: int, given: bool) -> None:
+        """Permit it to execute, or no more; at any time, also while an order is carried out.
+
+        Raises
+        ------
+        OSError
+            If it is gone.
+        """
+        await self._channel.send(Lease(token, given))
+
+    async def take_lease(self, token: int) -> None:
+        """Permit it no more, and wait until it executes nothing, however long an operator takes.
+
+        Returns when it is gone, too.
+        """
+        parked = asyncio.get_running_loop().create_future()
+        self._parking = (token, parked)
+        with contextlib.suppress(OSError):
+            await self.set_lease(token, given=False)
+            gone = asyncio.create_task(self.exited.wait())
+            try:
+                await asyncio.wait({parked, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
 
     async def snapshot(
         self,
@@ -279,6 +307,12 @@ class Worker:
         if isinstance(message, Frozen) and self._frozen is not None and not fds:
             frozen, self._frozen = self._frozen, None
             frozen()
+            return
+        if isinstance(message, Parked) and not fds:
+            if self._parking is not None and self._parking[0] == message.token:
+                _, parked = self._parking
+                if not parked.done():
+                    parked.set_result(None)
             return
         if self._ordered and self._replies.empty() and not isinstance(message, Ended):
             self._replies.put_nowait((message, fds))

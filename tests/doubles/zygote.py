@@ -4,12 +4,15 @@ A call's payload is text: ``add N`` (the state, one number, changes so that orde
 show), ``die``, ``die-until PATH`` (while that file lacks), ``wait PATH`` (until it is there),
 ``hang``, ``corrupt``. A read is answered with the state.
 
+Where ``TOY_ALONE`` names a file, a worker that executes while another one does calls it corrupt.
+
 Its snapshots are as the real ones, with the state in one extent of the arena, which is never that
 of the snapshot before.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import signal
@@ -31,8 +34,10 @@ from kernelproxy.protocol import (
     Error,
     Frozen,
     Gate,
+    Lease,
     Open,
     Opened,
+    Parked,
     Replay,
     SnapshotTaken,
     TakeSnapshot,
@@ -73,6 +78,9 @@ class ToyWorker:
         self.between = threading.Lock()  # held while a record is executed
         self.gate = threading.Event()
         self.claimed = False
+        self.leased, self.token, self.replaying = order.leased, 0, 0
+        alone = os.environ.get("TOY_ALONE")
+        self.alone = os.open(alone, os.O_RDWR | os.O_CREAT) if alone else -1
         if not order.prepare:
             self.claim()
             self.open_gate(order.gate)
@@ -108,18 +116,30 @@ class ToyWorker:
         if self.claimed:
             self.page.gate_open = int(is_open)
 
+    def take_lease(self, order: Lease) -> None:
+        """Take note of a lease, unless it is stale."""
+        if order.token >= self.token:
+            self.token, self.leased = order.token, order.given
+        if not order.given:
+            with self.between:
+                send_message(self.control, Parked(order.token))
+
+    def allowed(self) -> bool:
+        """Whether to execute."""
+        return self.gate.is_set() and (self.leased or self.at < self.replaying)
+
     def run(self) -> str | None:
         """Execute until told to end; return what is corrupt, or None."""
         while not self.ending:
             head = self.client.head
-            if head == self.at or not self.gate.is_set():
+            if head == self.at or not self.allowed():
                 futex.wait(self.client, ClientPage.head, head, 0.02)
                 continue
             with self.between:
-                if not self.gate.is_set() or self.ending:
+                if not self.allowed() or self.ending:
                     continue
                 started = time.monotonic_ns()
-                corrupt = self.execute()
+                corrupt = self.execute_alone()
                 if corrupt:
                     return corrupt
                 self.page.busy_ns += time.monotonic_ns() - started
@@ -127,6 +147,19 @@ class ToyWorker:
                 if self.client.head == self.at:
                     self.page.active_ns = time.monotonic_ns()
         return None
+
+    def execute_alone(self) -> str | None:
+        """Execute one record, and see that nobody else does."""
+        if self.alone < 0:
+            return self.execute()
+        try:
+            fcntl.flock(self.alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "two execute at once"
+        try:
+            return self.execute()
+        finally:
+            fcntl.flock(self.alone, fcntl.LOCK_UN)
 
     def execute(self) -> str | None:
         """Execute one record; return what is corrupt, or None."""
@@ -176,7 +209,10 @@ class ToyWorker:
                     self.load(fds[0], -1)
                 elif isinstance(order, TakeSnapshot):
                     self.send_snapshot(order.tell)
+                elif isinstance(order, Lease):
+                    self.take_lease(order)
                 elif isinstance(order, Replay):
+                    self.replaying = order.until
                     self.open_gate(True)
                     while self.at < order.until:
                         time.sleep(0.001)

@@ -1,0 +1,119 @@
+"""An arbiter that lets the sessions of a device take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+
+from kernelproxy.agent.arbiter import Hands, Terms
+
+
+class Turns:
+    """One after the other, each for as long as the others wait for it.
+
+    Parameters
+    ----------
+    quantum : float
+        Seconds.
+    """
+
+    keeps = False
+
+    def __init__(self, quantum: float) -> None:
+        self.quantum = quantum
+        # Also behind those of an agent that died.
+        self.tokens = itertools.count(time.monotonic_ns())
+        self.queues: dict[str, deque[str]] = {}
+        self.device: dict[str, str] = {}
+        self.holders: dict[str, tuple[str, int]] = {}  # of each device
+
+    def begin(self, hands: Hands, devices: dict[str, int]) -> None:
+        self.hands = hands
+        self.queues = {each: deque() for each in devices}
+
+    def opened(self, terms: Terms) -> None:
+        self.device[terms.session] = terms.device
+
+    def closed(self, session: str) -> None:
+        if self.device.get(session):
+            self.done(session)
+            del self.device[session]
+
+    def wants(self, session: str) -> None:
+        self.queues[self.device[session]].append(session)
+        self.hands.explain(session, "Waits for the others.")
+        self.next(self.device[session])
+
+    def done(self, session: str) -> None:
+        device = self.device[session]
+        if session in self.queues[device]:
+            self.queues[device].remove(session)
+        self.free(session)
+
+    def free(self, session: str) -> None:
+        device = self.device[session]
+        if self.holders.get(device, ("", 0))[0] == session:
+            del self.holders[device]
+            self.next(device)
+
+    def next(self, device: str) -> None:
+        queue = self.queues[device]
+        if queue and device not in self.holders:
+            session, token = queue.popleft(), next(self.tokens)
+            self.holders[device] = (session, token)
+            self.hands.grant(session, device, token)
+
+    def started(self, session: str, token: int) -> None:
+        assert self.holders[self.device[session]] == (session, token)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.quantum, self.over, session, token)
+
+    def over(self, session: str, token: int) -> None:
+        device = self.device.get(session, "")
+        if self.holders.get(device) != (session, token):
+            return
+        if self.queues[device]:
+            self.hands.preempt(session, token)
+        else:
+            asyncio.get_running_loop().call_later(self.quantum, self.over, session, token)
+
+    def released(self, session: str, token: int) -> None:
+        if session in self.device:
+            self.queues[self.device[session]].append(session)
+            self.free(session)
+
+    def lost(self, session: str) -> None:
+        device = self.device[session]
+        if session not in self.queues[device]:
+            self.queues[device].append(session)
+        self.free(session)
+        self.next(device)
+
+    def moved(self, session: str, device: str) -> None:
+        before = self.device[session]
+        waits = session in self.queues[before]
+        if waits:
+            self.queues[before].remove(session)
+            self.queues[device].append(session)
+        self.free(session)
+        self.device[session] = device
+        if waits:
+            self.next(device)
+
+    def evicted(self, session: str, device: str) -> None:
+        pass
+
+    def failed(self, session: str, device: str, decision: str, token: int, why: str) -> None:
+        raise AssertionError(why)
+
+    def measured(self, session: str, memory: int, seconds: float) -> None:
+        assert memory >= 0
+        assert seconds >= 0
+
+    def contended(self, session: str) -> bool:
+        return bool(self.queues[self.device[session]])
+
+    async def close(self) -> None:
+        pass
