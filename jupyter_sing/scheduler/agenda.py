@@ -1,0 +1,131 @@
+"""When to look at which session again, and what changes with time alone.
+
+Levels sink with service and rise with waiting, quanta end, slack runs out. Every session has at
+most one timer: the next moment at which anything about it changes by itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from jupyter_sing.scheduler.fairness import Ledger
+from jupyter_sing.scheduler.feedback import AGING, level_end, level_of
+from jupyter_sing.scheduler.running import Running, target
+from jupyter_sing.scheduler.settings import Settings
+from jupyter_sing.scheduler.state import Phase, Session
+from jupyter_sing.scheduler.tiers import threshold
+from jupyter_sing.scheduler.waiting import LEVELS, Waiting
+
+LOOK_MIN = 0.5
+"""Seconds between two looks at the same waiting session."""
+
+
+class Agenda:
+    """Timers, and the sessions that wait and execute, whose order depends on time."""
+
+    def __init__(
+        self, settings: Settings, ledger: Ledger, below: Callable[[str, int], bool]
+    ) -> None:
+        self.settings = settings
+        self.waiting = Waiting(ledger, settings.throttle, settings.burst, below)
+        self.running = Running(self.level_quantum, self.waiting.is_throttled)
+        # (time, order, session, its `timers` at that time); None: only look again.
+        self._timers: list[tuple[float, int, Session | None, int]] = []
+        self._order = 0
+
+    def next(self) -> float | None:
+        """Time of the next timer that is still of use."""
+        while self._timers:
+            at, _, session, version = self._timers[0]
+            if session is None or session.timers == version:
+                return at
+            heapq.heappop(self._timers)
+        return None
+
+    def level_quantum(self, level: int) -> float:
+        """Seconds of a turn at a level."""
+        return self.settings.quanta[level]
+
+    def quantum_of(self, session: Session, now: float) -> float:
+        """Seconds of a turn that begins now."""
+        level = level_of(session.attained_at(now), self.settings)
+        stretch = max((device.budget.stretch(now) for device in session.devices), default=1.0)
+        return self.settings.quanta[level] * stretch
+
+    def level(self, session: Session, now: float) -> int:
+        """Level at which a session waits or executes, what it rose by waiting included."""
+        return max(0, level_of(session.attained_at(now), self.settings) - session.boost)
+
+    def is_urgent(self, session: Session, now: float) -> bool:
+        """Whether a waiting session goes before those without promise."""
+        if session.boost > level_of(session.attained, self.settings):
+            return True  # it has waited long enough, whatever others were promised
+        return self.running.is_urgent(session, self.level(session, now), now)
+
+    def set_timer(self, session: Session, at: float | None) -> None:
+        """Look at a session at that time, instead of when it was to be looked at."""
+        session.timers += 1
+        if at is not None:
+            self._order += 1
+            heapq.heappush(self._timers, (at, self._order, session, session.timers))
+
+    def look_again(self, at: float) -> None:
+        """Ask for a tick at that time, whatever it may be good for."""
+        self._order += 1
+        heapq.heappush(self._timers, (at, self._order, None, 0))
+
+    def due(self, now: float) -> None:
+        """Look at every session whose time has come."""
+        while self._timers and self._timers[0][0] <= now:
+            _, _, session, version = heapq.heappop(self._timers)
+            if session is not None and session.timers == version:
+                self.review(session, now)
+
+    def review(self, session: Session, now: float) -> None:
+        """Bring level, urgency and place in the order up to date, and set the next timer."""
+        if session.phase is Phase.WAITING:
+            boost = session.boost
+            while boost < LEVELS and now >= self._rises_at(session, boost):
+                boost += 1
+            rises, session.boost = boost != session.boost, boost
+            urgent = self.is_urgent(session, now)
+            if rises or urgent != session.urgent:
+                session.urgent = urgent
+                self.waiting.remove(session)
+                self.waiting.add(session, self.level(session, now), now)
+            self.set_timer(session, self.next_look(session, now))
+        elif session.phase is Phase.RUNNING:
+            level = level_of(session.attained_at(now), self.settings)
+            if level != session.running_level:
+                session.running_level = level
+                session.quantum_end = now + self.quantum_of(session, now)
+            if now >= session.protected_until:
+                self.running.put(session, now)
+            self.set_timer(session, self._next_change(session, now))
+
+    def _rises_at(self, session: Session, boost: int) -> float:
+        """When a session that waits rises for the next time."""
+        quantum = self.level_quantum(level_of(session.attained, self.settings))
+        return session.waiting_since + (boost + 1) * AGING * quantum
+
+    def next_look(self, session: Session, now: float) -> float | None:
+        """When a waiting session rises a level or becomes urgent."""
+        times = []
+        if session.boost <= level_of(session.attained, self.settings):
+            times.append(self._rises_at(session, session.boost))
+        goal = target(session)
+        if goal > 0.0 and not session.urgent:
+            quantum = self.level_quantum(self.level(session, now))
+            spare = session.account.slack(goal) - threshold(session.switch, quantum)
+            # Its own demand grows while it waits, so that of a second only the target is lost.
+            times.append(now + max(LOOK_MIN, spare / goal))
+        return min(times, default=None)
+
+    def _next_change(self, session: Session, now: float) -> float | None:
+        """When a session that executes may be stopped, sinks, or has had its turn."""
+        times = [t for t in (session.protected_until, session.quantum_end) if t > now]
+        sinks = level_end(session.attained_at(now), self.settings)
+        if sinks is not None:
+            times.append(now + max(1e-6, sinks))
+        return min(times, default=None)

@@ -1,0 +1,249 @@
+"""What the engine is told.
+
+Every event carries `at`, in seconds on a clock that never goes back. Sizes are bytes. Events whose
+token is not the session's current one, or whose session is unknown, change nothing: they are
+answers to what has been overtaken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from jupyter_sing.scheduler.settings import Settings
+
+SessionId: TypeAlias = str
+DeviceId: TypeAlias = str
+"""Such as `node0/gpu3`, or `cpu:0` where there is only one host."""
+
+
+class Tier(StrEnum):
+    """What was promised to a session: a fraction of the device time that it asks for."""
+
+    PREMIUM = "premium"
+    STANDARD = "standard"
+    BASIC = "basic"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """A session exists from now on. It asks for nothing until its first `CellSubmitted`.
+
+    Attributes
+    ----------
+    weight
+        Its share among the sessions of its user; 1 is usual.
+    gpus
+        Devices that it needs at once.
+    memory
+        Bytes that it holds per device, as far as anybody knows; `Measured` corrects it.
+    pinned
+        Its memory is never evicted and it is never moved.
+    may_pack
+        Its user allows another session to execute on its device at the same time.
+    device
+        Where it is resident already, or should start if that costs nothing; its home.
+    may_preempt
+        Whether its gate can be closed in the middle of a cell. Where suspension is impossible, it
+        is scheduled at the borders of cells.
+    bound
+        The one device that its user wants. It is granted there only, and never sent elsewhere; an
+        unasked `Moved` binds it to another one.
+    """
+
+    at: float
+    session: SessionId
+    vc: str
+    user: str
+    tier: Tier = Tier.STANDARD
+    weight: float = 1.0
+    gpus: int = 1
+    memory: int = 0
+    pinned: bool = False
+    may_pack: bool = False
+    device: DeviceId | None = None
+    may_preempt: bool = True
+    bound: DeviceId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    """It is over: its lease and its memory are free, without further answers."""
+
+    at: float
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class TermsChanged:
+    """What a user or an administrator may change of an open session."""
+
+    at: float
+    session: SessionId
+    tier: Tier
+    weight: float
+    pinned: bool
+    may_pack: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CellSubmitted:
+    """It has work for a device from now on (said at a cell's first operator)."""
+
+    at: float
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class CellFinished:
+    """Its device work is done and synchronised. The lease is free without a `Released`."""
+
+    at: float
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The work of a lease executes: what had to be loaded or moved for it is there."""
+
+    at: float
+    session: SessionId
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Answer to `Preempt`: the gate is closed, the device free of execution. Memory stays."""
+
+    at: float
+    session: SessionId
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Answer to `Evict`: its bytes are off the device."""
+
+    at: float
+    session: SessionId
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Answer to `Migrate`: it is resident on `device`, and nowhere else."""
+
+    at: float
+    session: SessionId
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A decision could not be carried out; `decision` is the name of its class, in small letters.
+
+    A failed grant or preemption ends the lease of `token`. A failed eviction or migration leaves
+    the session where it was.
+    """
+
+    at: float
+    session: SessionId
+    device: DeviceId
+    decision: str
+    token: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """Its worker is gone and its device memory with it; its cell still wants a device."""
+
+    at: float
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFailed:
+    """Whatever was on the device is lost, and nothing is granted there until it is healed."""
+
+    at: float
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealed:
+    """The device may be used again, and is empty."""
+
+    at: float
+    device: DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was observed of a session.
+
+    Attributes
+    ----------
+    memory
+        Bytes that it holds per device.
+    seconds_used
+        Seconds that it really executed since the last `Measured`.
+    step_seconds
+        Seconds between repetitions of its log (`introspection.py`), None if there are none.
+    nadir
+        Where in a step its memory is least: a fraction of the step, in [0, 1).
+    """
+
+    at: float
+    session: SessionId
+    memory: int
+    seconds_used: float
+    step_seconds: float | None = None
+    nadir: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthMeasured:
+    """A switch to this device was found to take `constant_seconds + bytes / bytes_per_second`."""
+
+    at: float
+    device: DeviceId
+    bytes_per_second: float
+    constant_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """Other settings hold from now on. Running cells stay as they are."""
+
+    at: float
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Sent at `Engine.next_tick()` if nothing happened until then."""
+
+    at: float
+
+
+Event: TypeAlias = (
+    SessionOpened
+    | SessionClosed
+    | TermsChanged
+    | CellSubmitted
+    | CellFinished
+    | Started
+    | Released
+    | Evicted
+    | Moved
+    | Failed
+    | WorkerDied
+    | DeviceFailed
+    | DeviceHealed
+    | Measured
+    | BandwidthMeasured
+    | Reconfigured
+    | Tick
+)

@@ -1,0 +1,64 @@
+"""Guarantees of nothing: every device is for whoever comes first, and fairness decides who comes.
+
+What a host without virtual clusters uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jupyter_sing.scheduler.decisions import Bound, Victims, Wait
+from jupyter_sing.scheduler.events import DeviceId
+
+
+class Flat:
+    """One pool of devices, all opportunistic. See `Guarantees` for the contract."""
+
+    def __init__(self, devices: Sequence[DeviceId]) -> None:
+        self._free = dict.fromkeys(devices)
+        self._bad: set[DeviceId] = set()
+        self._held: dict[str, tuple[DeviceId, ...]] = {}
+
+    def place(
+        self, request: str, vc: str, priority: int, leaves: int, prefer: Sequence[DeviceId]
+    ) -> Bound | Victims | Wait:
+        """Take preferred devices that are free, then the first free ones."""
+        del vc, priority  # they give no right here
+        chosen = [device for device in prefer if device in self._free][:leaves]
+        if len(chosen) < leaves:
+            known = set(chosen)
+            for device in self._free:
+                if device not in known:
+                    chosen.append(device)
+                    if len(chosen) == leaves:
+                        break
+        if len(chosen) < leaves:
+            return Wait(f"{leaves} devices are needed, {len(self._free)} are free")
+        for device in chosen:
+            del self._free[device]
+        self._held[request] = tuple(chosen)
+        return Bound(tuple(chosen), guaranteed=False)
+
+    def release(self, request: str) -> None:
+        """Give back what the request holds; nothing if it holds nothing."""
+        for device in self._held.pop(request, ()):
+            if device not in self._bad:
+                self._free[device] = None
+
+    def cancel(self, request: str) -> None:
+        """Nothing is ever reserved here."""
+
+    def set_health(self, device_or_node: str, good: bool) -> None:
+        """Take a device out of the pool, or put it back."""
+        if good:
+            self._bad.discard(device_or_node)
+            if not any(device_or_node in held for held in self._held.values()):
+                self._free[device_or_node] = None
+        else:
+            self._bad.add(device_or_node)
+            self._free.pop(device_or_node, None)
+
+    def free(self, vc: str) -> int:
+        """Nobody is guaranteed anything."""
+        del vc
+        return 0

@@ -1,0 +1,67 @@
+"""The numbers of the policy, as the engine uses them: frozen and typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device as the engine sees it.
+
+    `node` is the host that it is in; `kind` tells unequal ones apart. A switch to it takes
+    `constant_seconds + bytes / bytes_per_second` until a measurement says otherwise.
+    """
+
+    id: str
+    memory: int
+    node: str = "node0"
+    kind: str = "gpu"
+    bytes_per_second: float = 20e9
+    constant_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an administrator may set. Seconds and bytes; the defaults are the recommended policy.
+
+    Attributes
+    ----------
+    quanta, levels
+        Seconds of a turn per feedback level, and attained seconds of a cell at which each level
+        but the last ends.
+    throttle
+        Seconds of weighted service that a tenant may be ahead of the virtual time before it stands
+        behind all others.
+    vc_weights, user_weights
+        Shares; whoever is not named has 1. Users are named `(vc, user)`.
+    host_memory
+        Bytes of parked sessions per node; what does not fit goes to disk.
+    run_min_switches
+        How many times the switch that it cost a lease runs at the lower levels before it can be
+        taken away.
+    swap_share
+        Share of a device's time that switches may take before quanta there are doubled.
+    duty
+        Share of the time in which a session is expected to use its devices: for admission.
+    burst
+        Seconds of interactive service (levels 0 and 1) that a user may have beyond the throttle.
+    packing
+        Whether sessions may share a device at once, if their users permit it.
+    nadir_wait
+        Seconds that a preemption may wait for the memory nadir of a step.
+    """
+
+    quanta: tuple[float, ...] = (2.0, 10.0, 60.0, 300.0)
+    levels: tuple[float, ...] = (2.0, 12.0, 72.0)
+    throttle: float = 10.0
+    vc_weights: Mapping[str, float] = field(default_factory=dict)
+    user_weights: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    host_memory: int = 1 << 50
+    run_min_switches: float = 15.0
+    swap_share: float = 0.05
+    duty: float = 0.05
+    burst: float = 120.0
+    packing: bool = True
+    nadir_wait: float = 1.0

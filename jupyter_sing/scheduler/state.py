@@ -1,0 +1,263 @@
+"""What the engine knows of sessions and devices."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from enum import Enum
+
+from jupyter_sing.scheduler.events import SessionOpened
+from jupyter_sing.scheduler.fairness import Flow
+from jupyter_sing.scheduler.feedback import Gaps, SwapBudget
+from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.scheduler.tiers import Account
+
+
+class Phase(Enum):
+    """Where a session is in the life of a lease.
+
+    IDLE -> WAITING at a cell. WAITING -> RESERVED when devices are picked for it: their lessees
+    stop, room is made. RESERVED -> LOADING at `Grant`, -> RUNNING at `Started`. Both -> STOPPING at
+    `Preempt`, -> WAITING at `Released`. Any -> IDLE at the end of the cell.
+    """
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    RESERVED = "reserved"
+    LOADING = "loading"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+HOLDING = (Phase.LOADING, Phase.RUNNING, Phase.STOPPING)
+
+
+class Session:
+    """One session. `number` is its order of arrival, which breaks all ties.
+
+    Attributes
+    ----------
+    attained
+        Device seconds of the present cell until `run_since`.
+    devices
+        What it is reserved or granted.
+    homes
+        Devices on which its memory is: those of its lease, and while it moves also the old ones.
+    kept
+        Its tier was admitted: the promise holds.
+    not_before
+        It is not considered until then: a decision about it has failed.
+    moving
+        Devices that its memory is leaving: nothing else is done with it until that is answered.
+    stays_until
+        Its memory could not be taken away, which is not tried again until then.
+    rate_alone
+        Steps per second that it was measured to make with a device of its own.
+    rides
+        It shares a device that the guarantees gave to the other one.
+    share
+        Part of its devices that it is charged for.
+    utilisation
+        Part of the time in which it was measured to execute, of late.
+    boost
+        Levels that it rose by waiting.
+    """
+
+    __slots__ = (
+        "account",
+        "arrival",
+        "attained",
+        "boost",
+        "bound",
+        "clean_at",
+        "devices",
+        "flow",
+        "gaps",
+        "gpus",
+        "granted_at",
+        "guaranteed",
+        "homes",
+        "id",
+        "kept",
+        "may_pack",
+        "may_preempt",
+        "measured_at",
+        "memory",
+        "migrated_at",
+        "moving",
+        "nadir",
+        "not_before",
+        "number",
+        "phase",
+        "pinned",
+        "protected_until",
+        "quantum_end",
+        "rate_alone",
+        "rides",
+        "run_since",
+        "running_level",
+        "share",
+        "stays_until",
+        "step_seconds",
+        "switch",
+        "tier",
+        "timers",
+        "token",
+        "urgent",
+        "utilisation",
+        "vc",
+        "version",
+        "waiting_since",
+    )
+
+    def __init__(self, event: SessionOpened, number: int, flow: Flow) -> None:
+        self.id = event.session
+        self.number = number
+        self.vc = event.vc
+        self.tier = event.tier
+        self.gpus = event.gpus
+        self.memory = event.memory
+        self.pinned = event.pinned
+        self.may_pack = event.may_pack
+        self.may_preempt = event.may_preempt
+        self.flow = flow
+        self.account = Account(event.at)
+        self.gaps = Gaps(event.at)
+        self.phase = Phase.IDLE
+        self.attained = 0.0
+        self.arrival = number
+        self.boost = 0
+        self.bound: DeviceState | None = None
+        self.clean_at = event.at
+        self.devices: tuple[DeviceState, ...] = ()
+        self.kept = False
+        self.granted_at = 0.0
+        self.guaranteed = False
+        self.homes: list[DeviceState] = []
+        self.measured_at = event.at
+        self.migrated_at = float("-inf")
+        self.moving: dict[DeviceState, None] = {}
+        self.nadir: float | None = None
+        self.not_before = float("-inf")
+        self.protected_until = 0.0
+        self.quantum_end = 0.0
+        self.rides = False
+        self.rate_alone: float | None = None
+        self.run_since = 0.0
+        self.running_level = 0
+        self.share = 1.0
+        self.stays_until = float("-inf")
+        self.step_seconds: float | None = None
+        self.switch = 0.0
+        self.timers = 0
+        self.token = 0
+        self.urgent = False
+        self.utilisation = 1.0
+        self.version = 0
+        self.waiting_since = event.at
+
+    def attained_at(self, now: float) -> float:
+        """Device seconds that the present cell has had."""
+        running = self.phase in (Phase.RUNNING, Phase.STOPPING)
+        return self.attained + (now - self.run_since if running else 0.0)
+
+
+class DeviceState:
+    """One device.
+
+    Attributes
+    ----------
+    lessees
+        Sessions that hold a lease here; two or more only if they are packed.
+    incoming
+        Session that it is reserved for.
+    residents
+        Bytes of every session whose memory is here.
+    """
+
+    __slots__ = (
+        "budget",
+        "bytes_per_second",
+        "constant_seconds",
+        "healthy",
+        "id",
+        "incoming",
+        "lessees",
+        "memory",
+        "node",
+        "number",
+        "residents",
+        "used",
+    )
+
+    def __init__(self, device: Device, number: int, swap_share: float) -> None:
+        self.id = device.id
+        self.number = number
+        self.node = device.node
+        self.memory = device.memory
+        self.bytes_per_second = device.bytes_per_second
+        self.constant_seconds = device.constant_seconds
+        self.healthy = True
+        self.lessees: list[Session] = []
+        self.incoming: Session | None = None
+        self.residents: dict[Session, int] = {}
+        self.used = 0
+        self.budget = SwapBudget(swap_share)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a lease could begin here at once, as far as execution is concerned."""
+        return self.healthy and not self.lessees and self.incoming is None
+
+    def transfer(self, size: int) -> float:
+        """Seconds of moving so many bytes to or from this device."""
+        return self.constant_seconds + size / self.bytes_per_second if size else 0.0
+
+    def switch(self, session: Session) -> float:
+        """Seconds until the session could execute here, not counting room that has to be made."""
+        if session in self.residents:
+            return 0.0
+        return self.constant_seconds + session.memory / self.bytes_per_second
+
+    def put(self, session: Session, size: int) -> None:
+        """Count the bytes of a session here, instead of what was counted for it."""
+        self.used += size - self.residents.get(session, 0)
+        self.residents[session] = size
+
+    def drop(self, session: Session) -> None:
+        """Count nothing for a session here."""
+        self.used -= self.residents.pop(session, 0)
+
+
+class FreeDevices:
+    """Devices on which a lease could begin, ordered by free bytes, and counted per node."""
+
+    def __init__(self) -> None:
+        self._order: list[tuple[int, int]] = []
+        self._entries: dict[int, tuple[DeviceState, int]] = {}
+        self.per_node: dict[str, dict[int, DeviceState]] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def update(self, device: DeviceState) -> None:
+        """Take a device in, out, or to another place of the order, by its present state."""
+        entry = self._entries.get(device.number)
+        size = device.memory - device.used
+        if entry is not None:
+            if device.is_free and entry[1] == size:
+                return
+            del self._order[bisect_left(self._order, (entry[1], device.number))]
+        if device.is_free:
+            insort(self._order, (size, device.number))
+            self._entries[device.number] = (device, size)
+            if entry is None:
+                self.per_node.setdefault(device.node, {})[device.number] = device
+        elif entry is not None:
+            del self._entries[device.number]
+            del self.per_node[device.node][device.number]
+
+    def roomiest(self, count: int) -> Iterator[DeviceState]:
+        """Those with most free bytes, most first."""
+        for _, number in self._order[: -count - 1 : -1]:
+            yield self._entries[number][0]

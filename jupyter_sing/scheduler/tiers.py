@@ -1,0 +1,155 @@
+"""Tiers: which fraction of the device time that it asks for a session gets within an hour.
+
+`F = granted / demand`, where demand is the time in which a session has a cell, and granted the time
+of it in which the cell executed. A fraction below the target counts as violated only if more than
+`LOST_MIN` seconds were lost: of a cell that takes 50 ms, any wait is most of the time.
+
+Source: Singularity's GPU fractions (2202.07848); how they are reached is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jupyter_sing.scheduler.events import Tier
+
+TARGETS: Mapping[Tier, float] = {Tier.PREMIUM: 0.95, Tier.STANDARD: 0.70, Tier.BASIC: 0.0}
+WINDOW = 3600.0
+SLOT = 60.0
+SLOTS = int(WINDOW / SLOT)
+LOST_MIN = 2.0
+LOOKAHEAD = 10.0
+"""Longest quantum that is waited for before a session is promoted, in seconds."""
+
+
+class Account:
+    """Demand and granted seconds of one session in the last hour, in slots of a minute."""
+
+    __slots__ = ("_demand", "_granted", "_mode", "_since", "_slot", "demand", "granted")
+
+    def __init__(self, at: float) -> None:
+        self._demand: list[float] = []  # made at the first use: most sessions are idle most days
+        self._granted: list[float] = []
+        self._slot = int(at / SLOT)
+        self._since = at
+        self._mode = 0  # 0 idle, 1 waiting, 2 executing
+        self.demand = 0.0
+        self.granted = 0.0
+
+    def _advance(self, slot: int) -> None:
+        """Forget the slots that leave the window."""
+        for past in range(self._slot + 1, min(slot, self._slot + SLOTS) + 1):
+            place = past % SLOTS
+            self.demand = max(0.0, self.demand - self._demand[place])
+            self.granted = max(0.0, self.granted - self._granted[place])
+            self._demand[place] = self._granted[place] = 0.0
+        self._slot = max(self._slot, slot)
+
+    def settle(self, now: float) -> None:
+        """Bring the sums up to date."""
+        if not self._demand:
+            self._since = now
+            self._slot = int(now / SLOT)
+            return
+        begin = max(self._since, now - WINDOW)
+        while begin < now:
+            slot = int(begin / SLOT)
+            end = min(now, (slot + 1) * SLOT)
+            self._advance(slot)
+            if self._mode:
+                self._demand[slot % SLOTS] += end - begin
+                self.demand += end - begin
+                if self._mode == 2:
+                    self._granted[slot % SLOTS] += end - begin
+                    self.granted += end - begin
+            if end <= begin:  # a slot shorter than the resolution of the clock
+                break
+            begin = end
+        self._since = now
+
+    def _enter(self, mode: int, now: float) -> None:
+        if not self._demand:
+            self._demand = [0.0] * SLOTS
+            self._granted = [0.0] * SLOTS
+            self._since = now
+            self._slot = int(now / SLOT)
+        self.settle(now)
+        self._mode = mode
+
+    def wait(self, now: float) -> None:
+        """Note that it has a cell that does not execute."""
+        self._enter(1, now)
+
+    def execute(self, now: float) -> None:
+        """Note that its cell executes."""
+        self._enter(2, now)
+
+    def rest(self, now: float) -> None:
+        """Note that it has no cell."""
+        self._enter(0, now)
+
+    @property
+    def fraction(self) -> float:
+        """F of the last hour, as of the last `settle`; 1 without demand."""
+        return self.granted / self.demand if self.demand > 0.0 else 1.0
+
+    def slack(self, target: float) -> float:
+        """Seconds that it may still lose before its target is missed, as of the last `settle`."""
+        lost = self.demand - self.granted
+        return max(LOST_MIN, (1.0 - target) * self.demand) - lost
+
+    def violates(self, target: float) -> bool:
+        """Whether its target is missed, as of the last `settle`."""
+        return target > 0.0 and self.slack(target) < 0.0
+
+
+def threshold(switch: float, quantum: float) -> float:
+    """Slack below which a session is promoted: what it takes until it executes."""
+    return switch + min(quantum, LOOKAHEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Whether a tier can be kept, in words for the people concerned."""
+
+    tier: Tier
+    kept: bool
+    reason: str
+
+
+def admit(
+    tier: Tier, gpus: int, demand: Mapping[Tier, float], guaranteed: float, capacity: float
+) -> Admission:
+    """Say whether the promise to one more session can be kept.
+
+    Parameters
+    ----------
+    tier, gpus
+        What is asked for.
+    demand
+        Devices per tier that sessions admitted so far are expected to keep busy.
+    guaranteed, capacity
+        Devices that are guaranteed to its virtual cluster (all, without guarantees), and healthy
+        devices in all.
+    """
+    if tier is Tier.BASIC:
+        return Admission(tier, True, "basic: runs when there is room, nothing is promised")
+    premium = demand.get(Tier.PREMIUM, 0.0)
+    if tier is Tier.PREMIUM and premium + gpus > guaranteed:
+        return Admission(
+            tier,
+            False,
+            f"best effort: premium sessions keep {premium:g} of {guaranteed:g} guaranteed devices"
+            f" busy, and this one wants {gpus}",
+        )
+    promised = sum(TARGETS[known] * amount for known, amount in demand.items())
+    wanted = TARGETS[tier] * gpus
+    if promised + wanted > capacity:
+        return Admission(
+            tier,
+            False,
+            f"best effort: {promised:.1f} of {capacity:g} devices are promised already,"
+            f" and this one wants {wanted:.2f}",
+        )
+    return Admission(tier, True, f"{tier.value}: {TARGETS[tier]:.0%} of what it asks for, hourly")

@@ -1,0 +1,187 @@
+"""What holds whatever happens: notebooks, failures and late answers in any order.
+
+The double asserts with every decision that a device has one holder and never more bytes than
+memory, that tokens increase, and that nobody in flight is moved. Here is the rest.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from jupyter_sing.scheduler import events
+from jupyter_sing.scheduler.decisions import Preempt
+from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.events import Tier
+from jupyter_sing.scheduler.settings import Device, Settings
+from tests.doubles.controller import Controller
+
+GB = 10**9
+NAMES = [f"s{i}" for i in range(8)]
+RUN_MIN = 1.0
+
+
+class Cluster(RuleBasedStateMachine):
+    """A few notebooks on a few devices."""
+
+    @initialize(count=st.integers(1, 4), delay=st.sampled_from([0.0, 0.01, 2.0]))
+    def begin(self, count: int, delay: float) -> None:
+        self.places = [
+            Device(f"node{i // 2}/gpu{i % 2}", 16 * GB, f"node{i // 2}") for i in range(count)
+        ]
+        self.host = Controller(
+            Engine(self.places, Settings(quanta=(1.0, 2.0, 4.0, 8.0), host_memory=20 * GB)),
+            self.places,
+            delay,
+        )
+        self.failed: set[str] = set()
+        self.busy: set[str] = set()
+        self.host.finished = self.busy.discard
+        for index, name in enumerate(NAMES[:6]):  # more than there are devices, and memory
+            self.host.open(name, (4 + index) * GB, user=("ann", "bob")[index % 2])
+            self.busy.add(name)
+            self.host.submit(name, 8.0)
+
+    def idle(self) -> list[str]:
+        return sorted(set(self.host.notebooks) - self.busy)
+
+    @precondition(lambda self: len(self.host.notebooks) < len(NAMES))
+    @rule(
+        memory=st.integers(0, 15),
+        tier=st.sampled_from(list(Tier)),
+        user=st.sampled_from(["ann", "bob"]),
+        wide=st.booleans(),
+    )
+    def open(self, memory: int, tier: Tier, user: str, wide: bool) -> None:
+        name = next(name for name in NAMES if name not in self.host.notebooks)
+        gpus = 2 if wide and len(self.places) >= 2 else 1
+        self.host.open(name, memory * GB, user=user, tier=tier, gpus=gpus)
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), seconds=st.sampled_from([0.1, 1.0, 5.0, 40.0]))
+    def submit(self, data: st.DataObject, seconds: float) -> None:
+        name = data.draw(st.sampled_from(self.idle()))
+        self.busy.add(name)
+        self.host.submit(name, seconds)
+
+    @rule(seconds=st.sampled_from([0.05, 0.5, 3.0, 30.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.host.run_until(self.host.now + seconds)
+
+    @precondition(lambda self: self.host.notebooks)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.host.notebooks)))
+        self.host.lose(name)
+        del self.host.notebooks[name]
+        self.busy.discard(name)
+        self.host.tell(events.SessionClosed(self.host.now, name))
+        self.host.tell(events.SessionClosed(self.host.now, name))
+
+    @precondition(lambda self: self.busy)
+    @rule(data=st.data())
+    def interrupt(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.busy)))
+        self.busy.discard(name)
+        if self.host.notebooks[name].devices:
+            self.host.halt(name)
+        self.host.tell(events.CellFinished(self.host.now, name))
+
+    @precondition(lambda self: self.host.notebooks)
+    @rule(data=st.data())
+    def kill_worker(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.host.notebooks)))
+        self.host.lose(name)
+        self.host.tell(events.WorkerDied(self.host.now, name))
+
+    @rule(data=st.data())
+    def fail_device(self, data: st.DataObject) -> None:
+        device = data.draw(st.sampled_from([place.id for place in self.places]))
+        self.failed.add(device)
+        for name in sorted({*self.host.resident[device], *self.host.holders[device]}):
+            self.host.lose(name)
+        self.host.tell(events.DeviceFailed(self.host.now, device))
+
+    @precondition(lambda self: self.failed)
+    @rule(data=st.data())
+    def heal_device(self, data: st.DataObject) -> None:
+        device = data.draw(st.sampled_from(sorted(self.failed)))
+        self.failed.discard(device)
+        self.host.tell(events.DeviceHealed(self.host.now, device))
+
+    @precondition(lambda self: self.host.notebooks)
+    @rule(data=st.data(), token=st.integers(0, 3))
+    def answer_late(self, data: st.DataObject, token: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.host.notebooks)))
+        stale = self.host.notebooks[name].token - 1 - token
+        before = len(self.host.decided)
+        self.host.tell(events.Released(self.host.now, name, stale))
+        self.host.tell(events.Started(self.host.now, name, stale))
+        assert self.host.notebooks[name].token > stale
+        assert len(self.host.decided) - before <= len(NAMES)
+
+    @rule(weight=st.sampled_from([0.5, 1.0, 4.0]), throttle=st.sampled_from([1.0, 10.0]))
+    def reconfigure(self, weight: float, throttle: float) -> None:
+        running = {device: list(held) for device, held in self.host.holders.items()}
+        self.host.tell(
+            events.Reconfigured(
+                self.host.now,
+                Settings(
+                    quanta=(1.0, 2.0, 4.0, 8.0),
+                    throttle=throttle,
+                    host_memory=20 * GB,
+                    user_weights={("default", "ann"): weight},
+                ),
+            )
+        )
+        for device, held in running.items():
+            assert set(held) <= set(self.host.holders[device])
+
+    @invariant()
+    def holders_are_where_the_engine_put_them(self) -> None:
+        for device, held in self.host.holders.items():
+            assert len(held) <= 1
+            assert not (held and device in self.failed)
+            assert set(held) <= self.busy
+
+    @invariant()
+    def leases_are_whole(self) -> None:
+        for name, notebook in self.host.notebooks.items():
+            for device in notebook.devices:
+                assert name in self.host.holders[device]
+
+    @invariant()
+    def nobody_is_stopped_before_the_minimum_run(self) -> None:
+        started: dict[tuple[str, int], float] = {}
+        for at, event in self.host.log:
+            if isinstance(event, events.Started):  # the first: later ones are stale
+                started.setdefault((event.session, event.token), at)
+        for at, decision in self.host.decided:
+            if isinstance(decision, Preempt):
+                begun = started.get((decision.session, decision.token), at - RUN_MIN)
+                assert at - begun >= RUN_MIN - 1e-6
+
+    def teardown(self) -> None:
+        """Once the devices are whole and nothing else happens, everybody comes to an end."""
+        if not hasattr(self, "host"):
+            return
+        for device in sorted(self.failed):
+            self.host.tell(events.DeviceHealed(self.host.now, device))
+        self.failed.clear()
+        self.host.run_until(self.host.now + 20_000.0)
+        assert self.busy == set(), "somebody starves"
+        served = self.host.engine.statistics().served
+        assert all(seconds >= 0.0 for seconds in served.values())
+        assert not any(self.host.holders.values())
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(
+    max_examples=40,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)

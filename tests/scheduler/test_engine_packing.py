@@ -1,0 +1,147 @@
+"""Sharing a device, kept by measured progress only."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_sing.scheduler import events
+from jupyter_sing.scheduler.decisions import Pack, Preempt, Unpack
+from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.settings import Device, Settings
+from tests.doubles.controller import Controller
+
+GB = 10**9
+DEVICE = "node0/gpu0"
+
+
+def two_programs(
+    may_pack: tuple[bool, bool] = (True, True), memory: int = 4 * GB, packing: bool = True
+) -> Controller:
+    """Two training programs on one device, each measured alone at a step of 0.1 s."""
+    devices = [Device(DEVICE, 10 * GB)]
+    settings = Settings(quanta=(2.0, 4.0, 4.0, 4.0), packing=packing)
+    host = Controller(Engine(devices, settings), devices, delay=0.01)
+    for name, permitted in zip(("a", "b"), may_pack, strict=True):
+        host.open(name, memory, may_pack=permitted)
+        host.submit(name, 10_000.0)
+    measured: set[str] = set()
+    while len(measured) < 2:
+        host.run_until(host.now + 0.5)
+        for name in host.executing(DEVICE):
+            host.tell(events.Measured(host.now, name, memory, 0.2, 0.1))
+            measured.add(name)
+    host.run_until(host.now + 10.0)
+    return host
+
+
+def said(host: Controller, kind: type) -> list[object]:
+    return [decision for _, decision in host.decided if isinstance(decision, kind)]
+
+
+def together(host: Controller, step: float) -> None:
+    for name in ("a", "b"):
+        host.tell(events.Measured(host.now, name, 4 * GB, 0.4, step))
+
+
+def test_two_who_permit_it_share_a_device() -> None:
+    host = two_programs()
+    assert len(said(host, Pack)) == 1
+    assert sorted(host.executing(DEVICE)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("may_pack", "memory", "packing"),
+    [
+        ((True, False), 4 * GB, True),
+        ((False, True), 4 * GB, True),
+        ((True, True), 7 * GB, True),
+        ((True, True), 4 * GB, False),
+    ],
+)
+def test_nobody_shares_against_permission_memory_or_policy(
+    may_pack: tuple[bool, bool], memory: int, packing: bool
+) -> None:
+    host = two_programs(may_pack, memory, packing)
+    assert said(host, Pack) == []
+
+
+def test_who_was_never_measured_alone_does_not_share() -> None:
+    devices = [Device(DEVICE, 10 * GB)]
+    host = Controller(Engine(devices), devices)
+    for name in ("a", "b"):
+        host.open(name, GB, may_pack=True)
+        host.submit(name, 100.0)
+    host.run_until(50.0)
+    assert said(host, Pack) == []
+
+
+def test_nobody_shares_while_devices_are_free() -> None:
+    devices = [Device(f"node0/gpu{i}", 10 * GB) for i in range(2)]
+    host = Controller(Engine(devices), devices)
+    for name in ("a", "b"):
+        host.open(name, GB, may_pack=True)
+        host.submit(name, 100.0)
+        host.run_until(host.now + 1.0)
+        host.tell(events.Measured(host.now, name, GB, 0.2, 0.1))
+    host.run_until(20.0)
+    assert said(host, Pack) == []
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0.15, True), (0.19, True), (0.25, False)])
+def test_a_pair_stays_together_while_that_is_better(step: float, kept: bool) -> None:
+    host = two_programs()
+    together(host, step)
+    host.run_until(host.now + 1.0)
+    assert (said(host, Unpack) == []) is kept
+    assert len(host.executing(DEVICE)) == (2 if kept else 1)
+
+
+def test_what_was_parted_is_tried_again_later_and_later() -> None:
+    host = two_programs()
+    tries = []
+    for _ in range(3):
+        before = len(said(host, Pack))
+        together(host, 0.25)
+        parted = host.now
+        while len(said(host, Pack)) == before:
+            host.run_until(host.now + 1.0)
+        tries.append(host.now - parted)
+        host.run_until(host.now + 1.0)
+    assert 60.0 <= tries[0] < 120.0 <= tries[1] < 240.0 <= tries[2]
+
+
+def test_the_other_one_goes_on_when_one_is_done() -> None:
+    host = two_programs()
+    (pack,) = said(host, Pack)
+    assert isinstance(pack, Pack)
+    first, second = pack.sessions
+    host.halt(first)
+    host.tell(events.CellFinished(host.now, first))
+    host.run_until(host.now + 50.0)
+    assert host.executing(DEVICE) == [second]
+    host.open("next", GB)
+    host.submit("next", 1.0)
+    host.run_until(host.now + 5.0)
+    assert [name for name, _ in host.waits][-1] == "next"
+
+
+def test_a_short_cell_stops_both() -> None:
+    host = two_programs()
+    host.run_until(host.now + 100.0)
+    host.open("short", GB)
+    host.submit("short", 1.0)
+    host.run_until(host.now + 0.5)
+    assert host.executing(DEVICE) == ["short"]
+    stops = [d.session for d in said(host, Preempt)[-2:] if isinstance(d, Preempt)]
+    assert sorted(stops) == ["a", "b"]
+
+
+def test_a_shared_device_is_charged_once() -> None:
+    host = two_programs()
+    host.run_until(host.now + 40.0)
+    host.open("short", GB)
+    host.submit("short", 1.0)  # stops both, which settles their accounts
+    host.run_until(host.now + 0.5)
+    charged = host.engine.statistics().served
+    assert host.now - 2.0 <= sum(charged.values()) <= host.now
+    assert abs(charged["default", "a"] - charged["default", "b"]) < 5.0
