@@ -1,0 +1,27 @@
+"""What the guarantees refuse, and what must not happen.
+
+::
+
+    GuaranteesError
+    ├── ConfigurationError   a configuration that is wrong, or promises more than there is
+    ├── RequestError         a request that could never be served as it stands
+    └── InternalError        ours: an invariant is broken
+"""
+
+from __future__ import annotations
+
+
+class GuaranteesError(Exception):
+    """Base of all errors of the guarantees."""
+
+
+class ConfigurationError(GuaranteesError):
+    """A configuration that is wrong, or promises more than there is. Nothing was changed."""
+
+
+class RequestError(GuaranteesError):
+    """A request that could never be served as it stands. Nothing was changed."""
+
+
+class InternalError(GuaranteesError):
+    """An invariant is broken: a bug of this package."""
