@@ -20,6 +20,7 @@ SITE = Path(sysconfig.get_paths()["purelib"])
 NOT_THERE = re.compile(
     r"(jupyter_sing|kernelproxy|_jupyter_sing|__editable__|_editable|jupyter_server|jupyter_events"
     r"|prometheus_client|pynvml|ipywidgets|blake3|zstandard|cloudpickle|distutils-precedence"
+    r"|_?yaml|(?i:pyyaml)"
     r"|torch(?!gen)).*"
 )
 

@@ -1,0 +1,88 @@
+"""The policy of an administrator, as a file: read, checked, asked, compared.
+
+``parse`` makes a `Policy` of YAML text or raises `PolicyError` with one line; ``dump`` writes it
+back; ``resolve`` says what it means for a user; ``configuration`` what it guarantees, as cells;
+``differences`` whom another one would affect. All are pure; `language` is the grammar, of which
+``policy.schema.json`` is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from jupyter_sing.scheduler.policy.checks import check
+from jupyter_sing.scheduler.policy.differing import Difference, SessionView, differences
+from jupyter_sing.scheduler.policy.errors import PolicyError
+from jupyter_sing.scheduler.policy.guaranteed import configuration
+from jupyter_sing.scheduler.policy.language import POLICY
+from jupyter_sing.scheduler.policy.model import Policy
+from jupyter_sing.scheduler.policy.reading import lines, read, resolved
+from jupyter_sing.scheduler.policy.resolving import Effective, Resolver, resolve
+
+__all__ = [
+    "Difference",
+    "Effective",
+    "Policy",
+    "PolicyError",
+    "Resolver",
+    "SessionView",
+    "configuration",
+    "differences",
+    "document",
+    "dump",
+    "parse",
+    "resolve",
+]
+
+
+def parse(text: str | bytes) -> Policy:
+    """Read a policy.
+
+    Parameters
+    ----------
+    text : str or bytes
+        YAML, in UTF-8.
+
+    Returns
+    -------
+    Policy
+        What the text says, and nothing that it does not say.
+
+    Raises
+    ------
+    PolicyError
+        If it is no policy, contradicts itself, or guarantees what is not there.
+    """
+    root = read(text)
+    said = POLICY.read(root, "")
+    policy = dataclasses.replace(said, lines=MappingProxyType(lines(root)))
+    check(policy)
+    return policy
+
+
+def document(policy: Policy) -> dict[str, Any]:
+    """Make of a policy what JSON can hold; `parse` reads it, since JSON is YAML."""
+    written = POLICY.write(policy)
+    return written if isinstance(written, dict) else {}
+
+
+def dump(policy: Policy) -> str:
+    """Write a policy as text of which `parse` makes the same policy."""
+    written = document(policy)
+    return yaml.dump(written, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.2 would take for something else than text, such as ``1e5``, too."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.Node:
+    style = None if resolved(text) == text else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _text)

@@ -1,0 +1,262 @@
+"""What a policy means for one user, and by which of its lines.
+
+Who is nearest decides. Each term is taken from the first of these that says it: the user's entry,
+the group, ``each`` of the virtual cluster (for those whom nobody names: ``others``, then ``each``),
+``defaults``, and what is built in. Quotas are taken one by one.
+
+An exact name is nearer than a pattern, also where the name is a group's member and the pattern an
+entry; among patterns, the first of the document counts. A pattern is its own exact name, so that
+one can ask what it would give to somebody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from jupyter_sing.scheduler.events import Tier
+from jupyter_sing.scheduler.policy.model import (
+    Group,
+    Policy,
+    Quotas,
+    Terms,
+    TierTerms,
+    User,
+    VirtualCluster,
+)
+
+DEFAULT_VIRTUAL_CLUSTER = "default"
+
+_TIER_TERMS = {
+    Tier.PREMIUM: TierTerms(gpu_percent=95.0),
+    Tier.STANDARD: TierTerms(gpu_percent=70.0),
+    Tier.BASIC: TierTerms(gpu_percent=0.0),
+}
+# What sessions have without any policy.
+_PATIENCE = TierTerms(suspend_after=600.0, hibernate_after=math.inf, max_hold=math.inf)
+_TERMS = Terms(tier=Tier.STANDARD, weight=1.0, packing=False)
+
+QUOTAS = ("devices", "device_memory", "gpu_hours_per_day", "disk")
+TIER_TERMS = ("gpu_percent", "suspend_after", "hibernate_after", "max_hold")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Quotas that are in force; `math.inf`: unlimited. Bytes, hours, devices as in `Quotas`."""
+
+    devices: float = math.inf
+    device_memory: float = math.inf
+    gpu_hours_per_day: float = math.inf
+    disk: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """The terms of a tier that are in force; seconds, `math.inf`: never."""
+
+    gpu_percent: float
+    suspend_after: float
+    hibernate_after: float
+    max_hold: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Where something was decided.
+
+    Attributes
+    ----------
+    key
+        What: a key of terms, such as ``tier`` or ``quotas.devices``.
+    path, line
+        By what of the document; None if it is built in.
+    """
+
+    key: str
+    path: str | None
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What holds for one user.
+
+    Attributes
+    ----------
+    admitted
+        Whether they may use devices. If not, the rest is what they would have.
+    group
+        By whose terms, if by those of a group.
+    guaranteed
+        Whether anything is guaranteed to their virtual cluster.
+    quotas, cluster_quotas
+        Of the user, and of all users of the virtual cluster together.
+    decided
+        Where each term was decided, in a fixed order.
+    """
+
+    user: str
+    admitted: bool
+    virtual_cluster: str
+    group: str | None
+    guaranteed: bool
+    tier: Tier
+    weight: float
+    packing: bool
+    quotas: Limits
+    cluster_weight: float
+    cluster_quotas: Limits
+    terms: TierLimits
+    decided: tuple[Decided, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mention:
+    """Where a policy names somebody: by which text, in an entry of `users` or as a member."""
+
+    cluster: VirtualCluster
+    path: str
+    name: str
+    terms: User | Group
+    terms_path: str
+
+
+def is_pattern(name: str) -> bool:
+    """Tell patterns from names."""
+    return any(c in "*?[" for c in name)
+
+
+class Resolver:
+    """Says what a policy means for users; made once for many of them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._exact: dict[str, list[_Mention]] = {}
+        self._patterns: list[_Mention] = []
+        for mention in _mentions(policy):
+            self._exact.setdefault(mention.name, []).append(mention)
+            if is_pattern(mention.name):
+                self._patterns.append(mention)
+
+    def resolve(self, user: str) -> Effective:
+        """Say what the policy means for a user, whether anybody has heard of them or not."""
+        policy, mentions = self.policy, self._find(user)
+        cluster = mentions[0].cluster if mentions else home_of_others(policy)
+        sources = list(_sources(policy, cluster, mentions))
+        decided = [_decided(policy, "virtual_cluster", _membership(policy, mentions))]
+        chosen, quotas = {}, {}
+        for key in ("tier", "weight", "packing"):
+            chosen[key], source = _first(sources, key, getattr(_TERMS, key))
+            decided.append(_decided(policy, key, source))
+        for key in QUOTAS:
+            below = [(f"{path}.quotas", terms.quotas) for path, terms in sources]
+            quotas[key], source = _first(below, key, math.inf)
+            decided.append(_decided(policy, f"quotas.{key}", source))
+        tier: Tier = chosen["tier"]
+        for key in TIER_TERMS:
+            said = getattr(getattr(policy.tiers, tier.value), key) is not None
+            decided.append(_decided(policy, key, f"tiers.{tier}.{key}" if said else None))
+        return Effective(
+            user=user,
+            admitted=bool(mentions) or policy.others.admitted is not False,
+            virtual_cluster=cluster.name,
+            group=next((m.terms.name for m in mentions if isinstance(m.terms, Group)), None),
+            guaranteed=bool(
+                cluster.guaranteed_devices or cluster.guaranteed_cells or cluster.pinned_cells
+            ),
+            quotas=Limits(**quotas),
+            cluster_weight=1.0 if cluster.weight is None else cluster.weight,
+            cluster_quotas=limits(cluster.quotas),
+            terms=tier_terms(policy, tier),
+            decided=tuple(decided),
+            **chosen,
+        )
+
+    def _find(self, user: str) -> list[_Mention]:
+        """Find an entry and a group at most, the nearest first, all of one virtual cluster."""
+        found = [
+            *self._exact.get(user, ()),
+            *(each for each in self._patterns if fnmatchcase(user, each.name)),
+        ]
+        found = [each for each in found if each.cluster is found[0].cluster]
+        nearest: dict[type, _Mention] = {}
+        for each in found:
+            nearest.setdefault(type(each.terms), each)
+        return list(nearest.values())
+
+
+def resolve(policy: Policy, user: str) -> Effective:
+    """Say what a policy means for one user, as the server or the system calls them."""
+    return Resolver(policy).resolve(user)
+
+
+def home_of_others(policy: Policy) -> VirtualCluster:
+    """Say where those are whom no virtual cluster names."""
+    name = policy.others.virtual_cluster or DEFAULT_VIRTUAL_CLUSTER
+    described = (each for each in policy.virtual_clusters if each.name == name)
+    return next(described, VirtualCluster(name=name))
+
+
+def tier_terms(policy: Policy, tier: Tier) -> TierLimits:
+    """Say what a tier means under a policy."""
+    said: TierTerms = getattr(policy.tiers, tier.value)
+    found = {}
+    for key in TIER_TERMS:
+        layers = (said, _TIER_TERMS[tier], _PATIENCE)
+        found[key] = next(v for each in layers if (v := getattr(each, key)) is not None)
+    return TierLimits(**found)
+
+
+def limits(quotas: Quotas) -> Limits:
+    """Say what quotas mean where nothing stands behind them."""
+    return Limits(**{k: v for k in QUOTAS if (v := getattr(quotas, k)) is not None})
+
+
+def _mentions(policy: Policy) -> Iterator[_Mention]:
+    """Go through the names of a policy: in each virtual cluster entries, then groups."""
+    for cluster in policy.virtual_clusters:
+        path = f"virtual_clusters.{cluster.name}"
+        for i, user in enumerate(cluster.users):
+            here = f"{path}.users[{i}]"
+            yield _Mention(cluster, here, user.name, user, here)
+        for group in cluster.groups:
+            here = f"{path}.groups.{group.name}"
+            for i, name in enumerate(group.members):
+                yield _Mention(cluster, f"{here}.members[{i}]", name, group, here)
+
+
+def _sources(
+    policy: Policy, cluster: VirtualCluster, mentions: Sequence[_Mention]
+) -> Iterator[tuple[str, Terms]]:
+    """Go from what is nearest to somebody to what is farthest: paths and terms."""
+    if mentions:
+        yield from ((each.terms_path, each.terms) for each in mentions)
+    else:
+        yield "others", policy.others
+    yield f"virtual_clusters.{cluster.name}.each", cluster.each
+    yield "defaults", policy.defaults
+
+
+def _first(sources: Sequence[tuple[str, Any]], key: str, built_in: Any) -> tuple[Any, str | None]:
+    for path, terms in sources:
+        value = getattr(terms, key)
+        if value is not None:
+            return value, f"{path}.{key}"
+    return built_in, None
+
+
+def _membership(policy: Policy, mentions: Sequence[_Mention]) -> str | None:
+    """Say by what of the document somebody is where they are."""
+    if mentions:
+        return mentions[0].path
+    for key in ("admitted", "virtual_cluster"):
+        if getattr(policy.others, key) is not None:
+            return f"others.{key}"
+    return None
+
+
+def _decided(policy: Policy, key: str, path: str | None) -> Decided:
+    return Decided(key, path, None if path is None else policy.lines.get(path))
