@@ -1,0 +1,1 @@
+"""The scheduler on notebooks that do not exist: workloads, virtual time, baselines, figures."""
