@@ -14,9 +14,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
-from jupyter_sing import doctor, table
+from jupyter_sing import doctor, policies, simulate, table
+from jupyter_sing.controller import journal
 from jupyter_sing.progress import Line
 from kernelproxy import native, paths
 from kernelproxy.control import Control, connect
@@ -91,6 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     move = add("migrate", migrate, "move a session to another device while it runs")
     move.add_argument("session", help="id, unique prefix of one, or name")
     move.add_argument("device", help="id of the device, such as cpu:1 or cuda:0")
+    explain = add("why", why, "what was decided about a session, and why")
+    explain.add_argument(
+        "session", help="id, unique prefix of one, or name (of one that has ended, too)"
+    )
+    explain.add_argument("--count", type=int, default=20, help="how many decisions (default: 20)")
     form = "variables, or also the process (default: the best that works)"
     put_away = add("checkpoint", checkpoint, "put a notebook away, to be taken out again")
     put_away.add_argument("session", help="id, unique prefix of one, or name")
@@ -112,6 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     take_out.add_argument("--form", choices=FORMS, default="", help=form)
     delete = add("checkpoint-delete", checkpoint_delete, "forget a checkpoint")
     delete.add_argument("name", help="of the checkpoint")
+    policies.add_verbs(verbs, common)
+    simulate.add_verb(verbs, common)
     doctor_parser = add("doctor", show_doctor, "what works on this machine and what is missing")
     doctor_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
     daemon_parser = add("daemon", daemon, "start the daemon, which else starts at first need")
@@ -178,9 +187,9 @@ def migrate(options: argparse.Namespace) -> int:
 
 def checkpoint(options: argparse.Namespace) -> int:
     """``checkpoint S``: returns when it is safe on disk, having waited for a running cell."""
-    with connect(start=False) as control:
+    with connect(start=False) as control, Line("Storing", wanted=not options.json) as line:
         request = Checkpoint(options.session, options.name, form=options.form)
-        reply = control.expect(CheckpointReply, request)
+        reply = control.expect(CheckpointReply, request, show=line.show_bytes)
     if options.json:
         _print_json(reply.checkpoint)
         return 0
@@ -201,7 +210,7 @@ def checkpoints(options: argparse.Namespace) -> int:
 
 def restore(options: argparse.Namespace) -> int:
     """``restore NAME``: returns when the notebook is there, having waited for a running cell."""
-    with connect() as control, Line("Reading") as line:
+    with connect() as control, Line("Reading", wanted=not options.json) as line:
         if options.last is None:
             name = options.name
             session = options.session or _session_of(control, name)
@@ -273,7 +282,7 @@ def stop(options: argparse.Namespace) -> int:
     """``stop``: no daemon is no error."""
     request = Stop(checkpoint=not options.no_checkpoint)
     try:
-        with connect(start=False) as control, Line("Putting away") as line:
+        with connect(start=False) as control, Line("Putting away", wanted=not options.json) as line:
             reply = control.expect(Stopped, request, show=line.show_notebooks)
     except ControlError as error:
         if error.reason != "no-daemon":
@@ -289,6 +298,18 @@ def stop(options: argparse.Namespace) -> int:
     for problem in reply.problems:
         print(f"  not put away: {problem}")
     print(message)
+    return 0
+
+
+def why(options: argparse.Namespace) -> int:
+    """Show what was decided about a session, and why."""
+    found = journal.read(paths.data_dir(), options.session, options.count)
+    if options.json:
+        _print_json({"decisions": [asdict(each) for each in found]})
+        return 0
+    for each in found:
+        at = datetime.fromtimestamp(each.at).strftime("%Y-%m-%d %H:%M:%S")
+        print(f"{at}  {each.reason}")
     return 0
 
 

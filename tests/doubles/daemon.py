@@ -3,7 +3,10 @@
 Beside settings there may be ``die_at``: the first agent kills itself when it has come to that many
 moments at which somebody else learns something of it, a deposit or a change of an agent page (each
 has a moment before and one after it). ``moments`` is a file for their number so far, and
-``devices_after`` are the devices that the agents after it find.
+``devices_after`` are the devices that the agents after it find. While the file ``hurry`` is there,
+a worker may take a second for an order; otherwise as long as a loaded machine needs. With ``stays``
+the daemon does not leave by itself. ``quantum``: sessions take turns of so many seconds;
+``engine``: the scheduler decides, with these settings.
 """
 
 from __future__ import annotations
@@ -18,10 +21,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kernelproxy.agent.daemon import run
+from jupyter_sing.controller import Controller
+from jupyter_sing.scheduler.settings import Settings as EngineSettings
+from kernelproxy.agent.arbiter import Arbiter
+from kernelproxy.agent.daemon import Daemon, run
 from kernelproxy.agent.deposits import Deposits
+from kernelproxy.agent.forms import Forms
 from kernelproxy.agent.settings import Settings
 from kernelproxy.oplog import AgentPage
+from tests.doubles.turns import Turns
 
 
 def count_moments(die_at: int, moments: str) -> None:
@@ -49,17 +57,39 @@ def count_moments(die_at: int, moments: str) -> None:
     AgentPage.ring = between_moments(AgentPage.ring)  # type: ignore[method-assign]
 
 
+hurry = Path("/nonexistent")
+
+
+class HurriedSettings(Settings):
+    """Limits that are short while a file is there."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("order_seconds", "snapshot_seconds") and hurry.exists():
+            return 1.0
+        return super().__getattribute__(name)
+
+
 def main() -> int:
+    global hurry
     given = {"zygote_command": ["-m", "tests.doubles.zygote"], **json.loads(sys.argv[2])}
     die_at, moments = given.pop("die_at", 0), given.pop("moments", "")
-    devices_after = given.pop("devices_after", None)
+    devices_after, quantum = given.pop("devices_after", None), given.pop("quantum", None)
+    hurry = Path(given.pop("hurry", hurry))
+    if given.pop("stays", False):
+        Daemon._leave_if_quiet = lambda self: None  # type: ignore[method-assign]
+    # Toy kernels are saved by nobody. A trial would be a process of the agent, and take time.
+    Forms.begin = lambda self: None  # type: ignore[method-assign]
     again = [sys.executable, "-m", "tests.doubles.daemon", "-1", sys.argv[2]]
     keeper_fd = int(sys.argv[3]) if len(sys.argv) > 3 else -1
     if keeper_fd < 0:
         count_moments(die_at, moments)
     elif devices_after is not None:
         os.environ["JUPYTER_SING_DEVICES"] = devices_after
-    return run(int(sys.argv[1]), again, keeper_fd, Settings(**given))
+    engine = given.pop("engine", None)
+    arbiter: Arbiter | None = Turns(quantum) if quantum else None
+    if engine is not None:
+        arbiter = Controller(EngineSettings(**engine))
+    return run(int(sys.argv[1]), again, keeper_fd, HurriedSettings(**given), arbiter)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing import cli
-from kernelproxy.protocol import CloseSession, LastCheckpoint, Restore, Stop, Suspend
+from jupyter_sing import cli, progress
+from kernelproxy.protocol import CloseSession, LastCheckpoint, Progress, Restore, Stop, Suspend
 from tests.unit.fake_daemon import CHECKPOINT, DEVICE, OUTCOME, SESSION, FakeDaemon
 
 
@@ -89,6 +89,23 @@ def test_checkpoints_are_made_listed_restored_and_deleted(
     ):
         assert cli.main(arguments) == 1
         assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "restore"])
+def test_a_terminal_sees_how_far_it_is_and_a_program_does_not(
+    verb: str,
+    fake_daemon: FakeDaemon,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(progress, "SHOWN_AFTER_SECONDS", 0.0)
+    fake_daemon.progress = [Progress(0, 0), Progress(1 << 20, 2 << 20)]
+    of = SESSION["id"] if verb == "checkpoint" else "before-lunch"
+    assert cli.main([verb, of]) == 0
+    assert "[##########..........] 1.0 MiB of 2.0 MiB" in capsys.readouterr().err
+    assert cli.main([verb, of, "--json"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_refusal_is_one_line_and_status_1(

@@ -1,0 +1,5 @@
+"""The live controller: the scheduler's engine over the agent's devices and sessions."""
+
+from jupyter_sing.controller.live import Controller
+
+__all__ = ["Controller"]

@@ -1,0 +1,190 @@
+"""What was decided and why, kept in a file: for `jupyter sing why`.
+
+One thread writes, in transactions of what has come meanwhile, so that no decision waits for a disk.
+What was decided in the last moments before the daemon is killed may be lacking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from kernelproxy.errors import ControlError
+
+log = logging.getLogger(__name__)
+
+NAME = "decisions.sqlite3"
+#: How many decisions are kept, and after how many new ones older ones are removed.
+KEPT, TIDY_EVERY = 100_000, 1000
+BUSY_SECONDS = 5.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS decisions (
+    number INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    session TEXT NOT NULL,
+    name TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    reason TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_session ON decisions (session, number);
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One decision.
+
+    Parameters
+    ----------
+    at : float
+        Seconds of the epoch.
+    session, name : str
+        Id and name of the session.
+    kind : str
+        ``grant``, ``preempt``, ``evict``, ``migrate`` or ``queued``.
+    reason : str
+        A sentence.
+    """
+
+    at: float
+    session: str
+    name: str
+    kind: str
+    reason: str
+
+
+class Journal:
+    """Writes decisions until `close`.
+
+    Parameters
+    ----------
+    directory : Path
+        Its file is for its owner alone. What cannot be written is lost, and the log says so once.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NAME
+        self._entries: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="sing-journal", daemon=True)
+        self._thread.start()
+
+    def note(self, entry: Entry) -> None:
+        """Write down a decision, soon."""
+        self._entries.put(entry)
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+        self._entries.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        complained = False
+        ending = False
+        written = 0
+        while not ending:
+            batch, ending = self._next()
+            try:
+                with _opened(self._path, write=True) as database:
+                    database.executemany(
+                        "INSERT INTO decisions (at, session, name, kind, reason)"
+                        " VALUES (?, ?, ?, ?, ?)",
+                        [astuple(each) for each in batch],
+                    )
+                    written += len(batch)
+                    if written >= TIDY_EVERY:
+                        written = 0
+                        database.execute(
+                            "DELETE FROM decisions WHERE number <="
+                            " (SELECT max(number) FROM decisions) - ?",
+                            (KEPT,),
+                        )
+                complained = False
+            except (sqlite3.Error, OSError) as error:
+                if not complained:
+                    log.warning("Decisions cannot be written down: %s", error)
+                complained = True
+
+    def _next(self) -> tuple[list[Entry], bool]:
+        """Wait for something to write; return all there is, and whether that is the end."""
+        batch: list[Entry] = []
+        found = self._entries.get()
+        while found is not None:
+            batch.append(found)
+            try:
+                found = self._entries.get_nowait()
+            except queue.Empty:
+                return batch, False
+        return batch, True
+
+
+@contextlib.contextmanager
+def _opened(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
+    """Open the file for one transaction."""
+    mode = "rwc" if write else "ro"
+    if write and not path.exists():
+        path.touch(mode=0o600)
+    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", BUSY_SECONDS, uri=True)
+    try:
+        if write:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.executescript(_SCHEMA)
+        with database:
+            yield database
+    finally:
+        database.close()
+
+
+def read(directory: Path, session: str, count: int) -> list[Entry]:
+    """Return the last decisions about a session, the oldest of them first.
+
+    Parameters
+    ----------
+    directory : Path
+    session : str
+        An id, a unique prefix of one, or a name (then the newest session of that name).
+    count : int
+        How many at most.
+
+    Raises
+    ------
+    ControlError
+        If there are none, or if the prefix is one of several ids.
+    """
+    path = directory / NAME
+    nothing = ControlError(
+        f"Nothing was decided about a session {session!r} so far.", "unknown-session"
+    )
+    if not path.exists() or not session:
+        raise nothing
+    try:
+        with _opened(path, write=False) as database:
+            ids = database.execute(
+                "SELECT DISTINCT session FROM decisions WHERE substr(session, 1, ?) = ? LIMIT 3",
+                (len(session), session),
+            ).fetchall()
+            if len(ids) > 1 and (session,) not in ids:
+                raise ControlError(f"{session!r} may be any of several sessions.", "ambiguous")
+            if not ids:
+                ids = database.execute(
+                    "SELECT session FROM decisions WHERE name = ? ORDER BY number DESC LIMIT 1",
+                    (session,),
+                ).fetchall()
+            if not ids:
+                raise nothing
+            found = session if (session,) in ids else ids[0][0]
+            rows = database.execute(
+                "SELECT at, session, name, kind, reason FROM decisions WHERE session = ?"
+                " ORDER BY number DESC LIMIT ?",
+                (found, count),
+            ).fetchall()
+    except sqlite3.Error as error:
+        raise ControlError(f"The decisions in {path} cannot be read: {error}", "failed") from error
+    return [Entry(*row) for row in reversed(rows)]

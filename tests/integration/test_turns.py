@@ -1,0 +1,222 @@
+"""Sessions that take turns on a device, under a real daemon with toy workers.
+
+A worker calls its log corrupt if another one executes at the same moment (``TOY_ALONE``), which
+ends its session.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernelproxy.protocol import Checkpoints, CloseSession, Migrate, Resume, Suspend
+from tests.doubles.client import ToyClient
+from tests.integration.conftest import ToyHost, wait_until
+
+MIB = 1 << 20
+StartHost = Callable[..., ToyHost]
+
+#: Turns of 20 ms, by an arbiter of the tests and by the scheduler, and such that never end.
+SHORT = {
+    "turns": {"quantum": 0.02},
+    "engine": {"engine": {"quanta": [0.02] * 4, "run_min_switches": 0.0}},
+}
+LONG = {
+    "turns": {"quantum": 1000.0},
+    "engine": {"engine": {"quanta": [1000.0] * 4}},
+}
+
+
+@pytest.fixture(params=["turns", "engine"])
+def arbiter(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOY_ALONE", str(tmp_path / "alone"))
+
+
+def work(client: ToyClient, count: int, failures: list[BaseException]) -> threading.Thread:
+    """Let a client run a cell of so many records, and look at the state again and again."""
+
+    def run() -> None:
+        try:
+            with client.cell():
+                for number in range(count):
+                    client.add(number)
+                    if number % 50 == 0:
+                        assert client.read() == client.state
+                assert client.read() == client.state
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_sessions_on_one_device_take_turns(toy_host: StartHost, arbiter: str) -> None:
+    host = toy_host(**SHORT[arbiter])
+    clients = [host.client(str(number)) for number in range(4)]
+    for _ in range(2):
+        failures: list[BaseException] = []
+        threads = [work(each, 500, failures) for each in clients]
+        for each in threads:
+            each.join()
+        assert failures == []
+    for each in clients:
+        host.rested(each)
+
+
+def test_a_turn_ends_in_the_middle_of_a_cell(
+    toy_host: StartHost, arbiter: str, tmp_path: Path
+) -> None:
+    host = toy_host(**SHORT[arbiter])
+    first, second = host.client("first"), host.client("second")
+    go_on = tmp_path / "go-on"
+    with first.cell():
+        for _ in range(100):
+            first.add(1)
+        first.append(f"wait {go_on}")  # an operator that takes its time
+        for _ in range(100):
+            first.add(2)
+        wait_until(lambda: host.when(first, "running"))
+        with second.cell():
+            second.add(3)
+            found = wait_until(lambda: host.when(second, "queued"))
+            assert found["reason"].startswith("Waits for ")
+            assert found["queued_for"] >= 0
+            go_on.touch()
+            assert second.read() == second.state
+        assert first.read() == first.state
+
+
+def test_a_cell_that_computes_elsewhere_gives_its_turn(toy_host: StartHost, arbiter: str) -> None:
+    host = toy_host(**LONG[arbiter])
+    first, second = host.client("first"), host.client("second")
+    with first.cell():
+        first.add(1)
+        assert first.read() == first.state
+        with second.cell():  # while the cell of the first one goes on
+            second.add(2)
+            assert second.read() == second.state
+        first.add(3)
+        assert first.read() == first.state
+
+
+def test_sessions_that_do_not_fit_together_take_turns_with_the_memory(
+    toy_host: StartHost, arbiter: str
+) -> None:
+    host = toy_host("cpu:256MiB@1", **SHORT[arbiter])
+    clients = [host.client(str(number)) for number in range(3)]
+    failures: list[BaseException] = []
+    for each in clients:
+        host.work(each, 150 * MIB)
+    threads = [work(each, 300, failures) for each in clients]
+    for each in threads:
+        each.join()
+    assert failures == []
+
+
+def test_a_turn_of_a_session_whose_worker_dies_goes_on(toy_host: StartHost, arbiter: str) -> None:
+    host = toy_host(**SHORT[arbiter])
+    clients = [host.client(str(number)) for number in range(2)]
+    failures: list[BaseException] = []
+    threads = [work(each, 2000, failures) for each in clients]
+    for number in range(6):
+        host.kill_worker(clients[number % 2])
+    for each in threads:
+        each.join()
+    assert failures == []
+
+
+def test_a_session_that_ends_leaves_its_turn(
+    toy_host: StartHost, arbiter: str, tmp_path: Path
+) -> None:
+    host = toy_host(**LONG[arbiter])
+    first, second = host.client("first"), host.client("second")
+    first.append(f"wait {tmp_path / 'never'}")
+    wait_until(lambda: host.when(first, "running"))
+    second.add(1)
+    wait_until(lambda: host.when(second, "queued"))
+    host.call(CloseSession(first.session))
+    assert second.read() == second.state
+
+
+def test_a_waiting_session_may_end_too(toy_host: StartHost, arbiter: str, tmp_path: Path) -> None:
+    host = toy_host(**SHORT[arbiter])
+    first, second, third = (host.client(name) for name in ("first", "second", "third"))
+    go_on = tmp_path / "go-on"
+    first.append(f"wait {go_on}")
+    wait_until(lambda: host.when(first, "running"))
+    second.add(1)
+    third.add(1)
+    wait_until(lambda: host.when(second, "queued") and host.when(third, "queued"))
+    host.call(CloseSession(second.session))
+    go_on.touch()
+    assert third.read() == third.state
+
+
+def test_suspending_and_resuming_between_turns(toy_host: StartHost, arbiter: str) -> None:
+    host = toy_host(**SHORT[arbiter])
+    first, second = host.client("first"), host.client("second")
+    failures: list[BaseException] = []
+    thread = work(first, 2000, failures)
+    for _ in range(3):
+        host.work(second, 0)
+        host.call(Suspend(second.session))
+        assert host.session(second)["state"] == "suspended"
+        host.call(Resume(second.session))
+    thread.join()
+    assert failures == []
+
+
+def test_moving_between_turns(
+    toy_host: StartHost, arbiter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOY_ALONE")  # there are two devices
+    host = toy_host("cpu:1GiB@1,cpu:1GiB@1", **SHORT[arbiter])
+    first, second = host.client("first", device="cpu:0"), host.client("second", device="cpu:0")
+    failures: list[BaseException] = []
+    thread = work(second, 2000, failures)
+    host.work(first, 0)
+    for device in ("cpu:1", "cpu:0", "cpu:1", "cpu:0"):
+        host.call(Migrate(first.session, device))
+        assert host.session(first)["device"] == device
+    thread.join()
+    assert failures == []
+    assert host.call(Checkpoints()).checkpoints == []
+
+
+def test_turns_outlive_the_agent(toy_host: StartHost, arbiter: str) -> None:
+    host = toy_host(**SHORT[arbiter])
+    clients = [host.client(str(number)) for number in range(3)]
+    failures: list[BaseException] = []
+    threads = [work(each, 1000, failures) for each in clients]
+    for _ in range(3):
+        host.kill_agent()
+    for each in threads:
+        each.join()
+    assert failures == []
+
+
+def test_a_stopped_worker_keeps_its_turn_and_loses_nothing(
+    toy_host: StartHost, arbiter: str
+) -> None:
+    host = toy_host(**SHORT[arbiter])
+    first, second = host.client("first"), host.client("second")
+    host.work(first, 0)
+    host.work(second, 0)
+    worker = host.session(first)["worker_pid"]
+    os.kill(worker, signal.SIGSTOP)
+    first.add(1)
+    second.add(1)
+    os.kill(worker, signal.SIGCONT)
+    assert second.read() == second.state
+    assert first.read() == first.state

@@ -1,0 +1,97 @@
+"""Decisions that are written down, and read by people."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from jupyter_sing.controller import journal
+from jupyter_sing.controller.journal import NAME, Entry, Journal, read
+from kernelproxy.errors import ControlError
+
+ONE = "aa" * 6
+OTHER = "ab" * 6
+
+
+def write(directory: Path, *entries: Entry) -> None:
+    found = Journal(directory)
+    for each in entries:
+        found.note(each)
+    found.close()
+
+
+def entry(number: int, session: str = ONE, name: str = "one") -> Entry:
+    return Entry(float(number), session, name, "grant", f"Reason {number}.")
+
+
+def test_what_is_noted_is_read_in_its_order(tmp_path: Path) -> None:
+    write(tmp_path, *[entry(number) for number in range(50)])
+    write(tmp_path, entry(50), entry(51, OTHER, "other"))
+    assert read(tmp_path, ONE, 100) == [entry(number) for number in range(51)]
+    assert read(tmp_path, ONE, 2) == [entry(49), entry(50)]
+    assert stat.S_IMODE(os.stat(tmp_path / NAME).st_mode) == 0o600
+
+
+@pytest.mark.parametrize("given", [OTHER, "ab", "other"])
+def test_a_session_is_found_by_id_prefix_and_name(tmp_path: Path, given: str) -> None:
+    write(tmp_path, entry(1), entry(2, OTHER, "other"), entry(3))
+    assert read(tmp_path, given, 5) == [entry(2, OTHER, "other")]
+
+
+def test_of_several_sessions_of_a_name_the_newest_is_meant(tmp_path: Path) -> None:
+    write(tmp_path, entry(1), entry(2, OTHER, "one"))
+    assert read(tmp_path, "one", 5) == [entry(2, OTHER, "one")]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("a", "ambiguous"),
+        ("c", "unknown-session"),
+        ("", "unknown-session"),
+        ("%", "unknown-session"),
+    ],
+)
+def test_what_is_found_not_at_all_or_more_than_once(
+    tmp_path: Path, given: str, reason: str
+) -> None:
+    with pytest.raises(ControlError) as raised:
+        read(tmp_path, given, 5)
+    assert raised.value.reason == "unknown-session"
+    write(tmp_path, entry(1), entry(2, OTHER, "other"))
+    with pytest.raises(ControlError) as raised:
+        read(tmp_path, given, 5)
+    assert raised.value.reason == reason
+
+
+def test_only_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "KEPT", 10)
+    monkeypatch.setattr(journal, "TIDY_EVERY", 5)
+    for number in range(0, 60, 6):
+        write(tmp_path, *[entry(each) for each in range(number, number + 6)])
+    assert read(tmp_path, ONE, 100) == [entry(number) for number in range(50, 60)]
+
+
+def test_what_cannot_be_written_stops_nothing(tmp_path: Path, caplog) -> None:
+    (tmp_path / NAME).mkdir()
+    write(tmp_path, entry(1))
+    assert "cannot be written down" in caplog.text
+
+
+def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"no database" * 1000)
+    with pytest.raises(ControlError, match="cannot be read"):
+        read(tmp_path, ONE, 5)
+
+
+def test_reading_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path, entry(1))
+    with sqlite3.connect(tmp_path / NAME) as database:
+        before = database.execute("SELECT count(*) FROM decisions").fetchone()
+    read(tmp_path, ONE, 5)
+    with sqlite3.connect(tmp_path / NAME) as database:
+        assert database.execute("SELECT count(*) FROM decisions").fetchone() == before
