@@ -393,7 +393,7 @@ def test_a_restore_that_hangs_is_given_up_without_a_trace(
     with pytest.raises(ProcessError, match="not restored within") as caught:
         criu.restore(Form(form.kind, hanging), images_at, timeout=0.5)
     assert caught.value.reason == "timeout"
-    assert commands_with(sleep) == []
+    wait_until(lambda: commands_with(sleep) == [])
 
 
 def test_a_dump_that_hangs_is_given_up_and_the_process_goes_on(
