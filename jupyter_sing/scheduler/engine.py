@@ -31,6 +31,10 @@ COMPARISON_PAUSE = 10.0
 GANGS_PAUSE = 0.2
 """Seconds between two searches for several devices at once that found none."""
 
+YIELD_PAUSE = 0.05
+"""Seconds for which a session that has lost its reservation leaves it to who took it: two of them
+would take turns at reserving for ever."""
+
 SKIPS_MAX = 32
 """Sessions that may be passed over in one round because waiting is better for them."""
 
@@ -79,6 +83,8 @@ class Engine:
         self._packing = Packing()
         self._order = 0
         self._violations = 0
+        # Who has lost a reservation, or could not use it, since the last round began.
+        self._yielded: dict[Session, None] = {}
         self._gangs_after = float("-inf")
         self._compared_after = float("-inf")
         self._turn = 1.0  # moving average of how long leases last
@@ -236,6 +242,7 @@ class Engine:
 
     def _wait_again(self, session: Session, now: float) -> None:
         """Put a session among the waiting ones."""
+        self._yielded[session] = None
         self._order += 1
         session.arrival = self._order
         session.phase = Phase.WAITING
@@ -433,6 +440,7 @@ class Engine:
         """Serve waiting sessions in order, as long as there is anything to give."""
         blocked = Blocked(self._running.has_own, self._promised)
         passed: list[Session] = []
+        self._yielded.clear()
         while len(self._waiting) and (len(self._leases.free) or len(self._running)):
             session = self._waiting.best(now, blocked)
             if session is None or len(passed) >= SKIPS_MAX:
@@ -441,6 +449,10 @@ class Engine:
                 blocked.add(session.vc, session.gpus)
                 continue
             if session.moving or now < session.not_before:
+                self._pass_over(session, passed)
+                continue
+            if session in self._yielded:
+                self._agenda.look_again(now + YIELD_PAUSE)
                 self._pass_over(session, passed)
                 continue
             choice = self._placement.choose(session, self._agenda.level(session, now), now)
