@@ -303,7 +303,7 @@ def stop(options: argparse.Namespace) -> int:
 
 def why(options: argparse.Namespace) -> int:
     """Show what was decided about a session, and why."""
-    found = journal.read(paths.data_dir(), options.session, options.count)
+    found = journal.read(paths.runtime_dir(), options.session, options.count)
     if options.json:
         _print_json({"decisions": [asdict(each) for each in found]})
         return 0

@@ -49,7 +49,7 @@ class Controller:
     clock : callable, optional
         Seconds; the monotonic clock by default.
     directory : Path, optional
-        Where decisions are written down; by default where the daemon keeps its data.
+        Where decisions are written down; by default in the runtime directory.
     """
 
     keeps = False
@@ -61,7 +61,7 @@ class Controller:
         directory: Path | None = None,
     ) -> None:
         self._settings, self._clock = settings or LIVE, clock
-        self._journal = Journal(directory or paths.data_dir())
+        self._journal = Journal(directory or paths.runtime_dir())
         self._names: dict[str, str] = {}
         self._told: deque[events.Event] = deque()
         self._busy = False

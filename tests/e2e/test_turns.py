@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.trainers import WEIGHTS, Program, program, session_of
-from tests.integration.conftest import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -82,15 +81,15 @@ def test_sessions_of_twice_the_memory_all_make_progress() -> None:
 
 def test_sessions_of_one_device_spread_over_free_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:384MiB@1,cpu:384MiB@1")
-    with (
-        program(1, proxied=True, device="cpu:0") as first,
-        program(2, proxied=True, device="cpu:0") as second,
-    ):
-        for each in (first, second):
+    with ExitStack() as stack:
+        first, _, third = (stack.enter_context(program(seed, proxied=True)) for seed in range(3))
+        assert session_of(first)["device"] == session_of(third)["device"]
+        for each in (first, third):
             assert each.answer() == ["ready"]
-            each.train(1)
-        for each in (first, second):
-            each.ask(STEPS)
-        wait_until(lambda: session_of(first)["device"] != session_of(second)["device"])
-        for each in (first, second):
-            assert len(each.answer()) == STEPS
+        steps = STEPS
+        while session_of(first)["device"] == session_of(third)["device"]:
+            for each in (first, third):
+                each.ask(steps)
+            for each in (first, third):
+                assert len(each.answer()) == steps
+            steps *= 2
