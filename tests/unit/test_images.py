@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from kernelproxy.agent.images import ImageDirectories
+from kernelproxy.agent.mark import Mark
 
 
 def test_what_dead_agents_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
-    root, runtime = tmp_path / "processes", tmp_path / "runtime"
-    dead = ImageDirectories(root, runtime)
+    root, mark = tmp_path / "processes", Mark(tmp_path / "runtime")
+    dead = ImageDirectories(root, mark)
     left, kept = dead.make("left"), dead.make("kept")
-    images = ImageDirectories(root, runtime)  # of the agent in its place
+    images = ImageDirectories(root, mark)  # of the agent in its place
     made = images.make("made")  # before the thread that tidies up has come to it
     images.tidy([kept])
     assert (left.exists(), kept.exists(), made.exists()) == (False, True, True)
