@@ -89,6 +89,12 @@ void Session::replay(uint64_t until) {
   reached.wait();
 }
 
+void Session::await_parked() {
+  orders_.await_parked();
+  if (state_.device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(state_.device.type()).synchronizeDevice(state_.device.index());
+}
+
 Taken Session::snapshot(Manner manner, const std::function<void()>& frozen) {
   return snapshots_.take(manner, consumed_, *worker_, frozen);
 }

@@ -55,7 +55,8 @@ class Session {
   void gate(bool open);
   // See Orders.
   void lease(uint64_t token, bool given) { orders_.lease(token, given); }
-  void await_parked() { orders_.await_parked(); }
+  // Also for what the device still executes of records that were begun.
+  void await_parked();
   // Opens the gate and returns when everything below `until` was executed.
   void replay(uint64_t until);
   Taken snapshot(Manner manner, const std::function<void()>& frozen = {});
