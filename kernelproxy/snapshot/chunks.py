@@ -16,7 +16,8 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -82,11 +83,13 @@ def aligned_memory(count: int) -> memoryview:
     """
     # Shared memory, which is what mmap gives unless told otherwise, has none here.
     memory = mmap.mmap(-1, count + _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE_BYTES
+    whole = count // _HUGE_BYTES * _HUGE_BYTES  # not another one for the few bytes at the end
+    if whole:
+        with suppress(AttributeError, OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE, begin, whole)
     with suppress(OSError):  # what a transfer is under way into must stay where it is in a fork
         memory.madvise(mmap.MADV_DONTFORK)
-    begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE_BYTES
     return memoryview(memory)[begin : begin + count]
 
 
@@ -101,7 +104,8 @@ class Desk:
 
     def __init__(self, chunk_bytes: int) -> None:
         self._file = aligned_memory(_file_bytes(chunk_bytes))
-        self._room = memoryview(bytearray(chunk_bytes))
+        self.chunk_bytes = chunk_bytes
+        self._room: memoryview | None = None
         self._packer = zstandard.ZstdCompressor(level=_LEVEL)
         self._unpacker = zstandard.ZstdDecompressor()
 
@@ -109,6 +113,10 @@ class Desk:
     def file(self) -> memoryview:
         """Aligned memory for a whole file."""
         return self._file
+
+    def forget(self) -> None:
+        """Give up the memory that few chunks need."""
+        self._room = None
 
     def content(self, count: int) -> memoryview:
         """Where a chunk of `count` bytes is put before `seal`."""
@@ -155,13 +163,18 @@ class Desk:
         magic, version, coding, count, payload = _HEADER.unpack_from(self._file)
         if (magic, version) != (_MAGIC, _VERSION) or any(self._file[11:16]):
             raise ValueError("its header is wrong")
-        if length != _file_bytes(payload) or any(self._file[_HEADER.size + payload : length]):
+        if length != _file_bytes(payload):
+            raise ValueError("its length is wrong")
+        rest = bytes(self._file[_HEADER.size + payload : length])
+        if rest.count(0) != len(rest):
             raise ValueError("its length is wrong")
         body = self._file[_HEADER.size : _HEADER.size + payload]
         if coding == _RAW and count == payload:
             return body
-        if coding != _ZSTD or count > len(self._room):
+        if coding != _ZSTD or count > self.chunk_bytes:
             raise ValueError("its header is wrong")
+        if self._room is None:
+            self._room = memoryview(bytearray(self.chunk_bytes))
         room = self._room[:count]
         try:
             with self._unpacker.stream_reader(body) as reader:
@@ -174,6 +187,53 @@ class Desk:
         if done != count or rest:
             raise ValueError("its length is wrong")
         return room
+
+
+class Desks:
+    """Desks that nobody works at, kept for the next job: they cost some of its time to make.
+
+    Huge pages must be cleared, and in a virtual machine whose host has taken back what was free
+    for a while, all of that time is spent waiting for the host.
+
+    Parameters
+    ----------
+    kept_max : int
+        How many are kept.
+    """
+
+    def __init__(self, kept_max: int = 8) -> None:
+        self._kept_max = kept_max
+        self._kept: list[Desk] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lend(self, chunk_bytes: int) -> Iterator[Callable[[], Desk]]:
+        """Lend desks for chunks of a length until the end of the context.
+
+        Yields
+        ------
+        callable
+            Gives a desk, to any thread. All have ended their work when the context ends.
+        """
+        lent: list[Desk] = []
+
+        def take() -> Desk:
+            with self._lock:
+                while self._kept:
+                    desk = self._kept.pop()
+                    if desk.chunk_bytes == chunk_bytes:
+                        break
+                else:
+                    desk = Desk(chunk_bytes)
+                lent.append(desk)
+            return desk
+
+        yield take
+        # Not after an error: somebody might still be at work.
+        with self._lock:
+            for desk in lent[: self._kept_max - len(self._kept)]:
+                desk.forget()
+                self._kept.append(desk)
 
 
 class ChunkFiles:
@@ -244,7 +304,44 @@ class ChunkFiles:
         return length
 
     def read(self, desk: Desk, key: str, size: Size) -> memoryview:
-        """Return the content of a chunk, in memory of the desk, verified.
+        """Return the content of a chunk, in memory of the desk, verified: see `verified`."""
+        return self.verified(desk, self.load(desk, key), key, size)
+
+    def load(self, desk: Desk, key: str) -> int:
+        """Read the file of a chunk, whatever is in it.
+
+        Returns
+        -------
+        int
+            Its bytes; 0 if it cannot be right.
+
+        Raises
+        ------
+        StoreError
+            ``missing`` or ``damaged``.
+        """
+        try:
+            fd = _open(self.path(key), os.O_RDONLY)
+        except FileNotFoundError:
+            if self.path(key + DAMAGED).exists():
+                raise StoreError(f"The chunk {key} is damaged.", "damaged") from None
+            raise StoreError(f"The chunk {key} is missing.", "missing") from None
+        try:
+            length = os.fstat(fd).st_size
+            if not 0 < length <= len(desk.file) or length % BLOCK_BYTES:
+                return 0
+            done = 0
+            while done < length:
+                step = os.preadv(fd, [desk.file[done:length]], done)
+                if not step:
+                    return 0
+                done += step
+            return length
+        finally:
+            os.close(fd)
+
+    def verified(self, desk: Desk, length: int, key: str, size: Size) -> memoryview:
+        """Return the content of a chunk whose file was loaded, in memory of the desk.
 
         A chunk that is damaged is set aside, so that the next who stores these bytes writes
         them again instead of relying on it.
@@ -255,40 +352,24 @@ class ChunkFiles:
             ``missing`` or ``damaged``.
         """
         try:
-            return self._read(desk, key, size)
+            return _content(desk, length, key, size)
         except ValueError:
             # Once more: what was read wrongly is not yet stored wrongly.
             try:
-                return self._read(desk, key, size)
+                return _content(desk, self.load(desk, key), key, size)
             except ValueError as error:
                 path = self.path(key)
                 with suppress(OSError):
                     path.rename(path.with_name(key + DAMAGED))
                 raise StoreError(f"The chunk {key} is damaged: {error}.", "damaged") from error
 
-    def _read(self, desk: Desk, key: str, size: Size) -> memoryview:
-        try:
-            fd = _open(self.path(key), os.O_RDONLY)
-        except FileNotFoundError:
-            if self.path(key + DAMAGED).exists():
-                raise StoreError(f"The chunk {key} is damaged.", "damaged") from None
-            raise StoreError(f"The chunk {key} is missing.", "missing") from None
-        try:
-            length = os.fstat(fd).st_size
-            if not 0 < length <= len(desk.file) or length % BLOCK_BYTES:
-                raise ValueError("its length is wrong")
-            done = 0
-            while done < length:
-                step = os.preadv(fd, [desk.file[done:length]], done)
-                if not step:
-                    raise ValueError("its length is wrong")
-                done += step
-        finally:
-            os.close(fd)
-        content = desk.open(length)
-        if len(content) != size.content or blake3(content).hexdigest() != key:
-            raise ValueError("its hash is wrong")
-        return content
+
+def _content(desk: Desk, length: int, key: str, size: Size) -> memoryview:
+    """Take the content out of a desk; raises ValueError if it is not what the key names."""
+    content = desk.open(length)
+    if len(content) != size.content or blake3(content).hexdigest() != key:
+        raise ValueError("its hash is wrong")
+    return content
 
 
 def _file_bytes(payload: int) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from kernelproxy.errors import StoreError
 from kernelproxy.snapshot.manifest import Manifest
@@ -18,6 +18,11 @@ class Entry:
     name: str
     file_bytes: int
     manifest: Manifest | None
+
+    @property
+    def payer(self) -> str:
+        """Who pays for it: the owner, of one that cannot be read."""
+        return self.owner if self.manifest is None else self.manifest.label.payer
 
 
 @dataclass(frozen=True)
@@ -35,24 +40,32 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes that the whole store and each owner may use; None: any number."""
+    """Bytes that the whole store, each payer, and certain payers may use; None: any number.
+
+    What is said of certain payers counts before what is said of each, and may change meanwhile.
+    """
 
     store: int | None = None
     owner: int | None = None
+    payers: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, payer: str) -> int | None:
+        """What a payer may use."""
+        return self.payers.get(payer, self.owner)
 
 
 class Ledger:
-    """Distinct chunks of the whole store and of each owner."""
+    """Distinct chunks of the whole store and of each payer."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         #: Bytes of every chunk's file.
         self.chunks: dict[str, int] = {}
-        self._by_owner: dict[str, dict[str, int]] = {}
+        self._by_payer: dict[str, dict[str, int]] = {}
         self._file_bytes: Counter[str] = Counter()
         self._users: Counter[str] = Counter()
         for entry in entries:
-            self._file_bytes[entry.owner] += entry.file_bytes
-            own = self._by_owner.setdefault(entry.owner, {})
+            self._file_bytes[entry.payer] += entry.file_bytes
+            own = self._by_payer.setdefault(entry.payer, {})
             # An unreadable one takes at least its own length; nobody knows its chunks.
             if entry.manifest is not None:
                 stored = {key: size.stored for key, size in entry.manifest.chunks.items()}
@@ -60,15 +73,15 @@ class Ledger:
                 own |= stored
                 self._users.update(stored.keys())
 
-    def usage(self, owner: str | None = None) -> int:
-        """Bytes that an owner, or the whole store, pays for: each distinct chunk once."""
-        if owner is None:
+    def usage(self, payer: str | None = None) -> int:
+        """Bytes that somebody, or the whole store, pays for: each distinct chunk once."""
+        if payer is None:
             return sum(self.chunks.values()) + self._file_bytes.total()
-        return sum(self._by_owner.get(owner, {}).values()) + self._file_bytes[owner]
+        return sum(self._by_payer.get(payer, {}).values()) + self._file_bytes[payer]
 
-    def known(self, owner: str | None, key: str) -> bool:
-        """Whether an owner, or the whole store, pays for a chunk already."""
-        return key in (self.chunks if owner is None else self._by_owner.get(owner, {}))
+    def known(self, payer: str | None, key: str) -> bool:
+        """Whether somebody, or the whole store, pays for a chunk already."""
+        return key in (self.chunks if payer is None else self._by_payer.get(payer, {}))
 
     def sizes(self, manifest: Manifest, file_bytes: int) -> Sizes:
         """Sizes of a manifest, which is one of the entries."""
@@ -83,27 +96,26 @@ class Ledger:
 
 
 class Allowance:
-    """What one more snapshot of an owner may take.
+    """What one more snapshot may take.
 
     Parameters
     ----------
     ledger : Ledger
         All manifests but the one that will be replaced.
-    owner : str
-        Who pays.
+    payer : str
     limits : Limits
         For all and for each.
     beside : int
         Bytes that something else takes of the limit for all.
     """
 
-    def __init__(self, ledger: Ledger, owner: str, limits: Limits, beside: int = 0) -> None:
+    def __init__(self, ledger: Ledger, payer: str, limits: Limits, beside: int = 0) -> None:
         self._ledger = ledger
         self._accounts = [
             (scope, limit, whose)
             for scope, limit, whose in (
                 (None, limits.store, f"The store{_and_beside(beside)}"),
-                (owner, limits.owner, f"What {owner} stores"),
+                (payer, limits.of(payer), f"What {payer} stores"),
             )
             if limit is not None
         ]

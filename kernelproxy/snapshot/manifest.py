@@ -33,7 +33,7 @@ class Label:
     Parameters
     ----------
     owner : str
-        Who pays for it, such as a user number; a directory's name, see `check_name`.
+        Whose it is, such as a user number; a directory's name, see `check_name`.
     name : str
         What it is found by, such as a session; a file's name, see `check_name`.
     kind : str
@@ -45,7 +45,7 @@ class Label:
     position : int
         Position of the log that the snapshot stands at.
     meta : dict
-        Whatever else the caller wants to find again; must be JSON.
+        Whatever else the caller wants to find again; must be JSON. A ``user`` in it is who pays.
     """
 
     owner: str
@@ -55,6 +55,11 @@ class Label:
     device_kind: str
     position: int = 0
     meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def payer(self) -> str:
+        """Who pays for it: its owner, if nobody else is named."""
+        return str(self.meta.get("user") or self.owner)
 
 
 class Range(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from kernelproxy.errors import InternalError, StoreError
-from kernelproxy.snapshot.chunks import ChunkFiles, Desk, sync_directory
+from kernelproxy.snapshot.chunks import ChunkFiles, Desk, Desks, sync_directory
 from kernelproxy.snapshot.ledger import Allowance
 from kernelproxy.snapshot.manifest import Extent, Manifest, Size, cut
 from kernelproxy.snapshot.together import Cancel, work_together
@@ -72,6 +72,8 @@ class Putting:
     ----------
     files : ChunkFiles
         Where chunks go.
+    desks : Desks
+        Where work is done.
     named : dict of str to int
         Bytes of the files of all chunks that published manifests name.
     allowance : Allowance
@@ -85,6 +87,7 @@ class Putting:
     def __init__(
         self,
         files: ChunkFiles,
+        desks: Desks,
         named: Mapping[str, int],
         allowance: Allowance,
         chunk_bytes: int,
@@ -93,6 +96,7 @@ class Putting:
         #: Every chunk so far.
         self.chunks: dict[str, Size] = {}
         self._files, self._named, self._allowance = files, named, allowance
+        self._desks = desks
         self._chunk_bytes, self._progress = chunk_bytes, progress
         self._pieces: list[_Piece] = []
         self._done = self._total = 0
@@ -167,19 +171,21 @@ class Putting:
         pieces = iter(self._pieces)
         self._report(0)
 
-        def begin() -> Callable[[], bool]:
-            desk = Desk(self._chunk_bytes)
+        with self._desks.lend(self._chunk_bytes) as take_desk:
 
-            def step() -> bool:
-                with self._lock:
-                    piece = next(pieces, None)
-                if piece is not None:
-                    self._store(desk, piece)
-                return piece is not None
+            def begin() -> Callable[[], bool]:
+                desk = take_desk()
 
-            return step
+                def step() -> bool:
+                    with self._lock:
+                        piece = next(pieces, None)
+                    if piece is not None:
+                        self._store(desk, piece)
+                    return piece is not None
 
-        work_together(max(1, min(threads, len(self._pieces))), begin, cancel)
+                return step
+
+            work_together(max(1, min(threads, len(self._pieces))), begin, cancel)
         self._sync(cancel)
 
     def _store(self, desk: Desk, piece: _Piece) -> None:

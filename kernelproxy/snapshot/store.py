@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from kernelproxy.errors import InternalError, StoreError
-from kernelproxy.snapshot.chunks import ChunkFiles, Desk, store_errors, sync_directory
+from kernelproxy.snapshot.chunks import ChunkFiles, Desks, store_errors, sync_directory
 from kernelproxy.snapshot.collect import Collected, collect
 from kernelproxy.snapshot.getting import Getting
 from kernelproxy.snapshot.ledger import Allowance, Ledger, Limits, Sizes
@@ -47,15 +47,15 @@ class Store:
     root : Path
         The directory; created, for its owner alone, if missing.
     limits : Limits
-        What the store and each owner may use. It counts what manifests name; until the next
+        What the store and each payer may use. It counts what manifests name; until the next
         `collect` the disk may hold more.
     beside : callable, optional
         Bytes of what is not in the store and counts against its limit, too.
     chunk_bytes : int
         Length of a chunk. Smaller ones find more equal content and cost a file each.
     threads, get_threads : int
-        How many a `put` or `get` uses; each holds two chunks in memory. Half of those that read
-        wait for the disk while the others hash and write.
+        How many a `put` or `get` uses. Of those that read, one writes, one in three verifies, and
+        the others keep the disk busy. Memory for at most eight chunks is kept between jobs.
     lock_seconds : float
         How long to wait for a collection by somebody else.
 
@@ -73,7 +73,7 @@ class Store:
         beside: Callable[[], int] = lambda: 0,
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 4,
-        get_threads: int = 6,
+        get_threads: int = 4,
         lock_seconds: float = 60.0,
     ) -> None:
         if not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
@@ -81,7 +81,7 @@ class Store:
         self.root, self.limits, self._beside = root, limits, beside
         self._chunk_bytes, self._lock_seconds = chunk_bytes, lock_seconds
         self._threads, self._get_threads = threads, get_threads
-        self._files, self._shelf = ChunkFiles(root), Shelf(root)
+        self._files, self._desks, self._shelf = ChunkFiles(root), Desks(), Shelf(root)
         with store_errors(f"use the store {root}"):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for directory in (self._files.chunks, self._files.temporary, self._shelf.directory):
@@ -157,7 +157,9 @@ class Store:
     ) -> Manifest:
         place = self._shelf.path(label.owner, label.name)
         named = Ledger(self._shelf.entries()).chunks
-        putting = Putting(self._files, named, self._allowance(label), self._chunk_bytes, progress)
+        putting = Putting(
+            self._files, self._desks, named, self._allowance(label), self._chunk_bytes, progress
+        )
         blob_keys = {name: putting.add_blob(content) for name, content in blobs.items()}
         extent_keys = putting.add_extents(fd, extents, previous)
         putting.run(self._threads, cancel)
@@ -182,11 +184,11 @@ class Store:
         return manifest
 
     def _allowance(self, label: Label) -> Allowance:
-        """What the owner of a snapshot may add, if he gives back the one in its place."""
+        """What may be added by who pays for a snapshot, if they give back the one in its place."""
         entries = () if self.limits == Limits() else self._shelf.entries()
         others = (e for e in entries if (e.owner, e.name) != (label.owner, label.name))
         beside = self._beside() if self.limits.store is not None else 0
-        return Allowance(Ledger(others), label.owner, self.limits, beside)
+        return Allowance(Ledger(others), label.payer, self.limits, beside)
 
     # ---------------------------------------------------------------- reading
 
@@ -250,7 +252,7 @@ class Store:
             ``missing``, ``damaged``, ``permission``, ``busy``, ``cancelled`` or ``failed``.
         """
         cancel = cancel or Cancel()
-        getting = Getting(self._files, manifest, fd, on_extent, next_wanted, progress)
+        getting = Getting(self._files, self._desks, manifest, fd, on_extent, next_wanted, progress)
         name = manifest.label.name
         with store_errors(f"read {name}"), self._lock(shared=True, cancel=cancel):
             getting.run(self._get_threads, cancel)
@@ -319,8 +321,12 @@ class Store:
         take: Callable[[str, memoryview], object],
         cancel: Cancel,
     ) -> None:
-        desk = Desk(manifest.chunk_bytes)
-        with store_errors(f"read {manifest.label.name}"), self._lock(shared=True, cancel=cancel):
+        with (
+            store_errors(f"read {manifest.label.name}"),
+            self._lock(shared=True, cancel=cancel),
+            self._desks.lend(manifest.chunk_bytes) as take_desk,
+        ):
+            desk = take_desk()
             for name in names:
                 for key in manifest.blobs[name].chunks:
                     cancel.check()
@@ -344,10 +350,10 @@ class Store:
         with store_errors(f"delete {name}"):
             self._shelf.delete(owner, name)
 
-    def usage(self, owner: str | None = None) -> int:
-        """Bytes that an owner, or the whole store, uses: each distinct chunk once."""
+    def usage(self, payer: str | None = None) -> int:
+        """Bytes that somebody pays for, or that the whole store uses: each distinct chunk once."""
         with store_errors(f"list the store {self.root}"):
-            return Ledger(self._shelf.entries()).usage(owner)
+            return Ledger(self._shelf.entries()).usage(payer)
 
     def sizes(self, owner: str, name: str) -> Sizes:
         """Bytes of a stored snapshot.

@@ -31,7 +31,12 @@ class Cancel:
             raise StoreError("It was cancelled.", "cancelled")
 
 
-def work_together(threads: int, begin: Callable[[], Callable[[], bool]], cancel: Cancel) -> None:
+def work_together(
+    threads: int,
+    begin: Callable[[], Callable[[], bool]],
+    cancel: Cancel,
+    on_failure: Callable[[], object] = lambda: None,
+) -> None:
     """Do a job step by step in several threads, and return when all have ended.
 
     Parameters
@@ -42,6 +47,8 @@ def work_together(threads: int, begin: Callable[[], Callable[[], bool]], cancel:
         Called once in each thread; returns what does one step, and tells whether it found one.
     cancel : Cancel
         Looked at before each step.
+    on_failure : callable, optional
+        Called after an error, maybe several times, so that no step goes on waiting for another's.
 
     Raises
     ------
@@ -59,6 +66,7 @@ def work_together(threads: int, begin: Callable[[], Callable[[], bool]], cancel:
                     return
         except BaseException as error:
             failures.append(error)
+            on_failure()
 
     helpers = [threading.Thread(target=run, name="sing-store") for _ in range(threads - 1)]
     started: list[threading.Thread] = []
@@ -69,6 +77,7 @@ def work_together(threads: int, begin: Callable[[], Callable[[], bool]], cancel:
         run()
     except BaseException as error:  # no more threads, or an interrupt: do not leave any behind
         failures.append(error)
+        on_failure()
     for helper in started:
         helper.join()
     if failures:

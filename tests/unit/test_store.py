@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.errors import InternalError, StoreError
+from kernelproxy.snapshot.chunks import Desks
 from kernelproxy.snapshot.ledger import Limits
 from kernelproxy.snapshot.manifest import Extent, Label, Manifest
 from kernelproxy.snapshot.putting import Kept, Part
@@ -322,6 +323,78 @@ def test_an_error_of_a_callback_ends_the_job_and_its_threads(
     assert not [thread for thread in threading.enumerate() if thread.name == "sing-store"]
 
 
+@pytest.mark.parametrize("lost", [0, 7, 39])
+def test_a_missing_chunk_ends_reading_and_its_threads(
+    tmp_path: Path, make_arena: MakeArena, lost: int
+) -> None:
+    arena, store = make_arena(random.Random(1).randbytes(40 * CHUNK)), store_in(tmp_path)
+    manifest = store.put(label(), arena.fd, arena.extents)
+    key = manifest.extent_chunks[0][lost]
+    (store.root / "chunks" / key[:2] / key).unlink()
+    with pytest.raises(StoreError) as caught:
+        store.get(manifest, make_arena().fd)
+    assert caught.value.reason == "missing"
+    assert not [thread for thread in threading.enumerate() if thread.name == "sing-store"]
+
+
+def test_reading_ends_where_a_thread_cannot_be_started(
+    tmp_path: Path, make_arena: MakeArena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena, store = make_arena(random.Random(1).randbytes(40 * CHUNK)), store_in(tmp_path)
+    manifest = store.put(label(), arena.fd, arena.extents)
+    start, started = threading.Thread.start, []
+
+    def fail_later(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_later)
+    with pytest.raises(RuntimeError, match="new thread"):
+        store.get(manifest, make_arena().fd)
+    assert started
+    assert not started[0].is_alive()
+
+
+def test_reading_by_several_threads_can_be_cancelled(tmp_path: Path, make_arena: MakeArena) -> None:
+    arena = make_arena(*(random.Random(n).randbytes(CHUNK) for n in range(40)))
+    store, cancel, there = store_in(tmp_path), Cancel(), []
+    manifest = store.put(label(), arena.fd, arena.extents)
+
+    def arrived(index: int) -> None:
+        there.append(index)
+        cancel.set()
+
+    with pytest.raises(StoreError) as caught:
+        store.get(manifest, make_arena().fd, on_extent=arrived, cancel=cancel)
+    assert caught.value.reason == "cancelled"
+    assert len(there) == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "sing-store"]
+
+
+def test_desks_are_kept_for_the_next_job_but_not_after_an_error() -> None:
+    desks = Desks(kept_max=2)
+    with desks.lend(CHUNK) as take:
+        first = {id(desk): desk for desk in (take(), take(), take())}
+    assert len(first) == 3
+    with desks.lend(CHUNK) as take:
+        kept = [take(), take(), take()]
+    assert sum(id(desk) in first for desk in kept) == 2
+
+    def fail() -> None:
+        with desks.lend(CHUNK) as take:
+            kept[:] = [take(), take()]
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+    with desks.lend(CHUNK) as take:
+        assert take() not in kept
+    with desks.lend(2 * CHUNK) as take:
+        assert take().chunk_bytes == 2 * CHUNK
+
+
 def test_an_extent_beyond_the_arena_is_our_bug(tmp_path: Path, make_arena: MakeArena) -> None:
     arena, store = make_arena(b"x"), store_in(tmp_path)
     with pytest.raises(InternalError, match="a file ends at 1"):
@@ -391,6 +464,22 @@ def test_quota_of_an_owner_binds_him_alone(tmp_path: Path, make_arena: MakeArena
     store.delete("ann", "two")
     store.put(label(), other.fd, other.extents)
     assert store.usage("ann") <= room
+
+
+def test_a_certain_payer_may_have_a_quota_that_changes(
+    tmp_path: Path, make_arena: MakeArena
+) -> None:
+    payers = {"ann": 2 * (CHUNK + 4096)}
+    store = store_in(tmp_path, limits=Limits(payers=payers))
+    large = make_arena(random.Random(1).randbytes(3 * CHUNK))
+    for_ann = label("7", meta={"user": "ann"})
+    with pytest.raises(StoreError, match="What ann stores would take more"):
+        store.put(for_ann, large.fd, large.extents)
+    store.put(label("7", "two", meta={"user": "bob"}), large.fd, large.extents)
+    assert store.usage("ann") == store.usage("7") == 0
+    payers["ann"] *= 2
+    store.put(for_ann, large.fd, large.extents)
+    assert store.usage("ann") > 3 * CHUNK
 
 
 def test_quota_of_the_store_counts_shared_chunks_once(
