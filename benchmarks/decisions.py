@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Evict, Grant, Migrate, Preempt
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.events import Event, Tier
-from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.scheduler.events import Event
+from jupyter_sing.scheduler.settings import Device, Tier
 
 GB = 10**9
 

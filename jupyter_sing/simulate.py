@@ -13,6 +13,8 @@ from jupyter_sing.policies import read_policy
 from jupyter_sing.progress import Line
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.policy import Policy
+from jupyter_sing.scheduler.policy.numbers import numbers
+from jupyter_sing.scheduler.settings import TARGETS, Settings
 from jupyter_sing.scheduler.simulator import openb, plot, report, workload
 from jupyter_sing.scheduler.simulator.baselines import BASELINES
 from jupyter_sing.scheduler.simulator.cluster import Cluster, SimulationError
@@ -75,6 +77,7 @@ def simulate(options: argparse.Namespace) -> int:
         switch=options.switch,
     )
     found = _workload(options, cluster)
+    targets = TARGETS if policy is None else numbers(policy, (), Settings()).targets
     results, curves = [], []
     for name in ("sing", *(BASELINES if options.baselines else ())):
         try:
@@ -82,7 +85,7 @@ def simulate(options: argparse.Namespace) -> int:
                 outcome = _simulation(name, found, cluster, policy, _steps(line)).run()
         except SimulationError as error:
             raise ControlError(f"{name}: {error}", "cannot-simulate") from None
-        results.append(report.measure(name, outcome))
+        results.append(report.measure(name, outcome, targets))
         curves.append((name, [cell.time_to_gpu for cell in outcome.cells]))
     if options.plot:
         with open(options.plot, "w", encoding="utf-8") as file:

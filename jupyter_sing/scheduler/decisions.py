@@ -85,7 +85,8 @@ class Unpack:
 class Queued:
     """The session waits. Said once when it begins to wait, for people.
 
-    `position` counts from 1 within its class and level; `expected_wait` is in seconds.
+    `position` counts from 1, and `expected_wait` is in seconds; `math.inf`: it waits for ever as
+    things are, and `reason` says what has to change.
     """
 
     session: SessionId
@@ -164,4 +165,18 @@ class Guarantees(Protocol):
 
     def free(self, vc: str) -> int:
         """Count the devices that this virtual cluster could still be guaranteed now."""
+        ...
+
+    def adopt(self, request: str, vc: str, devices: Sequence[DeviceId]) -> bool:
+        """Note that a request holds these devices, which nobody else does, already.
+
+        Returns
+        -------
+        bool
+            Whether its virtual cluster is guaranteed them. Otherwise they are borrowed.
+        """
+        ...
+
+    def widest(self) -> int:
+        """Count the devices that one request could have at most, if nobody else had any."""
         ...

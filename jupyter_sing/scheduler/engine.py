@@ -8,36 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from jupyter_sing.scheduler import accounts as past
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.agenda import Agenda
+from jupyter_sing.scheduler.cells import Cells
 from jupyter_sing.scheduler.decisions import Decision, Guarantees, Queued
-from jupyter_sing.scheduler.events import Event, Tier
-from jupyter_sing.scheduler.fairness import Ledger
-from jupyter_sing.scheduler.feedback import level_of, run_min
+from jupyter_sing.scheduler.events import Event
+from jupyter_sing.scheduler.explaining import Explaining
+from jupyter_sing.scheduler.fairness import Flow, Ledger
 from jupyter_sing.scheduler.flat import Flat
-from jupyter_sing.scheduler.leases import FAILURE_PAUSE, Leases
+from jupyter_sing.scheduler.leases import Leases
 from jupyter_sing.scheduler.packing import UNDO, Packing
-from jupyter_sing.scheduler.placement import Choice, Later, Placement
-from jupyter_sing.scheduler.running import target
-from jupyter_sing.scheduler.settings import Device, Settings
-from jupyter_sing.scheduler.state import HOLDING, Phase, Session
+from jupyter_sing.scheduler.serving import Serving
+from jupyter_sing.scheduler.settings import Device, Settings, Tier
+from jupyter_sing.scheduler.state import Phase, Session
 from jupyter_sing.scheduler.statistics import Statistics
 from jupyter_sing.scheduler.tiers import Admission, admit
-from jupyter_sing.scheduler.waiting import INTERACTIVE, Blocked
-
-COMPARISON_PAUSE = 10.0
-"""Seconds after which service is compared again while somebody waits: tags pass each other then."""
-
-GANGS_PAUSE = 0.2
-"""Seconds between two searches for several devices at once that found none."""
-
-YIELD_PAUSE = 0.05
-"""Seconds for which a session that has lost its reservation leaves it to who took it: two of them
-would take turns at reserving for ever."""
-
-SKIPS_MAX = 32
-"""Sessions that may be passed over in one round because waiting is better for them."""
-
 
 ANNOUNCED = (events.CellSubmitted, events.Released, events.WorkerDied, events.Failed)
 """After these a session may have to wait, which people are told."""
@@ -54,6 +40,15 @@ class Engine:
         The policy's numbers.
     guarantees
         Who may hold what; without it, every device is for everybody.
+    accounts
+        What an engine before this one has returned from `accounts`: it is gone on from there.
+    now
+        When this is, on the clock of the events.
+
+    Raises
+    ------
+    AccountsError
+        The accounts cannot be read; the message says why.
     """
 
     def __init__(
@@ -61,13 +56,18 @@ class Engine:
         devices: Sequence[Device],
         settings: Settings | None = None,
         guarantees: Guarantees | None = None,
+        accounts: object = None,
+        now: float = 0.0,
     ) -> None:
         self._settings = settings or Settings()
-        self._promised = guarantees is not None
         self._ledger = Ledger(len(devices))
         self._agenda = Agenda(
-            self._settings, self._ledger, lambda vc, gpus: self._leases.below(vc, gpus)
+            self._settings,
+            self._ledger,
+            lambda vc, gpus: self._leases.below(vc, gpus),
+            lambda session, now: self._cells.time_is_up(session, now),
         )
+        self._limiter = self._agenda.limiter
         self._waiting = self._agenda.waiting
         self._running = self._agenda.running
         self._leases = Leases(
@@ -75,34 +75,43 @@ class Engine:
             self._settings,
             guarantees or Flat([device.id for device in devices]),
             self._ledger,
-            self._wait_again,
+            self._limiter,
+            lambda session, now: self._cells.wait_again(session, now),
             self._agenda.quantum_of,
         )
         self._sessions = self._leases.sessions
-        self._placement = Placement(self._leases.nodes, self._leases.free, self._running)
-        self._packing = Packing()
+        self._packing = Packing(self._may_share)
+        self._serving = Serving(
+            self._agenda, self._ledger, self._leases, self._packing, guarantees is not None
+        )
+        self._explaining = Explaining(self._waiting, self._limiter, self._leases, self._serving)
+        self._cells = Cells(
+            self._ledger,
+            self._agenda,
+            self._leases,
+            self._serving,
+            self._packing,
+            self._explaining,
+        )
         self._order = 0
-        self._violations = 0
-        # Who has lost a reservation, or could not use it, since the last round began.
-        self._yielded: dict[Session, None] = {}
-        self._gangs_after = float("-inf")
-        self._compared_after = float("-inf")
-        self._turn = 1.0  # moving average of how long leases last
+        self._past: dict[str, past.Past] = {}
+        if accounts is not None:
+            self._restore(accounts, now)
         self._tiers: dict[Tier, float] = dict.fromkeys(Tier, 0.0)
         self._handlers: dict[type, Callable[..., None]] = {
             events.SessionOpened: self._opened,
             events.SessionClosed: self._closed,
             events.TermsChanged: self._changed,
-            events.CellSubmitted: self._submitted,
-            events.CellFinished: self._finished,
-            events.Started: self._started,
-            events.Released: self._released,
-            events.Evicted: self._evicted,
-            events.Moved: self._moved,
-            events.Failed: self._failed,
-            events.WorkerDied: self._worker_died,
-            events.DeviceFailed: self._device_failed,
-            events.DeviceHealed: self._device_healed,
+            events.CellSubmitted: self._cells.submitted,
+            events.CellFinished: self._cells.finished,
+            events.Started: self._cells.started,
+            events.Released: self._cells.released,
+            events.Evicted: self._cells.evicted,
+            events.Moved: self._cells.moved,
+            events.Failed: self._cells.failed,
+            events.WorkerDied: self._cells.worker_died,
+            events.DeviceFailed: self._cells.device_failed,
+            events.DeviceHealed: self._cells.device_healed,
             events.Measured: self._measured,
             events.BandwidthMeasured: self._bandwidth,
             events.Reconfigured: self._reconfigured,
@@ -111,20 +120,55 @@ class Engine:
 
     # What others call.
 
-    def handle(self, event: Event) -> list[Decision]:
-        """Take note of an event, and decide.
+    def handle(self, event: Event, *others: Event) -> list[Decision]:
+        """Take note of an event, or of several before whoever waits is served, and decide.
 
-        `event.at` must not be before that of the event before.
+        `at` of an event must not be before that of the one before.
         """
         now = event.at
-        self._handlers[type(event)](event)
+        for each in (event, *others):
+            now = each.at
+            self._handlers[type(each)](each)
         self._agenda.due(now)
-        self._serve(now)
-        if isinstance(event, ANNOUNCED):
-            self._announce(event.session, now)
+        self._serving.serve(now)
+        for each in (event, *others):
+            if isinstance(each, ANNOUNCED):
+                self._announce(each.session, now)
         decided = self._leases.out
         self._leases.out = []
         return decided
+
+    def explain(self, session: str, now: float) -> Queued | None:
+        """Say why a session waits, at which place and for how long about; None if it does not."""
+        known = self._sessions.get(session)
+        return self._explaining.explain(known, now) if known else None
+
+    def tags(self, session: str, now: float) -> tuple[float, ...]:
+        """Return the tags of a session's virtual cluster, of its user, and of itself.
+
+        Who has been away at once, as all have after a restart, is to ask in their order: the first
+        who asks sets the virtual time, and nobody is owed anything from before that.
+        """
+        known = self._sessions.get(session)
+        found: list[float] = []
+        flow = known.flow if known else None
+        while flow:
+            found.append(flow.at(now))
+            flow = flow.parent
+        return tuple(reversed(found))
+
+    def accounts(self, now: float) -> past.Document:
+        """Write down what everybody has had, for the engine after this one (`accounts.py`)."""
+        return past.export(
+            token=self._leases.token,
+            turn=self._explaining.turn,
+            violations=self._cells.violations,
+            ledger=self._ledger,
+            sessions=self._sessions.values(),
+            past=self._past.values(),
+            devices=self._leases.devices.values(),
+            now=now,
+        )
 
     def next_tick(self) -> float | None:
         """When the engine wants a `Tick` if nothing happens before; None: not at all."""
@@ -137,7 +181,7 @@ class Engine:
             self._leases.switches,
             self._leases.evictions,
             self._leases.migrations,
-            self._violations,
+            self._cells.violations,
             {
                 (flow.parent.name, flow.name): flow.served
                 for flow in self._ledger.flows()
@@ -158,6 +202,10 @@ class Engine:
             for d in self._leases.devices.values()
         ]
 
+    def held(self) -> dict[str, tuple[str, int]]:
+        """Return the device and the token of every lease, by session."""
+        return self._leases.held()
+
     def contended(self, session: str) -> bool:
         """Whether anybody waits who might use what this session holds."""
         return session in self._sessions and len(self._waiting) > 0
@@ -165,28 +213,37 @@ class Engine:
     def admission(self, session: str) -> Admission:
         """Whether the tier of a session can be kept, in words."""
         known = self._sessions[session]
-        return self._admit(known)
+        self._count_promise(known, -1)
+        answer = self._admit(known)
+        self._count_promise(known, 1)
+        return answer
+
+    def _restore(self, accounts: object, now: float) -> None:
+        found = past.restore(accounts, self._ledger, self._leases.devices, self._settings, now)
+        self._leases.token = found.token
+        self._explaining.turn = found.turn
+        self._cells.violations = found.violations
+        self._past = found.sessions
+        for flow in self._ledger.flows():
+            self._limiter.apply(flow, now)
 
     # Sessions.
 
     def _opened(self, event: events.SessionOpened) -> None:
         if event.session in self._sessions:
             return
-        settings = self._settings
-        user = self._ledger.user(
-            event.vc,
-            event.user,
-            settings.vc_weights.get(event.vc, 1.0),
-            settings.user_weights.get((event.vc, event.user), 1.0),
-        )
+        user = self._user(event.vc, event.user, event.at)
         self._order += 1
         flow = self._ledger.session(event.session, user, event.weight)
         session = Session(event, self._order, flow)
         self._sessions[event.session] = session
-        shapes = self._placement.shapes
+        known = self._past.pop(event.session, None)
+        if known is not None:
+            known.apply(session, event.at)
+        shapes = self._serving.placement.shapes
         shapes[session.gpus] = shapes.get(session.gpus, 0) + 1
-        session.kept = self._admit(session).kept
-        self._tiers[session.tier] += session.gpus * settings.duty
+        self._pin(session, event.pinned, event.device)
+        self._promise(session)
         if event.bound is not None and event.gpus == 1:
             session.bound = self._leases.devices[event.bound]
         if event.device is not None and event.gpus == 1 and event.memory:
@@ -196,21 +253,57 @@ class Engine:
                 session.homes = [home]
                 self._leases.free.update(home)
 
+    def _user(self, vc: str, user: str, now: float) -> Flow:
+        """Flow of a user, with the weights and limits of the settings."""
+        settings = self._settings
+        flow = self._ledger.user(
+            vc,
+            user,
+            settings.vc_weights.get(vc, 1.0),
+            settings.user_weights.get((vc, user), 1.0),
+        )
+        if not flow.backlog:
+            assert flow.parent
+            self._limiter.apply(flow, now)
+            self._limiter.apply(flow.parent, now)
+        return flow
+
+    def _promise(self, session: Session) -> None:
+        """Admit a session to its tier, if what that promises can be kept."""
+        session.kept = self._admit(session).kept
+        session.goal = self._settings.targets.get(session.tier, 0.0) if session.kept else 0.0
+        self._count_promise(session, 1)
+
+    def _count_promise(self, session: Session, times: int) -> None:
+        """Count what a session is expected to keep busy, or, with -1, no more."""
+        self._tiers[session.tier] += times * session.gpus * self._settings.duty
+
+    def _pin(self, session: Session, pinned: bool, device: str | None) -> None:
+        """Keep a session on the device that it holds or is on, or no more."""
+        session.pinned = pinned
+        if not pinned or session.gpus > 1:
+            session.pinned_on = None
+        elif session.pinned_on is None:
+            here = [*session.devices, *session.homes][:1]
+            session.pinned_on = here[0] if here else self._leases.devices.get(device or "")
+
     def _admit(self, session: Session) -> Admission:
         healthy = sum(device.healthy for device in self._leases.devices.values())
-        return admit(session.tier, session.gpus, self._tiers, healthy, healthy)
+        return admit(
+            session.tier, session.gpus, self._tiers, healthy, healthy, self._settings.targets
+        )
 
     def _closed(self, event: events.SessionClosed) -> None:
         session = self._sessions.get(event.session)
         if session is None:
             return
-        self._stop(session, event.at)
+        self._cells.stop(session, event.at)
         if session.phase is not Phase.IDLE:
-            self._rest(session, event.at)
+            self._cells.rest(session, event.at)
         self._leases.forget(session, event.at)
         self._packing.forget(session)
-        self._placement.shapes[session.gpus] -= 1
-        self._tiers[session.tier] -= session.gpus * self._settings.duty
+        self._serving.placement.shapes[session.gpus] -= 1
+        self._count_promise(session, -1)
         session.timers += 1
         del self._sessions[event.session]
 
@@ -218,175 +311,37 @@ class Engine:
         session = self._sessions.get(event.session)
         if session is None:
             return
-        self._tiers[session.tier] -= session.gpus * self._settings.duty
+        now = event.at
+        self._count_promise(session, -1)
         session.tier = event.tier
-        session.kept = self._admit(session).kept
-        self._tiers[session.tier] += session.gpus * self._settings.duty
-        session.pinned = event.pinned
+        self._promise(session)
+        self._pin(session, event.pinned, event.device)
         session.may_pack = event.may_pack
-        self._packing.offer(session)
-        self._ledger.reweigh(session.flow, event.weight, event.at)
-        self._agenda.review(session, event.at)
-
-    # Cells.
-
-    def _submitted(self, event: events.CellSubmitted) -> None:
-        session = self._sessions.get(event.session)
-        if session is None or session.phase is not Phase.IDLE:
-            return
-        now = event.at
-        session.gaps.used(now)
-        session.attained = 0.0
-        self._ledger.activate(session.flow, now)
-        self._wait_again(session, now)
-
-    def _wait_again(self, session: Session, now: float) -> None:
-        """Put a session among the waiting ones."""
-        self._yielded[session] = None
-        self._order += 1
-        session.arrival = self._order
-        session.phase = Phase.WAITING
-        session.waiting_since = now
-        session.boost = 0
-        session.account.wait(now)
-        session.urgent = self._agenda.is_urgent(session, now)
-        self._waiting.add(session, self._agenda.level(session, now), now)
-        self._packing.offer(session)
-        self._agenda.set_timer(session, self._agenda.next_look(session, now))
-
-    def _finished(self, event: events.CellFinished) -> None:
-        session = self._sessions.get(event.session)
-        if session is None or session.phase is Phase.IDLE:
-            return
-        now = event.at
-        self._stop(session, now)
-        self._rest(session, now)
-
-    def _rest(self, session: Session, now: float) -> None:
-        """Note that a session without lease has no cell."""
-        session.phase = Phase.IDLE
-        session.timers += 1
-        session.gaps.idle(now)
-        session.account.rest(now)
-        goal = target(session)
-        if session.account.violates(goal):
-            self._violations += 1
-        self._ledger.deactivate(session.flow, now)
-
-    def _stop(self, session: Session, now: float) -> None:
-        """End whatever a session holds or waits for. Its phase is the caller's to set."""
-        self._waiting.remove(session)
-        self._running.remove(session)
-        self._packing.withdraw(session)
-        pack = self._packing.packs.get(session)
-        if pack is not None:
-            self._packing.part(pack, now, failed=False)
-        if session.phase in HOLDING:
-            self._turn += 0.05 * (now - session.granted_at - self._turn)
-            before, session.attained = session.attained, session.attained_at(now)
-            self._note_burst(session, before, now)
-            session.clean_at = now + max(
-                (device.transfer(session.memory) for device in session.devices), default=0.0
-            )
-            self._leases.started(session)
-        if session.phase in HOLDING or session.phase is Phase.RESERVED:
-            self._leases.end(session, now)
-        if pack is not None:
-            self._packing.offer(pack.guest if session is pack.host else pack.host)
-
-    def _note_burst(self, session: Session, before: float, now: float) -> None:
-        """Count what a lease has had at the interactive levels."""
-        edge = self._settings.levels[INTERACTIVE]
-        seconds = min(edge, session.attained) - min(edge, before)
-        if seconds > 0.0 and session.flow.parent:
-            self._ledger.burst(session.flow.parent, seconds * session.gpus, now)
-
-    def _lose(self, session: Session, now: float) -> None:
-        """Let a session wait that held a lease or a reservation."""
-        if session.phase in HOLDING or session.phase is Phase.RESERVED:
-            self._stop(session, now)
-            self._wait_again(session, now)
-
-    # Answers.
-
-    def _current(self, name: str, token: int) -> Session | None:
-        session = self._sessions.get(name)
-        if session is None or session.phase not in HOLDING or session.token != token:
-            return None
-        return session
-
-    def _started(self, event: events.Started) -> None:
-        session = self._current(event.session, event.token)
-        if session is None or session.phase is Phase.RUNNING:
-            return
-        now = event.at
-        self._leases.started(session)
-        if session.phase is Phase.STOPPING:  # it is to stop already
-            session.attained, session.run_since = session.attained_at(now), now
-            return
-        session.phase = Phase.RUNNING
-        session.run_since = now
-        session.switch = now - session.granted_at
-        session.account.execute(now)
-        level = level_of(session.attained, self._settings)
-        session.running_level = level
-        session.protected_until = now + run_min(level, session.switch, self._settings)
-        session.quantum_end = now + self._agenda.quantum_of(session, now)
-        session.measured_at = now
+        self._move(session, event.vc, event.user, now)
+        self._ledger.reweigh(session.flow, event.weight, now)
         self._packing.offer(session)
         self._agenda.review(session, now)
 
-    def _released(self, event: events.Released) -> None:
-        session = self._current(event.session, event.token)
-        if session is not None:
-            self._lose(session, event.at)
-
-    def _evicted(self, event: events.Evicted) -> None:
-        session = self._sessions.get(event.session)
-        device = self._leases.devices.get(event.device)
-        if session is None or device is None or device in session.devices:
-            return  # a lease there has begun since
-        if session in device.residents:
-            self._leases.left(session, device, event.at)
-
-    def _moved(self, event: events.Moved) -> None:
-        session = self._sessions.get(event.session)
-        device = self._leases.devices.get(event.device)
-        if session is not None and device is not None and session.phase not in HOLDING:
-            self._leases.moved(session, device, event.at)
-
-    def _failed(self, event: events.Failed) -> None:
-        now = event.at
-        if event.decision in ("grant", "preempt"):
-            session = self._current(event.session, event.token)
-            if session is not None:
-                session.not_before = now + FAILURE_PAUSE
-                self._lose(session, now)
-                self._agenda.look_again(session.not_before)
-        else:
-            session = self._sessions.get(event.session)
-            device = self._leases.devices.get(event.device)
-            if session is not None and device is not None and session.moving:
-                self._leases.stayed(session, device, now)
-                self._agenda.look_again(session.stays_until)
-
-    def _worker_died(self, event: events.WorkerDied) -> None:
-        session = self._sessions.get(event.session)
-        if session is not None:
-            self._lose(session, event.at)
-            self._leases.forget(session, event.at)
-
-    def _device_failed(self, event: events.DeviceFailed) -> None:
-        device = self._leases.devices.get(event.device)
-        if device is not None:
-            for session in self._leases.fail(device, event.at):
-                self._lose(session, event.at)
-                self._leases.forget(session, event.at)
-
-    def _device_healed(self, event: events.DeviceHealed) -> None:
-        device = self._leases.devices.get(event.device)
-        if device is not None:
-            self._leases.heal(device)
+    def _move(self, session: Session, vc: str | None, name: str | None, now: float) -> None:
+        """Let a session be another virtual cluster's or user's, with all that it has."""
+        before = session.flow.parent
+        assert before
+        user = self._user(vc or session.vc, name or before.name, now)
+        if user is before:
+            return
+        if session.phase is Phase.RESERVED:
+            self._cells.lose(session, now)  # what was reserved is its virtual cluster's
+        waits = session.phase is Phase.WAITING
+        if waits:
+            self._serving.withdraw(session)
+        quotas = session.quotas
+        self._ledger.move(session.flow, user, now)
+        session.vc, session.quotas = vc or session.vc, session.flow.quotas
+        for quota, other in zip(quotas, session.quotas, strict=True):
+            if quota is not other:
+                quota.transfer(session, other)
+        if waits:
+            self._serving.let_wait(session, now)
 
     # Measurements and settings.
 
@@ -402,12 +357,14 @@ class Engine:
         session.measured_at = event.at
         pack = self._packing.packs.get(session)
         if pack is not None:
+            tried = not pack.kept
             total = self._packing.measured(session)
+            if tried and pack.kept:
+                self._leases.keep(pack.host, pack.guest, total or 0.0)
             if total is not None and total < UNDO:
                 self._packing.part(pack, event.at, failed=True)
                 self._running.remove(pack.guest)
-                reason = f"with {pack.host.id} progress is {total:.2f} of taking turns"
-                self._leases.preempt(pack.guest, reason, event.at)
+                self._leases.part(pack.guest, total, event.at)
         elif session.phase is Phase.RUNNING and event.step_seconds:
             session.rate_alone = 1.0 / event.step_seconds
             self._packing.offer(session)
@@ -419,99 +376,41 @@ class Engine:
             device.constant_seconds = max(0.0, event.constant_seconds)
 
     def _reconfigured(self, event: events.Reconfigured) -> None:
-        self._settings = self._agenda.settings = event.settings
-        self._waiting.throttle = event.settings.throttle
-        self._waiting.burst = event.settings.burst
-        self._leases.host.budget = event.settings.host_memory
+        settings, now = event.settings, event.at
+        self._settings = settings
+        self._agenda.configure(settings)
+        self._leases.configure(settings)
         for flow in self._ledger.flows():
-            weights = event.settings.user_weights
             if flow.parent is None:
-                weight = event.settings.vc_weights.get(flow.name, 1.0)
+                weight = settings.vc_weights.get(flow.name, 1.0)
             else:
-                weight = weights.get((flow.parent.name, flow.name), 1.0)
-            self._ledger.reweigh(flow, weight, event.at)
+                weight = settings.user_weights.get((flow.parent.name, flow.name), 1.0)
+            self._ledger.reweigh(flow, weight, now)
+            self._limiter.apply(flow, now)
+        self._tiers = dict.fromkeys(Tier, 0.0)
+        for session in self._sessions.values():
+            self._promise(session)
+        if event.guarantees is not None:
+            self._leases.govern(event.guarantees, now)
+            self._serving.begin_again(not isinstance(event.guarantees, Flat), now)
+        self._running.put_all(now)
+        for session in self._sessions.values():
+            self._agenda.review(session, now)
 
     def _ticked(self, event: events.Tick) -> None:
         """Nothing but that time has passed."""
 
-    # Serving.
+    # Limits.
 
-    def _serve(self, now: float) -> None:
-        """Serve waiting sessions in order, as long as there is anything to give."""
-        blocked = Blocked(self._running.has_own, self._promised)
-        passed: list[Session] = []
-        self._yielded.clear()
-        while len(self._waiting) and (len(self._leases.free) or len(self._running)):
-            session = self._waiting.best(now, blocked)
-            if session is None or len(passed) >= SKIPS_MAX:
-                break
-            if session.gpus > 1 and now < self._gangs_after:
-                blocked.add(session.vc, session.gpus)
-                continue
-            if session.moving or now < session.not_before:
-                self._pass_over(session, passed)
-                continue
-            if session in self._yielded:
-                self._agenda.look_again(now + YIELD_PAUSE)
-                self._pass_over(session, passed)
-                continue
-            choice = self._placement.choose(session, self._agenda.level(session, now), now)
-            if isinstance(choice, Later):
-                self._agenda.look_again(choice.at)
-                self._pass_over(session, passed)
-            elif not self._carry_out(session, choice, now):
-                if self._placement.cramped:
-                    self._pass_over(session, passed)
-                    continue
-                blocked.add(session.vc, session.gpus)
-                if now >= self._compared_after:
-                    self._compared_after = now + COMPARISON_PAUSE
-                    self._agenda.look_again(self._compared_after)
-                if session.gpus > 1:
-                    self._gangs_after = now + GANGS_PAUSE
-                    self._agenda.look_again(self._gangs_after)
-        for session in passed:
-            self._waiting.add(session, self._agenda.level(session, now), now)
-        if len(self._waiting) and not len(self._leases.free) and self._settings.packing:
-            self._pack(now)
-
-    def _pack(self, now: float) -> None:
-        """Let waiting sessions share devices, where everybody permits it."""
-        while (pair := self._packing.pair(now)) is not None:
-            host, guest = pair
-            self._waiting.remove(guest)
-            self._packing.join(host, guest)
-            self._leases.pack(host, guest, now)
-
-    def _pass_over(self, session: Session, passed: list[Session]) -> None:
-        """Leave a session out of the rest of this round."""
-        self._waiting.remove(session)
-        passed.append(session)
-
-    def _carry_out(self, session: Session, choice: Choice | None, now: float) -> bool:
-        self._waiting.remove(session)
-        for victim in choice.victims if choice else ():
-            self._running.remove(victim)
-        if choice is not None:
-            done = self._leases.take(session, choice.devices, choice.victims, choice.reason, now)
-        else:
-            done = self._leases.below(session.vc, session.gpus) and self._leases.entitle(
-                session, now
-            )
-        if done:
-            self._packing.withdraw(session)
-        else:
-            self._waiting.add(session, self._agenda.level(session, now), now)
-        return done
+    def _may_share(self, session: Session, now: float) -> bool:
+        return (
+            not self._limiter.holds_back(session, now) and self._limiter.leaving(session, now) == []
+        )
 
     def _announce(self, name: str, now: float) -> None:
         """Say that a session has to wait."""
         session = self._sessions.get(name)
-        if session is None or session.phase is not Phase.WAITING:
-            return
-        position = len(self._waiting)
-        wait = position / max(1, len(self._leases.devices)) * self._turn
-        devices = len(self._leases.devices)
-        wanted = "1 device" if devices == 1 else f"{devices} devices"
-        reason = f"{position} session{' waits' if position == 1 else 's wait'} for {wanted}"
-        self._leases.out.append(Queued(session.id, position, wait, reason))
+        if session is not None and session.phase is Phase.WAITING:
+            queued = self._explaining.explain(session, now)
+            assert queued
+            self._leases.out.append(queued)

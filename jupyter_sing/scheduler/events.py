@@ -8,22 +8,16 @@ answers to what has been overtaken.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from jupyter_sing.scheduler.settings import Settings
+from jupyter_sing.scheduler.settings import Settings, Tier
+
+if TYPE_CHECKING:
+    from jupyter_sing.scheduler.decisions import Guarantees
 
 SessionId: TypeAlias = str
 DeviceId: TypeAlias = str
 """Such as `node0/gpu3`, or `cpu:0` where there is only one host."""
-
-
-class Tier(StrEnum):
-    """What was promised to a session: a fraction of the device time that it asks for."""
-
-    PREMIUM = "premium"
-    STANDARD = "standard"
-    BASIC = "basic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +71,12 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class TermsChanged:
-    """What a user or an administrator may change of an open session."""
+    """What a user or an administrator may change of an open session.
+
+    Where `vc` or `user` are not None, it is that virtual cluster's or user's from now on. A lease
+    that it has stays, by the right by which it was given, until it ends. `device` is where a pinned
+    session is, or begins: it is granted there only.
+    """
 
     at: float
     session: SessionId
@@ -85,6 +84,9 @@ class TermsChanged:
     weight: float
     pinned: bool
     may_pack: bool
+    vc: str | None = None
+    user: str | None = None
+    device: DeviceId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,9 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Answer to `Migrate`: it is resident on `device`, and nowhere else."""
+    """Answer to `Migrate`: it is resident on `device`, and nowhere else. Unasked, it also ends a
+    lease of another device.
+    """
 
     at: float
     session: SessionId
@@ -190,7 +194,7 @@ class Measured:
     seconds_used
         Seconds that it really executed since the last `Measured`.
     step_seconds
-        Seconds between repetitions of its log (`introspection.py`), None if there are none.
+        Seconds between repetitions of its log, None if there are none.
     nadir
         Where in a step its memory is least: a fraction of the step, in [0, 1).
     """
@@ -215,10 +219,15 @@ class BandwidthMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Reconfigured:
-    """Other settings hold from now on. Running cells stay as they are."""
+    """Other settings hold from now on. Running cells stay as they are.
+
+    `guarantees` are fresh ones that hold instead of those before, None: those stay. Who holds
+    devices keeps them, by the new guarantees where these allow it; reservations are made anew.
+    """
 
     at: float
     settings: Settings
+    guarantees: Guarantees | None = None
 
 
 @dataclass(frozen=True, slots=True)

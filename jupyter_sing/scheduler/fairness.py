@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import heapq
 
+from jupyter_sing.scheduler.quotas import Day, Quota
+
 
 class Siblings:
     """The children of one node of the tree, and their virtual time."""
@@ -53,6 +55,14 @@ class Siblings:
         if least is not None and least > self._reached:
             self._reached = least
         return self._reached
+
+    def times(self, now: float) -> tuple[float, float]:
+        """Virtual time, and the furthest tag of those that were active."""
+        return self.virtual_time(now), self._furthest
+
+    def restore(self, reached: float, furthest: float) -> None:
+        """Begin at what `times` was."""
+        self._reached, self._furthest = reached, furthest
 
     def _enter(self, flow: Flow) -> None:
         self._known_at = None
@@ -106,6 +116,13 @@ class Flow:
         Sessions below it that hold devices or wait for some.
     burst
         Interactive seconds, as of `burst_at`, that its allowance has to make up for.
+    origin
+        The same user in another virtual cluster, as which this one has begun: tags of their
+        sessions can be compared.
+    day
+        Device seconds of the last 24 hours; None for sessions.
+    quota
+        What it has and may have; None for sessions.
     """
 
     __slots__ = (
@@ -113,10 +130,13 @@ class Flow:
         "burst",
         "burst_at",
         "children",
+        "day",
         "devices",
         "name",
         "number",
+        "origin",
         "parent",
+        "quota",
         "served",
         "since",
         "tag",
@@ -138,6 +158,19 @@ class Flow:
         self.version = 0
         self.burst = 0.0
         self.burst_at = 0.0
+        self.origin: Flow | None = None
+        self.day: Day | None = None
+        self.quota: Quota | None = None
+
+    @property
+    def quotas(self) -> tuple[Quota, Quota]:
+        """Those of the user and of the virtual cluster of a session."""
+        user = self.parent
+        assert user
+        assert user.quota
+        assert user.parent
+        assert user.parent.quota
+        return user.quota, user.parent.quota
 
     @property
     def slope(self) -> float:
@@ -154,7 +187,14 @@ class Flow:
             used = self.devices * (now - self.since)
             self.served += used
             self.tag += used / self.weight
+            if used and self.day is not None:
+                self.day.add(self.since, now, self.devices)
         self.since = now
+
+    def used(self, now: float) -> float:
+        """Device seconds that a user or virtual cluster had in the last 24 hours."""
+        assert self.day
+        return self.day.used(now) + self.devices * (now - self.since)
 
 
 class Ledger:
@@ -163,25 +203,32 @@ class Ledger:
     def __init__(self, devices: int) -> None:
         self._devices = devices
         self._active = 0
-        self._root = Siblings()
+        self.root = Siblings()
         self._clusters: dict[str, Flow] = {}
         self._users: dict[tuple[str, str], Flow] = {}
         self._count = 0
+        self.relieved: dict[Flow, None] = {}  # somebody who waits for their limits may go on
 
     def _new(self, name: str, weight: float, parent: Flow | None) -> Flow:
         self._count += 1
         return Flow(name, self._count, weight, parent)
 
+    def _with_quota(self, flow: Flow, whose: str) -> Flow:
+        flow.day, flow.quota = Day(), Quota(flow, whose, self.relieved)
+        return flow
+
     def cluster(self, vc: str, weight: float = 1.0) -> Flow:
         """Flow of a virtual cluster; made at first use."""
         if vc not in self._clusters:
-            self._clusters[vc] = self._new(vc, weight, None)
+            flow = self._new(vc, weight, None)
+            self._clusters[vc] = self._with_quota(flow, f"virtual cluster {vc}")
         return self._clusters[vc]
 
     def user(self, vc: str, user: str, vc_weight: float = 1.0, weight: float = 1.0) -> Flow:
         """Flow of a user; made at first use."""
         if (vc, user) not in self._users:
-            self._users[vc, user] = self._new(user, weight, self.cluster(vc, vc_weight))
+            flow = self._new(user, weight, self.cluster(vc, vc_weight))
+            self._users[vc, user] = self._with_quota(flow, user)
         return self._users[vc, user]
 
     def session(self, name: str, user: Flow, weight: float) -> Flow:
@@ -197,7 +244,7 @@ class Ledger:
         return flow.parent is not None and flow.parent.parent is None
 
     def _siblings(self, flow: Flow) -> Siblings:
-        return flow.parent.children if flow.parent else self._root
+        return flow.parent.children if flow.parent else self.root
 
     def activate(self, session: Flow, now: float) -> None:
         """Note that a session holds or wants devices, which it did not."""
@@ -226,6 +273,31 @@ class Ledger:
             self._siblings(flow).change(flow, devices, now)
             flow = flow.parent
 
+    def move(self, session: Flow, user: Flow, now: float) -> None:
+        """Let a session be another user's, with its lead, and with what it holds.
+
+        A user of whom nothing is known there yet brings along what they had elsewhere.
+        """
+        before = session.parent
+        assert before
+        if user.served == 0.0 and not user.backlog and user.name == before.name:
+            _inherit(before, user, now)
+        tag = session.at(now)
+        if user.origin is not before:
+            tag += user.children.virtual_time(now) - before.children.virtual_time(now)
+        devices, active = session.devices, session.backlog > 0
+        if devices:
+            self.hold(session, -devices, now)
+        if active:
+            self.deactivate(session, now)
+        session.parent = user
+        session.tag = max(tag, user.children.virtual_time(now))
+        session.since = now
+        if active:
+            self.activate(session, now)
+        if devices:
+            self.hold(session, devices, now)
+
     def reweigh(self, flow: Flow, weight: float, now: float) -> None:
         """Change a share. The service that was had already stays as it was counted."""
         if weight != flow.weight:
@@ -253,3 +325,19 @@ class Ledger:
         user.burst = max(0.0, user.burst - share * (now - user.burst_at)) + seconds
         user.burst_at = now
         return user.burst
+
+
+def _inherit(before: Flow, user: Flow, now: float) -> None:
+    """Let somebody be in another virtual cluster as they were in the one before."""
+    assert before.parent
+    assert before.day
+    assert user.parent
+    assert user.day
+    before.settle(now)
+    lead = max(0.0, before.tag - before.parent.children.virtual_time(now))
+    user.tag = user.parent.children.virtual_time(now) + lead
+    user.burst, user.burst_at = before.burst, before.burst_at
+    user.since, user.origin = now, before
+    user.children.restore(*before.children.times(now))
+    for slot, seconds in before.day.slots():
+        user.day.put(slot, seconds)

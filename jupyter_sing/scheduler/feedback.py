@@ -29,7 +29,7 @@ def level_end(attained: float, settings: Settings) -> float | None:
     return settings.levels[level] - attained if level < len(settings.levels) else None
 
 
-def run_min(level: int, switch: float, settings: Settings) -> float:
+def run_min(level: int, switch: float, settings: Settings, floor: float = RUN_MIN) -> float:
     """Seconds for which a lease is not taken away, given the switch that it has cost.
 
     At the interactive levels a switch may cost half of the time that follows; below, by default, a
@@ -37,7 +37,7 @@ def run_min(level: int, switch: float, settings: Settings) -> float:
     long ones are done no sooner.
     """
     factor = 2.0 if level <= 1 else settings.run_min_switches
-    return max(RUN_MIN, factor * switch)
+    return max(floor, factor * switch)
 
 
 class SwapBudget:
@@ -58,10 +58,23 @@ class SwapBudget:
         self._level = min(self._size, self._level + self._rate * (now - self._at))
         self._at = now
 
+    def set_rate(self, rate: float) -> None:
+        """Let another share of the time go into switches from now on."""
+        self._rate, self._size = rate, 60.0 * rate
+
     def spend(self, seconds: float, now: float) -> None:
         """Note a switch. Debts are limited to one bucket, that they end within two minutes."""
         self._fill(now)
         self._level = max(-self._size, self._level - seconds)
+
+    def left(self, now: float) -> float:
+        """Seconds of switches that are still allowed; negative while overdrawn."""
+        self._fill(now)
+        return self._level
+
+    def restore(self, left: float, now: float) -> None:
+        """Begin with so many seconds."""
+        self._level, self._at = max(-self._size, min(self._size, left)), now
 
     def stretch(self, now: float) -> float:
         """Return by what quanta are multiplied at present: 1, or 2 while overdrawn."""
@@ -72,20 +85,33 @@ class SwapBudget:
 class Gaps:
     """How soon a session will want its device again: a moving average of its think times."""
 
-    __slots__ = ("_mean", "_since")
+    __slots__ = ("_mean", "since")
 
     def __init__(self, at: float) -> None:
         self._mean = 60.0
-        self._since = at
+        self.since = at
 
     def idle(self, now: float) -> None:
         """Note that a cell has finished."""
-        self._since = now
+        self.since = now
 
     def used(self, now: float) -> None:
         """Note that the next one begins."""
-        self._mean += 0.3 * (now - self._since - self._mean)
+        self._mean += 0.3 * (now - self.since - self._mean)
+
+    def expected(self) -> float:
+        """When the next cell is expected."""
+        return self.since + self._mean
 
     def rate(self, now: float) -> float:
         """Expected uses per second. Whoever has been away for longer than usual stays away."""
-        return 1.0 / max(1.0, self._mean, now - self._since)
+        return 1.0 / max(1.0, self._mean, now - self.since)
+
+    @property
+    def known(self) -> tuple[float, float]:
+        """Mean think time, and since when it is idle."""
+        return self._mean, self.since
+
+    def restore(self, mean: float, since: float) -> None:
+        """Begin with what `known` was."""
+        self._mean, self.since = mean, since

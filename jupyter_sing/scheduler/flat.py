@@ -16,6 +16,7 @@ class Flat:
 
     def __init__(self, devices: Sequence[DeviceId]) -> None:
         self._free = dict.fromkeys(devices)
+        self._count = len(self._free)
         self._bad: set[DeviceId] = set()
         self._held: dict[str, tuple[DeviceId, ...]] = {}
 
@@ -62,3 +63,15 @@ class Flat:
         """Nobody is guaranteed anything."""
         del vc
         return 0
+
+    def adopt(self, request: str, vc: str, devices: Sequence[DeviceId]) -> bool:
+        """Take exactly these."""
+        del vc
+        for device in devices:
+            self._free.pop(device, None)
+        self._held[request] = tuple(devices)
+        return False
+
+    def widest(self) -> int:
+        """All devices."""
+        return self._count

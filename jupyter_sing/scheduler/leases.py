@@ -7,6 +7,7 @@ So a device never has two holders, and never more bytes than it has memory, howe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +25,8 @@ from jupyter_sing.scheduler.decisions import (
     Wait,
 )
 from jupyter_sing.scheduler.fairness import Ledger
+from jupyter_sing.scheduler.guarantees.errors import RequestError
+from jupyter_sing.scheduler.limits import Limiter
 from jupyter_sing.scheduler.memory import NO_VICTIMS, HostMemory, room
 from jupyter_sing.scheduler.settings import Device, Settings
 from jupyter_sing.scheduler.state import HOLDING, DeviceState, FreeDevices, Phase, Session
@@ -72,6 +75,7 @@ class Leases:
         settings: Settings,
         guarantees: Guarantees,
         ledger: Ledger,
+        limiter: Limiter,
         requeue: Callable[[Session, float], None],
         quantum: Callable[[Session, float], float],
     ) -> None:
@@ -91,13 +95,15 @@ class Leases:
         self.preemptions = 0
         self.evictions = 0
         self.migrations = 0
+        self.token = 0
         self._settings = settings
         self._guarantees = guarantees
         self._ledger = ledger
+        self._limiter = limiter
         self._requeue = requeue
         self._quantum = quantum
-        self._token = 0
         self._reservations: dict[Session, Reservation] = {}
+        self._partings: dict[Session, str] = {}  # guests that are to stop, and why
         self._entitled: dict[str, int] = {}
 
     def below(self, vc: str, gpus: int) -> bool:
@@ -106,6 +112,15 @@ class Leases:
         if known is None:
             known = self._entitled[vc] = self._guarantees.free(vc)
         return known >= gpus
+
+    def awaited(self, session: Session) -> str:
+        """Say what a session with a reservation waits for."""
+        reservation = self._reservations[session]
+        if reservation.victims:
+            return f"{next(iter(reservation.victims)).id} stops first"
+        if reservation.leaving:
+            return f"the memory of {next(iter(reservation.leaving))[0].id} makes room first"
+        return "its devices are being prepared"
 
     # Taking devices.
 
@@ -120,8 +135,7 @@ class Leases:
         """Reserve devices for a waiting session; False, and nothing is changed, if it cannot be."""
         reservation = Reservation(devices, reason)
         if victims:
-            session.phase = Phase.RESERVED
-            self._reservations[session] = reservation
+            self._enter(session, reservation)
             self._reserve(session, devices)
             self._stop(session, reservation, victims, now)
             return True
@@ -129,7 +143,7 @@ class Leases:
 
     def entitle(self, session: Session, now: float) -> bool:
         """Let the guarantees find devices: the virtual cluster has a right to some."""
-        homes = session.homes if session.bound is None else [session.bound]
+        homes = session.homes if session.only is None else [session.only]
         prefer = tuple(home for home in homes if home.healthy)
         return self._bind(session, Reservation(prefer, "its virtual cluster's guarantee"), now)
 
@@ -143,7 +157,7 @@ class Leases:
         if isinstance(answer, Wait):
             return False
         devices = tuple(self.devices[name] for name in answer.devices)
-        elsewhere = session.bound is not None and devices != (session.bound,)
+        elsewhere = session.only is not None and devices != (session.only,)
         if elsewhere or any(d.incoming not in (None, session) or not d.healthy for d in devices):
             self._undo(session, answer)
             return False
@@ -160,9 +174,9 @@ class Leases:
             self._undo(session, answer)
             return False
         self._move(session, reservation, devices)
-        session.guaranteed = answer.guaranteed
+        session.right = session.vc if answer.guaranteed else ""
         reservation.bound = True
-        self._ledger.hold(session.flow, session.gpus, now)
+        self._hold(session, session.gpus, now)
         return self._make_room(session, reservation, now)
 
     def _undo(self, session: Session, answer: Bound | Victims) -> None:
@@ -181,9 +195,22 @@ class Leases:
                 device.incoming = None
                 self.free.update(device)
         reservation.devices = devices
+        self._enter(session, reservation)
+        self._reserve(session, devices)
+
+    def _enter(self, session: Session, reservation: Reservation) -> None:
+        """Let a session wait for its grant only."""
         session.phase = Phase.RESERVED
         self._reservations[session] = reservation
-        self._reserve(session, devices)
+        for quota in session.quotas:
+            quota.claim(session)
+
+    def _hold(self, session: Session, devices: float, now: float) -> None:
+        """Charge a session for so many more devices from now on."""
+        self._ledger.hold(session.flow, devices, now)
+        for quota in session.quotas:
+            if quota.bounded:
+                self._limiter.watch(quota.flow, now)
 
     def _reserve(self, session: Session, devices: tuple[DeviceState, ...]) -> None:
         for device in devices:
@@ -221,15 +248,32 @@ class Leases:
         return victim.step_seconds if victim.step_seconds <= limit else 0.0
 
     def _make_room(self, session: Session, reservation: Reservation, now: float) -> bool:
-        plans = [room(session, device, now) for device in reservation.devices]
-        if any(plan is None for plan in plans):
+        beyond = self._limiter.leaving(session, now)
+        plans = [
+            room(
+                session,
+                device,
+                now,
+                freed=sum(other.residents[s] for s, other in beyond or () if other is device),
+                spared=tuple(s for s, _ in beyond or ()),
+            )
+            for device in reservation.devices
+        ]
+        if beyond is None or any(plan is None for plan in plans):
             self.give_up(session, now)
             return True
+        for victim, device in beyond:
+            reservation.leaving[victim, device] = None
+            if device not in victim.moving:
+                self._park(victim, device, session)
         for device, plan in zip(reservation.devices, plans, strict=True):
             assert plan is not None
             for victim in plan.victims:
                 reservation.leaving[victim, device] = None
                 self._send_away(victim, device, session, now)
+        size = session.memory * session.gpus
+        for quota in session.quotas:
+            quota.expect(session, max(0, size - quota.residents.get(session, 0)))
         self._grant_if_ready(session, now)
         return True
 
@@ -237,12 +281,12 @@ class Leases:
         self, victim: Session, device: DeviceState, session: Session, now: float
     ) -> None:
         """Move the memory of an idle session to another device that has room, or to the host."""
-        victim.moving[device] = None
         size = device.residents[victim]
         may_move = victim.bound is None and now - victim.migrated_at >= MIGRATION_PAUSE
         if may_move and len(victim.homes) == 1:
             for other in self.free.roomiest(1):
                 if room(victim, other, now) == NO_VICTIMS:
+                    victim.moving[device] = None
                     other.put(victim, size)
                     self.free.update(other)
                     victim.migrated_at = now
@@ -251,6 +295,12 @@ class Leases:
                         Migrate(victim.id, device.id, other.id, f"makes room for {session.id}")
                     )
                     return
+        self._park(victim, device, session)
+
+    def _park(self, victim: Session, device: DeviceState, session: Session) -> None:
+        """Take the memory of an idle session off a device."""
+        victim.moving[device] = None
+        size = device.residents[victim]
         self.evictions += 1
         to: Literal["host", "disk"] = (
             "host" if self.host.try_park(victim, device.node, size) else "disk"
@@ -262,14 +312,18 @@ class Leases:
         if reservation.victims or reservation.leaving or not reservation.bound:
             return
         del self._reservations[session]
-        self._token += 1
-        session.token = self._token
+        self.token += 1
+        session.token = self.token
         session.phase = Phase.LOADING
         session.devices = reservation.devices
         session.granted_at = now
+        if session.pinned and session.gpus == 1:
+            session.pinned_on = session.devices[0]
         session.switch = max(device.switch(session) for device in reservation.devices)
         if session.switch:
             self.switches += 1
+        for quota in session.quotas:
+            quota.expect(session, 0)
         for device in reservation.devices:
             device.budget.spend(session.switch, now)
             device.incoming = None
@@ -283,6 +337,14 @@ class Leases:
         self.out.append(
             Grant(session.id, names, session.token, self._quantum(session, now), reservation.reason)
         )
+
+    def held(self) -> dict[str, tuple[str, int]]:
+        """Return device and token of every lease, by session; of several devices, the first."""
+        return {
+            each.id: (each.devices[0].id, each.token)
+            for each in self.sessions.values()
+            if each.phase in HOLDING
+        }
 
     # Giving devices back.
 
@@ -304,14 +366,17 @@ class Leases:
         if not session.rides:
             self._guarantees.release(session.id)
         self._entitled.clear()
+        for quota in session.quotas:
+            quota.leave(session)
+        why = self._partings.pop(session, f"{session.id} has stopped")
         for device in session.devices:
             device.lessees.remove(session)
             self.free.update(device)
             for other in device.lessees:
-                self._leave_alone(other, session, device, now)
+                self._leave_alone(other, session, device, why, now)
         session.rides = False
         session.devices = ()
-        session.guaranteed = False
+        session.right = ""
         for waiting in [s for s, r in self._reservations.items() if session in r.victims]:
             self._freed(waiting, session, now)
 
@@ -321,28 +386,39 @@ class Leases:
         """Grant a waiting session the device that another one executes on; both memories fit."""
         (device,) = host.devices
         self._ledger.hold(host.flow, -0.5, now)
-        self._ledger.hold(guest.flow, 0.5, now)
+        self._hold(guest, 0.5, now)
         host.share = guest.share = 0.5
         guest.rides = True
         names = (host.id, guest.id)
-        self.out.append(Pack(names, device.id, "both permit it, and somebody waits for a device"))
-        self._reservations[guest] = Reservation(
-            (device,), f"it shares it with {host.id}", bound=True
-        )
+        reason = "both permit it and somebody waits for a device, so that it is tried"
+        self.out.append(Pack(names, device.id, reason))
+        self._enter(guest, Reservation((device,), f"it shares it with {host.id}", bound=True))
         self._grant_if_ready(guest, now)
 
-    def _leave_alone(self, other: Session, gone: Session, device: DeviceState, now: float) -> None:
+    def keep(self, host: Session, guest: Session, total: float) -> None:
+        """Say that a pair stays together, and why."""
+        reason = f"progress is {total:.2f} of taking turns, so that it is kept"
+        self.out.append(Pack((host.id, guest.id), host.devices[0].id, reason))
+
+    def part(self, guest: Session, total: float, now: float) -> None:
+        """Let a guest stop, with which progress is less than by taking turns."""
+        self._partings[guest] = f"progress is {total:.2f} of taking turns"
+        self.preempt(guest, f"sharing is not worth it: {self._partings[guest]}", now)
+
+    def _leave_alone(
+        self, other: Session, gone: Session, device: DeviceState, why: str, now: float
+    ) -> None:
         """Let a session have the device that it shared; it stops if that is not to be."""
-        self._ledger.hold(other.flow, 1.0 - other.share, now)
+        self._hold(other, 1.0 - other.share, now)
         other.share = 1.0
         names = (other.id, gone.id) if gone.rides else (gone.id, other.id)
-        self.out.append(Unpack(names, device.id, f"{gone.id} has stopped"))
+        self.out.append(Unpack(names, device.id, why))
         if not other.rides or other.phase is Phase.STOPPING or not device.healthy:
             return
         priority = 0 if self.below(other.vc, 1) else -1
         answer = self._guarantees.place(other.id, other.vc, priority, 1, [device.id])
         if isinstance(answer, Bound) and answer.devices == (device.id,):
-            other.rides, other.guaranteed = False, answer.guaranteed
+            other.rides, other.right = False, other.vc if answer.guaranteed else ""
             self._entitled.clear()
             return
         if not isinstance(answer, Wait):
@@ -363,7 +439,9 @@ class Leases:
         elif reservation.asked:
             self._guarantees.cancel(session.id)
         self._entitled.clear()
-        session.guaranteed = False
+        session.right = ""
+        for quota in session.quotas:
+            quota.leave(session)
         for device in reservation.devices:
             if device.incoming is session:
                 device.incoming = None
@@ -392,6 +470,8 @@ class Leases:
         session.moving.clear()
         if session.bound is not None:
             session.bound = target
+        if session.pinned_on is not None:
+            session.pinned_on = target
         for home in list(session.homes):
             if home is not target:
                 home.drop(session)
@@ -448,7 +528,7 @@ class Leases:
             return []
         device.healthy = False
         self.free.update(device)
-        self._guarantees.set_health(device.id, False)
+        self._set_health(device, False)
         self._entitled.clear()
         concerned = dict.fromkeys([*device.residents, *device.lessees])
         if device.incoming is not None:
@@ -460,5 +540,39 @@ class Leases:
         if not device.healthy:
             device.healthy = True
             self.free.update(device)
-            self._guarantees.set_health(device.id, True)
+            self._set_health(device, True)
             self._entitled.clear()
+
+    def _set_health(self, device: DeviceState, good: bool) -> None:
+        with suppress(RequestError):  # it is in no cell: nothing is given out there
+            self._guarantees.set_health(device.id, good)
+
+    # Other guarantees.
+
+    def govern(self, guarantees: Guarantees, now: float) -> None:
+        """Let other guarantees hold: leases stay, and who has a reservation waits again."""
+        for session in list(self._reservations):
+            if session in self._reservations:
+                self.give_up(session, now)
+        self._guarantees = guarantees
+        self._entitled.clear()
+        for device in self.devices.values():
+            if not device.healthy:
+                self._set_health(device, False)
+        holders = {s.token: s for d in self.devices.values() for s in d.lessees if not s.rides}
+        for _, session in sorted(holders.items()):
+            names = [device.id for device in session.devices]
+            kept = guarantees.adopt(session.id, session.vc, names)
+            session.right = session.vc if kept else ""
+
+    def configure(self, settings: Settings) -> None:
+        """Use other settings from now on."""
+        self._settings = settings
+        self.host.budget = settings.host_memory
+        for device in self.devices.values():
+            device.budget.set_rate(settings.swap_share)
+
+    def widest(self) -> int:
+        """Count the devices that one session could have at most."""
+        nodes = max((len(devices) for devices in self.nodes.values()), default=0)
+        return min(nodes, self._guarantees.widest())

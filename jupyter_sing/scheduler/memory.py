@@ -58,13 +58,19 @@ def shortage(session: Session, device: DeviceState) -> int:
 
 
 def room(
-    session: Session, device: DeviceState, now: float, leaving: tuple[Session, ...] = ()
+    session: Session,
+    device: DeviceState,
+    now: float,
+    leaving: tuple[Session, ...] = (),
+    freed: int = 0,
+    spared: tuple[Session, ...] = (),
 ) -> Room | None:
     """Find whom to evict for a session; None if it cannot fit.
 
-    `leaving` hold leases now, but will not when this is carried out.
+    `leaving` hold leases now, but will not when this is carried out; `freed` bytes go
+    anyway, and `spared` sessions are not asked to.
     """
-    wanted = shortage(session, device)
+    wanted = shortage(session, device) - freed
     if wanted <= 0:
         return NO_VICTIMS
     chosen: list[Session] = []
@@ -73,6 +79,7 @@ def room(
         (missed(other, device, now, _is_dirty(other, leaving, now)), other.number, other)
         for other in device.residents
         if other is not session
+        and other not in spared
         and (may_leave(other, now) or (other in leaving and not other.pinned))
     ]
     candidates.sort()

@@ -11,6 +11,7 @@ Source: Gandiva (OSDI 2018), which packs the least utilised first; its rule has 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 from jupyter_sing.scheduler.memory import NO_VICTIMS, room
@@ -38,9 +39,13 @@ class Pack:
 
 
 class Packing:
-    """Who could share a device, who does, and how that went."""
+    """Who could share a device, who does, and how that went.
 
-    def __init__(self) -> None:
+    `may_come` says whether limits allow a waiting session to come to a device.
+    """
+
+    def __init__(self, may_come: Callable[[Session, float], bool]) -> None:
+        self._may_come = may_come
         self.packs: dict[Session, Pack] = {}  # by host and by guest
         self._hosts: dict[Session, None] = {}
         self._guests: dict[Session, None] = {}
@@ -67,7 +72,7 @@ class Packing:
         hosts = sorted(islice(self._hosts, LOOKS), key=lambda s: (s.utilisation, s.number))
         guests = sorted(islice(self._guests, LOOKS), key=lambda s: (s.utilisation, s.number))
         for guest in guests:
-            if guest.moving or now < guest.not_before:
+            if guest.moving or now < guest.not_before or not self._may_come(guest, now):
                 continue
             for host in hosts:
                 if self._suits(host, guest, now):
@@ -82,7 +87,7 @@ class Packing:
             and device.healthy
             and device.incoming is None
             and guest.bound in (None, device)
-            and (not host.guaranteed or host.vc == guest.vc)
+            and host.right in ("", guest.vc)
             and room(guest, device, now) == NO_VICTIMS
         )
 

@@ -12,13 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jupyter_sing.scheduler.memory import room
+from jupyter_sing.scheduler.quotas import Quota
 from jupyter_sing.scheduler.running import Running
 from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session
+from jupyter_sing.scheduler.waiting import INTERACTIVE
 
 CANDIDATES = 16
 """Devices, or nodes, that are compared."""
 
 WAIT_MIN = 0.05
+
+NOTICED = 0.9
+"""Seconds of loading from which on whoever waits for it notices, and loses the thread."""
+
+ANTICIPATION_MAX = 50.0
+"""Longest time for which a device is kept free for a cell that is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +77,15 @@ class Placement:
         self.cramped = False
         if session.gpus > 1:
             return self._several(session, level, now)
-        if session.bound is not None:
-            return self._bound(session, level, session.bound, now)
+        if session.only is not None:
+            return self._bound(session, level, session.only, now)
         home = session.homes[0] if session.homes else None
         if home is not None and home.is_free and room(session, home, now) is not None:
             return Choice((home,), (), "its memory is there")
         at_home = self._at_home(session, level, home, now)
         if at_home is not None and level <= 1:
             return at_home
-        free = self._cheapest(session, now)
+        free, held = self._cheapest(session, level, now)
         patience = self._patience(session, level, home, now)
         if free is not None:
             cost = free.switch(session)
@@ -90,11 +98,45 @@ class Placement:
             session, level, now, lambda v: self._cost(session, level, v, now)
         )
         if victim is None:
-            return None
+            return None if held is None else Later(held)
         device = victim.devices[0]
         if patience is not None and patience < device.switch(session):
             return Later(now + max(WAIT_MIN, patience))
         return Choice((device,), tuple(device.lessees), "it goes before what runs there")
+
+    def swap(self, session: Session, level: int, quota: Quota, now: float) -> Choice | None:
+        """Find devices for a session of somebody at a limit: other sessions of theirs stop."""
+        lacking = quota.taken + session.gpus - int(quota.limits.devices)
+        gone = self._running.within(session, level, quota, lacking, now)
+        if not gone:
+            return None
+        reason = f"it takes the place of another session of {quota.whose}"
+        if session.gpus > 1:
+            choice = self._several(session, level, now, gone)
+            return choice and Choice(choice.devices, choice.victims, reason)
+        freed = [
+            device
+            for victim in gone
+            for device in victim.devices
+            if device.incoming is None
+            and device.healthy
+            and all(lessee in gone for lessee in device.lessees)
+        ]
+        if session.bound is not None:
+            candidates = [session.bound]
+        else:
+            candidates = [*session.homes[:1], *freed, *self._free.roomiest(1)]
+        for device in candidates:
+            if device in freed or device.is_free:
+                victims = gone
+            else:
+                others = self._stoppable(session, level, device, now)
+                if session.bound is None or others is None:
+                    continue
+                victims = tuple(dict.fromkeys([*gone, *others]))
+            if room(session, device, now, leaving=victims) is not None:
+                return Choice((device,), victims, reason)
+        return None
 
     def _bound(
         self, session: Session, level: int, device: DeviceState, now: float
@@ -102,7 +144,9 @@ class Placement:
         """Find the only device that will do; that it is taken says nothing about others."""
         self.cramped = True
         if device.is_free and room(session, device, now) is not None:
-            return Choice((device,), (), "it is the device that was asked for")
+            pinned = device is session.pinned_on
+            why = "it is pinned to it" if pinned else "it is the device that was asked for"
+            return Choice((device,), (), why)
         return self._at_home(session, level, device, now)
 
     def _cost(self, session: Session, level: int, victim: Session, now: float) -> float | None:
@@ -159,8 +203,14 @@ class Placement:
         # Whoever has waited for as long as the move takes has been patient enough.
         return wait if now - session.waiting_since + wait < home.transfer(session.memory) else None
 
-    def _cheapest(self, session: Session, now: float) -> DeviceState | None:
-        """Free device with the least switch, room to be made included."""
+    def _cheapest(
+        self, session: Session, level: int, now: float
+    ) -> tuple[DeviceState | None, float | None]:
+        """Free device with the least switch, room to be made included.
+
+        If there is none but for those that are kept free for a while, when the first will not be.
+        """
+        held: float | None = None
         best: tuple[float, float, int, int] | None = None
         chosen: DeviceState | None = None
         for device in self._free.roomiest(CANDIDATES):
@@ -168,16 +218,41 @@ class Placement:
             if made is None:
                 self.cramped = True
                 continue
+            until = self._kept_free(session, level, device, made.victims)
+            if until > now:
+                held = until if held is None else min(held, until)
+                continue
             count = len(self._free.per_node[device.node])
             broken = fragmentation(count - 1, self.shapes) - fragmentation(count, self.shapes)
             cost = device.switch(session) + made.seconds
             key = (round(cost, 3), broken, device.used, device.number)
             if best is None or key < best:
                 best, chosen = key, device
-        return chosen
+        return chosen, held if chosen is None else None
 
-    def _several(self, session: Session, level: int, now: float) -> Choice | None:
-        """Devices of one node if possible: all free, else with the fewest victims."""
+    def _kept_free(
+        self, session: Session, level: int, device: DeviceState, victims: tuple[Session, ...]
+    ) -> float:
+        """Until when a device waits for the next cell of who would have to leave it.
+
+        A long cell does not drive anybody away whose return would be noticed, while it is likely to
+        come soon: that would cost both of them a load.
+        """
+        if level <= INTERACTIVE or session.urgent:
+            return 0.0
+        return max(
+            (
+                min(each.gaps.expected(), each.gaps.since + ANTICIPATION_MAX)
+                for each in victims
+                if each.phase is Phase.IDLE and device.transfer(each.memory) > NOTICED
+            ),
+            default=0.0,
+        )
+
+    def _several(
+        self, session: Session, level: int, now: float, gone: tuple[Session, ...] = ()
+    ) -> Choice | None:
+        """Devices of one node: all free, else with the fewest victims; `gone` stop anyway."""
         wanted = session.gpus
         best: tuple[int, float, float, int] | None = None
         chosen: Choice | None = None
@@ -185,7 +260,7 @@ class Placement:
         for position, node in enumerate(order[:CANDIDATES]):
             picked: list[tuple[int, float, int, DeviceState]] = []
             for device in self._nodes[node]:
-                ranked = self._rank(session, level, device, now)
+                ranked = self._rank(session, level, device, now, gone)
                 if ranked is not None:
                     picked.append((*ranked, device.number, device))
             if len(picked) < wanted:
@@ -193,7 +268,9 @@ class Placement:
             picked.sort()
             picked = picked[:wanted]
             victims = tuple(
-                dict.fromkeys(other for *_, device in picked for other in device.lessees)
+                dict.fromkeys(
+                    [*gone, *(other for *_, device in picked for other in device.lessees)]
+                )
             )
             count = len(self._free.per_node.get(node, ()))
             key = (
@@ -210,10 +287,16 @@ class Placement:
         return chosen
 
     def _rank(
-        self, session: Session, level: int, device: DeviceState, now: float
+        self,
+        session: Session,
+        level: int,
+        device: DeviceState,
+        now: float,
+        gone: tuple[Session, ...],
     ) -> tuple[int, float] | None:
-        if device.is_free:
-            made = room(session, device, now)
+        freed = device.incoming is None and device.healthy
+        if freed and all(lessee in gone for lessee in device.lessees):
+            made = room(session, device, now, leaving=gone)
             return None if made is None else (0, device.switch(session) + made.seconds)
         victims = self._stoppable(session, level, device, now)
         if victims is None:

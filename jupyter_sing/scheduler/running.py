@@ -1,40 +1,37 @@
 """Sessions that execute and could be stopped, in the order in which they are to be victims.
 
 The order, first victim first: what was borrowed beyond guarantees; Basic, then Standard, then
-Premium, those with most surplus first; highest level; least to move. A session is here only once
-its minimum run time is over.
+Premium, those with most surplus first; highest level; least to move. Those whose minimum run time
+is not over come last: they stop for premium sessions only, if they are basic ones.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from jupyter_sing.scheduler.events import Tier
+from jupyter_sing.scheduler.quotas import Quota
+from jupyter_sing.scheduler.settings import Settings, Tier
 from jupyter_sing.scheduler.state import Phase, Session
-from jupyter_sing.scheduler.tiers import TARGETS, threshold
+from jupyter_sing.scheduler.tiers import threshold
 from jupyter_sing.scheduler.waiting import INTERACTIVE, LEVELS
 
 ORDER = {Tier.BASIC: 0, Tier.STANDARD: 1, Tier.PREMIUM: 2}
 PROBES = 8
 """Victims per tier and level that are looked at more closely."""
 
-Entry: TypeAlias = tuple[bool, float, int, int, int, Session]
-
-
-def target(session: Session) -> float:
-    """Fraction that the session was promised; 0 if nothing could be."""
-    return TARGETS[session.tier] if session.kept else 0.0
+Entry: TypeAlias = tuple[int, float, int, int, int, Session]
+Pool: TypeAlias = list[list[Entry]]
 
 
 def misses(session: Session, quantum: float, now: float) -> bool:
     """Whether it misses its tier unless it executes soon, or goes on executing."""
-    goal = target(session)
-    if goal == 0.0:
+    if session.goal == 0.0:
         return False
     session.account.settle(now)
-    return session.account.slack(goal) < threshold(session.switch, quantum)
+    return session.account.slack(session.goal) < threshold(session.switch, quantum)
 
 
 def owed_more(one: Session, other: Session, now: float) -> bool:
@@ -48,17 +45,25 @@ def owed_more(one: Session, other: Session, now: float) -> bool:
 
 
 class Running:
-    """Sessions that execute beyond their minimum run time."""
+    """Sessions that execute.
+
+    Attributes
+    ----------
+    settings
+        Those of the engine.
+    """
 
     def __init__(
         self,
-        quanta: Callable[[int], float],
+        settings: Settings,
         is_throttled: Callable[[Session, int, float], bool],
     ) -> None:
-        self._quanta = quanta
+        self.settings = settings
         self._is_throttled = is_throttled
         # By virtual cluster, "" for what no guarantee protects: a heap per tier and level.
-        self._pools: dict[str, list[list[Entry]]] = {}
+        self._pools: dict[str, Pool] = {}
+        # The same of all sessions of whoever has a limit of devices.
+        self._limited: dict[Quota, Pool] = {}
         self._here: dict[Session, None] = {}
 
     def __len__(self) -> int:
@@ -70,26 +75,42 @@ class Running:
 
     def put(self, session: Session, now: float) -> None:
         """Take in a session, or bring its place in the order up to date."""
-        pool = self._pools.setdefault(
-            session.vc if session.guaranteed else "", [[] for _ in range(3 * LEVELS)]
-        )
         session.version += 1
         self._here[session] = None
         surplus = 0.0
         if session.tier is not Tier.BASIC:
             session.account.settle(now)
-            surplus = round(session.account.fraction - TARGETS[session.tier], 1)
-        heapq.heappush(
-            pool[ORDER[session.tier] * LEVELS + session.running_level],
-            (
-                now < session.quantum_end,
-                -surplus,
-                session.memory * session.gpus,
-                session.number,
-                session.version,
-                session,
-            ),
+            aim = self.settings.targets.get(session.tier, 0.0)
+            surplus = round(session.account.fraction - aim, 1)
+        if now < session.protected_until:
+            turn = 2
+        else:
+            turn = int(now < min(session.quantum_end, self.hold_end(session)))
+        entry = (
+            turn,
+            -surplus,
+            session.memory * session.gpus,
+            session.number,
+            session.version,
+            session,
         )
+        self._push(self._pools.setdefault(session.right, _pool()), entry)
+        for quota in session.quotas:
+            if quota.limits.devices < math.inf:
+                self._push(self._limited.setdefault(quota, _pool()), entry)
+
+    def _push(self, pool: Pool, entry: Entry) -> None:
+        session = entry[-1]
+        heap = pool[ORDER[session.tier] * LEVELS + session.running_level]
+        heapq.heappush(heap, entry)
+        if len(heap) > 4 * len(self._here) + 64:
+            heap[:] = [known for known in heap if known[4] == known[5].version]
+            heapq.heapify(heap)
+
+    def put_all(self, now: float) -> None:
+        """Bring all places up to date: what they hang on has changed."""
+        for session in list(self._here):
+            self.put(session, now)
 
     def remove(self, session: Session) -> None:
         """Forget a session that stops; nothing if it is not here."""
@@ -97,31 +118,49 @@ class Running:
             del self._here[session]
             session.version += 1
 
+    def hold_end(self, session: Session) -> float:
+        """When a session has held its lease for so long that whoever waits goes first."""
+        return session.granted_at + self.settings.max_hold.get(session.tier, math.inf)
+
     def is_urgent(self, session: Session, level: int, now: float) -> bool:
         """Whether its tier puts it before others.
 
         An interactive cell with a promise is urgent from the beginning: time to its device is all
         that it can lose.
         """
-        if target(session) == 0.0:
+        if session.goal == 0.0:
             return False
         if level <= INTERACTIVE and not self._is_throttled(session, level, now):
             return True
-        return misses(session, self._quanta(level), now)
+        return misses(session, self.settings.quanta[level], now)
 
     def is_reachable(self, waiting: Session, victim: Session) -> bool:
         """Whether no guarantee of another virtual cluster protects the victim."""
-        return not victim.guaranteed or victim.vc == waiting.vc
+        return victim.right in ("", waiting.vc)
+
+    def _outranks(self, waiting: Session, level: int, victim: Session, now: float) -> bool:
+        """Whether a cell of a premium session has come while a basic one executes."""
+        return (
+            waiting.tier is Tier.PREMIUM
+            and victim.tier is Tier.BASIC
+            and level <= INTERACTIVE
+            and (waiting.urgent or not self._is_throttled(waiting, level, now))
+        )
 
     def may_preempt(self, waiting: Session, level: int, victim: Session, now: float) -> bool:
         """Whether a waiting session goes before one that executes."""
         if (
             victim.phase is not Phase.RUNNING
             or not victim.may_preempt
-            or now < victim.protected_until
             or not self.is_reachable(waiting, victim)
         ):
             return False
+        if now < victim.protected_until:
+            return now >= victim.exposed_at and self._outranks(waiting, level, victim, now)
+        if self.settings.max_hold and now >= self.hold_end(victim):
+            return True
+        if waiting.tier is Tier.PREMIUM and self._outranks(waiting, level, victim, now):
+            return True
         expired = now >= victim.quantum_end
         victim_urgent = self.is_urgent(victim, victim.running_level, now)
         if waiting.urgent != victim_urgent:
@@ -135,6 +174,31 @@ class Running:
             return level < victim.running_level
         return expired and owed_more(waiting, victim, now)
 
+    def within(
+        self, waiting: Session, level: int, quota: Quota, devices: int, now: float
+    ) -> tuple[Session, ...]:
+        """Find sessions of one user or virtual cluster that may be preempted.
+
+        Returns as many as give so many devices; none, if these are not to be had.
+        """
+        found: list[Session] = []
+        for heap in _in_order(self._limited.get(quota)):
+            seen: list[Entry] = []
+            while heap and devices > 0 and len(seen) < PROBES:
+                entry = heapq.heappop(heap)
+                victim = entry[-1]
+                if entry[4] != victim.version:
+                    continue
+                seen.append(entry)
+                if self.may_preempt(waiting, level, victim, now):
+                    found.append(victim)
+                    devices -= victim.gpus
+            for entry in seen:
+                heapq.heappush(heap, entry)
+            if devices <= 0:
+                return tuple(found)
+        return ()
+
     def find(
         self,
         waiting: Session,
@@ -147,15 +211,10 @@ class Running:
         `cost` is in seconds: of making room at the victim's place; None if there is none to make.
         """
         for name in ("", waiting.vc):
-            pool = self._pools.get(name)
-            if pool is None:
-                continue
-            for tier in range(3):
-                for at in range(LEVELS - 1, -1, -1):
-                    heap = pool[tier * LEVELS + at]
-                    found = self._probe(heap, waiting, level, now, cost) if heap else None
-                    if found is not None:
-                        return found
+            for heap in _in_order(self._pools.get(name)):
+                found = self._probe(heap, waiting, level, now, cost)
+                if found is not None:
+                    return found
         return None
 
     def _probe(
@@ -183,3 +242,16 @@ class Running:
         for entry in seen:
             heapq.heappush(heap, entry)
         return found
+
+
+def _pool() -> Pool:
+    return [[] for _ in range(3 * LEVELS)]
+
+
+def _in_order(pool: Pool | None) -> Iterator[list[Entry]]:
+    """The heaps of a pool that are not empty: lowest tier first, and highest level."""
+    if pool is not None:
+        for tier in range(3):
+            for level in range(LEVELS - 1, -1, -1):
+                if heap := pool[tier * LEVELS + level]:
+                    yield heap

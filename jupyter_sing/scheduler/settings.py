@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Tier(StrEnum):
+    """What was promised to a session: a fraction of the device time that it asks for."""
+
+    PREMIUM = "premium"
+    STANDARD = "standard"
+    BASIC = "basic"
+
+
+TARGETS: Mapping[Tier, float] = {Tier.PREMIUM: 0.95, Tier.STANDARD: 0.70, Tier.BASIC: 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,25 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What somebody may have with all their sessions; `math.inf`: any number.
+
+    Attributes
+    ----------
+    devices
+        Held at once; 0: they may use none.
+    device_memory
+        Bytes on devices.
+    gpu_seconds_per_day
+        Device time in any 24 hours.
+    """
+
+    devices: float = math.inf
+    device_memory: float = math.inf
+    gpu_seconds_per_day: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What an administrator may set. Seconds and bytes; the defaults are the recommended policy.
 
@@ -36,6 +68,12 @@ class Settings:
         behind all others.
     vc_weights, user_weights
         Shares; whoever is not named has 1. Users are named `(vc, user)`.
+    vc_limits, user_limits
+        What they may have; whoever is not named may have anything.
+    targets
+        Of the device time that it asks for, what a session gets at least, by tier: a fraction.
+    max_hold
+        Seconds of a lease after which a session of a tier gives way to whoever waits.
     host_memory
         Bytes of parked sessions per node; what does not fit goes to disk.
     run_min_switches
@@ -49,6 +87,8 @@ class Settings:
         Seconds of interactive service (levels 0 and 1) that a user may have beyond the throttle.
     packing
         Whether sessions may share a device at once, if their users permit it.
+    compare_after
+        Seconds after which service is compared again while somebody waits: tags pass each other.
     nadir_wait
         Seconds that a preemption may wait for the memory nadir of a step.
     """
@@ -58,10 +98,15 @@ class Settings:
     throttle: float = 10.0
     vc_weights: Mapping[str, float] = field(default_factory=dict)
     user_weights: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    vc_limits: Mapping[str, Limits] = field(default_factory=dict)
+    user_limits: Mapping[tuple[str, str], Limits] = field(default_factory=dict)
+    targets: Mapping[Tier, float] = field(default_factory=lambda: dict(TARGETS))
+    max_hold: Mapping[Tier, float] = field(default_factory=dict)
     host_memory: int = 1 << 50
     run_min_switches: float = 15.0
     swap_share: float = 0.05
     duty: float = 0.05
     burst: float = 120.0
     packing: bool = True
+    compare_after: float = 10.0
     nadir_wait: float = 1.0

@@ -9,6 +9,7 @@ from enum import Enum
 from jupyter_sing.scheduler.events import SessionOpened
 from jupyter_sing.scheduler.fairness import Flow
 from jupyter_sing.scheduler.feedback import Gaps, SwapBudget
+from jupyter_sing.scheduler.quotas import Quota
 from jupyter_sing.scheduler.settings import Device
 from jupyter_sing.scheduler.tiers import Account
 
@@ -45,6 +46,23 @@ class Session:
         Devices on which its memory is: those of its lease, and while it moves also the old ones.
     kept
         Its tier was admitted: the promise holds.
+    goal
+        Fraction of the device time it asks for that it was promised; 0 if that cannot be kept.
+    quotas
+        Those of its user and of its virtual cluster.
+    right
+        Virtual cluster by whose guarantee it holds its devices; empty if it borrows them.
+    exposed_at
+        When its minimum run against premium sessions is over, if it is a basic one.
+    aged
+        It holds its lease because it had waited so long.
+    resumes, waited
+        Its next cell is one that an engine before this one knew, with so much attained already,
+        and which had waited for so many seconds.
+    short
+        It waits for room within this limit of memory.
+    pinned_on
+        Device that it was pinned to: it is granted there only, until it is unpinned.
     not_before
         It is not considered until then: a decision about it has failed.
     moving
@@ -65,17 +83,19 @@ class Session:
 
     __slots__ = (
         "account",
+        "aged",
         "arrival",
         "attained",
         "boost",
         "bound",
         "clean_at",
         "devices",
+        "exposed_at",
         "flow",
         "gaps",
+        "goal",
         "gpus",
         "granted_at",
-        "guaranteed",
         "homes",
         "id",
         "kept",
@@ -90,13 +110,18 @@ class Session:
         "number",
         "phase",
         "pinned",
+        "pinned_on",
         "protected_until",
         "quantum_end",
+        "quotas",
         "rate_alone",
+        "resumes",
         "rides",
+        "right",
         "run_since",
         "running_level",
         "share",
+        "short",
         "stays_until",
         "step_seconds",
         "switch",
@@ -107,6 +132,7 @@ class Session:
         "utilisation",
         "vc",
         "version",
+        "waited",
         "waiting_since",
     )
 
@@ -125,27 +151,34 @@ class Session:
         self.gaps = Gaps(event.at)
         self.phase = Phase.IDLE
         self.attained = 0.0
+        self.aged = False
         self.arrival = number
         self.boost = 0
         self.bound: DeviceState | None = None
         self.clean_at = event.at
         self.devices: tuple[DeviceState, ...] = ()
         self.kept = False
+        self.exposed_at = 0.0
+        self.goal = 0.0
         self.granted_at = 0.0
-        self.guaranteed = False
         self.homes: list[DeviceState] = []
         self.measured_at = event.at
         self.migrated_at = float("-inf")
         self.moving: dict[DeviceState, None] = {}
         self.nadir: float | None = None
         self.not_before = float("-inf")
+        self.pinned_on: DeviceState | None = None
         self.protected_until = 0.0
         self.quantum_end = 0.0
+        self.quotas = flow.quotas
+        self.resumes = False
         self.rides = False
+        self.right = ""
         self.rate_alone: float | None = None
         self.run_since = 0.0
         self.running_level = 0
         self.share = 1.0
+        self.short: Quota | None = None
         self.stays_until = float("-inf")
         self.step_seconds: float | None = None
         self.switch = 0.0
@@ -154,7 +187,13 @@ class Session:
         self.urgent = False
         self.utilisation = 1.0
         self.version = 0
+        self.waited = 0.0
         self.waiting_since = event.at
+
+    @property
+    def only(self) -> DeviceState | None:
+        """The one device where it may execute, if it may not do so anywhere else."""
+        return self.pinned_on or self.bound
 
     def attained_at(self, now: float) -> float:
         """Device seconds that the present cell has had."""
@@ -221,12 +260,20 @@ class DeviceState:
 
     def put(self, session: Session, size: int) -> None:
         """Count the bytes of a session here, instead of what was counted for it."""
-        self.used += size - self.residents.get(session, 0)
+        change = size - self.residents.get(session, 0)
+        self.used += change
         self.residents[session] = size
+        if change:
+            for quota in session.quotas:
+                quota.count(session, change)
 
     def drop(self, session: Session) -> None:
         """Count nothing for a session here."""
-        self.used -= self.residents.pop(session, 0)
+        size = self.residents.pop(session, 0)
+        self.used -= size
+        if size:
+            for quota in session.quotas:
+                quota.count(session, -size)
 
 
 class FreeDevices:

@@ -9,12 +9,12 @@ Source: Singularity's GPU fractions (2202.07848); how they are reached is ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jupyter_sing.scheduler.events import Tier
+from jupyter_sing.scheduler.settings import TARGETS, Tier
 
-TARGETS: Mapping[Tier, float] = {Tier.PREMIUM: 0.95, Tier.STANDARD: 0.70, Tier.BASIC: 0.0}
 WINDOW = 3600.0
 SLOT = 60.0
 SLOTS = int(WINDOW / SLOT)
@@ -77,6 +77,24 @@ class Account:
         self.settle(now)
         self._mode = mode
 
+    def slots(self) -> Iterator[tuple[float, float, float]]:
+        """Middle, demand and granted seconds of the slots of the last hour, oldest first."""
+        for slot in range(self._slot - SLOTS + 1, self._slot + 1) if self._demand else ():
+            place = slot % SLOTS
+            if self._demand[place]:
+                yield (slot + 0.5) * SLOT, self._demand[place], self._granted[place]
+
+    def restore(self, slots: Sequence[tuple[float, float, float]], now: float) -> None:
+        """Begin with slots of (age, demand, granted), instead of with nothing."""
+        self._enter(0, now)
+        for age, demand, granted in slots:
+            slot = math.floor((now - age) / SLOT)
+            if self._slot - SLOTS < slot <= self._slot and demand:
+                self._demand[slot % SLOTS] += demand
+                self._granted[slot % SLOTS] += min(demand, granted)
+                self.demand += demand
+                self.granted += min(demand, granted)
+
     def wait(self, now: float) -> None:
         """Note that it has a cell that does not execute."""
         self._enter(1, now)
@@ -119,7 +137,12 @@ class Admission:
 
 
 def admit(
-    tier: Tier, gpus: int, demand: Mapping[Tier, float], guaranteed: float, capacity: float
+    tier: Tier,
+    gpus: int,
+    demand: Mapping[Tier, float],
+    guaranteed: float,
+    capacity: float,
+    targets: Mapping[Tier, float] = TARGETS,
 ) -> Admission:
     """Say whether the promise to one more session can be kept.
 
@@ -132,9 +155,11 @@ def admit(
     guaranteed, capacity
         Devices that are guaranteed to its virtual cluster (all, without guarantees), and healthy
         devices in all.
+    targets
+        Fractions that are promised.
     """
-    if tier is Tier.BASIC:
-        return Admission(tier, True, "basic: runs when there is room, nothing is promised")
+    if targets.get(tier, 0.0) <= 0.0:
+        return Admission(tier, True, f"{tier.value}: runs when there is room, nothing is promised")
     premium = demand.get(Tier.PREMIUM, 0.0)
     if tier is Tier.PREMIUM and premium + gpus > guaranteed:
         return Admission(
@@ -143,8 +168,8 @@ def admit(
             f"best effort: premium sessions keep {premium:g} of {guaranteed:g} guaranteed devices"
             f" busy, and this one wants {gpus}",
         )
-    promised = sum(TARGETS[known] * amount for known, amount in demand.items())
-    wanted = TARGETS[tier] * gpus
+    promised = sum(targets.get(known, 0.0) * amount for known, amount in demand.items())
+    wanted = targets[tier] * gpus
     if promised + wanted > capacity:
         return Admission(
             tier,
@@ -152,4 +177,4 @@ def admit(
             f"best effort: {promised:.1f} of {capacity:g} devices are promised already,"
             f" and this one wants {wanted:.2f}",
         )
-    return Admission(tier, True, f"{tier.value}: {TARGETS[tier]:.0%} of what it asks for, hourly")
+    return Admission(tier, True, f"{tier.value}: {targets[tier]:.0%} of what it asks for, hourly")

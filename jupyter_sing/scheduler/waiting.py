@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from itertools import islice
+from typing import TypeAlias
 
 from jupyter_sing.scheduler.fairness import Flow, Ledger
 from jupyter_sing.scheduler.state import Session
@@ -19,13 +21,25 @@ LEVELS = 4
 INTERACTIVE = 1
 """Highest level at which a cell still counts as interactive."""
 
+Key: TypeAlias = tuple[int, int, float, float, float, int]
+
+COMPARED = 64
+"""Waiting sessions up to which a place in the order is found exactly."""
+
+IsCapped: TypeAlias = Callable[[Flow, int, float], bool]
+"""Whether a user or virtual cluster may not have so many more devices now."""
+
 
 class _Bucket:
-    """Sessions of one virtual cluster, size, urgency and level."""
+    """Sessions of one virtual cluster, size, urgency and level.
 
-    __slots__ = ("sessions", "users")
+    Users at a limit sleep: they are in `asleep` and not in `users`, until `wake`.
+    """
+
+    __slots__ = ("asleep", "sessions", "users")
 
     def __init__(self) -> None:
+        self.asleep: dict[Flow, None] = {}
         self.users: list[tuple[float, int, Flow]] = []
         # By user: (tag, arrival, version, session); entries of older versions are stale.
         self.sessions: dict[Flow, list[tuple[float, int, int, Session]]] = {}
@@ -39,7 +53,7 @@ class _Bucket:
             heapq.heappush(self.users, (user.at(now), user.number, user))
         heapq.heappush(heap, (session.flow.at(now), session.arrival, session.version, session))
 
-    def first(self, now: float) -> Session | None:
+    def first(self, gpus: int, now: float, is_capped: IsCapped) -> Session | None:
         """Session that is owed the most, of the user that is owed the most."""
         while self.users:
             tag, number, user = self.users[0]
@@ -50,12 +64,33 @@ class _Bucket:
                 heapq.heappop(self.users)
                 del self.sessions[user]
                 continue
+            assert user.quota
+            if user.quota.bounded and is_capped(user, gpus, now):
+                heapq.heappop(self.users)
+                self.asleep[user] = None
+                user.quota.asleep[self] = None
+                continue
             present = user.at(now)
             if present > tag:
                 heapq.heapreplace(self.users, (present, number, user))
                 continue
             return heap[0][3]
         return None
+
+    def of(self, user: Flow) -> Session | None:
+        """Session of a user that is owed the most."""
+        heap = self.sessions.get(user)
+        while heap:
+            if heap[0][2] == heap[0][3].version:
+                return heap[0][3]
+            heapq.heappop(heap)
+        return None
+
+    def wake(self, user: Flow, now: float) -> None:
+        """Take a user into account again who was at a limit."""
+        if user in self.asleep:
+            del self.asleep[user]
+            heapq.heappush(self.users, (user.at(now), user.number, user))
 
 
 class Blocked:
@@ -94,7 +129,8 @@ class Blocked:
 class Waiting:
     """All waiting sessions.
 
-    `below` says whether a virtual cluster could have so many more guaranteed devices.
+    `below` says whether a virtual cluster could have so many more guaranteed devices, and
+    `is_capped` who is at a limit: they are passed over.
     """
 
     def __init__(
@@ -103,8 +139,10 @@ class Waiting:
         throttle: float,
         burst: float,
         below: Callable[[str, int], bool],
+        is_capped: IsCapped,
     ) -> None:
         self._ledger = ledger
+        self._is_capped = is_capped
         self.throttle = throttle
         self.burst = burst
         self._below = below
@@ -118,8 +156,12 @@ class Waiting:
     def __contains__(self, session: Session) -> bool:
         return session in self._places
 
-    def add(self, session: Session, level: int, now: float) -> int:
-        """Let a session wait; returns its position among those of its size, urgency and level."""
+    def sessions(self) -> list[Session]:
+        """All that wait to be served."""
+        return list(self._places)
+
+    def add(self, session: Session, level: int, now: float) -> None:
+        """Let a session wait."""
         index = (0 if session.urgent else LEVELS) + level
         by_index = self._buckets.get(session.gpus)
         if by_index is None:
@@ -136,7 +178,6 @@ class Waiting:
         self._places[session] = place
         bucket.add(session, now)
         self._counts[place] = self._counts.get(place, 0) + 1
-        return self._counts[place]
 
     def remove(self, session: Session) -> None:
         """Let a session wait no more."""
@@ -144,6 +185,13 @@ class Waiting:
         if place is not None:
             session.version += 1
             self._counts[place] -= 1
+
+    def wake(self, user: Flow, now: float) -> None:
+        """Take a user into account again who is at a limit no more."""
+        assert user.quota
+        for bucket in list(user.quota.asleep):
+            bucket.wake(user, now)
+        user.quota.asleep.clear()
 
     def is_throttled(self, session: Session, level: int, now: float) -> bool:
         """Whether its user or virtual cluster had so much that all others go first.
@@ -163,7 +211,7 @@ class Waiting:
     def best(self, now: float, blocked: Blocked) -> Session | None:
         """First of all that are not blocked."""
         chosen: Session | None = None
-        least: tuple[int, int, float, float, float, int] | None = None
+        least: Key | None = None
         for gpus, by_index in self._buckets.items():
             if blocked.holds_all(gpus):
                 break  # sizes are in order
@@ -172,15 +220,37 @@ class Waiting:
                 least, chosen = found
         return chosen
 
+    def best_within(self, flow: Flow, now: float) -> Session | None:
+        """First of the sessions of a user or virtual cluster, at its limit or not."""
+        best: tuple[tuple[int, float, float, int], Session] | None = None
+        for gpus, by_index in self._buckets.items():
+            for index, buckets in enumerate(by_index):
+                bucket = buckets.get(flow.parent or flow)
+                if bucket is None:
+                    continue
+                if flow.parent is None:
+                    session = bucket.first(gpus, now, self._is_capped)
+                else:
+                    session = bucket.of(flow)
+                if session is None:
+                    continue
+                user = session.flow.parent
+                assert user
+                key = (index, user.at(now), session.flow.at(now), session.arrival)
+                if best is None or key < best[0]:
+                    best = key, session
+                break  # whoever comes later of this size has a later index
+        return best[1] if best else None
+
     def _best_of(
         self,
         gpus: int,
         by_index: list[dict[Flow, _Bucket]],
         now: float,
         blocked: Blocked,
-    ) -> tuple[tuple[int, int, float, float, float, int], Session] | None:
-        throttled: tuple[tuple[int, int, float, float, float, int], Session] | None = None
-        candidate: tuple[tuple[int, int, float, float, float, int], Session] | None = None
+    ) -> tuple[Key, Session] | None:
+        throttled: tuple[Key, Session] | None = None
+        candidate: tuple[Key, Session] | None = None
         for index, buckets in enumerate(by_index):
             if not self._counts.get((gpus, index)):
                 buckets.clear()
@@ -192,22 +262,16 @@ class Waiting:
                 below = self._below(cluster.name, gpus)
                 if (settled and not below) or blocked.holds(cluster.name, gpus, below):
                     continue
-                session = bucket.first(now)
-                if session is None:
-                    empty.append(cluster)
+                assert cluster.quota
+                if cluster.quota.bounded and self._is_capped(cluster, gpus, now):
                     continue
-                user = session.flow.parent
-                assert user
-                rank = 0 if below else self._class(session, index % LEVELS, now)
-                key = (
-                    rank,
-                    index,
-                    cluster.at(now),
-                    user.at(now),
-                    session.flow.at(now),
-                    session.arrival,
-                )
-                if rank == 3:
+                session = bucket.first(gpus, now, self._is_capped)
+                if session is None:
+                    if not bucket.asleep:
+                        empty.append(cluster)
+                    continue
+                key = self._key(session, index, below, now)
+                if key[0] == 3:
                     if throttled is None or key < throttled[0]:
                         throttled = (key, session)
                 elif candidate is None or key < candidate[0]:
@@ -215,6 +279,51 @@ class Waiting:
             for cluster in empty:
                 del buckets[cluster]
         return candidate or throttled
+
+    def _key(self, session: Session, index: int, below: bool, now: float) -> Key:
+        """Place of a session in the order; less is sooner."""
+        user = session.flow.parent
+        assert user
+        assert user.parent
+        rank = 0 if below else self._class(session, index % LEVELS, now)
+        tags = (user.parent.at(now), user.at(now), session.flow.at(now))
+        return (rank, index, *tags, session.arrival)
+
+    def ahead(self, session: Session, among: Flow | None, now: float) -> int:
+        """Count the sessions that are to be served before one that waits.
+
+        Parameters
+        ----------
+        among
+            Only sessions of this user or virtual cluster; None: all that are at no limit.
+
+        Notes
+        -----
+        The first few dozen are compared one by one. If more wait, those of better levels are
+        counted, and half of those of the same.
+        """
+        place = self._places.get(session)
+        if place is None:
+            return len(self._places)
+        if len(self._places) > COMPARED and among is None:
+            sooner = sum(n for (_, index), n in self._counts.items() if index < place[1])
+            same = sum(n for (_, index), n in self._counts.items() if index == place[1])
+            return sooner + (same - 1) // 2
+        mine = self._key(session, place[1], self._below(session.vc, session.gpus), now)
+        count = 0
+        for other, (gpus, index) in islice(self._places.items(), COMPARED):
+            user = other.flow.parent
+            assert user
+            assert user.parent
+            if among is not None:
+                counts = among in (user, user.parent)
+            else:
+                capped = self._is_capped(user, gpus, now)
+                counts = not (capped or self._is_capped(user.parent, gpus, now))
+            if counts and other is not session:
+                key = self._key(other, index, self._below(other.vc, gpus), now)
+                count += key < mine
+        return count
 
     def _class(self, session: Session, level: int, now: float) -> int:
         if session.urgent:

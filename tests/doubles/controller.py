@@ -107,6 +107,13 @@ class Controller:
         for device in sorted(self.notebooks[session].homes):
             self._drop(session, device)
 
+    def restart(self, engine: Engine) -> None:
+        """All workers end, and nobody answers what was decided; another engine goes on."""
+        for session in sorted(self.notebooks):
+            self.lose(session)
+        self._queue.clear()
+        self.engine = engine
+
     def executing(self, device: str) -> list[str]:
         return [s for s in self.holders[device] if self.notebooks[s].since is not None]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
-from jupyter_sing.scheduler.events import Tier
 from jupyter_sing.scheduler.policy.model import (
     Cells,
     CellType,
@@ -25,6 +24,7 @@ from jupyter_sing.scheduler.policy.model import (
     User,
     VirtualCluster,
 )
+from jupyter_sing.scheduler.settings import Tier
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLES = {

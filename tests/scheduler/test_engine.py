@@ -7,8 +7,7 @@ import pytest
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Evict, Grant, Migrate, Preempt, Queued
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.events import Tier
-from jupyter_sing.scheduler.settings import Device, Settings
+from jupyter_sing.scheduler.settings import Device, Settings, Tier
 from tests.doubles.controller import Controller
 
 GB = 10**9
@@ -519,6 +518,65 @@ def test_reasons_are_clauses_for_people(waiting: int, words: str) -> None:
         host.submit(f"s{index}", 1.0)
     queued = [d for _, d in host.decided if isinstance(d, Queued)]
     assert queued[-1].reason == f"{words} for 1 device"
+
+
+def test_a_pinned_session_waits_for_its_device() -> None:
+    host = controller(2)
+    host.open("pinned", GB)
+    host.submit("pinned", 1.0)
+    host.run_until(5.0)
+    (home,) = grants(host, "pinned")[0].devices
+    host.tell(events.TermsChanged(host.now, "pinned", Tier.STANDARD, 1.0, True, False))
+    host.lose("pinned")
+    host.tell(events.WorkerDied(host.now, "pinned"))  # where its memory was is free for anybody
+    host.open("other", GB, may_preempt=False, bound=home)
+    host.submit("other", 50.0)
+    host.run_until(10.0)
+    host.submit("pinned", 1.0)
+    host.run_until(50.0)
+    assert len(grants(host, "pinned")) == 1
+    host.run_until(70.0)
+    assert grants(host, "pinned")[-1].devices == (home,)
+    host.tell(events.TermsChanged(host.now, "pinned", Tier.STANDARD, 1.0, False, False))
+    host.lose("pinned")
+    host.tell(events.WorkerDied(host.now, "pinned"))
+    host.submit("other", 50.0)
+    host.run_until(75.0)
+    host.submit("pinned", 1.0)
+    host.run_until(80.0)
+    assert grants(host, "pinned")[-1].devices != (home,)
+
+
+def test_a_session_is_pinned_where_it_says_it_is() -> None:
+    host = controller(2)
+    host.open("pinned", GB)
+    change = events.TermsChanged(
+        host.now, "pinned", Tier.STANDARD, 1.0, True, False, device="node0/gpu1"
+    )
+    host.tell(change)
+    host.submit("pinned", 1.0)
+    host.run_until(5.0)
+    assert grants(host, "pinned")[-1].devices == ("node0/gpu1",)
+
+
+def test_leases_are_told() -> None:
+    host = controller(2)
+    for name in ("a", "b", "c"):
+        host.open(name, GB)
+        host.submit(name, 100.0)
+    host.run_until(1.0)
+    held = host.engine.held()
+    assert held == {
+        name: (host.notebooks[name].devices[0], host.notebooks[name].token)
+        for name in host.notebooks
+        if host.notebooks[name].devices
+    }
+    assert len(held) == 2
+    for name in ("a", "b", "c"):
+        if host.notebooks[name].devices:
+            host.halt(name)
+        host.tell(events.CellFinished(host.now, name))
+    assert host.engine.held() == {}
 
 
 def test_a_bound_session_waits_for_its_device() -> None:

@@ -6,6 +6,10 @@ memory, that tokens increase, and that nobody in flight is moved. Here is the re
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -13,8 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Preempt
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.events import Tier
-from jupyter_sing.scheduler.settings import Device, Settings
+from jupyter_sing.scheduler.flat import Flat
+from jupyter_sing.scheduler.guarantees.configuration import Configuration
+from jupyter_sing.scheduler.guarantees.leases import Leases
+from jupyter_sing.scheduler.settings import Device, Limits, Settings, Tier
 from tests.doubles.controller import Controller
 
 GB = 10**9
@@ -30,18 +36,21 @@ class Cluster(RuleBasedStateMachine):
         self.places = [
             Device(f"node{i // 2}/gpu{i % 2}", 16 * GB, f"node{i // 2}") for i in range(count)
         ]
-        self.host = Controller(
-            Engine(self.places, Settings(quanta=(1.0, 2.0, 4.0, 8.0), host_memory=20 * GB)),
-            self.places,
-            delay,
-        )
+        self.settings = Settings(quanta=(1.0, 2.0, 4.0, 8.0), host_memory=20 * GB)
+        self.host = Controller(Engine(self.places, self.settings), self.places, delay)
+        self.terms: dict[str, dict[str, object]] = {}
+        self.checked = 0  # decisions, whose sessions may be others by now
         self.failed: set[str] = set()
         self.busy: set[str] = set()
         self.host.finished = self.busy.discard
         for index, name in enumerate(NAMES[:6]):  # more than there are devices, and memory
-            self.host.open(name, (4 + index) * GB, user=("ann", "bob")[index % 2])
+            self.open_as(name, (4 + index) * GB, user=("ann", "bob")[index % 2])
             self.busy.add(name)
             self.host.submit(name, 8.0)
+
+    def open_as(self, name: str, memory: int, **terms: object) -> None:
+        self.terms[name] = {"vc": "default", "tier": Tier.STANDARD, **terms}
+        self.host.open(name, memory, **self.terms[name])
 
     def idle(self) -> list[str]:
         return sorted(set(self.host.notebooks) - self.busy)
@@ -56,7 +65,7 @@ class Cluster(RuleBasedStateMachine):
     def open(self, memory: int, tier: Tier, user: str, wide: bool) -> None:
         name = next(name for name in NAMES if name not in self.host.notebooks)
         gpus = 2 if wide and len(self.places) >= 2 else 1
-        self.host.open(name, memory * GB, user=user, tier=tier, gpus=gpus)
+        self.open_as(name, memory * GB, user=user, tier=tier, gpus=gpus)
 
     @precondition(lambda self: self.idle())
     @rule(data=st.data(), seconds=st.sampled_from([0.1, 1.0, 5.0, 40.0]))
@@ -121,22 +130,90 @@ class Cluster(RuleBasedStateMachine):
         assert self.host.notebooks[name].token > stale
         assert len(self.host.decided) - before <= len(NAMES)
 
-    @rule(weight=st.sampled_from([0.5, 1.0, 4.0]), throttle=st.sampled_from([1.0, 10.0]))
-    def reconfigure(self, weight: float, throttle: float) -> None:
+    @rule(
+        weight=st.sampled_from([0.5, 1.0, 4.0]),
+        throttle=st.sampled_from([1.0, 10.0]),
+        devices=st.sampled_from([2, math.inf]),
+        memory=st.sampled_from([16 * GB, math.inf]),
+        seconds=st.sampled_from([20.0, math.inf]),
+        hold=st.sampled_from([3.0, math.inf]),
+        promised=st.sampled_from([None, "flat", 0, 1]),
+    )
+    def reconfigure(
+        self,
+        weight: float,
+        throttle: float,
+        devices: float,
+        memory: float,
+        seconds: float,
+        hold: float,
+        promised: str | int | None,
+    ) -> None:
         running = {device: list(held) for device, held in self.host.holders.items()}
-        self.host.tell(
-            events.Reconfigured(
-                self.host.now,
-                Settings(
-                    quanta=(1.0, 2.0, 4.0, 8.0),
-                    throttle=throttle,
-                    host_memory=20 * GB,
-                    user_weights={("default", "ann"): weight},
-                ),
-            )
+        self.settings = Settings(
+            quanta=(1.0, 2.0, 4.0, 8.0),
+            throttle=throttle,
+            host_memory=20 * GB,
+            user_weights={("default", "ann"): weight},
+            user_limits={("default", "ann"): Limits(devices, memory, seconds)},
+            vc_limits={"default": Limits(devices=devices)},
+            max_hold={Tier.STANDARD: hold},
         )
+        given = None if promised is None else self.guarantees(promised)
+        self.host.tell(events.Reconfigured(self.host.now, self.settings, given))
         for device, held in running.items():
             assert set(held) <= set(self.host.holders[device])
+
+    def guarantees(self, promised: str | int) -> Flat | Leases:
+        if isinstance(promised, str):
+            return Flat([place.id for place in self.places])
+        nodes: dict[str, list[str]] = {}
+        for place in self.places:
+            nodes.setdefault(place.node, []).append(place.id)
+        return Leases(Configuration.of_nodes(nodes, {"default": promised}))
+
+    @precondition(lambda self: self.host.notebooks)
+    @rule(
+        data=st.data(),
+        vc=st.sampled_from(["default", "guests", None]),
+        user=st.sampled_from(["ann", "bob", None]),
+        pinned=st.booleans(),
+    )
+    def change_terms(
+        self, data: st.DataObject, vc: str | None, user: str | None, pinned: bool
+    ) -> None:
+        name = data.draw(st.sampled_from(sorted(self.host.notebooks)))
+        held = self.host.notebooks[name].devices
+        terms = self.terms[name]
+        terms.update({"vc": vc or terms["vc"], "user": user or terms["user"]})
+        tier = terms["tier"]
+        assert isinstance(tier, Tier)
+        pinned = pinned and self.host.notebooks[name].memory == 0  # else others may never fit
+        self.host.tell(events.TermsChanged(self.host.now, name, tier, 1.0, pinned, False, vc, user))
+        assert self.host.notebooks[name].devices == held or not held
+
+    @rule(pause=st.sampled_from([0.0, 3.0]))
+    def restart(self, pause: float) -> None:
+        """The daemon ends, and with it all workers; another one goes on."""
+        host = self.host
+        written = json.loads(json.dumps(host.engine.accounts(host.now)))
+        before = host.engine.statistics().served
+        host.now += pause
+        host.restart(Engine(self.places, self.settings, accounts=written, now=host.now))
+        assert host.engine.statistics().served == before
+        for device in sorted(self.failed):
+            host.tell(events.DeviceFailed(host.now, device))
+        for name, notebook in sorted(host.notebooks.items()):
+            host.tell(
+                events.SessionOpened(
+                    host.now,
+                    name,
+                    memory=notebook.memory,
+                    **self.terms[name],  # type: ignore[arg-type]
+                )
+            )
+            if name in self.busy:
+                host.tell(events.CellSubmitted(host.now, name))
 
     @invariant()
     def holders_are_where_the_engine_put_them(self) -> None:
@@ -152,15 +229,28 @@ class Cluster(RuleBasedStateMachine):
                 assert name in self.host.holders[device]
 
     @invariant()
+    def everybody_who_waits_is_told_why(self) -> None:
+        for name in sorted(self.busy):
+            said = self.host.engine.explain(name, self.host.now)
+            assert (said is None) == bool(self.host.notebooks[name].devices)
+            assert said is None or (said.reason and said.position >= 1)
+
+    @invariant()
     def nobody_is_stopped_before_the_minimum_run(self) -> None:
+        """A second at least, but for basic sessions before premium ones."""
         started: dict[tuple[str, int], float] = {}
         for at, event in self.host.log:
             if isinstance(event, events.Started):  # the first: later ones are stale
                 started.setdefault((event.session, event.token), at)
-        for at, decision in self.host.decided:
+        new, self.checked = self.host.decided[self.checked :], len(self.host.decided)
+        for at, decision in new:
             if isinstance(decision, Preempt):
                 begun = started.get((decision.session, decision.token), at - RUN_MIN)
-                assert at - begun >= RUN_MIN - 1e-6
+                preemptor = decision.reason.partition(" goes first")[0]
+                names = (decision.session, preemptor)
+                tiers = [self.terms.get(name, {}).get("tier") for name in names]
+                floor = 0.0 if tiers == [Tier.BASIC, Tier.PREMIUM] else RUN_MIN
+                assert at - begun >= floor - 1e-6
 
     def teardown(self) -> None:
         """Once the devices are whole and nothing else happens, everybody comes to an end."""
@@ -169,6 +259,11 @@ class Cluster(RuleBasedStateMachine):
         for device in sorted(self.failed):
             self.host.tell(events.DeviceHealed(self.host.now, device))
         self.failed.clear()
+        if self.host.notebooks:
+            # Whoever had a day's device time would wait for tomorrow.
+            self.host.tell(
+                events.Reconfigured(self.host.now, replace(self.settings, user_limits={}))
+            )
         self.host.run_until(self.host.now + 20_000.0)
         assert self.busy == set(), "somebody starves"
         served = self.host.engine.statistics().served

@@ -96,6 +96,27 @@ def test_a_pair_stays_together_while_that_is_better(step: float, kept: bool) -> 
     assert len(host.executing(DEVICE)) == (2 if kept else 1)
 
 
+def test_why_a_pair_is_tried_and_kept_is_said_once() -> None:
+    host = two_programs()
+    for _ in range(3):
+        together(host, 0.19)
+    assert len(said(host, Pack)) == 1
+    for _ in range(3):
+        together(host, 0.15)
+    tried, why = (each.reason for each in said(host, Pack) if isinstance(each, Pack))
+    assert "tried" in tried
+    assert why == "progress is 1.33 of taking turns, so that it is kept"
+
+
+def test_why_a_pair_is_parted_is_said() -> None:
+    host = two_programs()
+    together(host, 0.25)
+    host.run_until(host.now + 1.0)
+    (parted,) = said(host, Unpack)
+    assert isinstance(parted, Unpack)
+    assert parted.reason == "progress is 0.80 of taking turns"
+
+
 def test_what_was_parted_is_tried_again_later_and_later() -> None:
     host = two_programs()
     tries = []

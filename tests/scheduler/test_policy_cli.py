@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from jupyter_sing import cli
+from jupyter_sing.controller import kept
 from jupyter_sing.scheduler.policy import document, parse
 from jupyter_sing.scheduler.policy.reading import TEXT_BYTES_MAX
 from tests.scheduler.policy_strategies import DOCS, EXAMPLES
@@ -110,12 +112,23 @@ def test_long_lists_of_names_are_cut(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "a                a, b, c, d, 2 more\n" in capsys.readouterr().out
 
 
-def test_without_a_file_what_is_built_in_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_file_what_holds_is_shown(
+    runtime_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["policy", "show"]) == 0
     out = capsys.readouterr().out
     assert "standard  70 %               10 min           never             unlimited" in out
     assert cli.main(["policy", "show", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"policy": {}}
+    kept.keep(runtime_dir, "defaults: {weight: 2}")
+    assert cli.main(["policy", "show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"policy": {"defaults": {"weight": 2}}}
+    assert cli.main(["policy", "show", "--user", "ada"]) == 0
+    assert re.search(r"weight +2 +defaults.weight \(line 1\)", capsys.readouterr().out)
+    assert not (runtime_dir / "agent.sock").exists()
+    kept.keep(runtime_dir, "nonsense: 1")
+    assert cli.main(["policy", "show"]) == 1
+    assert "The policy that was applied: nonsense: is no key" in capsys.readouterr().err
 
 
 def test_programs_get_the_document(capsys: pytest.CaptureFixture[str]) -> None:

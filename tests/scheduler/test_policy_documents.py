@@ -8,7 +8,6 @@ import random
 import pytest
 from hypothesis import given, settings
 
-from jupyter_sing.scheduler.events import Tier
 from jupyter_sing.scheduler.policy import Policy, PolicyError, dump, parse
 from jupyter_sing.scheduler.policy.reading import (
     DEPTH_MAX,
@@ -16,6 +15,7 @@ from jupyter_sing.scheduler.policy.reading import (
     TEXT_BYTES_MAX,
     VALUES_MAX,
 )
+from jupyter_sing.scheduler.settings import Tier
 from tests.scheduler.policy_strategies import EXAMPLES, STEADY, policies
 
 VISION = "virtual_clusters: {vision: %s}"

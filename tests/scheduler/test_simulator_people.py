@@ -9,8 +9,8 @@ import pytest
 
 from jupyter_sing import cli
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.events import Tier
 from jupyter_sing.scheduler.policy import parse
+from jupyter_sing.scheduler.settings import Limits, Tier
 from jupyter_sing.scheduler.simulator.cluster import Cluster, SimulationError
 from jupyter_sing.scheduler.simulator.people import described, people
 from jupyter_sing.scheduler.simulator.run import Simulation, Terms
@@ -127,9 +127,9 @@ def test_a_policy_on_the_command_line(rows: str, capsys: pytest.CaptureFixture[s
     assert cli.main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["results"]) == 6
-    assert "quotas" in found["note"]
+    assert "idle times" in found["note"]
     assert cli.main(arguments) == 0
-    assert "Of the policy, quotas" in capsys.readouterr().out
+    assert "Of the policy, packing, idle times" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -150,3 +150,25 @@ def test_a_policy_that_does_not_suit_gives_one_line(
     error = capsys.readouterr().err
     assert says in error
     assert len(error.splitlines()) == 1
+
+
+def test_quotas_holds_and_percentages_are_those_of_the_policy() -> None:
+    policy = parse((POLICIES / "lab.yaml").read_text("utf-8"))
+    names = ["ada/x", "grace/x", "robot/x", "eve/x"]
+    workload = arranged(session(name, (0, 1)) for name in names)
+    found = people(policy, workload, instant(4).devices()).settings
+    assert found.user_limits["lab", "ada"] == Limits(devices=2)
+    assert found.user_limits["lab", "grace"] == Limits(devices=3)
+    assert found.user_limits["lab", "robot"] == Limits(devices=4, gpu_seconds_per_day=86_400.0)
+    assert found.user_limits["default", "eve"] == Limits(devices=1, gpu_seconds_per_day=7_200.0)
+    assert found.targets == {Tier.PREMIUM: 0.9, Tier.STANDARD: 0.6, Tier.BASIC: 0.0}
+    assert found.max_hold == {Tier.BASIC: 1800.0}
+
+
+def test_a_workload_that_the_policy_never_serves_ends_with_the_reason() -> None:
+    policy = parse("defaults: {quotas: {devices: 0}}")
+    workload = arranged([session("eve/x", (0, 1))])
+    who = people(policy, workload, instant(1).devices())
+    engine = Engine(instant(1).devices(), who.settings)
+    with pytest.raises(SimulationError, match="The policy does not let eve use devices"):
+        Simulation(workload, instant(1), engine, who.of).run()

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from jupyter_sing.scheduler.events import Tier
+from jupyter_sing.scheduler.settings import Tier
 from jupyter_sing.scheduler.simulator import plot, report
 from jupyter_sing.scheduler.simulator.baselines import BASELINES
 from jupyter_sing.scheduler.simulator.fragmentation import fragment, node_fragment

@@ -273,6 +273,9 @@ def test_ticks_without_end_are_noticed() -> None:
 def test_what_never_fits_is_refused_at_once() -> None:
     with pytest.raises(SimulationError, match="needs 2 devices of 1"):
         run(arranged([session("a", (0, 1), gpus=2)]), instant(1), Script({}))
+    wide = arranged([session("a", (0, 1), gpus=2)])
+    with pytest.raises(SimulationError, match="needs 2 devices at once, and a host has 1 at most"):
+        run(wide, instant(2, gpus_per_node=1), Script({}))
     with pytest.raises(SimulationError, match=r"needs 25\.0 GB of a device, which has 24\.0"):
         run(arranged([session("a", (0, 1), memory=25 * GB)]), instant(1), Script({}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from jupyter_sing.scheduler.decisions import Bound, Guarantees, Victims, Wait
@@ -10,7 +11,7 @@ from jupyter_sing.scheduler.guarantees.allocation import Cluster
 from jupyter_sing.scheduler.guarantees.configuration import Configuration
 from jupyter_sing.scheduler.guarantees.errors import RequestError
 from jupyter_sing.scheduler.guarantees.groups import Group, GroupRequest, Member, Placed, Waiting
-from jupyter_sing.scheduler.guarantees.reconfiguration import Changes, reconfigured
+from jupyter_sing.scheduler.guarantees.reconfiguration import Changes, reconfigured, regain
 
 
 class Leases(Guarantees):
@@ -82,6 +83,25 @@ class Leases(Guarantees):
         """Count the devices that this virtual cluster could still be guaranteed now."""
         self.cluster.admit(vc)
         return self.cluster.unused(vc)
+
+    def adopt(self, request: str, vc: str, devices: Sequence[DeviceId]) -> bool:
+        """Note that a request holds these devices already; see `Guarantees.adopt`.
+
+        Devices that are in no cell are left out.
+        """
+        cluster = self.cluster
+        cluster.admit(vc)
+        known = [(cluster.devices[name], None) for name in devices if name in cluster.devices]
+        asked = GroupRequest(request, vc, 0, (Member(1, len(devices)),), any_pinned=True)
+        group = Group(asked, [known])
+        group.slots[0].leaves = len(devices)
+        cluster.adopt(group)
+        return len(known) == len(devices) and regain(cluster, group)
+
+    def widest(self) -> int:
+        """Count the devices of the largest node: a request is not divided among nodes."""
+        nodes = Counter(device.node for device in self.cluster.devices.values())
+        return max(nodes.values(), default=0)
 
     def guaranteed(self, request: str) -> bool:
         """Whether a request holds its devices, or will, by right of a promise.

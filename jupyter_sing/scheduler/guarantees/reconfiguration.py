@@ -76,6 +76,20 @@ def reconfigured(old: Cluster, configuration: Configuration) -> tuple[Cluster, C
     return new, Changes(tuple(downgraded), tuple(lost), cancelled)
 
 
+def regain(cluster: Cluster, group: Group) -> bool:
+    """Let a group that borrows its devices have them by promise, if one promised cell has room."""
+    devices = [seat.physical for seat in group.seats]
+    for holding in cluster.virtual_cluster(group.request.vc).all_holdings:
+        if any(device.chain is not holding.chain for device in devices):
+            continue
+        found = claims(devices, holding, cluster.pools[holding.chain.name])
+        if found and _roots(found) == 1:
+            for seat, virtual in zip(group.seats, found, strict=True):
+                cluster.seating.reseat(seat, virtual)
+            return True
+    return False
+
+
 def _moved(group: Group, new: Cluster) -> Group:
     """The group in the new cluster, opportunistic, with the devices that are still there."""
     places = [

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jupyter_sing.scheduler.events import Tier
 from jupyter_sing.scheduler.policy import model
 from jupyter_sing.scheduler.policy.grammar import (
     Choice,
@@ -23,6 +22,7 @@ from jupyter_sing.scheduler.policy.grammar import (
     Schema,
     Text,
 )
+from jupyter_sing.scheduler.settings import Tier
 
 DURATION_UNITS: Mapping[str, int] = MappingProxyType({"s": 1, "min": 60, "h": 3600, "d": 86400})
 SIZE_UNITS: Mapping[str, int] = MappingProxyType({"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from jupyter_sing.scheduler.events import Tier
+from jupyter_sing.scheduler.settings import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

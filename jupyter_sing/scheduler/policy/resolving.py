@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from jupyter_sing.scheduler.events import Tier
 from jupyter_sing.scheduler.policy.model import (
     Group,
     Policy,
@@ -27,6 +26,7 @@ from jupyter_sing.scheduler.policy.model import (
     User,
     VirtualCluster,
 )
+from jupyter_sing.scheduler.settings import Tier
 
 DEFAULT_VIRTUAL_CLUSTER = "default"
 

@@ -4,25 +4,26 @@ A session ``user/anything`` is that user's. Other sessions are given to those wh
 one after the other; a pattern stands for somebody else each time. If it names nobody, each session
 is a user of its own.
 
-Of a policy are simulated: virtual clusters, guarantees, users, tiers, and weights. Quotas, packing,
-idle times, holds and other percentages of tiers are not.
+Of a policy are simulated: virtual clusters, guarantees, users, tiers, weights, holds, and quotas
+but that of disks. Packing and idle times are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 from jupyter_sing.scheduler.guarantees import ConfigurationError, Leases
 from jupyter_sing.scheduler.policy import Policy, Resolver, configuration
+from jupyter_sing.scheduler.policy.numbers import numbers
 from jupyter_sing.scheduler.policy.resolving import is_pattern
 from jupyter_sing.scheduler.settings import Device, Settings
 from jupyter_sing.scheduler.simulator.cluster import SimulationError
 from jupyter_sing.scheduler.simulator.run import Terms
 from jupyter_sing.scheduler.simulator.workload import Session, Workload
 
-NOT_SIMULATED = "quotas, packing, idle times, holds and percentages of tiers are not simulated"
+NOT_SIMULATED = "packing, idle times and quotas of disks are not simulated"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def people(policy: Policy, workload: Workload, devices: Sequence[Device]) -> Peo
     """
     resolver, named = Resolver(policy), _named(policy)
     turns = cycle(named) if named else None
-    terms, clusters, users = {}, {}, {}
+    terms, everybody = {}, {}
     for session in workload.sessions:
         user, slash, _ = session.name.partition("/")
         asked = user if slash or turns is None else next(turns)
@@ -66,11 +67,9 @@ def people(policy: Policy, workload: Workload, devices: Sequence[Device]) -> Peo
         found = resolver.resolve(asked)
         if not found.admitted:
             raise SimulationError(f"The policy does not admit {user}.")
-        vc = found.virtual_cluster
-        terms[session.name] = Terms(vc, user, found.tier, found.weight)
-        clusters[vc] = found.cluster_weight
-        users[vc, user] = found.weight
-    settings = Settings(vc_weights=clusters, user_weights=users)
+        terms[session.name] = Terms(found.virtual_cluster, user, found.tier, found.weight)
+        everybody[user] = replace(found, user=user)
+    settings = numbers(policy, everybody.values(), Settings())
     return People(terms, settings, _leases(policy, devices))
 
 

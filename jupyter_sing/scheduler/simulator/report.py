@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from jupyter_sing.scheduler.events import Tier
+from jupyter_sing.scheduler.settings import TARGETS, Tier
 from jupyter_sing.scheduler.simulator.outcome import Outcome, SessionRecord
 from jupyter_sing.scheduler.simulator.quantiles import quantile
-from jupyter_sing.scheduler.tiers import LOST_MIN, TARGETS
+from jupyter_sing.scheduler.tiers import LOST_MIN
 
 SHORT_MAX = 60.0
 LONG_MIN = 3600.0
@@ -78,8 +78,8 @@ class Result:
     fragmentation: float
 
 
-def measure(scheduler: str, outcome: Outcome) -> Result:
-    """Compute the figures of an outcome."""
+def measure(scheduler: str, outcome: Outcome, targets: Mapping[Tier, float] = TARGETS) -> Result:
+    """Compute the figures of an outcome; `targets` are what was promised by tier."""
     waits = sorted(cell.time_to_gpu for cell in outcome.cells)
     short = [cell.time_to_gpu for cell in outcome.cells if cell.duration <= SHORT_MAX]
     long = [
@@ -98,7 +98,7 @@ def measure(scheduler: str, outcome: Outcome) -> Result:
         utilisation=outcome.executed / capacity if capacity else 0.0,
         jain=fairness(outcome.sessions),
         swaps=outcome.swaps,
-        tier_violations=sum(violations(record) for record in outcome.sessions),
+        tier_violations=sum(violations(record, targets) for record in outcome.sessions),
         finished_days=outcome.finished / DAY,
         ttg_p999=quantile(waits, 0.999),
         ttg_max=waits[-1] if waits else 0.0,
@@ -134,9 +134,9 @@ def finish_fairness(record: SessionRecord, gpus: int) -> float:
     return (record.closed - record.opened) / fair if fair else 1.0
 
 
-def violations(record: SessionRecord) -> int:
+def violations(record: SessionRecord, targets: Mapping[Tier, float] = TARGETS) -> int:
     """Count the hours in which a session did not get what its tier promises."""
-    target, count = TARGETS[record.tier], 0
+    target, count = targets[record.tier], 0
     for runnable, executed in record.hours.values():
         lost = runnable - executed
         count += lost > LOST_MIN + _EPSILON and executed < target * runnable - _EPSILON

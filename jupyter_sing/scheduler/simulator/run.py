@@ -8,6 +8,7 @@ decided it.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from jupyter_sing.scheduler.decisions import (
     Migrate,
     Pack,
     Preempt,
+    Queued,
     Unpack,
 )
 from jupyter_sing.scheduler.events import (
@@ -35,8 +37,8 @@ from jupyter_sing.scheduler.events import (
     SessionOpened,
     Started,
     Tick,
-    Tier,
 )
+from jupyter_sing.scheduler.settings import Tier
 from jupyter_sing.scheduler.simulator.cluster import Cluster, Devices, SimulationError
 from jupyter_sing.scheduler.simulator.outcome import CellRecord, Outcome, SessionRecord
 from jupyter_sing.scheduler.simulator.workload import Session, Workload
@@ -124,10 +126,16 @@ class Simulation:
         terms: Callable[[Session], Terms] = equals,
         show: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
+        widest = max(Counter(device.node for device in cluster.devices()).values())
         for session in workload.sessions:
             if session.gpus > cluster.gpus:
                 raise SimulationError(
                     f"Session {session.name} needs {session.gpus} devices of {cluster.gpus}."
+                )
+            if session.gpus > widest:
+                raise SimulationError(
+                    f"Session {session.name} needs {session.gpus} devices at once, and a host has "
+                    f"{widest} at most."
                 )
             if session.memory > cluster.memory:
                 raise SimulationError(
@@ -138,6 +146,7 @@ class Simulation:
         self._terms, self._show, self._total = terms, show, workload.cells
         self._devices = Devices(cluster, _classes(workload))
         self._runs: dict[SessionId, _Run] = {}
+        self._said: dict[SessionId, str] = {}  # why a session waits
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._now = 0.0
@@ -183,7 +192,8 @@ class Simulation:
 
     def _stuck(self) -> str:
         names = [name for name, run in self._runs.items() if run.waiting and run.started is None]
-        return f"{len(names)} sessions wait ({', '.join(names[:3])}, …)"
+        why = next((f": {self._said[name]}" for name in names if name in self._said), "")
+        return f"{len(names)} sessions wait ({', '.join(names[:3])}, …){why}"
 
     def _at(self, at: float, do: Callable[[], None]) -> None:
         self._sequence += 1
@@ -212,8 +222,8 @@ class Simulation:
                 self._migrate(decision)
             case Pack() | Unpack():
                 raise SimulationError(f"No session here may be packed: {decision.reason}")
-            case _:
-                pass  # a sentence for people
+            case Queued():
+                self._said[decision.session] = decision.reason
 
     # The life of a session.
 

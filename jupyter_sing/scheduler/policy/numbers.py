@@ -1,0 +1,46 @@
+"""The numbers of a policy, as the engine uses them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from jupyter_sing.scheduler.policy.model import Policy
+from jupyter_sing.scheduler.policy.resolving import Effective, tier_terms
+from jupyter_sing.scheduler.policy.resolving import Limits as Quotas
+from jupyter_sing.scheduler.settings import Limits, Settings, Tier
+
+_HOUR = 3600.0
+
+
+def numbers(policy: Policy, people: Iterable[Effective], base: Settings) -> Settings:
+    """Make settings of a policy.
+
+    Parameters
+    ----------
+    people
+        What the policy means for everybody whose sessions there are.
+    base
+        Settings of which the policy says nothing.
+    """
+    found = list(people)
+    terms = {tier: tier_terms(policy, tier) for tier in Tier}
+    return replace(
+        base,
+        vc_weights={each.virtual_cluster: each.cluster_weight for each in found},
+        user_weights={(each.virtual_cluster, each.user): each.weight for each in found},
+        vc_limits={each.virtual_cluster: _limits(each.cluster_quotas) for each in found},
+        user_limits={
+            (each.virtual_cluster, each.user): (
+                _limits(each.quotas) if each.admitted else Limits(devices=0)
+            )
+            for each in found
+        },
+        targets={tier: each.gpu_percent / 100.0 for tier, each in terms.items()},
+        max_hold={t: each.max_hold for t, each in terms.items() if each.max_hold < math.inf},
+    )
+
+
+def _limits(quotas: Quotas) -> Limits:
+    return Limits(quotas.devices, quotas.device_memory, quotas.gpu_hours_per_day * _HOUR)

@@ -1,0 +1,52 @@
+"""Several events at once: whoever is owed the most goes first, whoever has asked first."""
+
+from __future__ import annotations
+
+from jupyter_sing.scheduler import events
+from jupyter_sing.scheduler.decisions import Grant, Queued
+from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.settings import Device, Settings, Tier
+
+SETTINGS = Settings(quanta=(1000.0,) * 4)
+NAMES = ("rich", "third", "poor")
+
+
+def engine(accounts: object = None, now: float = 0.0) -> Engine:
+    return Engine([Device("cpu:0", 1 << 30)], SETTINGS, None, accounts, now)
+
+
+def opened(found: Engine, at: float) -> None:
+    for name in NAMES:
+        found.handle(events.SessionOpened(at, name, "lab", name, Tier.BASIC))
+
+
+def before() -> dict[str, object]:
+    """What is known of a time in which one user had a device, and two others waited for it."""
+    found = engine()
+    opened(found, 0.0)
+    for name in NAMES:
+        found.handle(events.CellSubmitted(0.0, name))
+    found.handle(events.Started(0.0, "rich", 1))
+    (granted,) = found.handle(events.CellFinished(1.0, "rich"))
+    assert isinstance(granted, Grant)
+    assert granted.session == "third"
+    found.handle(events.Started(1.0, "third", granted.token))
+    found.handle(events.CellSubmitted(1.0, "rich"))
+    assert found.tags("third", 1.5)[1:] == (0.5, 0.5)
+    assert found.tags("poor", 1.5)[1] == 0.0
+    assert found.tags("nobody", 1.5) == ()
+    return found.accounts(1.5)
+
+
+def test_who_asks_in_the_order_of_the_tags_is_served_in_it() -> None:
+    found = engine(before(), 10.0)
+    opened(found, 10.0)
+    asking = sorted(NAMES, key=lambda name: found.tags(name, 10.0))
+    assert asking == ["poor", "third", "rich"]
+    granted, *waiting = found.handle(*(events.CellSubmitted(10.0, name) for name in asking))
+    assert isinstance(granted, Grant)
+    assert granted.session == "poor"
+    assert [each.session for each in waiting if isinstance(each, Queued)] == ["third", "rich"]
+    (granted,) = found.handle(events.CellFinished(10.0, "poor"))
+    assert isinstance(granted, Grant)
+    assert granted.session == "third"
