@@ -27,6 +27,8 @@ from kernelproxy.protocol import (
     Hurry,
     Lease,
     Message,
+    Observe,
+    Observed,
     Open,
     Opened,
     Parked,
@@ -70,6 +72,15 @@ class Taken(ctypes.Structure):
     ]
 
 
+class Step(ctypes.Structure):
+    """`sing_worker_step`."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in ("records", "nadir", "memory_min", "memory_max", "made", "ns")
+    ]
+
+
 def load(path: Path) -> ctypes.CDLL:
     """Load the worker library (`native/worker/api.h`); torch is imported already.
 
@@ -85,6 +96,8 @@ def load(path: Path) -> ctypes.CDLL:
     ]  # fmt: skip
     library.sing_worker_gate.argtypes = [c_int]
     library.sing_worker_lease.argtypes = [u64, c_int]
+    library.sing_worker_take_lease.argtypes = [u64, u64]
+    library.sing_worker_observe.argtypes = [u64, ctypes.POINTER(Step)]
     library.sing_worker_end.restype = None
     library.sing_worker_hurry.restype = None
     library.sing_worker_snapshot.argtypes = [c_int, FROZEN, ctypes.POINTER(Taken)]
@@ -117,7 +130,7 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
     if failed:
         send_message(control, Error(_error(library), "failed"))
         return
-    library.sing_worker_lease(0, int(order.leased))
+    library.sing_worker_lease(0, 0)
     if not order.prepare:
         library.sing_worker_gate(int(order.gate))
     send_message(control, Opened())
@@ -142,10 +155,9 @@ def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
             elif isinstance(order, Hurry):
                 library.sing_worker_hurry()
             elif isinstance(order, Lease):
-                library.sing_worker_lease(order.token, int(order.given))
-                if not order.given:
-                    told = (control, library, order.token)
-                    threading.Thread(target=_tell_parked, args=told, daemon=True).start()
+                _set_lease(control, library, order)
+            elif isinstance(order, Observe):
+                send_message(control, _observe(library, order))
             elif isinstance(order, TakeSnapshot):
                 # Beside this thread, which goes on taking orders.
                 arguments = (control, library, order)
@@ -199,11 +211,32 @@ def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnap
         os.close(fd)
 
 
-def _tell_parked(control: socket.socket, library: ctypes.CDLL, token: int) -> None:
+def _set_lease(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
+    """Give or take the lease. One that may take its time is taken beside this thread."""
+    if order.given or order.within <= 0:
+        library.sing_worker_lease(order.token, int(order.given))
+    if not order.given:
+        told = (control, library, order)
+        threading.Thread(target=_tell_parked, args=told, daemon=True).start()
+
+
+def _tell_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
     """Say that nothing is executed any more; if it is, a later lease was given."""
+    if order.within > 0:
+        library.sing_worker_take_lease(order.token, int(order.within * 1e9))
     library.sing_worker_await_parked()
     with contextlib.suppress(OSError):
-        send_message(control, Parked(token))
+        send_message(control, Parked(order.token))
+
+
+def _observe(library: ctypes.CDLL, order: Observe) -> Observed:
+    """Look at what the log has repeated of late."""
+    step = Step()
+    if library.sing_worker_observe(order.since_ns, ctypes.byref(step)):
+        raise WorkerError(_error(library))
+    return Observed(
+        step.records, step.nadir, step.memory_min, step.memory_max, step.made, step.ns / 1e9
+    )
 
 
 def _error(library: ctypes.CDLL) -> str:

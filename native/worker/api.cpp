@@ -95,6 +95,21 @@ int sing_worker_lease(uint64_t token, int given) {
   });
 }
 
+int sing_worker_take_lease(uint64_t token, uint64_t within_ns) {
+  return guarded([&] {
+    opened().take_lease(token, within_ns);
+    return 0;
+  });
+}
+
+int sing_worker_observe(uint64_t since_ns, sing_worker_step* step) {
+  return guarded([&] {
+    const auto found = opened().step(since_ns).value_or(sing::Steps::Found{});
+    *step = {found.records, found.nadir, found.memory_min, found.memory_max, found.made, found.ns};
+    return 0;
+  });
+}
+
 int sing_worker_await_parked() {
   return guarded([] {
     opened().await_parked();

@@ -31,6 +31,9 @@ int sing_worker_run();
 int sing_worker_gate(int open);
 // Gives or takes the lease: without it nothing is executed but a replay. A stale token is ignored.
 int sing_worker_lease(uint64_t token, int given);
+// Takes it where the program's memory is least, if it comes there within so many nanoseconds, and
+// otherwise then. Returns when it is taken.
+int sing_worker_take_lease(uint64_t token, uint64_t within_ns);
 // Returns when nothing is executed, or a lease was given again.
 int sing_worker_await_parked();
 void sing_worker_end();
@@ -57,6 +60,16 @@ int sing_worker_trim();
 int sing_worker_replay(uint64_t until);
 // Of a prepared worker: takes over a newer snapshot of its session.
 int sing_worker_adopt(int snapshot);
+
+struct sing_worker_step {
+  uint64_t records;  // 0: nothing repeats
+  uint64_t nadir;    // in [0, records): which of them leaves least memory in use
+  uint64_t memory_min, memory_max;
+  uint64_t made, ns;  // records since then, and their time
+};
+
+// The step that the log repeats, and those since a moment of the monotonic clock.
+int sing_worker_observe(uint64_t since_ns, struct sing_worker_step* step);
 
 const char* sing_worker_error();
 }

@@ -13,4 +13,11 @@ inline uint64_t monotonic_ns() noexcept {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
+// The same, a few milliseconds behind, for a tenth of the price.
+inline uint64_t coarse_ns() noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
 }  // namespace sing

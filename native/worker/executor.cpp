@@ -27,6 +27,19 @@ void wait_for_device(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
+// Two of the same parts in another order differ, too.
+uint64_t mixed(uint64_t hash, uint64_t part) noexcept { return (hash + part) * 0x9e3779b97f4a7c15; }
+
+uint64_t kind_of(uint32_t number, const Call& call) noexcept {
+  uint64_t hash = mixed(1, number);
+  for (const Operand& operand : call.operands) {
+    hash = mixed(hash, operand.argument);
+    for (const int64_t size : operand.geometry.sizes)
+      hash = mixed(hash, static_cast<uint64_t>(size));
+  }
+  return hash;
+}
+
 struct Range {
   uint32_t id = 0;
   uint64_t offset = 0;
@@ -55,6 +68,7 @@ bool Executor::execute(uint64_t position, const RecordHeader& header,
   position_ = position;
   end_ = position + header.bytes;
   header_ = header;
+  kind_ = belongs_to_step(header) ? mixed(header.kind, header.bytes) : 0;
   state_.storages.begin_record(position);
   if ((header.flags & ~(kRequest | kGradients)) != 0)
     throw CorruptLog("a record with unknown flags");
@@ -307,6 +321,7 @@ bool Executor::call(Reader& in) {
   const Operator& op = state_.operators.at(number);
   call_.clear();
   std::string complaint = decoder_.parse(in, op, arguments, call_);
+  kind_ = kind_of(number, call_);
   parse_outputs(in, returns, is_request(), expected_);
   expect_end(in);
   if (complaint.empty() && returns != op.returns) {

@@ -23,6 +23,21 @@
 
 namespace sing {
 
+// Whether a program's steps consist of such records. What is freed when Python pleases, or once and
+// for all, tells nothing of them.
+inline bool belongs_to_step(const RecordHeader& header) noexcept {
+  switch (static_cast<RecordKind>(header.kind)) {
+    case RecordKind::call:
+    case RecordKind::write:
+    case RecordKind::read:
+    case RecordKind::resize:
+    case RecordKind::synchronize:
+      return true;
+    default:
+      return false;
+  }
+}
+
 class Executor {
  public:
   // `skip`: positions of calls that killed their workers; they fail instead.
@@ -32,6 +47,9 @@ class Executor {
   // Executes the record at `position`. Throws CorruptLog. Returns false if the run is to end
   // before the record's answer was taken: the record then counts as not executed.
   bool execute(uint64_t position, const RecordHeader& header, std::span<const std::byte> payload);
+  // What the last record did, for `Steps`: the same for the same operator on the same shapes; 0 if
+  // it is none that steps consist of.
+  uint64_t kind() const noexcept { return kind_; }
 
  private:
   void define(Reader& in);
@@ -63,6 +81,7 @@ class Executor {
   // Of the record in hand.
   uint64_t position_ = 0;
   uint64_t end_ = 0;
+  uint64_t kind_ = 0;
   RecordHeader header_{};
   Call call_;
   ExpectedReturns expected_;

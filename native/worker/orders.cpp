@@ -86,6 +86,11 @@ void Orders::await_parked() {
   changed_.wait(lock, [this] { return parked_ || !running_ || leased_ || end_; });
 }
 
+bool Orders::await_over(uint64_t token, std::chrono::steady_clock::time_point end) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, end, [&] { return token_ > token || !leased_ || end_; });
+}
+
 void Orders::replaying(bool on) {
   std::lock_guard lock(mutex_);
   replaying_ = on;

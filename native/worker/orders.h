@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -36,6 +37,8 @@ class Orders {
   void lease(uint64_t token, bool given);
   // Waits until nothing is executed, or a lease is given again.
   void await_parked();
+  // Waits until the lease with this token is over, or until then; false if it is not.
+  bool await_over(uint64_t token, std::chrono::steady_clock::time_point end);
   // While a replay goes on no lease is needed.
   void replaying(bool on);
   void end();

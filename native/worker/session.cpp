@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <bit>
+#include <utility>
 
 #include "worker/clock.h"
 #include "worker/spin.h"
@@ -17,6 +18,9 @@ namespace {
 
 // How much of a long log is executed between two looks at the clock.
 constexpr uint64_t kStretchBytes = 64 << 10;
+
+// A program that has asked for nothing for so long is not on the way to anything.
+constexpr std::chrono::milliseconds kDry{20};
 
 }  // namespace
 
@@ -87,6 +91,22 @@ void Session::replay(uint64_t until) {
   orders_.replaying(true);
   gate(true);
   reached.wait();
+}
+
+void Session::take_lease(uint64_t token, uint64_t within_ns) {
+  leaving_.store(token, std::memory_order_relaxed);
+  if (within_ns > 0 && steps_.aim()) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(within_ns);
+    uint64_t dry_at = UINT64_MAX;
+    while (!orders_.await_over(token, std::min(end, std::chrono::steady_clock::now() + kDry))) {
+      const uint64_t consumed = worker_->consumed.load(std::memory_order_relaxed);
+      const bool dry = client_->head.load(std::memory_order_relaxed) == consumed;
+      if ((dry && consumed == dry_at) || std::chrono::steady_clock::now() >= end) break;
+      dry_at = dry ? consumed : UINT64_MAX;
+    }
+    steps_.aim_at_nothing();
+  }
+  orders_.lease(token, false);
 }
 
 void Session::await_parked() {
@@ -174,7 +194,13 @@ void Session::drain(uint64_t end, uint64_t head) {
     std::memcpy(&header, at, sizeof(header));
     if (!valid(header, head - consumed_)) throw CorruptLog("a record with an impossible header");
     const std::span<const std::byte> payload(at + sizeof(header), header.bytes - sizeof(header));
+    if (steps_.reached() && belongs_to_step(header)) {
+      steps_.aim_at_nothing();
+      orders_.lease(leaving_.load(std::memory_order_relaxed), false);
+      break;
+    }
     if (!executor_.execute(consumed_, header, payload)) break;
+    note_step(consumed_ < furthest);
     consumed_ += header.bytes;
     worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
     worker_->dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
@@ -185,6 +211,17 @@ void Session::drain(uint64_t end, uint64_t head) {
   worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
   worker_->active_ns.store(now, std::memory_order_relaxed);
   helpers_.worked(now, now - began);
+}
+
+// Replayed records tell nothing of how fast the program is.
+void Session::note_step(bool replayed) noexcept {
+  if (replayed) return;
+  const uint64_t kind = executor_.kind(), memory = state_.storages.resident();
+  if (kind == 0) {
+    steps_.amend(memory);
+  } else {
+    steps_.note(kind, coarse_ns(), memory);
+  }
 }
 
 void Session::idle() {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "worker/orders.h"
 #include "worker/snapshot.h"
 #include "worker/state.h"
+#include "worker/steps.h"
 
 namespace sing {
 
@@ -55,6 +57,9 @@ class Session {
   void gate(bool open);
   // See Orders.
   void lease(uint64_t token, bool given) { orders_.lease(token, given); }
+  // Takes the lease where the program's memory is least, if it comes there within so many
+  // nanoseconds; otherwise then, or as soon as it does nothing. Returns when it is taken.
+  void take_lease(uint64_t token, uint64_t within_ns);
   // Also for what the device still executes of records that were begun.
   void await_parked();
   // Opens the gate and returns when everything below `until` was executed.
@@ -68,11 +73,13 @@ class Session {
   void hurry() { snapshots_.hurry(); }
   void end();
   uint64_t position() const { return consumed_; }
+  std::optional<Steps::Found> step(uint64_t since_ns) const { return steps_.find(since_ns); }
   const State& state() const { return state_; }
 
  private:
   void drain(uint64_t end, uint64_t head);
   void idle();
+  void note_step(bool replayed) noexcept;
   uint64_t checked_head() const;
   void check_position() const;
   void claim();
@@ -91,6 +98,8 @@ class Session {
   Snapshots snapshots_;
   Answers answers_;
   Executor executor_;
+  Steps steps_;
+  std::atomic<uint64_t> leaving_{0};  // token of the lease to be taken where `steps_` aims at
   uint64_t consumed_ = 0;
   std::atomic<uint64_t> awaited_{UINT64_MAX};  // a position that replay() waits for
   std::promise<void> reached_;
