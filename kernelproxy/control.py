@@ -178,8 +178,7 @@ class Control:
         """
         if self._sock is None:
             raise ControlError("The connection to the jupyter_sing daemon is closed.", "no-daemon")
-        peer = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", peer)[0])
+        return _credentials(self._sock)[0]
 
     def detach(self) -> socket.socket:
         """Give up the socket, blocking and without a timeout: it becomes the caller's.
@@ -235,6 +234,8 @@ def connect(start: bool = True, path: Path | None = None) -> Control:
 def connect_now(start: bool = True, path: Path | None = None) -> Control:
     """Like `connect`, also for a process that is away and on its way back."""
     path = path or paths.socket_path()
+    if paths.is_shared(path):
+        return _connect_to_system(path)
     absent = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)
     with absent, _lock(path.parent, fcntl.LOCK_SH):
         return Control(_open(path), path)
@@ -256,6 +257,33 @@ def connect_now(start: bool = True, path: Path | None = None) -> Control:
                 f"The jupyter_sing daemon started and left at once; see {path.parent}/agent.log.",
                 "no-daemon",
             ) from error
+
+
+def _connect_to_system(path: Path) -> Control:
+    """Connect to the system daemon, which root starts and stops: there is nothing to lock."""
+    try:
+        sock = _open(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise ControlError(
+            "The jupyter_sing daemon of this machine does not run: its administrator can start it.",
+            "no-daemon",
+        ) from None
+    except PermissionError:
+        raise ControlError(
+            f"{path} is for a group that you are not in: ask the administrator.", "not-allowed"
+        ) from None
+    _, uid, _ = _credentials(sock)
+    if uid != 0:
+        sock.close()
+        raise ControlError(f"{path} is served by user {uid}, not by root.", "unsafe-directory")
+    return Control(sock, path)
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group id of who listened at the other end, as the kernel knows them."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", raw)
+    return pid, uid, gid
 
 
 @contextlib.contextmanager
@@ -288,7 +316,25 @@ def _open(path: Path) -> socket.socket:
     return sock
 
 
-def _start(directory: Path) -> None:
+def start(private: Path, arguments: Sequence[str]) -> None:
+    """Start a detached daemon with arguments, though nobody connects to it now.
+
+    Parameters
+    ----------
+    private : Path
+        Where its log is.
+    arguments : sequence of str
+        Of the interpreter.
+
+    Raises
+    ------
+    ControlError
+        If it cannot be started.
+    """
+    _start(private, arguments)
+
+
+def _start(directory: Path, arguments: Sequence[str] = ("-m", "kernelproxy.agent")) -> None:
     """Start a detached daemon and wait until it listens (or says why it cannot)."""
     environment = {k: v for k, v in os.environ.items() if k not in ("SING_SESSION", "SING_SOCKET")}
     environment["JUPYTER_SING_RUNTIME_DIR"] = str(directory)
@@ -303,7 +349,7 @@ def _start(directory: Path) -> None:
     try:
         with open(log_path, "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "kernelproxy.agent", "--ready-fd", str(write_end)],
+                [sys.executable, *arguments, "--ready-fd", str(write_end)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

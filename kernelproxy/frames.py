@@ -17,7 +17,7 @@ import struct
 import types
 import typing
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -143,6 +143,10 @@ class FrameDecoder:
             raise ProtocolError("A message came with the wrong number of descriptors.")
         return message, [self._fds.popleft() for _ in range(fd_count)]
 
+    def __len__(self) -> int:
+        """Bytes that came and were not taken."""
+        return len(self._bytes)
+
     def missing(self) -> int:
         """Bytes that the message which has begun still lacks; 0 before its length is known."""
         if len(self._bytes) < _LENGTH.size:
@@ -156,8 +160,17 @@ class FrameDecoder:
             os.close(self._fds.popleft())
 
 
-def receive_bytes(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
+def receive_bytes(
+    sock: socket.socket, size: int, discard: Callable[[int], object] = os.close
+) -> tuple[bytes, list[int]]:
     """Receive up to `size` bytes and the descriptors that came with them (close-on-exec).
+
+    Parameters
+    ----------
+    sock : socket.socket
+    size : int
+    discard : callable
+        Closes a descriptor that is not returned.
 
     Raises
     ------
@@ -171,7 +184,7 @@ def receive_bytes(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     if flags & socket.MSG_CTRUNC:
         for fd in fds:
-            os.close(fd)
+            discard(fd)
         raise ProtocolError("Too many descriptors came with a message.")
     return data, list(fds)
 

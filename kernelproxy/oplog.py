@@ -24,7 +24,7 @@ LAYOUT_VERSION = 2
 PAGE_BYTES = 4096
 ANSWER_RING_BYTES = 4 << 20
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE, which demands FALLOC_FL_KEEP_SIZE
 _FUTEX_WAKE, _EVERYBODY = 1, 0x7FFFFFFF
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
@@ -251,13 +251,14 @@ class SessionMemory:
         self.worker = WorkerPage(self.worker_fd, writable=True)
         self.agent = AgentPage(self.agent_fd, writable=True)
 
-    def _create(self, name: str, size: int, seals: int = _SEALS) -> None:
+    def _create(self, name: str, size: int, seals: int = SEALS) -> None:
         """Make a memfd whose size nobody can change: touching a lost page would be a SIGBUS.
 
         (The arena grows, and is not mapped by who does not write it.)
         """
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.fds.append(fd)
+        os.fchmod(fd, 0o600)  # who is given it to read cannot open it anew to write, if not ours
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from kernelproxy.errors import ControlError
 
 SOCKET_NAME = "agent.sock"
+#: Of a daemon that all users of the machine share.
+SYSTEM_DIR = "/run/jupyter-sing"
 _PACKAGES = ("kernelproxy", "jupyter_sing")
 #: Python packages alone, for any interpreter.
 _LIBRARIES = ("cloudpickle",)
@@ -79,9 +81,61 @@ def jupyter_data_dir() -> Path:
 
 
 def socket_path() -> Path:
-    """Socket of the daemon: ``SING_SOCKET`` (set in kernels), else in `runtime_dir`."""
-    named = os.environ.get("SING_SOCKET")
-    return Path(named) if named else runtime_dir() / SOCKET_NAME
+    """Socket of the daemon.
+
+    Returns
+    -------
+    Path
+        The first of these that there is: ``SING_SOCKET`` (set in kernels), the one in
+        ``JUPYTER_SING_RUNTIME_DIR``, the system daemon's, this user's own.
+
+    Raises
+    ------
+    ControlError
+        As `runtime_dir`, and if what is in the place of the system daemon's may be somebody else's.
+    """
+    if named := os.environ.get("SING_SOCKET"):
+        return Path(named)
+    if not os.environ.get("JUPYTER_SING_RUNTIME_DIR") and (shared := system_socket()):
+        return shared
+    return runtime_dir() / SOCKET_NAME
+
+
+def system_dir() -> Path:
+    """Directory of the system daemon's socket, by ``JUPYTER_SING_SYSTEM_DIR``; not created."""
+    configured = os.environ.get("JUPYTER_SING_SYSTEM_DIR") or SYSTEM_DIR
+    return Path(os.path.abspath(configured))
+
+
+def system_socket() -> Path | None:
+    """Socket of the system daemon, if there is one.
+
+    Raises
+    ------
+    ControlError
+        If anybody but root could have made it: whoever did could read every notebook.
+    """
+    path = system_dir() / SOCKET_NAME
+    try:
+        places = (path.parent.lstat(), path.lstat())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    directory, found = places
+    open_to_others = directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(directory.st_mode) or open_to_others:
+        raise ControlError(f"{path.parent} may be written by others than root.", "unsafe-directory")
+    if not stat.S_ISSOCK(found.st_mode) or directory.st_uid or found.st_uid:
+        raise ControlError(f"{path} is not root's: do not use it.", "unsafe-directory")
+    return path
+
+
+def is_shared(path: Path) -> bool:
+    """Whether a socket is the system daemon's, which nobody but root starts or stops."""
+    if path == system_dir() / SOCKET_NAME:
+        return True
+    with suppress(OSError):  # a kernel may not know by which variable it was found
+        return path.parent.stat().st_uid == 0 != os.getuid()
+    return False
 
 
 def journal_path(kernel_id: str) -> Path:
@@ -116,23 +170,32 @@ def package_parent() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-def bundle_dir() -> Path:
+def bundle_dir(directory: Path | None = None, mode: int = 0o700) -> Path:
     """Directory with nothing but links to our packages, for the path of another environment.
 
     A kernel's environment need not have us installed, and putting our own site-packages on its
     path would expose everything else in there. The name depends on the installation, so that
     two of them can use one runtime directory.
+
+    Parameters
+    ----------
+    directory : Path, optional
+        Where it is made; by default in `runtime_dir`.
+    mode : int
+        Who may read it.
     """
     parent = package_parent()
     key = hashlib.sha256(os.fsencode(parent)).hexdigest()[:8]
-    bundle = runtime_dir() / f"bundle-{key}"
-    bundle.mkdir(mode=0o700, exist_ok=True)
+    bundle = (directory or runtime_dir()) / f"bundle-{key}"
+    for each in (bundle, beside(bundle)):
+        each.mkdir(mode=mode, exist_ok=True)
+        if each.stat().st_mode & mode != mode:  # by the umask
+            each.chmod(mode)
     for name in _PACKAGES:
         _link(bundle / name, parent / name)
     for name in _LIBRARIES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
-            beside(bundle).mkdir(mode=0o700, exist_ok=True)
             _link(beside(bundle) / name, Path(spec.origin).parent)
     return bundle
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,8 +53,13 @@ class OpenSession(Message):
         Path of the notebook, or "".
     checkpoint_every, checkpoint_cells, checkpoint_keep : float, int, int
         See `kernelproxy.agent.automatic.Rule`.
+    user : str
+        Who it is for, as policies call them; believed from the daemon's own user and from root.
+        "": the system's name of who asks.
     key : str
         Made up by who asks: the same request, made again, opens no second session.
+    home : str
+        Home directory of who asks, for the processes that the system daemon starts as him.
     """
 
     name: str
@@ -67,7 +73,9 @@ class OpenSession(Message):
     checkpoint_every: float = 0.0
     checkpoint_cells: int = 0
     checkpoint_keep: int = 3
+    user: str = ""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
+    home: str = field(default_factory=lambda: os.path.expanduser("~"))
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,31 @@ class Migrate(Message):
 
     session: str
     device: str
+
+
+@dataclass(frozen=True)
+class Pin(Message):
+    """Keep a session's memory on its device, or no more; answered by `SessionReply`. Saying it
+    twice is no error.
+    """
+
+    session: str
+    pinned: bool
+
+
+@dataclass(frozen=True)
+class SetPriority(Message):
+    """Let a session be served as one of a level from now on; answered by `SessionReply`.
+
+    Parameters
+    ----------
+    session : str
+    level : str
+        One of `kernelproxy.agent.arbiter.TIERS`.
+    """
+
+    session: str
+    level: str
 
 
 @dataclass(frozen=True)
@@ -293,9 +326,38 @@ class DeleteCheckpoint(Message):
 
 @dataclass(frozen=True)
 class Prepare(Message):
-    """Start what sessions of an interpreter will need; answered by `Done` at once."""
+    """Start what sessions of an interpreter will need; answered by `Done` at once.
+
+    Parameters
+    ----------
+    python : str
+    home : str
+        As in `OpenSession`.
+    """
 
     python: str
+    home: str = field(default_factory=lambda: os.path.expanduser("~"))
+
+
+@dataclass(frozen=True)
+class GetPolicy(Message):
+    """Ask for the policy that holds; answered by `PolicyReply`."""
+
+
+@dataclass(frozen=True)
+class SetPolicy(Message):
+    """Let another policy hold; answered by `PolicyApplied`. For the daemon's own user and for root.
+
+    Parameters
+    ----------
+    policy : str
+        Its text.
+    dry : bool
+        Only say whom it would affect.
+    """
+
+    policy: str
+    dry: bool = False
 
 
 @dataclass(frozen=True)
@@ -313,6 +375,21 @@ class Stop(Message):
 
 
 @dataclass(frozen=True)
+class Why(Message):
+    """Ask what was decided about a session, at most so many times; answered by `WhyReply`.
+
+    Parameters
+    ----------
+    session : str
+        Also one that has ended, if the daemon is of who asks alone, or who asks is root.
+    count : int
+    """
+
+    session: str
+    count: int
+
+
+@dataclass(frozen=True)
 class Bell(Message):
     """Sent by a client: look at my pages. Has no answer."""
 
@@ -322,10 +399,25 @@ class Bell(Message):
 
 @dataclass(frozen=True)
 class StatusReply(Message):
-    """Devices and sessions, each exactly as ``jupyter sing status --json`` shows it."""
+    """Devices and sessions, each exactly as ``jupyter sing status --json`` shows it.
+
+    Parameters
+    ----------
+    devices, sessions : list of dict
+    sharing : dict
+        What has come of the scheduler's decisions; see `Arbiter.sharing`.
+    """
 
     devices: list[dict[str, Any]]
     sessions: list[dict[str, Any]]
+    sharing: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WhyReply(Message):
+    """Decisions, the oldest first: ``at``, ``session``, ``name``, ``kind`` and ``reason``."""
+
+    decisions: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -358,6 +450,29 @@ class SessionReply(Message):
     """One session, as in `StatusReply`."""
 
     session: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PolicyReply(Message):
+    """The text of the policy that holds; empty if there is none."""
+
+    policy: str
+
+
+@dataclass(frozen=True)
+class PolicyApplied(Message):
+    """Another policy holds, or would.
+
+    Parameters
+    ----------
+    affected : list of dict
+        Whom that affects, and how: each has a sentence ``text``.
+    notes : list of str
+        Sentences on what of it means nothing here.
+    """
+
+    affected: list[dict[str, Any]]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -646,8 +761,8 @@ class Error(Message):
     reason : str
         One word: ``unknown-session``, ``ambiguous``, ``not-allowed``, ``no-room``,
         ``unknown-device``, ``unknown-checkpoint``, ``already-attached``, ``ended``,
-        ``unavailable``, ``bad-request``, ``stopping``, ``failed``, or that of a `StoreError`; made
-        by `control`: ``no-daemon``, ``timeout``.
+        ``unavailable``, ``bad-request``, ``bad-policy``, ``stopping``, ``failed``, or that of a
+        `StoreError`; made by `control`: ``no-daemon``, ``timeout``.
     """
 
     message: str
@@ -763,9 +878,7 @@ class Open(Message):
     snapshot, readiness : bool
         Which descriptors follow.
     gate : bool
-        Whether to execute at once; not with `prepare`.
-    leased : bool
-        Whether it has the permission to execute, see `Lease`.
+        Whether its gate is open; not with `prepare`. It has no `Lease` yet.
     prepare : bool
         Load all of the snapshot while another worker executes the session; answered when that is
         done. `Adopt` may follow, and `Gate` makes it the session's worker.
@@ -778,7 +891,6 @@ class Open(Message):
     skip: list[int]
     snapshot: bool
     gate: bool
-    leased: bool = True
     readiness: bool = False
     prepare: bool = False
 
@@ -800,11 +912,13 @@ class Lease(Message):
     """Give or take the permission to execute, which is needed beside an open gate.
 
     Has no answer, and may come at any time: a worker without a lease sends `Parked` when nothing
-    is executed any more. A token below one that it has seen is stale, and changes nothing.
+    is executed any more. A token below one that it has seen is stale, and changes nothing. If the
+    program's memory is least within so many seconds, the lease is taken there; otherwise then.
     """
 
     token: int
     given: bool
+    within: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -812,6 +926,32 @@ class Parked(Message):
     """Since the lease with this token was taken nothing is executed any more."""
 
     token: int
+
+
+@dataclass(frozen=True)
+class Observe(Message):
+    """Answered by `Observed`, at any time: the step that the log repeats.
+
+    `since_ns`, of the monotonic clock, says from when on steps are counted.
+    """
+
+    since_ns: int
+
+
+@dataclass(frozen=True)
+class Observed(Message):
+    """The step that a session's log repeats: so many records, or 0 if nothing repeats.
+
+    After the record `nadir` of these least memory is in use, `memory_min` bytes. Since the moment
+    asked for, `made` records were executed in `seconds`.
+    """
+
+    records: int
+    nadir: int = 0
+    memory_min: int = 0
+    memory_max: int = 0
+    made: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,10 @@ class SingProvisioner(LocalProvisioner):
     """Starts a kernel locally and opens a device session for it."""
 
     idle_timeout = Float(
-        help="Seconds without use after which a session is suspended; 0: never.", config=True
+        allow_none=True,
+        help="Seconds without use after which a session is suspended; 0: never; not given: what "
+        "the daemon's settings or its policy say. A policy's time cannot be made longer.",
+        config=True,
     )
     device = Unicode("", help="Id of the device to use; empty: the agent chooses.", config=True)
     open_timeout = Float(20.0, help="Seconds to wait for the daemon at kernel start.", config=True)
@@ -94,8 +97,8 @@ class SingProvisioner(LocalProvisioner):
     _notebook = ""
 
     @default("idle_timeout")
-    def _default_idle_timeout(self) -> float:
-        return variables.number("IDLE_TIMEOUT", 600.0, self.log)
+    def _default_idle_timeout(self) -> float | None:
+        return variables.asked_number("IDLE_TIMEOUT", self.log)
 
     @default("hibernate_timeout")
     def _default_hibernate_timeout(self) -> float:
@@ -388,6 +391,7 @@ class SingProvisioner(LocalProvisioner):
             checkpoint_every=self.checkpoint_every,
             checkpoint_cells=self.checkpoint_cells,
             checkpoint_keep=self.checkpoint_keep,
+            user=variables.user(),
         )
 
         def open_session() -> SessionOpened:

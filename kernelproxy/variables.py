@@ -19,6 +19,19 @@ def number(name: str, usual: float, log: logging.Logger) -> float:
     return usual
 
 
+def asked_number(name: str, log: logging.Logger) -> float | None:
+    """Value of ``JUPYTER_SING_<name>``; None if it is not there, or, with a warning, no number."""
+    if not os.environ.get(f"JUPYTER_SING_{name}"):
+        return None
+    found = number(name, math.inf, log)
+    return None if found == math.inf else found
+
+
+def user() -> str:
+    """Who this process works for: ``JUPYTER_SING_USER``, ``JUPYTERHUB_USER``, or nobody named."""
+    return os.environ.get("JUPYTER_SING_USER") or os.environ.get("JUPYTERHUB_USER") or ""
+
+
 def switched_on(name: str) -> bool:
     """Whether ``JUPYTER_SING_<name>`` is anything but ``0``, ``false``, ``no`` or ``off``."""
     text = os.environ.get(f"JUPYTER_SING_{name}", "1")

@@ -40,7 +40,8 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in list(os.environ):
             if name == "JUPYTER_SING_CRIU":
                 continue  # what is tested with, and no setting
-            if name.startswith(("SING_", "JUPYTER_SING_", "JUPYTER_DEFAULT_PROVISIONER")):
+            ours = ("SING_", "JUPYTER_SING_", "JUPYTER_DEFAULT_PROVISIONER", "JUPYTERHUB_USER")
+            if name.startswith(ours):
                 patch.delenv(name)
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
             patch.setenv(name, str(base / name.lower()))

@@ -12,7 +12,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+from kernelproxy.errors import ControlError
+
+#: What a session may be served as, the best first.
+TIERS = ("premium", "standard", "basic")
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,12 @@ class Terms:
         Bytes that it has in use.
     bound : bool
         Whether somebody asked for this device by name.
+    user : str
+        Who it is for, as policies call them.
+    pinned : bool
+        Whether it is to keep its memory on its device.
+    tier : str, optional
+        What its user has asked to be served as; None: as well as they may be.
     """
 
     session: str
@@ -38,6 +49,30 @@ class Terms:
     device: str
     memory: int
     bound: bool
+    user: str
+    pinned: bool = False
+    tier: str | None = None
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a session may have besides turns; `None` where the agent's own settings hold.
+
+    Parameters
+    ----------
+    suspend_after, hibernate_after : float, optional
+        Seconds without use after which it leaves its device, or its process goes to disk, at the
+        latest; `math.inf`: never.
+    disk : float, optional
+        Bytes of states and checkpoints that all sessions of its user may have; `math.inf`: any.
+    tier : str, optional
+        What it is served as.
+    """
+
+    suspend_after: float | None = None
+    hibernate_after: float | None = None
+    disk: float | None = None
+    tier: str | None = None
 
 
 class Hands(Protocol):
@@ -46,8 +81,11 @@ class Hands(Protocol):
     def grant(self, session: str, device: str, token: int) -> None:
         """Bring a session onto a device, if it is not there, and let it execute: `started`."""
 
-    def preempt(self, session: str, token: int) -> None:
-        """Let a session execute no more, from the next operator on: `released`."""
+    def preempt(self, session: str, token: int, within: float = 0.0) -> None:
+        """Let a session execute no more, from the next operator on: `released`.
+
+        If its memory is least within so many seconds, it stops there instead.
+        """
 
     def evict(self, session: str, reason: str) -> None:
         """Take a session without a lease off its device: `evicted`, or `failed`."""
@@ -57,6 +95,9 @@ class Hands(Protocol):
 
     def explain(self, session: str, reason: str) -> None:
         """Say why a session waits, in a sentence for people."""
+
+    def allow(self, session: str, allowance: Allowance) -> None:
+        """Let other limits hold for a session from now on."""
 
 
 class Arbiter(Protocol):
@@ -70,6 +111,15 @@ class Arbiter(Protocol):
 
     def opened(self, terms: Terms) -> None:
         """There is a session."""
+
+    def changed(self, terms: Terms) -> None:
+        """Its user wants other terms: `pinned`, `tier`, or a name.
+
+        Raises
+        ------
+        ControlError
+            If they may not have them; what held before still does.
+        """
 
     def closed(self, session: str) -> None:
         """It is gone, and its lease."""
@@ -86,11 +136,15 @@ class Arbiter(Protocol):
     def released(self, session: str, token: int) -> None:
         """It executes nothing any more."""
 
-    def lost(self, session: str) -> None:
-        """Its worker died, and its lease is over; it wants another one."""
+    def lost(self, session: str, why: str = "") -> None:
+        """Its worker died, and its lease is over; it wants another one. `why`: a sentence, if that
+        was decided here.
+        """
 
     def moved(self, session: str, device: str) -> None:
-        """It belongs to a device from now on."""
+        """It belongs to a device from now on: a lease of another one is over, and it wants one
+        here if it had, or waited for, one there.
+        """
 
     def evicted(self, session: str, device: str) -> None:
         """It is off its device."""
@@ -98,11 +152,76 @@ class Arbiter(Protocol):
     def failed(self, session: str, device: str, decision: str, token: int, why: str) -> None:
         """What was decided (``grant``, ``evict``, ``migrate``) could not be done."""
 
-    def measured(self, session: str, memory: int, seconds: float) -> None:
-        """It has so many bytes in use, and has executed for so long since the last time."""
+    def measured(
+        self,
+        session: str,
+        memory: int,
+        seconds: float,
+        step_seconds: float | None = None,
+        nadir: float | None = None,
+    ) -> None:
+        """Say what was observed of a session.
+
+        Parameters
+        ----------
+        session : str
+        memory : int
+            Bytes that it has in use.
+        seconds : float
+            For how long it has executed since the last time.
+        step_seconds : float, optional
+            Seconds of execution between repetitions of its log, if there are any.
+        nadir : float, optional
+            Where in a step its memory is least: a fraction of the step, in [0, 1).
+        """
+
+    def switched(self, device: str, nbytes: int, seconds: float) -> None:
+        """A session was brought onto a device with so many bytes, in so many seconds."""
 
     def contended(self, session: str) -> bool:
         """Whether somebody waits for what a session has."""
+
+    def sharing(self) -> dict[str, Any]:
+        """Say what has come of the decisions so far, for people and machines."""
+
+    def policy(self) -> str:
+        """Return the policy that holds, as text; empty if there is none."""
+
+    def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
+        """Let another policy hold from now on; nobody who executes is disturbed.
+
+        Parameters
+        ----------
+        text : str
+        dry : bool
+            Only say what would change.
+
+        Returns
+        -------
+        dict
+            ``affected``: whom that affects and how, each with a sentence ``text``; ``notes``:
+            sentences on what of it means nothing here.
+
+        Raises
+        ------
+        ControlError
+            If it is no policy, or cannot hold here; what held before still does.
+        """
+
+    def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
+        """Return the last decisions about a session, for ``why``; called beside the loop.
+
+        Parameters
+        ----------
+        session : str
+            As whoever asks has named it.
+        count : int
+
+        Raises
+        ------
+        ControlError
+            If there are none.
+        """
 
     async def close(self) -> None:
         """End."""
@@ -127,6 +246,9 @@ class Everybody:
     def _grant(self, session: str) -> None:
         self._hands.grant(session, self._devices[session], next(self._tokens))
 
+    def changed(self, terms: Terms) -> None:
+        pass
+
     def closed(self, session: str) -> None:
         self._devices.pop(session, None)
 
@@ -142,7 +264,7 @@ class Everybody:
     def released(self, session: str, token: int) -> None:
         pass
 
-    def lost(self, session: str) -> None:
+    def lost(self, session: str, why: str = "") -> None:
         self._grant(session)
 
     def moved(self, session: str, device: str) -> None:
@@ -154,11 +276,33 @@ class Everybody:
     def failed(self, session: str, device: str, decision: str, token: int, why: str) -> None:
         pass
 
-    def measured(self, session: str, memory: int, seconds: float) -> None:
+    def measured(
+        self,
+        session: str,
+        memory: int,
+        seconds: float,
+        step_seconds: float | None = None,
+        nadir: float | None = None,
+    ) -> None:
+        pass
+
+    def switched(self, device: str, nbytes: int, seconds: float) -> None:
         pass
 
     def contended(self, session: str) -> bool:
         return False
+
+    def sharing(self) -> dict[str, Any]:
+        return {}
+
+    def policy(self) -> str:
+        return ""
+
+    def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
+        raise ControlError("This daemon shares devices by no policy.", "unavailable")
+
+    def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
+        raise ControlError("This daemon decides nothing about sessions.", "unavailable")
 
     async def close(self) -> None:
         pass

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 #: What the tender may take to wake a kernel whose process it has saved.
 WAKE_SECONDS = 10.0
+_VERSION_MAX = 100
 KERNEL_ENDED = "Its kernel ended."
 #: A number of a descriptor, and the device and inode of the pipe.
 _Pipe = tuple[int, int, int]
@@ -187,6 +188,8 @@ class Attachment:
     async def _attach(self, pid: int, torch_version: str) -> None:
         """Take a process for the kernel; raises as `serve`."""
         session = self._session
+        if len(torch_version) > _VERSION_MAX:
+            raise ControlError("That is no version of torch.", "bad-request")
         if self.torch_version is None:
             try:
                 # Better said now, while the kernel can still run without us, than at its first
@@ -217,7 +220,7 @@ class Attachment:
                     self._session.look()
                 elif isinstance(message, CellsEnded):
                     self._count_cells(message.count)
-                elif isinstance(message, Left):
+                elif isinstance(message, Left) and not self._session.shared:
                     self._left(message.wake_fd)
                     return ""
                 elif isinstance(message, Error):

@@ -8,6 +8,8 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 
+from kernelproxy.agent.foreign import Guard
+from kernelproxy.agent.owners import Owner
 from kernelproxy.errors import ProtocolError
 from kernelproxy.frames import FrameDecoder, encode, receive_bytes
 from kernelproxy.protocol import Message
@@ -20,20 +22,32 @@ class Channel:
     """One end of a connection. Owns its socket.
 
     One task may receive at a time; any number may send.
+
+    Parameters
+    ----------
+    sock : socket.socket
+    guard : Guard, optional
+        Looks at the descriptors that come.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, guard: Guard | None = None) -> None:
         sock.setblocking(False)
-        self._sock = sock
+        self._sock, self._guard = sock, guard
         self._decoder = FrameDecoder()
         self._sending = asyncio.Lock()
         self._waits: set[asyncio.Future[None]] = set()
+        #: Called once when it is closed.
+        self.on_close: Callable[[], object] = lambda: None
 
     def peer(self) -> tuple[int, int]:
         """Process id and user id of the other side, as the kernel knows them."""
         raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, uid, _ = _PEER.unpack(raw)
         return pid, uid
+
+    def owner(self) -> Owner:
+        """Who the other side is, with his groups."""
+        return Owner.at(self._sock)
 
     async def receive(self) -> tuple[Message, list[int]]:
         """Wait for a message; its descriptors become the caller's.
@@ -47,10 +61,12 @@ class Channel:
         """
         while True:
             found = self._decoder.next_message()
+            if self._guard is not None:
+                self._guard.hold(len(self._decoder))
             if found is not None:
                 return found
             try:
-                data, fds = receive_bytes(self._sock, _READ_BYTES)
+                data, fds = self._receive()
             except BlockingIOError:
                 await self._wait(asyncio.get_running_loop().add_reader, reading=True)
                 continue
@@ -59,6 +75,12 @@ class Channel:
             self._decoder.feed(data, fds)
             # A peer that sends without pause must not keep the loop to itself.
             await asyncio.sleep(0)
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        if self._guard is None:
+            return receive_bytes(self._sock, _READ_BYTES)
+        data, fds = receive_bytes(self._sock, _READ_BYTES, self._guard.discard)
+        return data, self._guard.check(fds)
 
     async def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; the descriptors stay the caller's.
@@ -106,6 +128,9 @@ class Channel:
         loop.remove_writer(self._sock)
         self._sock.close()
         self._decoder.close()
+        if self._guard is not None:
+            self._guard.hold(0)
+        self.on_close()
         for ready in self._waits:
             if not ready.done():
                 ready.set_exception(ConnectionError("The connection is closed."))

@@ -14,7 +14,7 @@ from kernelproxy.agent.checkpoints import Checkpoints, DeviceSide, Host, Process
 from kernelproxy.agent.images import ImageDirectories
 from kernelproxy.agent.leaving import dump
 from kernelproxy.agent.progress import PROGRESS_SECONDS, Note, Underway, both, with_progress
-from kernelproxy.agent.tending import GONE
+from kernelproxy.agent.tending import GONE, NOT_SHARED
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.oplog import PAGE_BYTES
 from kernelproxy.protocol import (
@@ -180,6 +180,8 @@ class Checkpointing:
         try:
             sizes = [os.fstat(fd).st_size for fd in fds]
             host = Host.parse(request.host or {}, *sizes)
+            if self._session.shared:
+                self._checkpoints.check_size(host)
             async with self._session.exclusive():
                 with _refusals():  # they are no fault of the session
                     made = await self._make(name, request, host, fds, channel)
@@ -243,7 +245,8 @@ class Checkpointing:
         can = session.tender is not None and session.kernel.joined
         saves = can and request.form != "namespace"
         if request.form == "process" and not saves:
-            raise ControlError(f"Its process cannot be saved: {GONE}.", "unavailable")
+            gone = f"Its process cannot be saved: {GONE}."
+            raise ControlError(NOT_SHARED if session.shared else gone, "unavailable")
         telling: list[asyncio.Task[None]] = []
 
         def frozen() -> None:
@@ -337,6 +340,7 @@ class Checkpointing:
             state.position,
             {
                 "session": session.name,
+                "user": session.user,
                 "run": session.id,
                 "kernel_id": session.kernel_id,
                 "notebook": session.notebook,

@@ -174,6 +174,21 @@ class Checkpoints:
             pass
         return name
 
+    def check_size(self, host: Host) -> None:
+        """Refuse a host state that says it is larger than all that may be stored.
+
+        Raises
+        ------
+        ControlError
+            ``quota``.
+        """
+        limit = self._opened().limits.store
+        if limit is not None and sum(host.parts) + sum(host.contents) > limit:
+            raise ControlError(
+                f"The notebook has more than {limit >> 20} MiB, which is all that may be stored.",
+                "quota",
+            )
+
     # ---------------------------------------------------------------- whose they are
 
     async def records(self, owner: int) -> list[Record]:
@@ -382,6 +397,10 @@ class Checkpoints:
                 os.ftruncate(fds[1], end)
                 store.get(wanted, fds[1], progress=read)
                 os.pwrite(fds[1], store.blob(manifest, _SMALL), end)
+                # To be read only: one of them takes of our disk what its holder writes.
+                for index, fd in enumerate(fds):
+                    fds[index] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+                    os.close(fd)
             except BaseException:
                 for fd in fds:
                     os.close(fd)

@@ -68,6 +68,7 @@ class Chilling:
             session.id,
             session.name,
             session.owner,
+            session.user,
             session.kernel.torch_version or "",
             state.device.kind.name.lower(),
             state.position,

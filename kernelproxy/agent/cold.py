@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Generic, TypeVar
 from kernelproxy.agent.mark import Mark
 from kernelproxy.agent.workers import Snapshot
 from kernelproxy.errors import StoreError
-from kernelproxy.oplog import PAGE_BYTES, Page, Word
+from kernelproxy.oplog import PAGE_BYTES, SEALS, Page, Word
 from kernelproxy.snapshot.ledger import Limits
 from kernelproxy.snapshot.manifest import Label, Manifest
 from kernelproxy.snapshot.store import Store
@@ -44,8 +46,10 @@ class Arrivals(Page):
         self._count = count
         self._wanted = PAGE_BYTES + -(-count // PAGE_BYTES) * PAGE_BYTES
         size = 2 * self._wanted - PAGE_BYTES
-        self.fd = os.memfd_create("sing-arrivals", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("sing-arrivals", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, max(size, PAGE_BYTES))
+        # Touching what the worker had cut off would be a SIGBUS.
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
         super().__init__(self.fd, writable=True, extra_bytes=max(size, PAGE_BYTES) - PAGE_BYTES)
 
     def arrived(self, index: int) -> None:
@@ -180,6 +184,7 @@ class ColdStates:
         self._directory, self._quota, self._mark = directory, quota, mark
         self._beside = beside
         self._store: Store | None = None
+        self._of_users: dict[str, int] = {}
         self._made: set[str] = set()  # ids of sessions whose states are from here
         self._collecting: asyncio.Task[None] | None = None
 
@@ -196,23 +201,40 @@ class ColdStates:
     def store(self) -> Store:
         """The store; raises StoreError if its directory cannot be used."""
         if self._store is None:
-            limits = Limits(store=self._quota)
+            limits = Limits(store=self._quota, payers=self._of_users)
             self._store = Store(self._directory, limits=limits, beside=self._beside)
         return self._store
 
-    def left(self) -> int:
-        """Bytes that the quota has left; blocks, and raises StoreError if nobody can tell."""
+    def allow(self, user: str, quota: float | None) -> None:
+        """Let a user have so many bytes of states and checkpoints; None or `math.inf`: any."""
+        if quota is None or quota == math.inf:
+            self._of_users.pop(user, None)
+        else:
+            self._of_users[user] = int(quota)
+
+    def left(self, user: str) -> int:
+        """Bytes that a user may still use; blocks, and raises StoreError if nobody can tell."""
         if not self.usable:
             return 0
         used = self.store().usage() if self.there else 0
-        return max(0, self._quota - used - self._beside())
+        left = self._quota - used - self._beside()
+        if (own := self._of_users.get(user)) is not None:
+            left = min(left, own - (self.store().usage(user) if self.there else 0))
+        return max(0, left)
 
     def label(
-        self, session: str, name: str, owner: int, torch: str, device_kind: str, position: int
+        self,
+        session: str,
+        name: str,
+        owner: int,
+        user: str,
+        torch: str,
+        device_kind: str,
+        position: int,
     ) -> Label:
-        """Label the state of a session: its id and name, and what `Label` says."""
+        """Label the state of a session: its id, name and user, and what `Label` says."""
         self._made.add(session)
-        meta = {"name": name, "daemon": self._mark.record}
+        meta = {"name": name, "user": user, "daemon": self._mark.record}
         return Label(str(owner), session, KIND, torch, device_kind, position, meta)
 
     def put(

@@ -14,14 +14,17 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from kernelproxy import paths
 from kernelproxy.agent.arbiter import Arbiter
 from kernelproxy.agent.channel import Channel
 from kernelproxy.agent.deposits import Deposits, Estate, end_workers, take_over
+from kernelproxy.agent.guests import Guests, Modesty
 from kernelproxy.agent.service import Agent
 from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.system import Place, own_place, system_place
 from kernelproxy.devices import configured_devices
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import Keep
@@ -29,17 +32,19 @@ from kernelproxy.protocol import Keep
 log = logging.getLogger(__name__)
 
 _BACKLOG = 128
+_SYSTEM_THREADS = 64
 #: The group of entry points that name arbiters.
 ARBITERS = "kernelproxy.arbiters"
 
 
 class Daemon:
-    """Serves the socket of one runtime directory.
+    """Serves the socket of one place.
 
     Note [Leaving]: `control.connect` holds the directory's start lock, shared, while it
     connects, and exclusively while it starts a daemon. A daemon leaves only with that lock held
     exclusively and no connection waiting, and keeps it until its process has ended. So nobody
-    connects to a daemon that will not answer, and the next one starts after this one's end.
+    connects to a daemon that will not answer, and the next one starts after this one's end. The
+    system daemon leaves only when told to, and nobody else ever has its lock.
 
     Note [Dying]: an agent that is killed is not one that leaves. Its keeper has the daemon's lock
     and its listening socket too, so that nobody starts another daemon, and who connects waits for
@@ -47,7 +52,7 @@ class Daemon:
 
     Parameters
     ----------
-    directory : Path
+    place : Place
     lock : int
         The lock on it, which is held.
     agent_settings : Settings
@@ -61,35 +66,39 @@ class Daemon:
 
     def __init__(
         self,
-        directory: Path,
+        place: Place,
         lock: int,
         agent_settings: Settings,
         command: Sequence[str],
         estate: Estate | None,
         arbiter: Arbiter | None = None,
     ) -> None:
-        self._directory, self._settings, self._estate = directory, agent_settings, estate
+        self._place, self._settings, self._estate = place, agent_settings, estate
         self._conversations: set[asyncio.Task[None]] = set()
+        self._guests = Guests() if place.system else None
         self._timer: asyncio.TimerHandle | None = None
         devices = configured_devices()
         self._listener = self._listen() if estate is None else estate.listener
-        keep = Keep(list(command), str(directory / paths.SOCKET_NAME))
+        keep = Keep(list(command), str(place.socket))
         self._deposits = Deposits(keep, lock, self._listener, lambda: self._agent.deposit())
         self._agent = Agent(devices, agent_settings, self._deposits, self._on_quiet, arbiter)
 
     def _listen(self) -> socket.socket:
         """Bind the socket; the lock on the directory is held, so one that exists is stale."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = self._directory / paths.SOCKET_NAME
+        path = self._place.socket
         path.unlink(missing_ok=True)
         with paths.short_path(path) as name:
             listener.bind(name)
-        path.chmod(0o600)
+        os.chown(path, -1, self._place.group)
+        path.chmod(self._place.mode)  # nobody connects before it listens
         return listener
 
     async def serve(self, ready_fd: int) -> None:
         """Say that it is ready, and serve until told to stop or without sessions for a while."""
         loop = asyncio.get_running_loop()
+        if self._place.system:  # there is much of what may wait for a user
+            loop.set_default_executor(ThreadPoolExecutor(_SYSTEM_THREADS, "sing-work"))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._agent.stopping.set)
         self._listener.setblocking(False)
@@ -107,7 +116,7 @@ class Daemon:
         loop.remove_reader(self._listener)
         self._deposits.say_farewell()  # from here on a death is an end, too
         # Unlinked first: who comes now finds no daemon, and waits for the lock to start one.
-        (self._directory / paths.SOCKET_NAME).unlink(missing_ok=True)
+        self._place.socket.unlink(missing_ok=True)
         self._listener.close()
         await self._deposits.close()
         await self._agent.close()
@@ -122,13 +131,18 @@ class Daemon:
             while True:
                 sock, _ = self._listener.accept()
                 accepted = True
-                task = asyncio.create_task(self._agent.converse(Channel(sock)))
+                channel = Channel(sock) if self._guests is None else self._guests.admit(sock)
+                if channel is None:
+                    continue
+                task = asyncio.create_task(self._agent.converse(channel))
                 self._conversations.add(task)
                 task.add_done_callback(self._conversations.discard)
         return accepted
 
     def _on_quiet(self) -> None:
         """There is no session: leave if it stays so."""
+        if self._place.system:
+            return
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
@@ -138,7 +152,9 @@ class Daemon:
         """See Note [Leaving]."""
         if self._agent.sessions or self._agent.stopping.is_set():
             return
-        lock = os.open(self._directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(
+            self._place.private / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -159,12 +175,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--foreground", action="store_true", help="log to the terminal")
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--keeper-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--system", action="store_true", help="serve all users; for root")
+    parser.add_argument("--group", help="of those who may use the system daemon")
     options = parser.parse_args(arguments)
     if options.ready_fd >= 0 and os.fork() != 0:
         # The starter waits for this process, and the daemon is nobody's child to be reaped.
         os._exit(0)
-    again = [sys.executable, "-m", "kernelproxy.agent", "--keeper-fd"]
-    return run(options.ready_fd, again, options.keeper_fd, arbiter=_installed_arbiter())
+    again, place = [sys.executable, "-m", "kernelproxy.agent"], None
+    if options.system:
+        again[1:1] = ["-P"]  # root's path has no place that a user chose
+        again += ["--system", *(["--group", options.group] if options.group else [])]
+        try:
+            place = system_place(options.group)  # before anything looks for its directories
+        except ControlError as error:
+            _tell(options.ready_fd, str(error))
+            return 1
+    again.append("--keeper-fd")
+    arbiter = _installed_arbiter()
+    return run(options.ready_fd, again, options.keeper_fd, arbiter=arbiter, place=place)
 
 
 def _installed_arbiter() -> Arbiter | None:
@@ -181,6 +209,7 @@ def run(
     keeper_fd: int,
     settings: Settings | None = None,
     arbiter: Arbiter | None = None,
+    place: Place | None = None,
 ) -> int:
     """Take the lock, or what a dead agent had, serve, and return the exit status.
 
@@ -196,6 +225,8 @@ def run(
         By default those of the environment.
     arbiter : Arbiter, optional
         See `Agent`.
+    place : Place, optional
+        By default this user's own.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
     for name in ("SING_SESSION", "SING_SOCKET"):
@@ -203,13 +234,16 @@ def run(
     _raise_fd_limit()
     os.chdir("/")
     try:
-        directory = paths.runtime_dir()
+        place = place or own_place()
         estate = take_over(keeper_fd) if keeper_fd >= 0 else None
         if estate is not None:
             end_workers(estate.sessions)
-        lock = _lock(directory) if estate is None else estate.lock
-        settings = settings or Settings.from_environment()
-        asyncio.run(_serve(directory, lock, settings, command, estate, arbiter, ready_fd))
+        lock = _lock(place) if estate is None else estate.lock
+        if place.system:
+            for handler in logging.getLogger().handlers:
+                handler.addFilter(Modesty())
+        settings = replace(settings or Settings.from_environment(), system=place.system)
+        asyncio.run(_serve(place, lock, settings, command, estate, arbiter, ready_fd))
     except SingError as error:
         _tell(ready_fd, str(error))
         return 1
@@ -218,7 +252,7 @@ def run(
 
 
 async def _serve(
-    directory: Path,
+    place: Place,
     lock: int,
     settings: Settings,
     command: Sequence[str],
@@ -226,18 +260,18 @@ async def _serve(
     arbiter: Arbiter | None,
     ready_fd: int,
 ) -> None:
-    await Daemon(directory, lock, settings, command, estate, arbiter).serve(ready_fd)
+    await Daemon(place, lock, settings, command, estate, arbiter).serve(ready_fd)
 
 
-def _lock(directory: Path) -> int:
-    """Take the lock that the one daemon of a directory holds; one that leaves is waited for."""
-    lock = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(place: Place) -> int:
+    """Take the lock that the one daemon of a place holds; one that leaves is waited for."""
+    lock = os.open(place.private / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        if (directory / paths.SOCKET_NAME).exists():
+        if place.socket.exists():
             os.close(lock)
-            raise ControlError(f"A daemon runs in {directory} already.", "failed") from None
+            raise ControlError(f"A daemon runs in {place.directory} already.", "failed") from None
         fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 

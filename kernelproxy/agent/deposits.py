@@ -32,7 +32,7 @@ from kernelproxy.protocol import Deposit, Done, Farewell, Keep, Message, Withdra
 log = logging.getLogger(__name__)
 
 #: Changes with what a record means: an agent of another version cannot take its session over.
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 HAND_OVER_SECONDS = 60.0
 #: How long a deposit may wait for a keeper that reads nothing. The loop stands still meanwhile.
 STALL_SECONDS = 5.0

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kernelproxy.agent.tending import NOT_SHARED
 from kernelproxy.errors import ProcessError
 from kernelproxy.process import form
 
@@ -22,21 +23,25 @@ class Forms:
 
     Parameters
     ----------
-    directory : Path
-        Where what was found is kept.
+    directory : Path or None
+        Where what was found is kept; None: there is none under the system daemon.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._trying: asyncio.Task[form.Form] | None = None
 
     def begin(self) -> None:
         """Begin to try."""
+        if self._directory is None:
+            return
         self._trying = asyncio.create_task(asyncio.to_thread(form.find, self._directory))
         self._trying.add_done_callback(_say)
 
     async def get(self) -> tuple[dict[str, Any] | None, str]:
         """Return the form, or None and why there is none, for people."""
+        if self._directory is None:
+            return None, NOT_SHARED
         if self._trying is None:
             return None, "it was not tried"
         try:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING
 
-from kernelproxy.agent.arbiter import Arbiter
+from kernelproxy.agent.arbiter import Allowance, Arbiter
 from kernelproxy.agent.room import Room
 from kernelproxy.errors import SingError
 
@@ -41,7 +41,9 @@ class AgentHands:
         found = self._sessions.get(session)
         if found is None:
             return
-        if found.room.device.id == device:
+        here = found.room.device.id == device
+        found.turn.bring(away=not here or found.device_state.worker is None)
+        if here:
             found.turn.grant(token)
         else:
             self._begin(self._move(found, device, token))
@@ -54,10 +56,10 @@ class AgentHands:
             return
         session.turn.grant(token)
 
-    def preempt(self, session: str, token: int) -> None:
+    def preempt(self, session: str, token: int, within: float = 0.0) -> None:
         """See `Hands`."""
         if found := self._sessions.get(session):
-            found.turn.preempt(token)
+            found.turn.preempt(token, within)
 
     def evict(self, session: str, reason: str) -> None:
         """See `Hands`."""
@@ -69,7 +71,7 @@ class AgentHands:
         try:
             if await session.evict(reason):
                 return  # it has said so itself
-            why = "It works."
+            why = "It is pinned." if session.wanted.pinned else "It works."
         except SingError as error:
             why = str(error)
         self._arbiter.failed(session.id, device, "evict", 0, why)
@@ -80,6 +82,9 @@ class AgentHands:
             self._begin(self._migrate(found, device))
 
     async def _migrate(self, session: Session, device: str) -> None:
+        if session.wanted.pinned:
+            self._arbiter.failed(session.id, device, "migrate", 0, "It is pinned.")
+            return
         try:
             await session.verbs.migrate(self._rooms[device])
         except SingError as error:
@@ -87,8 +92,15 @@ class AgentHands:
 
     def explain(self, session: str, reason: str) -> None:
         """See `Hands`."""
-        if found := self._sessions.get(session):
+        found = self._sessions.get(session)
+        if found and found.turn.reason != reason:
             found.turn.reason = reason
+            found.look()
+
+    def allow(self, session: str, allowance: Allowance) -> None:
+        """See `Hands`."""
+        if found := self._sessions.get(session):
+            found.allow(allowance)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -96,6 +96,8 @@ class Hibernation:
         session = self._session
         if self.timeout <= 0 or self.stage is not None or self._going:
             return float("inf")
+        if session.wanted.pinned:
+            return float("inf")
         if session.closing or session.checkpointing.asked or session.automatic.making:
             return float("inf")
         if session.state not in (State.IDLE, State.RUNNING, State.SUSPENDED):
@@ -162,7 +164,7 @@ class Hibernation:
         if tender is None:
             return True
         try:
-            room = await asyncio.to_thread(session.host.cold.left)
+            room = await asyncio.to_thread(session.host.cold.left, session.user)
             need = self._check_room(room, shared=False)
         except SingError as error:
             self._cannot(error)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kernelproxy.agent.state import DeviceState
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.wanted import Wanted
 
 
 class Idleness:
@@ -17,12 +21,16 @@ class Idleness:
     state : DeviceState
     timeout : float
         Seconds without use after which it is to be suspended; 0 or less: never.
+    wanted : Wanted
+        Whether it is pinned, and so never to be suspended for that.
     look : callable
     """
 
-    def __init__(self, state: DeviceState, timeout: float, look: Callable[[], object]) -> None:
+    def __init__(
+        self, state: DeviceState, timeout: float, wanted: Wanted, look: Callable[[], object]
+    ) -> None:
         self.timeout = timeout
-        self._state, self._look = state, look
+        self._state, self._wanted, self._look = state, wanted, look
         self._used = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -47,7 +55,7 @@ class Idleness:
 
     def seconds_left(self) -> float:
         """Seconds after which it is to be suspended, as it looks now."""
-        if self._state.worker is None or self.timeout <= 0:
+        if self._state.worker is None or self.timeout <= 0 or self._wanted.pinned:
             return float("inf")
         if not self._state.idle:
             return self.timeout

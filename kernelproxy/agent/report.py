@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pwd
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent.room import Room
+from kernelproxy.agent.sizes import size as size
 from kernelproxy.agent.states import State
 from kernelproxy.agent.workers import Snapshot
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 RUNNING = "Works on what a cell asked for."
 UNUSED = "Not used yet: starts when the notebook first uses the device."
 EVER_IDLE = "Nothing to do."
+PINNED = "Nothing to do: is pinned, and stays on its device."
 RESTORED = "Comes back onto its device."
 REBUILT = "Its device process ended unexpectedly: its state is being rebuilt."
 
@@ -30,11 +33,12 @@ def describe_session(session: Session) -> dict[str, Any]:
     client = memory.client
     worker = state.worker if state.worker and not state.worker.broken else None
     used = min(client.memory_used, memory.agent.memory_granted) if worker else 0
+    step = session.turn.watch.step
     queued_since = session.since if session.state is State.QUEUED else None
     return {
         "id": session.id,
         "name": session.name,
-        "owner": user_name(session.owner),
+        "owner": session.user,
         "kernel_id": session.kernel_id,
         "kernel_pid": session.kernel.pid,
         "worker_pid": worker.pid if worker else None,
@@ -48,8 +52,13 @@ def describe_session(session: Session) -> dict[str, Any]:
         "last_activity": timestamp(session.idleness.active),
         "operators": client.operators,
         "gpu_seconds": memory.worker.busy_ns / 1e9,
+        "step_seconds": step.seconds if step else None,
+        "memory_nadir": step.memory_min if step else None,
         "recoverable": not state.forgone,
+        "served_as": session.served_as,
         "queued_for": round(time.monotonic() - queued_since, 3) if queued_since else 0.0,
+        "pinned": session.wanted.pinned,
+        "priority": session.wanted.tier,
         "reason": _reason(session),
         "loading": memory.worker.loading_bytes if worker else 0,
         "snapshot": _snapshot(state.snapshot),
@@ -58,6 +67,37 @@ def describe_session(session: Session) -> dict[str, Any]:
         "last_checkpoint": session.past.describe(),
         "progress": session.checkpointing.underway.describe(),
     }
+
+
+def running(session: Session) -> str:
+    """What a session that executes does, and beside whom."""
+    others = session.turn.watch.company()
+    if not others or session.arbiter.keeps:
+        return RUNNING
+    found = [each for name, each in session.room.tenants.items() if name in others]
+    names = [each.name if each.owner == session.owner else "another user" for each in found]
+    shared = f"{session.room.device.id} with {' and '.join(names) or 'another session'}"
+    return f"{RUNNING} Shares {shared} as long as both get on faster so."
+
+
+#: What users see of each other's sessions, under a daemon that they share: who holds what.
+_OUTLINE = {
+    "id", "owner", "state", "tier", "device", "memory", "queued_for", "last_activity",
+    "recoverable",
+}  # fmt: skip
+
+
+def outline(session: dict[str, Any]) -> dict[str, Any]:
+    """What is shown of a session to others than its owner: the rest is blank, of the same type."""
+    found = {k: value if k in _OUTLINE else _blank(value) for k, value in session.items()}
+    # What may be lacking lacks.
+    none = {k: None for k, value in session.items() if isinstance(value, dict)}
+    automatic = {k: _blank(value) for k, value in session["automatic"].items()}
+    return {**found, **none, "automatic": automatic, "kernel_pid": None, "worker_pid": None}
+
+
+def _blank(value: Any) -> Any:
+    return None if value is None else type(value)()
 
 
 def _tier(session: Session, resident: bool) -> str:
@@ -113,6 +153,7 @@ def way_back(script: bool, *, held: bool) -> str:
     return "resumes when you run the next cell." if held else "resumes when you run a cell."
 
 
+@functools.lru_cache(maxsize=4096)  # who knows names may be another machine
 def user_name(uid: int) -> str:
     """Name of a user, or the number of one without a name."""
     try:
@@ -129,17 +170,7 @@ def timestamp(monotonic: float) -> str:
 
 def duration(seconds: float) -> str:
     """Say a time, such as ``10 minutes`` or ``2.5 seconds``."""
-    for unit, size in (("hour", 3600.0), ("minute", 60.0)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g} {unit}{'' if seconds == size else 's'}"
+    for unit, length in (("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:g} {unit}{'' if seconds == length else 's'}"
     return f"{seconds:g} second{'' if seconds == 1 else 's'}"
-
-
-def size(count: int) -> str:
-    """Say a number of bytes, such as ``1.5 GiB``."""
-    value = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"

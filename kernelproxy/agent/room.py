@@ -8,11 +8,13 @@ waiting. So nobody who holds the room's lock waits for a session's, and no two c
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from enum import Enum
 from typing import Protocol
 
 from kernelproxy.agent.memory import Ledger, Neighbour, plan_room
+from kernelproxy.agent.sizes import size
 from kernelproxy.devices import Device
 
 #: Seconds between two looks for room while somebody waits. Clients ring when a cell ends, so this
@@ -34,6 +36,12 @@ class Tenant(Protocol):
     """What a room needs of a session."""
 
     id: str
+    name: str
+    owner: int
+
+    @property
+    def kept(self) -> int:
+        """Bytes that it keeps whoever wants them: it is pinned."""
 
     def as_neighbour(self) -> Neighbour | None:
         """How it could make room; None if it has no worker or its lock is not free."""
@@ -69,7 +77,12 @@ class Room:
         self.device = device
         self.ledger = Ledger(device.memory_total, step)
         self.tenants: dict[str, Tenant] = {}
+        #: All rooms that there are, this one too.
+        self.rooms: list[Room] = [self]
         self.queue: deque[Tenant] = deque()
+        #: Ids of those who may execute here, and since when it is these.
+        self.lessees: dict[str, None] = {}
+        self.lessees_since = time.monotonic()
         self._lock = asyncio.Lock()
         self._asking: dict[str, list[Tenant]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -114,6 +127,19 @@ class Room:
         self.leave_queue(tenant)
         return Answer.GRANTED
 
+    def kept_from(self, tenant: Tenant, need: int) -> str:
+        """Say who keeps what a session would need, whatever others do; "" if nobody does."""
+        pinned = [each for each in self.tenants.values() if each is not tenant and each.kept]
+        kept = sum(each.kept for each in pinned)
+        if need <= self.ledger.total - kept:
+            return ""
+        names = " and ".join(sorted(each.name for each in pinned))
+        keep = "keeps" if len(pinned) == 1 else "keep"
+        return (
+            f"Waits for {size(need)} on {self.device.id}, where {names} (pinned) {keep} "
+            f"{size(kept)}."
+        )
+
     def _refuse(self, tenant: Tenant) -> Answer:
         undecided = [each for each in self.tenants.values() if each.undecided]
         for each in undecided:
@@ -133,6 +159,16 @@ class Room:
             if each is not tenant and name not in tried
         )
         return [each for each in found if each is not None]
+
+    def enter(self, session: str) -> None:
+        """A session may execute here from now on."""
+        self.lessees[session] = None
+        self.lessees_since = time.monotonic()
+
+    def leave(self, session: str) -> None:
+        """A session may execute here no more."""
+        del self.lessees[session]
+        self.lessees_since = time.monotonic()
 
     def release(self, tenant: Tenant) -> None:
         """Take a session's grant back: its worker is gone."""

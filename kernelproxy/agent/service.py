@@ -20,10 +20,12 @@ from kernelproxy.agent.chilling import Chilling
 from kernelproxy.agent.cold import ColdStates
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.forms import Forms
+from kernelproxy.agent.guests import check_request, tame
 from kernelproxy.agent.hands import AgentHands
 from kernelproxy.agent.hostmemory import HostMemory
 from kernelproxy.agent.images import ImageDirectories
 from kernelproxy.agent.mark import Mark
+from kernelproxy.agent.owners import Owner, check_path
 from kernelproxy.agent.past import Runs, last_of_ended
 from kernelproxy.agent.progress import PROGRESS_SECONDS, Note, Underway, both, with_progress
 from kernelproxy.agent.records import Run
@@ -33,7 +35,7 @@ from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.takeover import TakeOvers
 from kernelproxy.agent.tending import tend
-from kernelproxy.agent.zygotes import Zygotes
+from kernelproxy.agent.zygotes import Households
 from kernelproxy.devices import Device
 from kernelproxy.errors import ControlError, ProtocolError, SingError, StoreError, WorkerError
 from kernelproxy.oplog import close_all
@@ -50,12 +52,16 @@ from kernelproxy.protocol import (
     DeleteCheckpoint,
     Done,
     Error,
+    GetPolicy,
     LastCheckpoint,
     Listen,
     Message,
     Migrate,
     OpenCheckpoint,
     OpenSession,
+    Pin,
+    PolicyApplied,
+    PolicyReply,
     Prepare,
     Progress,
     Restore,
@@ -64,6 +70,8 @@ from kernelproxy.protocol import (
     SessionOpened,
     SessionReply,
     SetAutomatic,
+    SetPolicy,
+    SetPriority,
     Status,
     StatusReply,
     Stop,
@@ -71,9 +79,37 @@ from kernelproxy.protocol import (
     Suspend,
     TakeOver,
     Tend,
+    Why,
+    WhyReply,
 )
 
 log = logging.getLogger(__name__)
+
+USER_LENGTH_MAX = 200
+_DECISIONS_MAX = 10_000
+
+
+def user_of(claim: str, uid: int) -> str:
+    """Say who a session is for.
+
+    Parameters
+    ----------
+    claim : str
+        Whom a front end has named; "": nobody.
+    uid : int
+        User number of that front end: whoever is not this daemon's own user, nor root, speaks for
+        themselves.
+
+    Raises
+    ------
+    ControlError
+        If that is no name.
+    """
+    if not claim or uid not in (os.getuid(), 0):
+        return report.user_name(uid)
+    if len(claim) > USER_LENGTH_MAX or not claim.isprintable():
+        raise ControlError("A user's name is one line of at most 200 characters.", "bad-request")
+    return claim
 
 
 class Agent:
@@ -100,21 +136,24 @@ class Agent:
         arbiter: Arbiter | None = None,
     ) -> None:
         self.rooms = {each.id: Room(each, settings.grant_step) for each in devices}
+        for room in self.rooms.values():
+            room.rooms = list(self.rooms.values())
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
         self._settings, self._deposits, self._on_quiet = settings, deposits, on_quiet
         self._arbiter = arbiter or Everybody()
         self._hands = AgentHands(self._arbiter, self.sessions, self.rooms)
         self._arbiter.begin(self._hands, {each.id: each.memory_total for each in devices})
-        self._zygotes = Zygotes(settings)
+        self._households = Households(settings)
         mark = Mark(paths.runtime_dir())
         self._images = ImageDirectories(paths.data_dir() / "processes", mark)
         quota, beside = settings.disk_quota, self._images.usage
         self._cold = cold = ColdStates(paths.data_dir() / "states", quota, mark, beside)
         self._checkpoints = CheckpointStore(cold.store)
-        self._forms = Forms(paths.runtime_dir())
+        self._forms = Forms(None if settings.system else paths.runtime_dir())
+        own = self._households.of(None)
         self._take_overs = TakeOvers(
-            self._checkpoints, cold, self._images, self._zygotes, settings, self._add
+            self._checkpoints, cold, self._images, own, settings, self._add
         )
         self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
         self._runs = Runs(self.sessions.keys())
@@ -161,7 +200,7 @@ class Agent:
                 except SingError as error:
                     reply = Error(str(error), "failed")
                 except Exception:
-                    log.exception("%s failed", request)
+                    log.exception("%.200s failed", request)
                     reply = Error(
                         "Something is wrong with the daemon: see its agent.log.", "failed"
                     )
@@ -181,18 +220,22 @@ class Agent:
                 if self._cold.there:
                     for owner in {each.owner for each in self.sessions.values()}:
                         await self._checkpoints.learn(owner)
-                return self._status()
+                return self._status(uid)
             case OpenSession():
-                return await self._open(request, pid, uid)
+                return await self._open(request, channel)
             case CloseSession(name, died):
                 return await self._close(name, uid, died=died)
             case Suspend(name, why):
-                return SessionReply(await self._find(name, uid).verbs.suspend(why, pid))
+                return SessionReply(await self._find(name, uid).verbs.suspend(tame(why), pid))
             case Resume(name):
                 return SessionReply(await self._find(name, uid).verbs.resume())
             case Migrate(name, device):
                 session = self._find(name, uid)
                 return SessionReply(await session.verbs.migrate(self._room(device)))
+            case Pin(name, pinned):
+                return SessionReply(self._find(name, uid).wanted.pin(pinned))
+            case SetPriority(name, level):
+                return SessionReply(self._find(name, uid).wanted.prefer(level))
             case Checkpoint(name):
                 session = self._find(name, uid)
                 return CheckpointReply(await session.checkpointing.ask(request, channel))
@@ -230,8 +273,15 @@ class Agent:
             case DeleteCheckpoint(name):
                 await self._checkpoints.delete(uid, name)
                 return Done("It is deleted.")
-            case Prepare(python):
-                self._prepare(python)
+            case GetPolicy():
+                return PolicyReply(self._arbiter.policy())
+            case SetPolicy(policy, dry):
+                self._check_master(uid)
+                return PolicyApplied(**self._arbiter.apply(policy, dry=dry))
+            case Why(name, count):
+                return WhyReply(await self._why(name, count, uid))
+            case Prepare(python, home):
+                self._prepare(python, self._owner(channel, home, python))
                 return Done("It begins.")
         raise ControlError(f"{type(request).__name__} is no request.", "bad-request")
 
@@ -282,8 +332,7 @@ class Agent:
 
     async def _stop(self, channel: Channel, request: Stop, uid: int) -> None:
         """Begin to stop, and keep the connection for the answer, which `close` sends."""
-        if uid not in (os.getuid(), 0):
-            raise ControlError("This daemon belongs to another user.", "not-allowed")
+        self._check_master(uid)
         reply = Stopped([], [])
         if request.checkpoint and not self.stopping.is_set():
             reply = await self._put_away(channel)
@@ -324,37 +373,78 @@ class Agent:
         found = [each for each in ended if not isinstance(each, BaseException)]
         return Stopped([n for n, _ in found if n], [why for _, why in found if why])
 
-    def _status(self) -> StatusReply:
+    async def _why(self, name: str, count: int, uid: int) -> list[dict[str, Any]]:
+        """What was decided about a session: nobody else's, so that one must be there."""
+        if uid not in (os.getuid(), 0):
+            name = self._find(name, uid).id
+        return await asyncio.to_thread(self._arbiter.decisions, name, min(count, _DECISIONS_MAX))
+
+    def _check_master(self, uid: int) -> None:
+        """Raise ControlError unless a user may decide what concerns all."""
+        if uid not in (os.getuid(), 0):
+            whose = "root" if self._settings.system else "another user"
+            raise ControlError(f"This daemon belongs to {whose}.", "not-allowed")
+
+    def _status(self, uid: int = 0) -> StatusReply:
         there = [each for each in self.sessions.values() if not each.device_state.closed]
-        sessions = [report.describe_session(each) for each in there]
+        sessions = [
+            report.describe_session(each)
+            if uid in (each.owner, os.getuid(), 0)
+            else report.outline(report.describe_session(each))
+            for each in there
+        ]
         devices = [report.describe_device(room, sessions) for room in self.rooms.values()]
-        return StatusReply(devices, sessions)
+        return StatusReply(devices, sessions, self._arbiter.sharing())
 
     # ---------------------------------------------------------------- sessions
 
-    async def _open(self, request: OpenSession, pid: int, uid: int) -> SessionOpened:
+    async def _open(self, request: OpenSession, channel: Channel) -> SessionOpened:
+        pid, uid = channel.peer()
+        owner = self._owner(channel, request.home, request.python)
         form, why = (None, "") if request.script else await self._forms.get()
         if self.stopping.is_set():
             raise ControlError("The daemon is stopping.", "stopping")
         for each in self.sessions.values():
             if each.request.key == request.key and each.owner == uid:
                 return SessionOpened(each.id, form, why)
+        if owner is not None and uid != 0:
+            check_request(request, sum(each.owner == uid for each in self.sessions.values()))
         room = self._choose(request.device)
+        request = replace(request, user=user_of(request.user, uid))
         name = secrets.token_hex(6)
         state = DeviceState(name, room.device, self._settings)
-        session = self._add(name, request, uid, room, state)
+        session = self._add(name, request, uid, room, state, owner)
         session.kernel.watch_opener(pid)
         session.deposit()
         log.info("Session %s (%s) on %s", name, request.name, room.device.id)
         return SessionOpened(name, form, why)
 
+    def _owner(self, channel: Channel, home: str, python: str) -> Owner | None:
+        """As whom processes of who asks run; None: as this one.
+
+        Raises
+        ------
+        ControlError
+            If what he says of them is no path.
+        """
+        if not self._settings.system:
+            return None
+        check_path(python)
+        return channel.owner().of_home(home)
+
     def _add(
-        self, name: str, request: OpenSession, owner: int, room: Room, state: DeviceState
+        self,
+        name: str,
+        request: OpenSession,
+        owner: int,
+        room: Room,
+        state: DeviceState,
+        runs_as: Owner | None = None,
     ) -> Session:
         session = Session(
             name, request, owner, room, state,
-            self._zygotes, self._settings, self._host, self._checkpoints, self._images, self._runs,
-            self._deposits, self._arbiter, self._forget,
+            self._households.of(runs_as), self._settings, self._host, self._checkpoints,
+            self._images, self._runs, self._deposits, self._arbiter, self._forget,
         )  # fmt: skip
         self.sessions[name] = session
         self._arbiter.opened(session.terms())
@@ -403,7 +493,12 @@ class Agent:
             raise ControlError(f"the device {record['device']} is gone")
         state = DeviceState.adopt(deposited, room.device, self._settings)
         request = OpenSession(**record["request"])
-        self._add(deposited.session, request, record["owner"], room, state).adopt(deposited)
+        runs_as = Owner.adopt(record["runs_as"]) if record.get("runs_as") else None
+        if self._settings.system and (runs_as is None or runs_as.uid != record["owner"]):
+            raise ControlError("nobody knows as whom it runs")
+        self._add(deposited.session, request, record["owner"], room, state, runs_as).adopt(
+            deposited
+        )
 
     def _choose(self, wanted: str | None) -> Room:
         """Take the wanted device, or the one with the fewest sessions and then the most room."""
@@ -440,8 +535,9 @@ class Agent:
         """
         found = [self.sessions[name]] if name in self.sessions else []
         if not found and name:
-            found = [each for each in self.sessions.values() if each.id.startswith(name)]
-            found = found or [each for each in self.sessions.values() if each.name == name]
+            there = [e for e in self.sessions.values() if uid in (e.owner, os.getuid(), 0)]
+            found = [each for each in there if each.id.startswith(name)]
+            found = found or [each for each in there if each.name == name]
         if not found:
             raise ControlError(f"There is no session {name!r}.", "unknown-session")
         if len(found) > 1:
@@ -463,8 +559,8 @@ class Agent:
 
     # ---------------------------------------------------------------- environments
 
-    def _prepare(self, python: str) -> None:
-        task: asyncio.Task[object] = asyncio.create_task(self._zygotes.get(python))
+    def _prepare(self, python: str, owner: Owner | None) -> None:
+        task: asyncio.Task[object] = asyncio.create_task(self._households.of(owner).get(python))
         self._preparing.add(task)
         task.add_done_callback(self._prepared)
 
@@ -476,7 +572,8 @@ class Agent:
         self._tidying = loop.call_later(self._settings.linger, self._tidy)
 
     def _tidy(self) -> None:
-        self._zygotes.retire_unused({each.python for each in self.sessions.values()})
+        used = [(each.zygotes.owner, each.python) for each in self.sessions.values()]
+        self._households.retire_unused(used)
 
     def _prepared(self, task: asyncio.Task[object]) -> None:
         self._preparing.discard(task)
@@ -496,7 +593,7 @@ class Agent:
         await self._hands.close()
         await self._arbiter.close()
         await self._host.close()
-        await self._zygotes.close()
+        await self._households.close()
         for channel, reply in self._stoppers:
             with contextlib.suppress(OSError):
                 await channel.send(reply)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
 from typing import TypeVar
 
 from kernelproxy.agent import report
-from kernelproxy.agent.arbiter import Arbiter, Terms
+from kernelproxy.agent.arbiter import Allowance, Arbiter, Terms
 from kernelproxy.agent.attachment import Attachment
 from kernelproxy.agent.automatic import Automatic, Rule
 from kernelproxy.agent.checkpointing import Checkpointing
@@ -40,12 +41,13 @@ from kernelproxy.agent.room import Answer, Room
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.states import State, check_transition
-from kernelproxy.agent.tending import Tender
+from kernelproxy.agent.tending import NOT_SHARED, Tender
 from kernelproxy.agent.turn import Turn
 from kernelproxy.agent.upkeep import Upkeep
 from kernelproxy.agent.verbs import Verbs
+from kernelproxy.agent.wanted import Wanted
 from kernelproxy.agent.workers import Worker
-from kernelproxy.agent.zygotes import Zygotes
+from kernelproxy.agent.zygotes import Zygote, Zygotes
 from kernelproxy.errors import ControlError, InternalError, StoreError, WorkerDiedError, WorkerError
 from kernelproxy.oplog import Presence
 from kernelproxy.protocol import OpenSession
@@ -56,6 +58,27 @@ T = TypeVar("T")
 START_ATTEMPTS_MAX = 10
 START_REFUSALS_MAX = 3
 _WITH_WORKER = {State.IDLE, State.RUNNING, State.RESTORING}
+
+
+def waits(request: OpenSession, settings: Settings, allowance: Allowance) -> tuple[float, float]:
+    """Say how long a session may be unused.
+
+    What was asked for can be shorter than what is allowed; it can be longer, or never, only where
+    nothing is said about that.
+
+    Returns
+    -------
+    tuple of float
+        Seconds until it is suspended, and until it hibernates; 0 or less: never.
+    """
+    asked = request.idle_timeout
+    suspend = settings.idle_timeout if asked is None else asked
+    hibernate = request.hibernate_timeout
+    if (allowed := allowance.suspend_after) is not None:
+        suspend = min(allowed, asked if asked is not None and asked > 0 else math.inf)
+    if (allowed := allowance.hibernate_after) is not None:
+        hibernate = min(allowed, hibernate if hibernate > 0 else math.inf)
+    return (0.0 if suspend == math.inf else suspend, 0.0 if hibernate == math.inf else hibernate)
 
 
 class Session:
@@ -104,12 +127,20 @@ class Session:
         self.name, self.kernel_id = request.name, request.kernel_id
         self.python, self.script, self.notebook = request.python, request.script, request.notebook
         self.owner, self.room = owner, room
+        #: Who it is for, as policies call them.
+        self.user = request.user or report.user_name(owner)
+        #: Whether the daemon is not its owner's alone, and believes him nothing.
+        self.shared = settings.system
         self.kernel = Attachment(self, zygotes)
-        wanted = request.idle_timeout
-        timeout = settings.idle_timeout if wanted is None else wanted
+        self._settings = settings
+        #: What it is served as, if anybody says.
+        self.served_as: str | None = None
         self.device_state = state
         state.deposit = self.deposit
-        self.idleness = Idleness(self.device_state, timeout, self.look)
+        state.others_wait = self.others_wait
+        self.wanted = Wanted(self)
+        suspend_after, hibernate_after = waits(request, settings, Allowance())
+        self.idleness = Idleness(self.device_state, suspend_after, self.wanted, self.look)
         self.upkeep = Upkeep(self.device_state, settings.log_budget, host.has, self.look)
         #: What its last move between devices has cost.
         self.migration: Migration | None = None
@@ -120,6 +151,7 @@ class Session:
         self.hold: Hold | None = None
         self._must_run = False  # a worker is wanted though the log may ask for none
         self._died = False  # its worker did, and the next one is not there yet
+        self._why_died = ""  # if that was our doing: a sentence
         self._lock, self.claims, self._looking = asyncio.Lock(), 0, False
         self._looks, self.wishes = asyncio.Event(), asyncio.Event()
         self.left_queue: asyncio.Future[None] | None = None
@@ -130,7 +162,9 @@ class Session:
         self.checkpointing = Checkpointing(self, checkpoints, images)
         #: Who has the kernel's process in hand, while it is connected.
         self.tender: Tender | None = None
-        self.hibernation = Hibernation(self, request.hibernate_timeout, images)
+        self.hibernation = Hibernation(self, hibernate_after, images)
+        if self.shared and hibernate_after > 0:
+            self.hibernation.problem = NOT_SHARED
         self.past, self._runs = Past(self, checkpoints, runs), runs
         keep = max(1, request.checkpoint_keep)
         rule = Rule(request.checkpoint_every, request.checkpoint_cells, keep)
@@ -140,9 +174,19 @@ class Session:
 
     def terms(self) -> Terms:
         """Who it is, for the arbiter."""
-        used = self.device_state.memory.client.memory_used
+        used = min(self.device_state.memory.client.memory_used, self.room.ledger.total)
         bound = self.request.device is not None
-        return Terms(self.id, self.name, self.owner, self.room.device.id, used, bound)
+        pinned, tier = self.wanted.pinned, self.wanted.tier
+        device = self.room.device.id
+        return Terms(self.id, self.name, self.owner, device, used, bound, self.user, pinned, tier)
+
+    def allow(self, allowance: Allowance) -> None:
+        """Let other limits hold from now on."""
+        waited = waits(self.request, self._settings, allowance)
+        self.idleness.timeout, self.hibernation.timeout = waited
+        self.served_as = allowance.tier
+        self.host.cold.allow(self.user, allowance.disk)
+        self.look()
 
     # ---------------------------------------------------------------- outliving the agent
 
@@ -157,6 +201,7 @@ class Session:
             "version": RECORD_VERSION,
             "request": asdict(self.request),
             "owner": self.owner,
+            "runs_as": asdict(self.zygotes.owner) if self.zygotes.owner else None,
             "device": self.room.device.id,
             "kernel": kernel,
             "hibernation": hibernation,
@@ -167,6 +212,7 @@ class Session:
             "hold": asdict(self.hold) if self.hold else None,
             "automatic": self.automatic.record(),
             "fresh": self.past.fresh,
+            "wanted": self.wanted.record(),
         }
         self._deposits.put(Deposited(self.id, record, [*fds, *kernel_fds, *tender_fds]))
 
@@ -201,6 +247,7 @@ class Session:
             grant = page.memory_granted
             if was is not State.QUEUED and not self.room.ledger.short(self.id, grant):
                 self.room.ledger.hold(self.id, grant)  # before those who waited for room
+        self.wanted.adopt(record["wanted"])
         self.look()
 
     def begin_suspended(self, reason: str) -> None:
@@ -280,42 +327,59 @@ class Session:
     async def come_back(self) -> None:
         """Let it execute, on its device, or wait for its turn."""
         self._must_run = self._must_run or self.device_state.worker is None
+        if self.shared and self.device_state.worker is None:
+            # Before it has anything for which others wait: this may take as long as it likes.
+            with contextlib.suppress(WorkerError):  # said below, when it was tried again
+                await self.zygotes.get(self.python, self.kernel.torch_version)
         self.turn.ask()
         if not self.turn.held:
-            self.become(State.QUEUED, self.turn.reason)
+            if self.device_state.worker is None and not self.wanted.pinned:
+                self.room.release(self)  # whose turn it is may need what a dead worker had
+            self.become(State.QUEUED, self._why_waiting())
         elif self.device_state.worker is None:
             await self._restore()
+
+    async def _zygote(self) -> Zygote:
+        """What forks its worker, while it holds room on a device; raises WorkerError."""
+        limit = self._settings.order_seconds if self.shared else None
+        try:
+            async with asyncio.timeout(limit):
+                return await self.zygotes.get(self.python, self.kernel.torch_version)
+        except TimeoutError as error:
+            raise WorkerError(f"{self.python} does not start.") from error
 
     async def _restore(self) -> None:
         """Bring it onto its device, or into the queue for room there."""
         state, room = self.device_state, self.room
+        wish, need = state.wish, self._need()
         if state.disk.error is not None:
             return await self._strand(state.disk.error)
         self._must_run = True
-        client, page = state.memory.client, state.memory.agent
-        wish = state.wish
-        wanted = wish.bytes if wish else client.memory_used
-        need = min(max(page.memory_granted, state.replay_grant, wanted), room.ledger.total)
         if await room.reserve(self, need, queued=True) is not Answer.GRANTED:
             room.ledger.release(self.id)  # held still if a worker died
-            place = room.enqueue(self)
+            self.turn.bring(away=False)  # what it takes tells nothing of the device any more
             state.announce(Presence.ABSENT)
-            self.become(
-                State.QUEUED,
+            kept = room.kept_from(self, need)
+            if kept and not self.arbiter.keeps:  # others can use the turn
+                self.become(State.QUEUED, kept)
+                return self.turn.cannot(kept)
+            place = room.enqueue(self)
+            waits = (
                 f"Waits for {report.size(need)} on {room.device.id} (place {place} in the queue): "
-                "resumes when its neighbours are idle or leave.",
+                "resumes when its neighbours are idle or leave."
             )
+            self.become(State.QUEUED, kept or waits)
             return None
-        self.become(State.RESTORING, report.REBUILT if self._died else report.RESTORED)
-        self._died = False
+        rebuilt = self._why_died or report.REBUILT
+        self.become(State.RESTORING, rebuilt if self._died else report.RESTORED)
+        self._died, self._why_died = False, ""
         self._publish_grant(room.ledger.of(self.id), wish)  # replaying may need all of it
         state.announce(Presence.PRESENT)  # from now on nobody needs to ring
         refusals = 0
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
             try:
                 state.disk.fetch(self.host.cold, self.look)
-                zygote = await self.zygotes.get(self.python, self.kernel.torch_version)
-                await state.start_worker(zygote, self.look)
+                await state.start_worker(await self._zygote(), self.look)
                 break
             except StoreError as error:
                 return await self._strand(error)
@@ -332,6 +396,23 @@ class Session:
         self.idleness.note_use()
         self.observe()
         return None
+
+    def _need(self) -> int:
+        """Bytes of a device that it must have to execute."""
+        state = self.device_state
+        wish, granted = state.wish, state.memory.agent.memory_granted
+        wanted = wish.bytes if wish else state.memory.client.memory_used
+        return min(max(granted, state.replay_grant, wanted), self.room.ledger.total)
+
+    def _why_waiting(self) -> str:
+        """Say why it has not its turn: not only who is first, but who keeps it out."""
+        if self.device_state.worker is None:
+            bound = self.request.device is not None or self.wanted.pinned
+            rooms = [self.room] if bound else self.room.rooms
+            kept = {room: room.kept_from(self, self._need()) for room in rooms}
+            if all(kept.values()):
+                return kept[self.room]
+        return f"{self._why_died} {self.turn.reason}".strip()
 
     async def _strand(self, error: StoreError) -> None:
         """Leave it on disk, from where it cannot be brought back now, and let its client know."""
@@ -387,10 +468,14 @@ class Session:
 
     async def _bury(self) -> None:
         """Take leave of a dead worker; `come_back` follows if the verdict allows."""
+        worker = self.device_state.worker
+        if worker is not None and worker.hung:
+            self._why_died = f"{worker.hung}: it was ended, and its state is rebuilt."
+            log.warning("Session %s: %s", self.id, self._why_died)
         verdict, corrupt = await self.device_state.bury()
         log.warning("Session %s: its worker died: %s", self.id, verdict.value)
         self._must_run = self._died = True
-        self.turn.lost()
+        self.turn.lost(self._why_died)
         if corrupt is not None:
             self.fail(f"Its log is corrupt: {corrupt}")
         elif self.device_state.forgone:
@@ -400,11 +485,17 @@ class Session:
 
     # ---------------------------------------------------------------- suspending
 
-    async def suspend_if_idle(self, why: str) -> bool:
-        """Suspend it, unless it begins to work meanwhile; return whether it is suspended."""
+    async def suspend_if_idle(self, why: str, *, pressed: bool = False) -> bool:
+        """Suspend it, unless it is pinned or begins to work meanwhile; return whether it is.
+
+        `pressed`: others wait for that.
+        """
+        if self.wanted.pinned:
+            return False
         try:
             # Without a lease nothing is executed, whatever there is to execute.
-            if not await self.device_state.unload(unless_busy=self.turn.held):
+            busy = self.turn.held
+            if not await self.device_state.unload(unless_busy=busy, pressed=pressed):
                 self.look()
                 return False
         except WorkerError as error:
@@ -433,6 +524,14 @@ class Session:
 
     # ---------------------------------------------------------------- making room for others
 
+    @property
+    def kept(self) -> int:
+        """See `Tenant`."""
+        if not self.wanted.pinned:
+            return 0
+        granted, state = self.room.ledger.of(self.id), self.device_state
+        return min(granted, state.memory.client.memory_used) if state.drained else granted
+
     def as_neighbour(self) -> Neighbour | None:
         """See `Tenant`."""
         state = self.device_state
@@ -441,8 +540,8 @@ class Session:
         granted = self.room.ledger.of(self.id)
         # With work in the log, what the client uses by now is not what executing it may need.
         used = state.memory.client.memory_used if state.drained else granted
-        busy = self.turn.held and not state.idle
-        return Neighbour(self.id, granted, used, None if busy else self.idleness.active)
+        stays = self.wanted.pinned or (self.turn.held and not state.idle)
+        return Neighbour(self.id, granted, used, None if stays else self.idleness.active)
 
     @property
     def undecided(self) -> bool:
@@ -463,17 +562,18 @@ class Session:
 
     async def evict(self, reason: str) -> bool:
         """Suspend it, if it does not execute; return whether it is off its device."""
+        self.device_state.hurry()
         async with self.exclusive():
             if self.device_state.worker is None:
                 self.arbiter.evicted(self.id, self.room.device.id)
                 return True
-            return not self.turn.held and await self.suspend_if_idle(reason)
+            return not self.turn.held and await self.suspend_if_idle(reason, pressed=True)
 
     async def suspend_for(self, other: str) -> bool:
         """See `Tenant`."""
         with contextlib.suppress(InternalError):
             async with self.exclusive():
-                return await self.suspend_if_idle(f"Made room for session {other}")
+                return await self.suspend_if_idle(f"Made room for session {other}", pressed=True)
         return True  # it has failed, and that made room, too
 
     # ---------------------------------------------------------------- its state and its end
@@ -489,9 +589,11 @@ class Session:
         if not with_worker or self.state not in _WITH_WORKER | {State.QUEUED}:
             return
         if self.turn.waiting:
-            self.become(State.QUEUED, self.turn.reason)
+            self.become(State.QUEUED, self._why_waiting())
         elif not self.device_state.idle:
-            self.become(State.RUNNING, report.RUNNING)
+            self.become(State.RUNNING, report.running(self))
+        elif self.wanted.pinned:
+            self.become(State.IDLE, report.PINNED)
         elif self.idleness.timeout > 0:
             after = report.duration(self.idleness.timeout)
             self.become(State.IDLE, f"Nothing to do: is suspended after {after} without use.")
@@ -607,6 +709,10 @@ class Session:
             if not self.claims:
                 self.room.decided(self)
                 self.host.decided(self.chilling)
+
+    def others_wait(self) -> bool:
+        """Whether somebody waits for what it has, or for its lock."""
+        return self.awaited or self.arbiter.contended(self.id)
 
     @property
     def busy(self) -> bool:

@@ -32,6 +32,9 @@ class Settings:
         Device memory is granted to sessions in multiples of this, as long as there is room.
     order_seconds : float
         What a worker may take for an order that does not depend on the size of its state.
+    still_seconds, busy_seconds : float
+        How long a worker may keep others waiting before it is ended, if it does nothing and if it
+        works; see Note [Patience].
     snapshot_seconds : float
         What a worker may take for a snapshot or to start from one. It waits for the operator
         that is being executed, so this bounds the longest operator during which a session can
@@ -50,6 +53,8 @@ class Settings:
         What an environment may take to import torch and, once, to build the native part.
     zygote_command : list of str
         What starts a zygote; the interpreter of the environment is put before it.
+    system : bool
+        Whether it serves all users of the machine, as root.
     """
 
     idle_timeout: float = 600.0
@@ -58,6 +63,8 @@ class Settings:
     log_budget: int = 256 * MIB
     grant_step: int = 64 * MIB
     order_seconds: float = 30.0
+    still_seconds: float = 5.0
+    busy_seconds: float = 120.0
     snapshot_seconds: float = 300.0
     host_memory: int = field(default_factory=lambda: _physical_memory() // 2)
     cold_after: float = 3600.0
@@ -65,6 +72,7 @@ class Settings:
     stop_seconds: float = 30.0
     zygote_seconds: float = 900.0
     zygote_command: list[str] = field(default_factory=lambda: ["-m", "kernelproxy.zygote"])
+    system: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -26,8 +26,10 @@ from typing import Any, TypeVar
 
 from kernelproxy.agent.cold import ColdStates, Job
 from kernelproxy.agent.deposits import Deposited
+from kernelproxy.agent.foreign import check_snapshot
 from kernelproxy.agent.ondisk import OnDisk
 from kernelproxy.agent.pages import Pages, Wish
+from kernelproxy.agent.patience import Patience
 from kernelproxy.agent.recovery import Deaths, Verdict
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.workers import Snapshot, Worker
@@ -70,6 +72,10 @@ class DeviceState(Pages):
         self.forgone = False
         #: Called when what is in `record` has changed, before anybody could know of it.
         self.deposit: Callable[[], object] = lambda: None
+        #: Whether somebody waits for what this session has.
+        self.others_wait: Callable[[], bool] = lambda: False
+        self._patience = Patience(settings.still_seconds, settings.busy_seconds)
+        self._patience.endless = lambda: self.forgone or self.disk.arrivals_fd is not None
         self._cooling = False
         #: The newest token, and whether its worker may execute with it; see Note [Leases].
         self.lease = (0, False)
@@ -231,7 +237,9 @@ class DeviceState(Pages):
         """
         if self.worker is not None:
             raise InternalError("a session would have two workers")
-        self.worker = await self.open_worker(zygote, on_change, self.device)
+        self.worker = worker = await self.open_worker(zygote, on_change, self.device)
+        with contextlib.suppress(OSError):  # it is dying, which is noticed elsewhere
+            await worker.set_lease(*self.lease)  # as it is by now
         self._busy_when_saved = self.busy_seconds
 
     async def open_worker(
@@ -259,6 +267,7 @@ class DeviceState(Pages):
             If it does not come up; then none is left.
         """
         worker = await zygote.spawn(on_change)
+        worker.patience = self._patience
         self._epoch += 1
         self._spawned.append(worker)
         self.deposit()  # should we die, it must be known to whoever starts the next one
@@ -270,7 +279,6 @@ class DeviceState(Pages):
             skip=list(self.deaths.skip),
             snapshot=self.snapshot is not None,
             gate=not prepare,
-            leased=self.lease[1],
             readiness=self.disk.arrivals_fd is not None,
             prepare=prepare,
         )
@@ -278,7 +286,8 @@ class DeviceState(Pages):
         try:
             beside = [self.snapshot.fd if self.snapshot else None, self.disk.arrivals_fd]
             sent = [*fds, *(fd for fd in beside if fd is not None)]
-            await worker.open(order, sent, self._settings.snapshot_seconds)
+            with worker.pressed(self.others_wait, bounded=False):
+                await worker.open(order, sent, self._settings.snapshot_seconds)
         except WorkerError:
             await worker.kill()
             worker.close()
@@ -288,6 +297,7 @@ class DeviceState(Pages):
             raise
         finally:
             close_all(fds)
+        worker.guard(lambda: self.worker is worker and self.lease[1] and not self.drained)
         return worker
 
     async def pass_on(self, there: Worker) -> None:
@@ -388,6 +398,8 @@ class DeviceState(Pages):
             raise InternalError("a snapshot was asked of no worker")
         busy = self.busy_seconds
         taken = await self.worker.snapshot(seconds, stop=stop, patient=patient, frozen=frozen)
+        if self._settings.system:
+            await self._check(taken, self.worker)
         retained = self.memory.agent.retained
         if not retained <= taken.position <= retained + self.memory.log_bytes:
             taken.close()
@@ -412,6 +424,22 @@ class DeviceState(Pages):
         if older is not None:
             self._begin_off_loop(older.close)
 
+    async def _check(self, taken: Snapshot, worker: Worker) -> None:
+        """See that a snapshot is one of what a device may hold, before anybody relies on it.
+
+        Raises
+        ------
+        WorkerError
+            If it is not; the worker is ended then.
+        """
+        most = self.device.memory_total
+        try:
+            await asyncio.to_thread(check_snapshot, taken.fd, taken.position, most)
+        except WorkerError:
+            taken.close()
+            await worker.kill()
+            raise
+
     def _publish_snapshot(self) -> None:
         """Let the log below the snapshot be overwritten, which is given back by now."""
         page = self.memory.agent
@@ -424,13 +452,15 @@ class DeviceState(Pages):
         if self.worker is not None:
             self.worker.hurry(self._settings.snapshot_seconds)
 
-    async def unload(self, *, unless_busy: bool) -> bool:
+    async def unload(self, *, unless_busy: bool, pressed: bool = False) -> bool:
         """End the worker, having saved what it has done.
 
         Parameters
         ----------
         unless_busy : bool
             Let it go on if there is something to do when the snapshot is there.
+        pressed : bool
+            Whether others wait for that: then a worker that hangs is ended, see Note [Patience].
 
         Returns
         -------
@@ -446,6 +476,10 @@ class DeviceState(Pages):
         worker = self.worker
         if worker is None:
             return True
+        with worker.pressed(lambda: pressed, bounded=False):
+            return await self._unload(worker, unless_busy=unless_busy)
+
+    async def _unload(self, worker: Worker, *, unless_busy: bool) -> bool:
         seconds = self._settings.order_seconds
         try:
             await worker.gate(False, seconds)

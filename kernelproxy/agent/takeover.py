@@ -29,7 +29,7 @@ from kernelproxy.agent.progress import Note, both
 from kernelproxy.agent.room import Room
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
-from kernelproxy.agent.tending import GONE, Tender
+from kernelproxy.agent.tending import GONE, NOT_SHARED, Tender
 from kernelproxy.agent.workers import Snapshot
 from kernelproxy.agent.zygotes import Zygotes
 from kernelproxy.errors import ControlError, ProcessError, SingError
@@ -123,6 +123,8 @@ class TakeOvers:
         kind = session.room.device.kind.name.lower()
         if not holds_process(manifest):
             why = f"The checkpoint {label.name!r} holds no process."
+        elif session.shared:
+            why = NOT_SHARED
         elif session.tender is None:
             why = f"A process cannot be restored here: {GONE}."
         elif session.id in self._replaced:
@@ -239,7 +241,13 @@ class TakeOvers:
         )
         try:
             copy = self._cold.label(
-                name, session.name, session.owner, label.torch, label.device_kind, label.position
+                name,
+                session.name,
+                session.owner,
+                session.user,
+                label.torch,
+                label.device_kind,
+                label.position,
             )
             begun = await asyncio.to_thread(_copy, store, manifest, copy)
             state.begin_cold(*begun, int(about["epoch"]))
@@ -253,6 +261,7 @@ class TakeOvers:
         new.kernel.torch_version = label.torch or None
         new.checkpointing.goes_on_from(manifest)
         new.automatic.goes_on_from(session.automatic)
+        new.wanted.goes_on_from(session.wanted)
         new.past.fresh = False
         new.begin_suspended("Comes back from a checkpoint: resumes when it is used.")
         return new

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reply = TypeVar("Reply", bound=Message)
+NOT_SHARED = (
+    "The daemon of the whole machine saves no processes, but variables, files and the device's "
+    "state."
+)
 GONE = "the server that runs the kernel is not connected"
 
 
@@ -111,6 +115,8 @@ async def tend(session: Session, channel: Channel) -> None:
         If it may not be, or the session has ended.
     """
     _, uid = channel.peer()
+    if session.shared:
+        raise ControlError(NOT_SHARED, "unavailable")
     if not uid == os.getuid() == session.owner:
         raise ControlError("Only who started a kernel has its process in hand.", "not-allowed")
     session.check_usable()

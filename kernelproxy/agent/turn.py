@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernelproxy.agent.arbiter import Arbiter
+from kernelproxy.agent.watching import Watch
 from kernelproxy.oplog import Presence
 
 if TYPE_CHECKING:
@@ -40,8 +43,10 @@ class Turn:
         self._token: int | None = None
         self._asked = self._started = self._closed = False
         self._taking: asyncio.Task[None] | None = None
+        self._resting: int | None = None  # the token that is being given back unasked
         self._timer: asyncio.TimerHandle | None = None
-        self._counted = 0.0  # seconds of execution that the arbiter was told of
+        self.watch = Watch(session, arbiter)
+        self._bringing: tuple[float, int] | None = None  # since when, and how many bytes
 
     @property
     def held(self) -> bool:
@@ -63,6 +68,15 @@ class Turn:
             for each in self._session.room.tenants.values():
                 each.look()  # whether they still need theirs
 
+    def bring(self, *, away: bool) -> None:
+        """It is granted a device; note what bringing it there takes, if it is away.
+
+        A session that was never saved has nothing that could be brought.
+        """
+        size = self.watch.memory
+        here = not away or not self._session.device_state.position
+        self._bringing = None if here else (time.monotonic(), size)
+
     def grant(self, token: int) -> None:
         """It may execute from the next look on."""
         if self._closed:
@@ -71,10 +85,24 @@ class Turn:
         self._session.device_state.lease = (token, True)
         self._session.look()
 
-    def preempt(self, token: int) -> None:
-        """It may execute no more; a token that is not the present one changes nothing."""
-        if token == self._token and self._taking is None:
-            self._taking = asyncio.create_task(self._take(token))
+    def cannot(self, why: str) -> None:
+        """Give back a lease of which nothing can be made now; it goes on waiting."""
+        token = self._token
+        if token is not None and self._taking is None:
+            self._token = None
+            self._session.device_state.lease = (token, False)
+            device = self._session.room.device.id
+            self._arbiter.failed(self._session.id, device, "grant", token, why)
+
+    def preempt(self, token: int, within: float = 0.0) -> None:
+        """It may execute no more; a token that is not the present one changes nothing.
+
+        For `within` seconds it may go on, to where its memory is least.
+        """
+        if token == self._resting:
+            self._resting = None  # now somebody waits for that
+        elif token == self._token and self._taking is None:
+            self._taking = asyncio.create_task(self._take(token, within))
 
     async def start(self) -> None:
         """Let its worker, if there is one, make use of a lease that is new."""
@@ -87,30 +115,33 @@ class Turn:
         state.announce(Presence.PRESENT)  # from now on nobody needs to ring
         with contextlib.suppress(OSError):  # it is dying, which is noticed elsewhere
             await worker.set_lease(token, given=True)
+        self.watch.begin()
+        if self._bringing is not None:
+            begun, size = self._bringing
+            seconds, self._bringing = time.monotonic() - begun, None
+            self._arbiter.switched(self._session.room.device.id, size, seconds)
         self._arbiter.started(self._session.id, token)
 
-    async def _take(self, token: int) -> None:
+    async def _take(self, token: int, within: float) -> None:
         """Have its worker stop, and tell the arbiter."""
-        await self._stop(token)
+        await self._stop(token, lambda: True, within)
         self._token = self._taking = None
-        self._measure()
+        self._rate()
         self._arbiter.released(self._session.id, token)
         self._session.look()
 
-    async def _stop(self, token: int) -> None:
+    async def _stop(self, token: int, wanted: Callable[[], bool], within: float = 0.0) -> None:
         state = self._session.device_state
         state.lease = (token, False)
         if state.worker is not None:
-            await state.worker.take_lease(token)
+            await state.worker.take_lease(token, wanted, within)
         if not self._session.closing and state.memory.agent.presence == Presence.PRESENT:
             state.announce(Presence.ABSENT)  # what was appended before is seen by the next look
 
-    def _measure(self) -> None:
-        """Tell the arbiter what it has used."""
-        state = self._session.device_state
-        executed = state.busy_seconds
-        used, self._counted = executed - self._counted, executed
-        self._arbiter.measured(self._session.id, state.memory.client.memory_used, max(used, 0.0))
+    def _rate(self) -> None:
+        """Tell the arbiter what it has used; it executes no more."""
+        self.watch.measure()
+        self.watch.end()
 
     async def rest(self) -> None:
         """Give the lease back if there is nothing to execute; its lock is held."""
@@ -123,11 +154,13 @@ class Turn:
             return
         if token is not None:
             self._token = None
-            await self._stop(token)
+            self._resting = token
+            await self._stop(token, lambda: self._resting is None or session.others_wait())
+            self._resting = None
         if self._closed:
             return
         self._asked = False
-        self._measure()
+        self._rate()
         self._arbiter.done(session.id)
         session.look()  # something may have been appended before the client was told
 
@@ -148,14 +181,38 @@ class Turn:
         self._timer = None
         self._session.look()
 
-    def lost(self) -> None:
-        """Its worker died: whatever lease it had is over, and it wants another one."""
+    def pause(self, *, over: bool = False) -> None:
+        """Called when its worker stands still to be replaced by one on another device, which is to
+        execute nothing with this lease; with `over`, when it belongs there.
+        """
+        if not self._arbiter.keeps:
+            state = self._session.device_state
+            state.lease = (state.lease[0], False)
+            if over:
+                self._end_taking()
+                self._token = None
+
+    async def go_on(self) -> None:
+        """Called when it was not replaced after all."""
+        state = self._session.device_state
+        if self.held:
+            state.lease = (state.lease[0], True)
+            if state.worker is not None:
+                with contextlib.suppress(OSError):  # it is dying, which is noticed elsewhere
+                    await state.worker.set_lease(*state.lease)
+
+    def lost(self, why: str) -> None:
+        """Its worker died: whatever lease it had is over, and it wants another one.
+
+        `why`: a sentence, if that was our doing.
+        """
         if self._closed:
             return
         self._end_taking()
+        self.watch.end()
         self._token, self._asked = None, True
         self._session.device_state.lease = (self._session.device_state.lease[0], False)
-        self._arbiter.lost(self._session.id)
+        self._arbiter.lost(self._session.id, why)
 
     def _end_taking(self) -> None:
         if self._taking is not None:
@@ -168,7 +225,9 @@ class Turn:
             return
         self._closed = True
         self._end_taking()
+        self.watch.end()
         if self._timer is not None:
             self._timer.cancel()
-        self._token = None
+        state = self._session.device_state
+        self._token, state.lease = None, (state.lease[0], False)
         self._arbiter.closed(self._session.id)

@@ -118,6 +118,7 @@ class Verbs:
             if room.ledger.short(session.id, grant):
                 raise ControlError(f"{room.device.id} has no room for what it grew to.", "no-room")
             room.ledger.hold(session.id, grant)
+            session.turn.pause()
 
         need = here.ledger.of(session.id)
         if await room.reserve(session, need, queued=True) is not Answer.GRANTED:
@@ -145,6 +146,7 @@ class Verbs:
                 self._settle_in(room)
             else:
                 room.release(session)
+                await session.turn.go_on()
             if session.state is State.MIGRATING:
                 session.become(State.RUNNING, report.RUNNING)
 
@@ -158,6 +160,7 @@ class Verbs:
         room.tenants[session.id] = session
         session.room = room
         session.deposit()
+        session.turn.pause(over=True)
         session.arbiter.moved(session.id, room.device.id)
         if session.device_state.device is not room.device:
             session.device_state.settle_on(room.device)

@@ -7,11 +7,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kernelproxy.agent.channel import Channel, close_fds
+from kernelproxy.agent.foreign import fix_snapshot
+from kernelproxy.agent.patience import LOOKS, Patience, Stopped, Wait, activity
 from kernelproxy.errors import InternalError, ProtocolError, WorkerDiedError, WorkerError
 from kernelproxy.protocol import (
     Adopt,
@@ -24,6 +26,8 @@ from kernelproxy.protocol import (
     Hurry,
     Lease,
     Message,
+    Observe,
+    Observed,
     Open,
     Opened,
     Parked,
@@ -34,6 +38,8 @@ from kernelproxy.protocol import (
 )
 
 REAP_SECONDS = 5.0
+#: Characters of a sentence of a process that is its user's.
+SAID_MAX = 2000
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -103,12 +109,17 @@ class Worker:
         self.broken = False
         #: It was broken because an order took too long, which is no sign of a bad record.
         self.overdue = False
+        #: Why it was broken, if others waited for it: a clause.
+        self.hung = ""
+        self.patience = Patience(float("inf"), float("inf"))
         self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
         self._ordered = False
         self._limit: asyncio.Timeout | None = None
         self._frozen: Callable[[], object] | None = None
         self._hurrying: asyncio.Task[None] | None = None
+        self._guarding: asyncio.Task[None] | None = None
         self._parking: tuple[int, asyncio.Future[None]] | None = None
+        self._observing: asyncio.Future[Observed] | None = None
         # What it answered; None after its end. Queued, so that a cancelled order leaks nothing.
         self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -134,7 +145,7 @@ class Worker:
         """Open or close its gate; raises as `open`."""
         await self._order(Gate(is_open), Done, seconds)
 
-    async def set_lease(self, token: int, given: bool) -> None:
+    async def set_lease(self, token: int, given: bool, within: float = 0.0) -> None:
         """Permit it to execute, or no more; at any time, also while an order is carried out.
 
         Raises
@@ -142,22 +153,93 @@ class Worker:
         OSError
             If it is gone.
         """
-        await self._channel.send(Lease(token, given))
+        await self._channel.send(Lease(token, given, within))
 
-    async def take_lease(self, token: int) -> None:
+    async def take_lease(self, token: int, wanted: Callable[[], bool], within: float = 0.0) -> None:
         """Permit it no more, and wait until it executes nothing, however long an operator takes.
 
-        Returns when it is gone, too.
+        It may go on for `within` seconds, to where its memory is least. Returns when it is gone,
+        too. While it is `wanted` that it gives way it is ended if it does not, see Note [Patience].
         """
         parked = asyncio.get_running_loop().create_future()
         self._parking = (token, parked)
         with contextlib.suppress(OSError):
-            await self.set_lease(token, given=False)
-            gone = asyncio.create_task(self.exited.wait())
-            try:
-                await asyncio.wait({parked, gone}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                gone.cancel()
+            await self.set_lease(token, given=False, within=within)
+            with self.pressed(wanted):
+                await self._heard(parked)
+
+    async def observe(self, since: float) -> Observed | None:
+        """Ask which step its log repeats; None if it is gone. One caller at a time.
+
+        Parameters
+        ----------
+        since : float
+            From when on steps are counted, in seconds of the monotonic clock.
+        """
+        self._observing = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(OSError):
+            await self._channel.send(Observe(int(since * 1e9)))
+            await self._heard(self._observing)
+        return self._observing.result() if self._observing.done() else None
+
+    async def _heard(self, told: asyncio.Future[Any]) -> None:
+        """Wait until it has said something, or is gone."""
+        gone = asyncio.create_task(self.exited.wait())
+        try:
+            await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+
+    @contextlib.contextmanager
+    def pressed(
+        self, wanted: Callable[[], bool] = lambda: True, *, bounded: bool = True
+    ) -> Iterator[None]:
+        """Meanwhile, end it if it hangs while something is wanted of it: see Note [Patience].
+
+        Parameters
+        ----------
+        wanted : callable
+            Whether anybody waits.
+        bounded : bool
+            Whether it may take so long at most if it works, too.
+        """
+        pressing = asyncio.create_task(self._press(wanted, bounded=bounded))
+        try:
+            yield
+        finally:
+            pressing.cancel()
+
+    async def _press(self, wanted: Callable[[], bool], *, bounded: bool) -> None:
+        patience = self.patience
+        wait: Wait | None = None
+        while not self.broken and patience.still_seconds != float("inf"):
+            await asyncio.sleep(patience.still_seconds / LOOKS)
+            if not wanted() or patience.endless():
+                wait = None
+                continue
+            wait = wait or Wait(patience, bounded=bounded)
+            seen = activity(self.pid)
+            self._give_up(wait.look(time.monotonic(), seen) if seen is not None else "")
+
+    def guard(self, needed: Callable[[], bool]) -> None:
+        """End it from now on if a signal has stopped it for long while it is `needed`, though
+        nobody else waits: see Note [Patience].
+        """
+        self._guarding = asyncio.create_task(self._guard(needed))
+
+    async def _guard(self, needed: Callable[[], bool]) -> None:
+        patience, stop = self.patience, Stopped(self.patience)
+        while not self.broken and patience.still_seconds != float("inf"):
+            await asyncio.sleep(patience.still_seconds)
+            seen = activity(self.pid) if needed() and not patience.endless() else None
+            self._give_up(stop.look(time.monotonic(), seen))
+
+    def _give_up(self, why: str) -> None:
+        """End it, if there is a reason."""
+        if why and not self.broken:
+            self.patience.lose()
+            self.hung, self.overdue = why, True
+            self._break()
 
     async def snapshot(
         self,
@@ -179,6 +261,12 @@ class Worker:
             taken, (fd,) = await self._order(order, SnapshotTaken, seconds, fd_count=1)
         finally:
             self._frozen = None
+        try:
+            fix_snapshot(fd)
+        except WorkerError:
+            os.close(fd)
+            self._break()
+            raise
         return Snapshot(
             fd, taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.seconds
         )
@@ -205,6 +293,7 @@ class Worker:
     async def _hurry(self) -> None:
         with contextlib.suppress(OSError):  # then it is ending
             await self._channel.send(Hurry())
+        await self._press(lambda: True, bounded=False)
 
     async def end(self, seconds: float) -> None:
         """End it, by force if it does not within `seconds`, and wait until it is gone."""
@@ -248,6 +337,8 @@ class Worker:
         os.close(self._pidfd)
         self._pidfd = -1
         self._reader.cancel()
+        if self._guarding is not None:
+            self._guarding.cancel()
         self._channel.close()
         while not self._replies.empty():
             reply = self._replies.get_nowait()
@@ -281,6 +372,9 @@ class Worker:
             raise
         finally:
             self._ordered, self._limit = False, None
+            if self._hurrying is not None:
+                self._hurrying.cancel()
+                self._hurrying = None
         if reply is None:
             raise WorkerDiedError("The worker died.")
         message, received = reply
@@ -288,7 +382,7 @@ class Worker:
             return message, received
         close_fds(received)
         if isinstance(message, Error):
-            raise WorkerError(message.message)
+            raise WorkerError(message.message[:SAID_MAX])
         self._break()
         raise WorkerError(f"The worker answered {type(order).__name__} with something else.")
 
@@ -314,13 +408,17 @@ class Worker:
                 if not parked.done():
                     parked.set_result(None)
             return
+        if isinstance(message, Observed) and not fds:
+            if self._observing is not None and not self._observing.done():
+                self._observing.set_result(message)
+            return
         if self._ordered and self._replies.empty() and not isinstance(message, Ended):
             self._replies.put_nowait((message, fds))
             return
         close_fds(fds)
         if not isinstance(message, Ended):
             raise ProtocolError("A worker answered what it was not asked.")
-        self.corrupt = message.message
+        self.corrupt = message.message[:SAID_MAX]
         self._on_change()
 
     def _on_exit(self) -> None:

@@ -8,18 +8,27 @@ import logging
 import os
 import socket
 import subprocess
+import threading
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from kernelproxy import paths
 from kernelproxy.agent.channel import Channel, close_fds
+from kernelproxy.agent.foreign import Guard
+from kernelproxy.agent.owners import Owner, check_forked
 from kernelproxy.agent.settings import Settings
-from kernelproxy.agent.workers import Worker
-from kernelproxy.errors import ProtocolError, WorkerError
+from kernelproxy.agent.workers import SAID_MAX, Worker
+from kernelproxy.errors import ControlError, ProtocolError, WorkerError
 from kernelproxy.protocol import Error, Message, Spawn, Spawned, WorkerExited, ZygoteReady
 
 log = logging.getLogger(__name__)
+
+#: Environments of one user at a time, under a daemon that serves several.
+_KEPT_MAX = 8
+#: Sets of groups, and homes, that a user may have had since zygotes were last tidied up.
+_IDENTITIES_MAX = 32
 
 
 class _Fork(NamedTuple):
@@ -40,12 +49,19 @@ class Zygote:
     settings : Settings
     on_death : callable
         Called with it when it ends unasked, after it was ready.
+    owner : Owner, optional
+        As whom it runs; by default as the daemon.
     """
 
     def __init__(
-        self, python: str, settings: Settings, on_death: Callable[[Zygote], object]
+        self,
+        python: str,
+        settings: Settings,
+        on_death: Callable[[Zygote], object],
+        owner: Owner | None = None,
     ) -> None:
-        self.python = python
+        self.python, self._owner = python, owner
+        self._guard = Guard(owner.uid) if owner is not None else None
         self._on_death = on_death
         self.ready: ZygoteReady | None = None
         self.dead = False
@@ -69,32 +85,43 @@ class Zygote:
             be built; the text says which.
         """
         ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
+        self._channel = Channel(ours, self._guard)
         try:
-            with theirs:
-                # Off the loop: starting a process waits for its exec.
-                self._process = await asyncio.to_thread(self._launch, theirs.fileno())
+            # Off the loop, and in no pool: starting a process waits for its exec, which in a file
+            # system of the user's may take as long as he likes.
+            self._process = await _in_own_thread(
+                self._launch, theirs, self._settings.zygote_seconds
+            )
             async with asyncio.timeout(self._settings.zygote_seconds):
                 message, fds = await self._channel.receive()
             close_fds(fds)
             if isinstance(message, Error):
-                raise WorkerError(message.message)
+                raise WorkerError(message.message[:SAID_MAX])
             if not isinstance(message, ZygoteReady):
                 raise WorkerError(f"The zygote of {self.python} said something else than ready.")
         except TimeoutError as error:
             seconds = self._settings.zygote_seconds
             raise WorkerError(f"{self.python} was not ready after {seconds:g} s.") from error
-        except (OSError, ProtocolError) as error:
+        except (OSError, ProtocolError, subprocess.SubprocessError) as error:
             raise WorkerError(f"{self.python} could not start workers ({error}).") from error
         self.ready = message
         self._reader = asyncio.create_task(self._read(self._channel), name=f"zygote {self.python}")
         return message
 
     def _launch(self, fd: int) -> subprocess.Popen[bytes]:
-        bundle = str(paths.bundle_dir())
+        owner, bundle = self._owner, str(paths.bundle_dir())
         environment = {k: v for k, v in os.environ.items() if k not in ("SING_SESSION",)}
         # The daemon's own way to this package comes first there; the zygote needs the same one.
         search = [bundle, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+        beside: dict[str, Any] = {}
+        if owner is not None:
+            private = str(paths.runtime_dir())
+            search = [each for each in search if not each.startswith(private)]
+            bundle = str(paths.bundle_dir(paths.system_dir(), 0o755))
+            search.insert(0, bundle)
+            # What it prints is its user's, and may be without end.
+            beside = {**owner.process(), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            environment = owner.environment()
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
         # NVML, by which the agent numbers GPUs, knows this order only.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -106,6 +133,7 @@ class Zygote:
             cwd=bundle,
             env=environment,
             start_new_session=True,
+            **beside,
         )
 
     async def spawn(self, on_change: Callable[[], object]) -> Worker:
@@ -135,7 +163,7 @@ class Zygote:
                 self.kill()
                 raise WorkerError(f"The zygote of {self.python} does not answer.") from error
             raise
-        return Worker(Channel(ours), pid, pidfd, ended, on_change)
+        return Worker(Channel(ours, self._guard), pid, pidfd, ended, on_change)
 
     async def _read(self, channel: Channel) -> None:
         """Take what it says until it ends."""
@@ -149,20 +177,30 @@ class Zygote:
 
     def _take(self, message: Message, fds: list[int]) -> None:
         if isinstance(message, WorkerExited):
-            how = f"signal {-message.status}" if message.status < 0 else f"status {message.status}"
-            log.info("Worker %d ended with %s", message.pid, how)
             ended = self._ends.pop(message.pid, None)
             if ended is not None:
-                ended.set_result(message.status)
+                status = message.status
+                how = f"signal {-status}" if status < 0 else f"status {status}"
+                log.info("Worker %d ended with %s", message.pid, how)
+                ended.set_result(status)
         elif isinstance(message, Spawned) and self._spawns and len(fds) == 1:
+            self._check_forked(fds[0], message.pid)
             ends = self._ends[message.pid] = asyncio.get_running_loop().create_future()
             self._spawns.popleft().set_result(_Fork(message.pid, fds.pop(), ends))
         elif isinstance(message, Error) and self._spawns:
-            self._spawns.popleft().set_exception(WorkerError(message.message))
+            self._spawns.popleft().set_exception(WorkerError(message.message[:SAID_MAX]))
         else:
             close_fds(fds)
             raise ProtocolError("A zygote said what it was not asked.")
         close_fds(fds)
+
+    def _check_forked(self, pidfd: int, pid: int) -> None:
+        """Raise ProtocolError if a worker is none: root is going to end it."""
+        if self._owner is None or self._process is None:
+            return
+        if not check_forked(pidfd, pid, self._process.pid, self._owner.uid):
+            os.close(pidfd)
+            raise ProtocolError("A zygote named a process that it has not forked.")
 
     def kill(self) -> None:
         """End it by force; its workers, which end with it, are found dead one by one."""
@@ -185,6 +223,8 @@ class Zygote:
             self._channel.close()  # it ends at the end of its connection
         if self._process is not None:
             process, self._process = self._process, None
+            if self.ready is None:
+                process.kill()  # whatever it does instead of getting ready
             await asyncio.to_thread(_reap, process, self._settings.order_seconds)
         self.kill()
 
@@ -194,10 +234,23 @@ class Zygotes:
 
     An environment is an interpreter and the torch it had when its zygote began: sessions from
     before an upgrade keep the zygote that they need.
+
+    Parameters
+    ----------
+    settings : Settings
+    owner : Owner, optional
+        As whom they run; by default as the daemon.
+    crowd : callable
+        How many of them his user has, if as many as he pleases are too many.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        owner: Owner | None = None,
+        crowd: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._settings, self.owner, self._crowd = settings, owner, crowd
         self._zygotes: dict[tuple[str, str], Zygote] = {}
         self._starting: dict[str, asyncio.Task[Zygote]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -222,6 +275,8 @@ class Zygotes:
             if known == python and torch_version in (None, version) and not zygote.dead:
                 return zygote
         if python not in self._starting:
+            if self._crowd() >= _KEPT_MAX:
+                raise WorkerError(f"{_KEPT_MAX} environments are in use already: end a kernel.")
             self._starting[python] = asyncio.create_task(self._start(python))
         # Shielded: others may wait for the same one.
         zygote = await asyncio.shield(self._starting[python])
@@ -231,7 +286,7 @@ class Zygotes:
         return zygote
 
     async def _start(self, python: str) -> Zygote:
-        zygote = Zygote(python, self._settings, self._retire)
+        zygote = Zygote(python, self._settings, self._retire, self.owner)
         try:
             ready = await zygote.start()
         except BaseException:
@@ -241,6 +296,10 @@ class Zygotes:
             del self._starting[python]
         self._zygotes[python, ready.torch_version] = zygote
         return zygote
+
+    def __len__(self) -> int:
+        """How many there are, also of those that begin or end."""
+        return len(self._zygotes) + len(self._starting) + len(self._closing)
 
     def retire_unused(self, used: set[str]) -> None:
         """End the zygotes of interpreters that are not among `used`."""
@@ -265,6 +324,115 @@ class Zygotes:
         for zygote in list(self._zygotes.values()):
             self._retire(zygote)
         await asyncio.gather(*self._closing)
+
+
+class Households:
+    """The zygotes of all users: of the daemon's own alone, or of whoever has sessions.
+
+    Parameters
+    ----------
+    settings : Settings
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._of: dict[Owner | None, Zygotes] = {}
+
+    def of(self, owner: Owner | None) -> Zygotes:
+        """Those that run as a user; None: as the daemon.
+
+        Raises
+        ------
+        ControlError
+            If a user comes with more groups or homes than anybody has.
+        """
+        if owner is None:
+            return self._of.setdefault(None, Zygotes(self._settings))
+        if owner not in self._of:
+            same = [each for each in self._of if each is not None and each.uid == owner.uid]
+            if len(same) >= _IDENTITIES_MAX:
+                raise ControlError("You have been too many people lately: wait.", "too-many")
+            self._of[owner] = Zygotes(self._settings, owner, lambda: self._crowd(owner.uid))
+        return self._of[owner]
+
+    def _crowd(self, uid: int) -> int:
+        """How many zygotes a user has, in all groups that he was in."""
+        return sum(len(z) for each, z in self._of.items() if each is not None and each.uid == uid)
+
+    def retire_unused(self, used: Iterable[tuple[Owner | None, str]]) -> None:
+        """End the zygotes of users and interpreters that are not among `used`."""
+        pythons: dict[Owner | None, set[str]] = {}
+        for owner, python in used:
+            pythons.setdefault(owner, set()).add(python)
+        for owner, zygotes in list(self._of.items()):
+            zygotes.retire_unused(pythons.get(owner, set()))
+            if not zygotes and owner not in pythons:
+                del self._of[owner]
+
+    async def close(self) -> None:
+        """End all of them."""
+        await asyncio.gather(*(each.close() for each in self._of.values()))
+
+
+async def _in_own_thread(
+    launch: Callable[[int], subprocess.Popen[bytes]], inherited: socket.socket, seconds: float
+) -> subprocess.Popen[bytes]:
+    """Start a process in a thread that nobody else waits for.
+
+    Parameters
+    ----------
+    launch : callable
+        Starts it, given the number of a descriptor that it inherits.
+    inherited : socket.socket
+        That one; owned from now on, by the thread: should nobody wait any more, its number must not
+        become another's before the process has it.
+    seconds : float
+        How long to wait.
+
+    Raises
+    ------
+    OSError
+        If it cannot be started, or (TimeoutError) it takes longer.
+    """
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[subprocess.Popen[bytes]] = loop.create_future()
+    wanted: Future[bool] = Future()
+
+    def run() -> None:
+        process: subprocess.Popen[bytes] | None = None
+        error: BaseException = WorkerError("It was not started.")
+        try:
+            with inherited:
+                process = launch(inherited.fileno())
+        except BaseException as raised:
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, process, error)
+        except RuntimeError:  # the loop is closed
+            _discard(process)
+        else:
+            if not wanted.result():
+                _discard(process)
+
+    def settle(process: subprocess.Popen[bytes] | None, error: BaseException) -> None:
+        wanted.set_result(not started.done())
+        if started.done():
+            return
+        if process is None:
+            started.set_exception(error)
+        else:
+            started.set_result(process)
+
+    threading.Thread(target=run, name="sing-launch", daemon=True).start()
+    async with asyncio.timeout(seconds):
+        return await started
+
+
+def _discard(process: subprocess.Popen[bytes] | None) -> None:
+    """End a process that came too late."""
+    if process is not None:
+        process.kill()
+        process.wait()
 
 
 def _close_unwanted(spawned: asyncio.Future[_Fork]) -> None:

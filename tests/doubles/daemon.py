@@ -6,7 +6,8 @@ has a moment before and one after it). ``moments`` is a file for their number so
 ``devices_after`` are the devices that the agents after it find. While the file ``hurry`` is there,
 a worker may take a second for an order; otherwise as long as a loaded machine needs. With ``stays``
 the daemon does not leave by itself. ``quantum``: sessions take turns of so many seconds;
-``engine``: the scheduler decides, with these settings.
+``engine``: the scheduler decides, with these settings, and writes into the file ``audit`` who
+holds a lease.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from kernelproxy.agent.deposits import Deposits
 from kernelproxy.agent.forms import Forms
 from kernelproxy.agent.settings import Settings
 from kernelproxy.oplog import AgentPage
+from tests.doubles.audit import Audited
 from tests.doubles.turns import Turns
 
 
@@ -85,10 +87,11 @@ def main() -> int:
         count_moments(die_at, moments)
     elif devices_after is not None:
         os.environ["JUPYTER_SING_DEVICES"] = devices_after
-    engine = given.pop("engine", None)
+    engine, audit = given.pop("engine", None), given.pop("audit", None)
     arbiter: Arbiter | None = Turns(quantum) if quantum else None
     if engine is not None:
-        arbiter = Controller(EngineSettings(**engine))
+        settings = EngineSettings(**engine)
+        arbiter = Audited(settings, Path(audit)) if audit else Controller(settings)
     return run(int(sys.argv[1]), again, keeper_fd, HurriedSettings(**given), arbiter)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from collections import deque
+from typing import Any
 
 from kernelproxy.agent.arbiter import Hands, Terms
+from kernelproxy.errors import ControlError
 
 
 class Turns:
@@ -35,6 +38,9 @@ class Turns:
 
     def opened(self, terms: Terms) -> None:
         self.device[terms.session] = terms.device
+
+    def changed(self, terms: Terms) -> None:
+        pass
 
     def closed(self, session: str) -> None:
         if self.device.get(session):
@@ -84,7 +90,7 @@ class Turns:
             self.queues[self.device[session]].append(session)
             self.free(session)
 
-    def lost(self, session: str) -> None:
+    def lost(self, session: str, why: str = "") -> None:
         device = self.device[session]
         if session not in self.queues[device]:
             self.queues[device].append(session)
@@ -93,13 +99,16 @@ class Turns:
 
     def moved(self, session: str, device: str) -> None:
         before = self.device[session]
+        held = self.holders.get(before, ("", 0))[0] == session
         waits = session in self.queues[before]
-        if waits:
+        if held:
+            self.queues[device].append(session)
+        elif waits:
             self.queues[before].remove(session)
             self.queues[device].append(session)
         self.free(session)
         self.device[session] = device
-        if waits:
+        if waits or held:
             self.next(device)
 
     def evicted(self, session: str, device: str) -> None:
@@ -108,12 +117,38 @@ class Turns:
     def failed(self, session: str, device: str, decision: str, token: int, why: str) -> None:
         raise AssertionError(why)
 
-    def measured(self, session: str, memory: int, seconds: float) -> None:
+    def measured(
+        self,
+        session: str,
+        memory: int,
+        seconds: float,
+        step_seconds: float | None = None,
+        nadir: float | None = None,
+    ) -> None:
         assert memory >= 0
         assert seconds >= 0
 
+    def switched(self, device: str, nbytes: int, seconds: float) -> None:
+        assert nbytes >= 0
+        assert seconds >= 0
+        if said := os.environ.get("TURNS_SWITCHED"):
+            with open(said, "a", encoding="utf-8") as file:
+                print(device, nbytes, file=file)
+
     def contended(self, session: str) -> bool:
         return bool(self.queues[self.device[session]])
+
+    def sharing(self) -> dict[str, Any]:
+        return {}
+
+    def policy(self) -> str:
+        return ""
+
+    def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
+        raise ControlError("There is no policy.", "unavailable")
+
+    def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
+        raise ControlError("Nothing is written down.", "unavailable")
 
     async def close(self) -> None:
         pass

@@ -2,7 +2,9 @@
 
 A call's payload is text: ``add N`` (the state, one number, changes so that order and repetition
 show), ``die``, ``die-until PATH`` (while that file lacks), ``wait PATH`` (until it is there),
-``hang``, ``corrupt``. A read is answered with the state.
+``hang``, ``hang-until PATH`` and ``spin-until PATH`` (asleep, and at work), ``corrupt``. A read is
+answered with the state. Who begins one with a PATH makes PATH.begun. While the file that
+``TOY_SLOW`` names is there, no worker gets ready.
 
 Where ``TOY_ALONE`` names a file, a worker that executes while another one does calls it corrupt.
 
@@ -35,6 +37,8 @@ from kernelproxy.protocol import (
     Frozen,
     Gate,
     Lease,
+    Observe,
+    Observed,
     Open,
     Opened,
     Parked,
@@ -78,7 +82,7 @@ class ToyWorker:
         self.between = threading.Lock()  # held while a record is executed
         self.gate = threading.Event()
         self.claimed = False
-        self.leased, self.token, self.replaying = order.leased, 0, 0
+        self.leased, self.token, self.replaying = False, 0, 0
         alone = os.environ.get("TOY_ALONE")
         self.alone = os.open(alone, os.O_RDWR | os.O_CREAT) if alone else -1
         if not order.prepare:
@@ -170,12 +174,17 @@ class ToyWorker:
             self.fetch()
         if kind == CALL and self.at not in self.skip:
             verb, _, argument = payload.decode().partition(" ")
+            if argument.startswith("/"):
+                Path(f"{argument}.begun").touch()
             if verb == "add":
                 self.state = step(self.state, int(argument))
             elif verb == "die" or (verb == "die-until" and not Path(argument).exists()):
                 os.kill(os.getpid(), signal.SIGSEGV)
-            elif verb == "hang":
+            elif verb == "hang" or (verb == "hang-until" and not Path(argument).exists()):
                 signal.pause()
+            elif verb == "spin-until":
+                while not Path(argument).exists() and not self.ending:
+                    pass
             elif verb == "wait":
                 while not Path(argument).exists() and not self.ending:
                     time.sleep(0.01)
@@ -211,6 +220,8 @@ class ToyWorker:
                     self.send_snapshot(order.tell)
                 elif isinstance(order, Lease):
                     self.take_lease(order)
+                elif isinstance(order, Observe):
+                    send_message(self.control, Observed(0))
                 elif isinstance(order, Replay):
                     self.replaying = order.until
                     self.open_gate(True)
@@ -239,7 +250,7 @@ class ToyWorker:
                 tables.HEADER.size, 1, 0,
             )  # fmt: skip
             entry = tables.ENTRY.pack(offset, EXTENT_BYTES, 1, 0, self.versions)
-            fd = os.memfd_create("toy-snapshot")
+            fd = os.memfd_create("toy-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.write(fd, header + entry)
             stalled = int(os.environ.get("TOY_STALLED_NS", "0"))
             taken = SnapshotTaken(self.at, EXTENT_BYTES, EXTENT_BYTES, stalled, 0.0)
@@ -254,6 +265,8 @@ def main(control: socket.socket) -> None:
     if Path(os.environ.get("TOY_REFUSE", "/nonexistent")).exists():
         send_message(control, Error("the toy refuses", "failed"))
         return
+    while Path(os.environ.get("TOY_SLOW", "/nonexistent")).exists():
+        time.sleep(0.5)
     toy = ToyWorker(control, order, fds)
     send_message(control, Opened())
     threading.Thread(target=toy.take_orders, daemon=True).start()

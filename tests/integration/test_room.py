@@ -133,7 +133,7 @@ def test_a_dead_worker_comes_back_while_others_wait(toy_host: StartHost) -> None
 def test_a_wish_that_comes_while_room_is_made_for_less_gets_its_own_answer(
     toy_host: StartHost,
 ) -> None:
-    host = toy_host("cpu:256MiB")
+    host = toy_host("cpu:256MiB", still_seconds=600.0)
     first, second = host.client("first"), host.client("second")
     for client, used in ((first, 100 * MIB), (second, 200 * MIB)):
         host.work(client, used)

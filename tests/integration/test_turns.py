@@ -124,6 +124,22 @@ def test_sessions_that_do_not_fit_together_take_turns_with_the_memory(
     assert failures == []
 
 
+def test_what_brings_sessions_onto_their_device_is_measured(
+    toy_host: StartHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "switched"
+    monkeypatch.setenv("TURNS_SWITCHED", str(said))
+    host = toy_host("cpu:256MiB@1", **SHORT["turns"])
+    first, second = host.client("first"), host.client("second")
+    for _ in range(2):
+        host.work(first, 150 * MIB)
+        host.work(second, 160 * MIB)
+    # Their first times bring nothing that was there before.
+    assert said.read_text().splitlines() == [f"cpu:0 {150 * MIB}", f"cpu:0 {160 * MIB}"]
+    host.work(second)
+    assert len(said.read_text().splitlines()) == 2  # it was there
+
+
 def test_a_turn_of_a_session_whose_worker_dies_goes_on(toy_host: StartHost, arbiter: str) -> None:
     host = toy_host(**SHORT[arbiter])
     clients = [host.client(str(number)) for number in range(2)]
@@ -209,7 +225,7 @@ def test_turns_outlive_the_agent(toy_host: StartHost, arbiter: str) -> None:
 def test_a_stopped_worker_keeps_its_turn_and_loses_nothing(
     toy_host: StartHost, arbiter: str
 ) -> None:
-    host = toy_host(**SHORT[arbiter])
+    host = toy_host(still_seconds=600.0, **SHORT[arbiter])
     first, second = host.client("first"), host.client("second")
     host.work(first, 0)
     host.work(second, 0)

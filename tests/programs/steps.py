@@ -1,14 +1,25 @@
 """Train a small net on one device; each line of input asks for some steps and their losses.
 
-``steps.py DEVICE SEED``, then lines with a number of steps; answered by one line of losses in
-hexadecimal, as they are compared bit for bit. Ends with its input.
+``steps.py DEVICE SEED``, then lines with a number of steps, or the name of a file until which to
+train; answered by one line of losses in hexadecimal, as they are compared bit for bit. Ends with
+its input.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import torch
+
+
+def steps(wanted: str) -> Iterable[object]:
+    """So many, or until a file is there."""
+    if wanted.isdigit():
+        return range(int(wanted))
+    return itertools.takewhile(lambda _: not Path(wanted).exists(), itertools.count())
 
 
 def main() -> None:
@@ -29,7 +40,7 @@ def main() -> None:
     at = 0
     for line in sys.stdin:
         losses = []
-        for _ in range(int(line)):
+        for _ in steps(line.strip()):
             part = slice(at % 256, at % 256 + 32)
             at += 32
             loss = torch.nn.functional.cross_entropy(

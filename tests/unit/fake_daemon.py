@@ -38,9 +38,14 @@ SESSION: dict[str, Any] = {
     "last_activity": "2026-01-01T00:00:00+00:00",
     "operators": 1234,
     "gpu_seconds": 0.5,
+    "step_seconds": 0.01,
+    "memory_nadir": 1024,
     "recoverable": True,
     "queued_for": 0.0,
+    "pinned": False,
+    "priority": None,
     "reason": "Idle.",
+    "served_as": "standard",
     "loading": 0,
     "snapshot": None,
     "migration": None,
@@ -89,6 +94,16 @@ OUTCOME: dict[str, Any] = {
 }
 
 
+AFFECTED: dict[str, Any] = {
+    "text": "ada (lab): weight 1 -> 2",
+    "who": ["ada"],
+    "place": "lab",
+    "changes": ["weight 1 -> 2"],
+    "consequences": [],
+}
+NOTES = ["The policy describes 1 host of 4 devices, and this daemon has 2."]
+
+
 class FakeAgent:
     """An agent's end of a tender's connection; `close` is its death."""
 
@@ -118,6 +133,7 @@ class FakeDaemon:
         self.sessions: dict[str, dict[str, Any]] = {}
         #: What sessions are opened with: the form of processes, and why there is none.
         self.form: tuple[dict[str, Any] | None, str] = (None, "CRIU is not installed")
+        self.policy = ""
         #: Whether it knows no session any more.
         self.forgotten = False
         #: What is said before it has made or restored a checkpoint.
@@ -186,6 +202,14 @@ class FakeDaemon:
                 return self._change(session, device="cpu:1", migration=MIGRATION)
             case protocol.Migrate(device=device):
                 return Error(f"There is no device {device}, only cpu:0, cpu:1.", "unknown-device")
+            case protocol.Pin(session=session, pinned=pinned):
+                return self._change(session, pinned=pinned)
+            case protocol.SetPriority(session=session, level="standard" | "basic" as level):
+                return self._change(session, priority=level)
+            case protocol.SetPriority(level="premium"):
+                return Error("Premium is for others.", "not-allowed")
+            case protocol.SetPriority(level=level):
+                return Error(f"There is no priority {level!r}.", "bad-request")
             case protocol.Checkpoint(name=name):
                 return protocol.CheckpointReply(CHECKPOINT | ({"name": name} if name else {}))
             case protocol.Checkpoints():
@@ -195,6 +219,14 @@ class FakeDaemon:
             case protocol.SetAutomatic(session=session, every=every, cells=cells):
                 rule = {**SESSION["automatic"], "every": every, "cells": cells}
                 return self._change(session, automatic=rule)
+            case protocol.GetPolicy():
+                return protocol.PolicyReply(self.policy)
+            case protocol.SetPolicy(policy=policy, dry=dry):
+                if "wieght" in policy:
+                    return Error("defaults.wieght: is no key here (line 1)", "bad-policy")
+                affected = [] if policy == self.policy else [AFFECTED]
+                self.policy = self.policy if dry else policy
+                return protocol.PolicyApplied(affected, NOTES)
             case protocol.Stop():
                 return protocol.Stopped(["digits-auto"], ["maths.ipynb: it was busy for 30 s."])
             case protocol.Restore(name="before-lunch"):

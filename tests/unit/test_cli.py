@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from jupyter_sing import cli, progress
-from kernelproxy.protocol import CloseSession, LastCheckpoint, Progress, Restore, Stop, Suspend
-from tests.unit.fake_daemon import CHECKPOINT, DEVICE, OUTCOME, SESSION, FakeDaemon
+from kernelproxy.protocol import (
+    CloseSession,
+    LastCheckpoint,
+    OpenSession,
+    Progress,
+    Restore,
+    SetPolicy,
+    Stop,
+    Suspend,
+)
+from tests.unit.fake_daemon import (
+    AFFECTED,
+    CHECKPOINT,
+    DEVICE,
+    NOTES,
+    OUTCOME,
+    SESSION,
+    FakeDaemon,
+)
 
 
 @pytest.mark.parametrize("verb", ["status", "devices"])
@@ -42,6 +60,36 @@ def test_migrate_says_what_it_cost(
     )
     assert cli.main(["migrate", SESSION["id"], "cpu:7"]) == 1
     assert "no device cpu:7" in capsys.readouterr().err
+
+
+def test_pins_and_priorities(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    name = SESSION["id"]
+    for arguments, line in (
+        (["pin", name], "Pinned: its memory stays on cpu:0"),
+        (["pin", name], "Pinned: its memory stays on cpu:0"),
+        (["priority", name], "Priority: as its user may be served (nothing said)"),
+        (["priority", name, "basic"], "Priority: basic"),
+        (["priority", "digits.ipynb"], "Priority: basic"),
+        (["unpin", name], "Not pinned: its memory may leave its device for others"),
+    ):
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out == f"digits.ipynb: {line}\n"
+    assert cli.main(["pin", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pinned"] is True
+    assert cli.main(["status"]) == 0
+    assert "cpu:0 (pinned)" in capsys.readouterr().out
+    assert cli.main(["priority", name[:4], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["priority"] == "basic"
+    for arguments, text in (
+        (["priority", name, "premium"], "Premium is for others."),
+        (["priority", "nobody"], "There is no session 'nobody'."),
+        (["pin", "nobody"], "There is no session nobody."),
+    ):
+        assert cli.main(arguments) == 1
+        assert capsys.readouterr().err == f"jupyter sing: {text}\n"
+    with pytest.raises(SystemExit) as usage:
+        cli.main(["priority", name, "best"])
+    assert usage.value.code == 2
 
 
 def test_suspend_names_the_new_state(
@@ -175,6 +223,55 @@ def test_the_last_checkpoint_is_restored_without_its_name(
         cli.main(["restore"])
 
 
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    file = tmp_path / "lab.yaml"
+    file.write_text("virtual_clusters: {lab: {users: [{name: ada, weight: 2}]}}")
+    return file
+
+
+def test_whom_a_policy_affects_is_said_before_it_is_applied(
+    fake_daemon: FakeDaemon, policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = f"{AFFECTED['text']}\n{NOTES[0]}\n"
+    assert cli.main(["policy", "apply", "--dry-run", str(policy)]) == 0
+    assert capsys.readouterr().out == f"{said}Nothing was applied.\n"
+    assert fake_daemon.requests == [SetPolicy(policy.read_text(), dry=True)]
+    assert cli.main(["policy", "apply", str(policy)]) == 0
+    assert capsys.readouterr().out == f"{said}{policy} is applied.\n"
+    dry, applied = fake_daemon.requests[1:]
+    assert (dry, applied) == (
+        SetPolicy(policy.read_text(), dry=True),
+        SetPolicy(policy.read_text()),
+    )
+    assert cli.main(["policy", "show", "--json"]) == 0
+    assert '"weight": 2' in capsys.readouterr().out
+    assert cli.main(["policy", "apply", str(policy)]) == 0  # again
+    assert capsys.readouterr().out == f"{NOTES[0]}\nNothing changes. {policy} is applied.\n"
+
+
+def test_programs_are_told_whom_a_policy_affects(
+    fake_daemon: FakeDaemon, policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, message in (
+        (["--dry-run"], "Nothing was applied."),
+        ([], f"{policy} is applied."),
+    ):
+        assert cli.main(["policy", "apply", "--json", *options, str(policy)]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found == {"message": message, "affected": [AFFECTED], "notes": NOTES}
+
+
+def test_a_policy_that_is_none_is_not_sent(
+    fake_daemon: FakeDaemon, policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.write_text("defaults: {wieght: 2}")
+    assert cli.main(["policy", "apply", str(policy)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"jupyter sing: {policy}: defaults.wieght: is no key here")
+    assert fake_daemon.requests == []
+
+
 def test_stop_without_a_daemon_is_no_error(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,12 +319,59 @@ def test_run_passes_arguments_and_exit_status_and_closes_its_session(
     assert fake_daemon.requests[-1] == CloseSession("s1")
 
 
-def test_run_reports_a_program_killed_by_a_signal(fake_daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_run_reports_a_program_killed_by_a_signal(
+    fake_daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTERHUB_USER", "ada")
     script = tmp_path / "program.py"
     script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     assert cli.main(["run", "--python", sys.executable, str(script)]) == 137
+    opened = next(each for each in fake_daemon.requests if isinstance(each, OpenSession))
+    assert opened.user == "ada"
 
 
 def test_run_of_nothing_is_an_error(runtime_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "nowhere.py"]) == 1
     assert capsys.readouterr().err == "jupyter sing: There is no program nowhere.py.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate", "--workload", "{}/none.csv", "--gpus", "1"], "No such file or directory."),
+        (["simulate", "--workload", "{}", "--gpus", "1"], "Is a directory."),
+        (["simulate", "--workload", "generator", "--policy", "{}/none", "--gpus", "1"], "No such"),
+        (["policy", "check", "{}/none.yaml"], "No such file or directory."),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_clear_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([each.format(tmp_path) for each in arguments]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"jupyter sing: {tmp_path}")
+    assert said in line
+    assert "Errno" not in line
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_whoever_reads_may_leave(lines: int) -> None:
+    program = (
+        "import sys\n"
+        "from jupyter_sing import cli, doctor\n"
+        "from jupyter_sing.doctor import Finding\n"
+        f"doctor.examine = lambda python: [Finding('ok', 'x', 'y' * 50)] * {lines}\n"
+        "sys.stdin.read(1)\n"  # until nobody reads any more
+        "sys.exit(cli.main(['doctor']))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

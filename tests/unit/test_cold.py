@@ -34,7 +34,7 @@ def put(states: ColdStates, label: Label) -> None:
 
 
 def chill(states: ColdStates, session: str) -> None:
-    put(states, states.label(session, "digits.ipynb", 7, "", "software", 0))
+    put(states, states.label(session, "digits.ipynb", 7, "ada", "", "software", 0))
 
 
 def names(states: ColdStates) -> list[str]:

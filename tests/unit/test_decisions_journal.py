@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from jupyter_sing.controller import journal
-from jupyter_sing.controller.journal import NAME, Entry, Journal, read
+from jupyter_sing.controller.journal import (
+    NAME,
+    Accounts,
+    Entry,
+    Journal,
+    read,
+    read_accounts,
+)
 from kernelproxy.errors import ControlError
 
 ONE = "aa" * 6
@@ -95,3 +102,36 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
     read(tmp_path, ONE, 5)
     with sqlite3.connect(tmp_path / NAME) as database:
         assert database.execute("SELECT count(*) FROM decisions").fetchone() == before
+
+
+def accounts(number: int) -> Accounts:
+    return Accounts(float(number), [ONE], {"number": number})
+
+
+def test_the_last_accounts_are_read(tmp_path: Path) -> None:
+    assert read_accounts(tmp_path) is None
+    write(tmp_path, entry(1))
+    assert read_accounts(tmp_path) is None
+    found = Journal(tmp_path)
+    for number in range(3):
+        found.keep(accounts(number))
+    found.close()
+    assert read_accounts(tmp_path) == accounts(2)
+    assert read(tmp_path, ONE, 5) == [entry(1)]
+
+
+@pytest.mark.parametrize("damage", ["UPDATE accounts SET accounts = '{'", "database", "list"])
+def test_damaged_accounts_are_ignored_with_one_line(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = Journal(tmp_path)
+    found.keep(accounts(1))
+    found.close()
+    if damage == "database":
+        (tmp_path / NAME).write_bytes(b"no database" * 1000)
+    else:
+        with sqlite3.connect(tmp_path / NAME) as database:
+            database.execute("UPDATE accounts SET accounts = '[1]'" if damage == "list" else damage)
+    assert read_accounts(tmp_path) is None
+    assert len(caplog.records) == 1
+    assert "is forgotten" in caplog.text

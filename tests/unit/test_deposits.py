@@ -71,6 +71,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "hold": None,
         "automatic": AUTOMATIC,
         "fresh": False,
+        "wanted": {"pinned": False, "tier": None},
     } | changes
 
 

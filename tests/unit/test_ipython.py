@@ -224,6 +224,27 @@ def test_migrate_says_what_it_cost(
     assert capsys.readouterr().out == said
 
 
+def test_pins_and_priorities(
+    fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line, said in (
+        ("pin", "Pinned: its memory stays on cpu:0"),
+        ("unpin", "Not pinned: its memory may leave its device for others"),
+        ("priority", "Priority: as its user may be served (nothing said)"),
+        ("priority basic", "Priority: basic"),
+        ("priority", "Priority: basic"),
+    ):
+        assert magics.sing(line) is None
+        assert capsys.readouterr() == (f"{said}\n", "")
+    for line, error in (
+        ("priority premium", "Premium is for others."),
+        ("priority best", "There is no priority 'best'."),
+        ("pin now", "%sing pin is written otherwise; %sing help shows how."),
+    ):
+        assert magics.sing(line) is None
+        assert capsys.readouterr() == ("", f"jupyter_sing: {error}\n")
+
+
 @pytest.mark.parametrize("line", ["dance", "suspend now", "migrate", "migrate cpu:9", "status"])
 def test_errors_are_one_line(
     line: str,

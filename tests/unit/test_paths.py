@@ -109,3 +109,58 @@ def test_the_bundle_exposes_nothing_but_our_packages(
     )
     assert done.stdout.strip() == str(link / "__init__.py")
     assert "No module named 'pytest'" in done.stderr
+
+
+class TestTheSystemsSocket:
+    @pytest.fixture
+    def system(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+        """A directory as root makes it, with a socket; the user's own is in another place."""
+        directory = tmp_path / "system"
+        directory.mkdir()
+        directory.chmod(0o755)
+        with socket.socket(socket.AF_UNIX) as listener, paths.short_path(directory / "x") as name:
+            listener.bind(name.replace("/x", "/agent.sock"))
+        for name in ("SING_SOCKET", "JUPYTER_SING_RUNTIME_DIR"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("JUPYTER_SING_SYSTEM_DIR", str(directory))
+        monkeypatch.setattr(paths, "jupyter_runtime_dir", lambda: tmp_path / "own")
+        return directory
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can make one")
+    def test_it_is_used_unless_another_one_is_named(
+        self, system: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        assert paths.socket_path() == system / "agent.sock"
+        assert paths.is_shared(paths.socket_path())
+        monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(tmp_path / "named"))
+        assert paths.socket_path() == tmp_path / "named" / "agent.sock"
+        monkeypatch.setenv("SING_SOCKET", "/of/the/kernel")
+        assert paths.socket_path() == Path("/of/the/kernel")
+        for name in ("SING_SOCKET", "JUPYTER_SING_RUNTIME_DIR"):
+            monkeypatch.delenv(name)
+        (system / "agent.sock").unlink()
+        assert paths.socket_path() == tmp_path / "own" / "sing" / "agent.sock"
+        assert not paths.is_shared(paths.socket_path())
+        monkeypatch.setenv("JUPYTER_SING_SYSTEM_DIR", str(tmp_path / "nothing"))
+        assert paths.system_socket() is None
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+    @pytest.mark.parametrize("whose", ["directory", "socket", "link", "writable", "file"])
+    def test_one_that_another_user_could_have_made_is_refused(
+        self, system: Path, tmp_path: Path, whose: str
+    ) -> None:
+        found = system / "agent.sock"
+        if whose == "directory":
+            os.chown(system, 12345, 12345)
+        elif whose == "socket":
+            os.chown(found, 12345, 12345)
+        elif whose == "writable":
+            system.chmod(0o777)
+        elif whose == "link":
+            found.rename(tmp_path / "elsewhere")
+            found.symlink_to(tmp_path / "elsewhere")
+        else:
+            found.unlink()
+            found.touch()
+        with pytest.raises(ControlError):
+            paths.socket_path()

@@ -111,7 +111,7 @@ def test_a_python_kernel_gets_a_session(fake_daemon: FakeDaemon, make: Make) -> 
     opened, prepared = fake_daemon.requests
     assert isinstance(opened, OpenSession)
     assert (opened.name, opened.kernel_id) == ("digits.ipynb", one.kernel_id)
-    assert opened.idle_timeout == 600.0
+    assert (opened.idle_timeout, opened.user) == (None, "")  # nobody asks for anything
     assert prepared == Prepare(sys.executable)
 
 
@@ -342,7 +342,28 @@ def test_idle_timeout_comes_from_the_environment(
     assert isinstance(fake_daemon.requests[0], OpenSession)
     assert fake_daemon.requests[0].idle_timeout == 12.5
     monkeypatch.setenv("JUPYTER_SING_IDLE_TIMEOUT", "soon")
-    assert make().idle_timeout == 600.0
+    assert make().idle_timeout is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "user"),
+    [
+        ({"JUPYTER_SING_USER": "ada", "JUPYTERHUB_USER": "grace"}, "ada"),
+        ({"JUPYTER_SING_USER": "", "JUPYTERHUB_USER": "grace"}, "grace"),
+    ],
+)
+def test_a_session_is_for_whom_the_environment_names(
+    variables: dict[str, str],
+    user: str,
+    fake_daemon: FakeDaemon,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    launch(make())
+    assert isinstance(fake_daemon.requests[0], OpenSession)
+    assert fake_daemon.requests[0].user == user
 
 
 def test_hibernation_is_off_unless_it_is_asked_for(

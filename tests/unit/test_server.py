@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,17 @@ import yaml
 from tornado.httpclient import HTTPClientError
 
 from jupyter_sing import routes
+from jupyter_sing.controller import kept
+from jupyter_sing.extension import SingExtension
 from jupyter_sing.notebooks import NotebookNames
 from kernelproxy.control import connect
 from tests.unit.fake_daemon import (
+    AFFECTED,
     CHECKPOINT,
     DAMAGED,
     DEVICE,
     MIGRATION,
+    NOTES,
     OUTCOME,
     SESSION,
     FakeDaemon,
@@ -93,6 +98,24 @@ async def test_a_session_is_moved_to_the_device_that_the_body_names(
     ):
         with pytest.raises(HTTPClientError) as refused:
             await jp_fetch(*path, method="POST", body=body)
+        assert refused.value.code == code, body
+
+
+async def test_pins_and_priorities(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+    path = (API, "sessions", SESSION["id"])
+    for verb, pinned in (("pin", True), ("pin", True), ("unpin", False)):
+        reply = await jp_fetch(*path, verb, method="POST", body="")
+        assert json.loads(reply.body)["pinned"] is pinned
+    reply = await jp_fetch(*path, "priority", method="POST", body='{"level": "basic"}')
+    assert json.loads(reply.body)["priority"] == "basic"
+    for body, code in (
+        ("", 400),
+        ('{"level": 1}', 400),
+        ('{"level": "best"}', 400),
+        ('{"level": "premium"}', 403),
+    ):
+        with pytest.raises(HTTPClientError) as refused:
+            await jp_fetch(*path, "priority", method="POST", body=body)
         assert refused.value.code == code, body
 
 
@@ -178,7 +201,7 @@ async def test_strangers_are_refused(fake_daemon: FakeDaemon, jp_fetch: Any) -> 
                 continue
             path = path.replace("{id}", SESSION["id"]).replace("{name}", CHECKPOINT["name"])
             parts = path.strip("/").split("/")
-            body = "" if verb == "post" else None
+            body = "" if verb in ("post", "put") else None
             with pytest.raises(HTTPClientError) as refused:
                 await jp_fetch(
                     API,
@@ -189,6 +212,44 @@ async def test_strangers_are_refused(fake_daemon: FakeDaemon, jp_fetch: Any) -> 
                 )
             assert refused.value.code == 403, path
     assert len(fake_daemon.requests) == before
+
+
+async def test_the_policy_is_shown_and_another_one_applied(
+    fake_daemon: FakeDaemon, jp_fetch: Any
+) -> None:
+    text = "virtual_clusters: {lab: {users: [{name: ada, weight: 2}]}}"
+    outcome = {"affected": [AFFECTED], "notes": NOTES}
+    for query, body, message, holds in (
+        ({"dry_run": "1"}, json.dumps({"policy": text}), "Nothing was applied.", ""),
+        ({}, json.dumps({"policy": text}), "The policy is applied.", text),
+        ({"dry_run": "0"}, "{}", "The policy is applied.", "{}"),  # YAML, as all JSON is
+        ({}, text, "The policy is applied.", text),
+    ):
+        reply = await jp_fetch(API, "policy", method="PUT", params=query, body=body)
+        assert json.loads(reply.body) == {"message": message, **outcome}
+        assert json.loads((await jp_fetch(API, "policy")).body) == {"policy": holds}
+    properties = OPENAPI["components"]["schemas"]["Difference"]["properties"]
+    assert set(AFFECTED) == set(properties)
+    for body, reason in (
+        ('{"policy": "defaults: {wieght: 2}"}', "bad-policy"),
+        (b"\xff", "bad-policy"),
+        ("", "bad-request"),
+        ('{"policy": " "}', "bad-request"),
+    ):
+        with pytest.raises(HTTPClientError) as refused:
+            await jp_fetch(API, "policy", method="PUT", body=body)
+        assert refused.value.code == 400
+        assert refused.value.response is not None
+        assert json.loads(refused.value.response.body)["reason"] == reason
+
+
+async def test_without_a_daemon_what_was_applied_last_is_shown(
+    runtime_dir: Path, jp_fetch: Any
+) -> None:
+    assert json.loads((await jp_fetch(API, "policy")).body) == {"policy": ""}
+    kept.keep(runtime_dir, "defaults: {weight: 2}")
+    assert json.loads((await jp_fetch(API, "policy")).body) == {"policy": "defaults: {weight: 2}"}
+    assert not (runtime_dir / "agent.sock").exists()
 
 
 async def test_the_authorizer_is_asked_about_our_resource(
@@ -229,6 +290,16 @@ def test_handlers_and_description_agree() -> None:
         (path, verb) for path, verbs in OPENAPI["paths"].items() for verb in verbs if verb in VERBS
     }
     assert handled == described
+
+
+def test_only_what_is_configured_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    SingExtension().initialize_settings()
+    assert not {"JUPYTER_SING_IDLE_TIMEOUT", "JUPYTER_SING_POLICY"} & set(os.environ)
+    SingExtension(idle_timeout=5.0, policy="/etc/lab.yaml").initialize_settings()
+    assert os.environ["JUPYTER_SING_IDLE_TIMEOUT"] == "5.0"
+    assert os.environ["JUPYTER_SING_POLICY"] == "/etc/lab.yaml"
+    assert SingExtension().policy == "/etc/lab.yaml"
 
 
 async def test_sessions_are_named_after_their_notebooks() -> None:

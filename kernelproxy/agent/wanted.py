@@ -1,0 +1,87 @@
+"""What its user wants of a session besides its work: that it is pinned, and how it is served.
+
+Note [Pinning]: the memory of a pinned session stays on its device. It is not suspended for being
+idle, nobody's wish for room takes its memory away, nobody but its owner moves it, and it does not
+hibernate. It takes turns like all others. Its owner may suspend it all the same: then it gives up
+its memory like any other, and is pinned again where it comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.agent import report
+from kernelproxy.agent.arbiter import TIERS
+from kernelproxy.errors import ControlError
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session import Session
+
+
+class Wanted:
+    """The wishes for one session, until its kernel ends.
+
+    Parameters
+    ----------
+    session : Session
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.pinned = False
+        #: What it is to be served as; None: nobody has said.
+        self.tier: str | None = None
+        self._session = session
+
+    def pin(self, pinned: bool) -> dict[str, Any]:
+        """Keep its memory on its device, or no more; returns the session as it is then.
+
+        Raises
+        ------
+        ControlError
+            If it has ended, or its user may not have that.
+        """
+        self._session.check_usable()
+        return self._change(pinned, self.tier)
+
+    def prefer(self, level: str) -> dict[str, Any]:
+        """Let it be served as one of a level; raises as `pin`."""
+        self._session.check_usable()
+        if level not in TIERS:
+            known = ", ".join(TIERS)
+            raise ControlError(f"There is no priority {level!r}, only {known}.", "bad-request")
+        return self._change(self.pinned, level)
+
+    def _change(self, pinned: bool, tier: str | None) -> dict[str, Any]:
+        session, before = self._session, (self.pinned, self.tier)
+        if (pinned, tier) != before:
+            self.pinned, self.tier = pinned, tier
+            try:
+                session.arbiter.changed(session.terms())
+            except ControlError:
+                self.pinned, self.tier = before
+                raise
+            session.deposit()
+            for room in session.room.rooms:  # its own timers go by it, and why others wait
+                for each in room.tenants.values():
+                    each.look()
+        return report.describe_session(session)
+
+    def record(self) -> dict[str, Any]:
+        """What `adopt` needs, in JSON."""
+        return {"pinned": self.pinned, "tier": self.tier}
+
+    def adopt(self, record: dict[str, Any]) -> None:
+        """Go on where the agent was that died."""
+        self._take(record["pinned"], record["tier"])
+
+    def goes_on_from(self, before: Wanted) -> None:
+        """Begin as that of a kernel whose place a process takes."""
+        self._take(before.pinned, before.tier)
+
+    def _take(self, pinned: bool, tier: str | None) -> None:
+        """Want what was wanted before, as far as it is allowed now."""
+        for wish in ((pinned, tier), (pinned, None)):
+            with contextlib.suppress(ControlError):
+                self._change(*wish)
+                return

@@ -1,0 +1,45 @@
+"""The live controller, which writes down who holds a lease: the engine's view, and the agent's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jupyter_sing.controller import Controller
+from jupyter_sing.scheduler.events import Event
+from jupyter_sing.scheduler.settings import Settings
+
+
+class Audited(Controller):
+    """Writes, after each event, what the two hold, and what the agent held without right.
+
+    Parameters
+    ----------
+    settings : Settings
+    path : Path
+        Of the file, in JSON.
+    """
+
+    def __init__(self, settings: Settings, path: Path) -> None:
+        super().__init__(settings)
+        self._path, self._wrong = path, list[Any]()
+        if path.exists():  # of an agent that died
+            self._wrong = json.loads(path.read_text())["wrong"]
+
+    def _tell(self, event: Event) -> None:
+        super()._tell(event)
+        if self._busy:
+            return
+        held = self.held()
+        sessions: Any = self._hands._sessions  # type: ignore[attr-defined]
+        agent = {
+            each.id: (each.room.device.id, each.turn._token)
+            for each in sessions.values()
+            if each.turn._token is not None
+        }
+        self._wrong += [[type(event).__name__, *each] for each in agent.items() - held.items()]
+        text = json.dumps({"engine": held, "agent": agent, "wrong": self._wrong})
+        beside = self._path.with_suffix(".new")
+        beside.write_text(text)
+        beside.rename(self._path)

@@ -1,0 +1,480 @@
+"""One daemon for several users of a machine: they share a device, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.system import WAIT_SECONDS, Machine, build, finish, processes_of
+from tests.integration.conftest import lives, wait_until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users"),
+]
+
+ALICE, BOB = 61001, 61002
+
+#: Trains, and stands still in the middle until a file is there. Prints what became of it.
+TRAINING = """
+import hashlib, os, sys, time, torch
+seed, device, gate = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+torch.manual_seed(seed)
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+model.to(device)
+optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+data = torch.randn(64, 32).to(device)
+for step in range(60):
+    optimiser.zero_grad()
+    loss = ((model(data) - data) ** 2).mean()
+    loss.backward()
+    optimiser.step()
+    if step == 20:
+        print("begun", loss.item(), flush=True)
+        while gate and not os.path.exists(gate):
+            loss.item()
+            time.sleep(0.01)
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    digest.update(parameter.detach().cpu().numpy().tobytes())
+print(digest.hexdigest(), loss.item())
+"""
+
+
+@pytest.fixture(scope="module")
+def everybodys() -> Iterator[tuple[Path, Path]]:
+    """A directory that everybody may read, and an interpreter in it."""
+    base = Path(tempfile.mkdtemp(prefix="sing-system-"))
+    try:
+        base.chmod(0o755)
+        yield base, build(base)
+    finally:
+        shutil.rmtree(base)
+
+
+@pytest.fixture(scope="module")
+def machine(everybodys: tuple[Path, Path]) -> Iterator[Machine]:
+    """A machine whose daemon runs."""
+    machine = Machine(everybodys[0] / "machine", everybodys[1])
+    started = machine.start_daemon()
+    assert started.returncode == 0, started.stderr
+    yield machine
+    machine.end([ALICE, BOB])
+
+
+@pytest.fixture(autouse=True)
+def _ended(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End what a test has left running."""
+    yield
+    if "machine" in request.fixturenames:
+        request.getfixturevalue("machine").end_programs()
+
+
+@pytest.fixture
+def gate(everybodys: tuple[Path, Path]) -> Iterator[Path]:
+    """A file that lets programs go on."""
+    path = everybodys[0] / "gate"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def train(machine: Machine, uid: int, gate: Path) -> subprocess.Popen[str]:
+    """Start a training of a user under a session that is named after him."""
+    script = machine.base / "training.py"
+    if not script.exists():
+        script.write_text(TRAINING)
+        script.chmod(0o644)
+    under = ("-m", "jupyter_sing.cli", "run", "--name", f"of-{uid}", str(script))
+    return machine.start(uid, *under, str(uid), "cuda", str(gate))
+
+
+def begun(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("begun"), process.communicate()[1][-4000:]
+    return line
+
+
+@pytest.fixture(scope="module")
+def plainly(machine: Machine) -> dict[int, str]:
+    """What the trainings come to without us."""
+    return {uid: machine.program(0, TRAINING, str(uid), "cpu", "") for uid in (ALICE, BOB)}
+
+
+def of(machine: Machine, owner: int, seen_by: int = 0) -> dict:
+    """The session of a user, as another one sees it."""
+    (found,) = (s for s in machine.status(seen_by) if s["owner"] == str(owner))
+    return found
+
+
+def identities(pid: int) -> dict[str, list[str]]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return {name: fields[name].split() for name in ("Uid", "Gid", "Groups")}
+
+
+REFUSED = """
+import sys
+from kernelproxy import control, protocol as p
+from kernelproxy.errors import ControlError
+session = sys.argv[1]
+for request in (
+    p.Suspend(session), p.Resume(session), p.Migrate(session, "cpu:0"), p.Checkpoint(session),
+    p.Restore(session, "any"), p.TakeOver(session, "any"), p.SetAutomatic(session, 1.0, 1),
+    p.LastCheckpoint(session), p.AwaitCheckpoint(session, "any"), p.CloseSession(session),
+    p.Attach(session, "2.0"), p.Listen(session), p.Tend(session), p.Why(session, 1),
+    p.Carried(session, "restore", "any"), p.OpenCheckpoint("any", session),
+):
+    with control.connect() as daemon:
+        try:
+            print("was done:", daemon.call(request, 60))
+        except ControlError as error:
+            print(error)
+"""
+
+
+def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[int, str]) -> None:
+    runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
+    before = {uid: begun(run) for uid, run in runs.items()}
+
+    # Everything of a session runs as its owner.
+    worker = wait_until(lambda: of(machine, ALICE)["worker_pid"])
+    zygote = int(Path(f"/proc/{worker}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    for pid in (worker, zygote):
+        alice = {"Uid": [str(ALICE)] * 4, "Gid": [str(ALICE)] * 4, "Groups": [str(ALICE)]}
+        assert identities(pid) == alice
+        home = f"HOME={machine.base}/home-{ALICE}".encode()
+        assert home in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+    # Who holds what is seen by all; the rest is nobody else's affair.
+    bobs, seen = of(machine, BOB), of(machine, BOB, seen_by=ALICE)
+    assert (seen["id"], seen["owner"], seen["device"]) == (bobs["id"], str(BOB), "cpu:0")
+    assert bobs["name"] == f"of-{BOB}"
+    assert bobs["log_head"] > 0
+    hidden = ("name", "kernel_id", "reason", "kernel_pid", "worker_pid", "log_head", "operators")
+    assert not any(seen[each] for each in hidden)
+    assert of(machine, ALICE, seen_by=ALICE)["name"] == f"of-{ALICE}"
+
+    # What is whose can be changed by that one alone, and by root.
+    for refused in machine.program(ALICE, REFUSED, bobs["id"]).splitlines():
+        assert refused.endswith("belongs to another user."), refused
+    for name in (bobs["id"][:6], bobs["name"]):
+        refused = machine.sing(ALICE, "suspend", name)
+        assert refused.stderr == f"jupyter sing: There is no session {name!r}.\n"
+    refused = machine.sing(ALICE, "stop")
+    assert "belongs to root" in refused.stderr
+    assert machine.sing(BOB, "suspend", bobs["name"]).returncode == 0
+    assert of(machine, BOB)["state"] == "suspended"
+    assert machine.sing(0, "resume", bobs["id"]).returncode == 0
+
+    gate.touch()
+    for uid, run in runs.items():
+        assert before[uid] + finish(run) == plainly[uid]
+
+
+def test_sessions_of_all_users_outlive_the_agent(
+    machine: Machine, gate: Path, plainly: dict[int, str]
+) -> None:
+    runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
+    before = {uid: begun(run) for uid, run in runs.items()}
+    pid = int(
+        machine.program(0, "from kernelproxy import control; print(control.connect().daemon_pid)")
+    )
+    os.kill(pid, signal.SIGKILL)
+    gate.touch()
+    for uid, run in runs.items():
+        assert before[uid] + finish(run) == plainly[uid]
+    assert "the next one takes 2 sessions" in machine.log()
+
+
+def test_who_kills_his_own_worker_harms_nobody_else(
+    machine: Machine, gate: Path, plainly: dict[int, str]
+) -> None:
+    runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
+    before = {uid: begun(run) for uid, run in runs.items()}
+    worker = wait_until(lambda: of(machine, ALICE)["worker_pid"])
+    bobs = wait_until(lambda: of(machine, BOB)["worker_pid"])
+    killing = "import os, sys; os.kill(int(sys.argv[1]), 9)"
+    refused = machine.start(ALICE, "-c", killing, str(bobs))
+    assert "PermissionError" in refused.communicate(timeout=WAIT_SECONDS)[1]
+    machine.program(ALICE, killing, str(worker))
+    gate.touch()
+    for uid, run in runs.items():
+        assert before[uid] + finish(run) == plainly[uid]
+
+
+STORE = """
+import os, sys
+from kernelproxy import control
+from kernelproxy.protocol import Checkpoint, CheckpointReply, OpenSession, SessionOpened
+with control.connect() as daemon:
+    session = daemon.expect(SessionOpened, OpenSession("notebook", "k", sys.executable)).session
+    fds = [os.memfd_create(name) for name in ("host", "files")]
+    os.write(fds[0], b"secret" * 1000)
+    about = {"saved": [], "omitted": []}
+    host = {"position": 0, "parts": [6000], "storages": [], "about": about, "files": []}
+    daemon.call_with_fds(Checkpoint(session, sys.argv[1], False, host), 60, fds)
+    assert isinstance(daemon.more(60), CheckpointReply)
+"""
+
+OPEN = """
+import os, sys
+from kernelproxy import control
+from kernelproxy.protocol import OpenCheckpoint
+with control.connect() as daemon:
+    _, fds = daemon.last(OpenCheckpoint(sys.argv[1]), 60)
+    print(os.pread(fds[0], 6, 0).decode())
+    for fd in fds:  # nothing of the daemon's may be written through them
+        try:
+            os.open(f"/proc/self/fd/{fd}", os.O_WRONLY)
+        except PermissionError:
+            continue
+        assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
+"""
+
+
+def test_a_checkpoint_is_its_owners_alone(machine: Machine) -> None:
+    machine.program(BOB, STORE, "mine")
+    assert machine.program(BOB, OPEN, "mine") == "secret\n"
+    assert json.loads(machine.sing(ALICE, "checkpoints", "--json").stdout) == {"checkpoints": []}
+    stranger = machine.start(ALICE, "-c", OPEN, "mine")
+    assert "There is no checkpoint 'mine'." in stranger.communicate(timeout=WAIT_SECONDS)[1]
+    refused = machine.sing(ALICE, "checkpoint-delete", "mine")
+    assert refused.stderr == "jupyter sing: There is no checkpoint 'mine'.\n"
+    # Nobody but root looks at what the daemon keeps, and what is Alice's may have the same name.
+    for path in (machine.data, machine.data / "daemon"):
+        assert path.stat().st_mode & 0o777 == 0o700
+    machine.program(ALICE, STORE, "mine")
+    assert machine.sing(ALICE, "checkpoint-delete", "mine").returncode == 0
+    assert machine.program(BOB, OPEN, "mine") == "secret\n"
+
+
+NOTEBOOK = """
+import json, os
+import nbformat
+from nbclient import NotebookClient
+os.environ["JUPYTER_DEFAULT_PROVISIONER_NAME"] = "sing"
+os.chdir(os.environ["HOME"])
+cells = [
+    "import torch; x = torch.arange(10.0, device='cuda'); print(x.sum().item())",
+    "open('made', 'w').write('first')",
+    "%sing checkpoint first",
+    "x += 1; open('made', 'w').write('second'); print(x.sum().item())",
+    "%sing restore first",
+    "print(x.sum().item(), open('made').read())",
+    "%sing checkpoint second --form process",
+    "%sing suspend",
+    "print(x.sum().item())",
+]
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+NotebookClient(notebook, timeout=600, allow_errors=True).execute()
+print(json.dumps(["".join(e.get("text", "") for e in c.outputs) for c in notebook.cells]))
+"""
+
+
+def test_a_notebook_needs_nothing_of_the_daemons_directories(machine: Machine) -> None:
+    said = json.loads(machine.program(ALICE, NOTEBOOK))
+    assert said[0] == "45.0\n"
+    assert said[2].startswith("Checkpoint first: ")
+    assert "and 1 file" in said[2]
+    assert said[3] == "55.0\n"
+    assert said[4].startswith("Restored ")
+    assert said[5] == "45.0 first\n"
+    assert "saves no processes" in said[6]
+    assert said[8] == "45.0\n"
+
+
+PREPARE = """
+import sys
+from kernelproxy import control
+from kernelproxy.protocol import Prepare
+with control.connect() as daemon:
+    daemon.call(Prepare(sys.argv[1]), 60)
+"""
+
+
+def test_a_bad_interpreter_is_executed_by_its_user_and_holds_nobody_up(
+    machine: Machine, gate: Path, plainly: dict[int, str]
+) -> None:
+    home = Path(machine.environment(ALICE)["HOME"])
+    hanging = home / "python"
+    hanging.write_text(f"#!/bin/sh\nid -u > {home}/uid\nid -G > {home}/groups\nexec sleep 100000\n")
+    hanging.chmod(0o755)
+    finish(machine.start(ALICE, "-c", PREPARE, str(hanging), groups=[ALICE + 1000]))
+    assert wait_until(lambda: (home / "groups").exists() and (home / "groups").read_text())
+    assert (home / "uid").read_text() == f"{ALICE}\n"
+    assert (home / "groups").read_text() == f"{ALICE} {ALICE + 1000}\n"
+    for bad in (home / "missing", home, Path("/etc/passwd")):
+        machine.program(ALICE, PREPARE, str(bad))
+    gate.touch()
+    assert begun(bobs := train(machine, BOB, gate)) + finish(bobs) == plainly[BOB]
+    assert any(b"sleep" in Path(f"/proc/{p}/cmdline").read_bytes() for p in processes_of(ALICE))
+
+
+#: An "interpreter" that says it is a zygote, and that a process of somebody else is its worker.
+LIAR = """#!{python}
+import os, socket, sys
+sys.path.insert(0, {packages!r})
+from kernelproxy.frames import recv_message, send_message
+from kernelproxy.protocol import Spawned, ZygoteReady
+agent = socket.socket(fileno=int(sys.argv[-1]))
+send_message(agent, ZygoteReady("0", "", ""))
+order, fds = recv_message(agent)
+victim = int(open({victim!r}).read())
+send_message(agent, Spawned(order.token, victim), [os.pidfd_open(victim)])
+recv_message(agent)
+"""
+
+ATTACH = """
+import struct, sys
+from kernelproxy import control
+from kernelproxy.oplog import ClientPage
+from kernelproxy.protocol import Attach, Bell, OpenSession, SessionOpened
+from kernelproxy.frames import send_message
+with control.connect() as daemon:
+    session = daemon.expect(SessionOpened, OpenSession("liar", "k", sys.argv[1])).session
+    _, fds = daemon.call_with_fds(Attach(session, "0"), 60)
+    page = ClientPage(fds[1], writable=True)
+    page.memory_wanted, page.want_sequence = 1 << 20, 1
+    sock = daemon.detach()
+    send_message(sock, Bell())
+    sock.recv(1)  # nothing comes but the end
+"""
+
+
+def test_the_daemon_kills_nobody_for_a_user(machine: Machine) -> None:
+    victim = machine.start(BOB, "-c", "import time; print('up', flush=True); time.sleep(100000)")
+    assert victim.stdout is not None
+    victim.stdout.readline()
+    home = Path(machine.environment(ALICE)["HOME"])
+    (machine.base / "victim").write_text(str(victim.pid))
+    liar = home / "liar"
+    packages, named = str(machine.packages), str(machine.base / "victim")
+    liar.write_text(LIAR.format(python=machine.python, packages=packages, victim=named))
+    liar.chmod(0o755)
+    machine.start(ALICE, "-c", ATTACH, str(liar))
+    wait_until(lambda: "that it has not forked" in machine.log())
+    wait_until(lambda: of(machine, ALICE)["state"] == "failed")
+    assert lives(victim.pid)
+
+
+LEFT = """
+import os, socket, sys
+from kernelproxy import control
+from kernelproxy.frames import recv_message, send_message
+from kernelproxy.protocol import Done, Left, Listen, OpenSession, SessionOpened
+with control.connect() as daemon:
+    session = daemon.expect(SessionOpened, OpenSession("left", "k", sys.executable)).session
+    assert isinstance(daemon.call(Listen(session), 60), Done)
+    sock = daemon.detach()
+    send_message(sock, Left(os.open(sys.argv[1], os.O_RDONLY)))
+    assert sock.recv(1) == b""
+"""
+
+
+def test_the_daemon_writes_to_no_file_for_a_user(machine: Machine) -> None:
+    precious = machine.base / "precious"
+    precious.write_text("root's")
+    precious.chmod(0o644)
+    machine.program(ALICE, LEFT, str(precious))
+    wait_until(lambda: not machine.status(0))
+    assert precious.read_text() == "root's"
+
+
+CROWD = """
+import contextlib, socket, sys
+from kernelproxy import control, paths
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import OpenSession, SessionOpened, Status
+with control.connect() as daemon:
+    names = []
+    with contextlib.suppress(ControlError):
+        while len(names) < 200:
+            request = OpenSession(str(len(names)), "k", sys.executable)
+            names.append(daemon.expect(SessionOpened, request, 60).session)
+    print(len(names))
+held = []
+for number in range(400):
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(paths.socket_path()))
+    sock.sendall(b"\\xff" * 4 if number % 3 == 0 else b"\\x10\\0\\0\\0{" if number % 3 else b"")
+    held.append(sock)
+print("full", flush=True)
+"""
+
+
+def test_nobody_keeps_others_from_being_served(machine: Machine) -> None:
+    crowd = machine.start(ALICE, "-c", CROWD)
+    assert finish(crowd).split() == ["64", "full"]
+    hanging = machine.start(
+        ALICE, "-c", CROWD.replace("sys.stdin.read()", "import time; time.sleep(1e6)")
+    )
+    assert hanging.stdout is not None
+    hanging.stdout.readline()
+    assert hanging.stdout.readline() == "full\n"
+    assert machine.sing(BOB, "status").returncode == 0
+    machine.program(BOB, STORE, "still")
+
+
+def test_only_root_starts_it_and_only_members_of_a_group_may_use_it(
+    everybodys: tuple[Path, Path],
+) -> None:
+    machine = Machine(everybodys[0] / "grouped", everybodys[1])
+    refused = machine.sing(ALICE, "daemon", "--system")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("jupyter sing: Only root can start the daemon")
+    assert machine.start_daemon("--group", "no-such-group").stderr == (
+        "jupyter sing: There is no group 'no-such-group'.\n"
+    )
+    assert machine.start_daemon("--group", "root").returncode == 0
+    try:
+        refused = machine.sing(BOB, "status")
+        assert "is for a group that you are not in" in refused.stderr
+        assert machine.sing(0, "status").returncode == 0
+        again = machine.start_daemon()
+        assert again.returncode == 1
+        assert "already" in again.stderr
+    finally:
+        machine.end([])
+
+
+def test_a_socket_that_is_not_roots_is_not_used(everybodys: tuple[Path, Path]) -> None:
+    machine = Machine(everybodys[0] / "fakes", everybodys[1])
+    fake = machine.base / "fake"
+    fake.mkdir(mode=0o755)
+    os.chown(fake, ALICE, ALICE)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(fake / "agent.sock"))
+        listener.listen()
+        refused = machine.sing(BOB, "status", JUPYTER_SING_SYSTEM_DIR=str(fake))
+        assert "is not root's" in refused.stderr
+        # Nor in a directory of root's, if who serves it is not.
+        os.chown(fake, 0, 0)
+        os.chown(fake / "agent.sock", 0, 0)
+        serving = (
+            "import socket, time\ns = socket.socket(fileno=0)\ns.listen()\n"
+            "print('up', flush=True)\ntime.sleep(1e6)"
+        )
+        process = subprocess.Popen(
+            [str(machine.python), "-c", serving],
+            stdin=listener, stdout=subprocess.PIPE, user=ALICE, group=ALICE, extra_groups=[],
+            env=machine.environment(ALICE),
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            os.chmod(fake / "agent.sock", 0o666)
+            refused = machine.sing(BOB, "status", JUPYTER_SING_SYSTEM_DIR=str(fake))
+            assert f"is served by user {ALICE}, not by root" in refused.stderr
+        finally:
+            process.kill()
+            process.communicate()

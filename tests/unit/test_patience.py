@@ -1,0 +1,90 @@
+"""Who hangs, who works, and for how long that is borne."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kernelproxy.agent.patience import DOUBLINGS_MAX, Activity, Patience, Stopped, Wait, activity
+
+
+def wait(patience: Patience, bounded: bool = True) -> Wait:
+    return Wait(patience, bounded=bounded, now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "what"), [("T", "was stopped by a signal"), ("S", "did nothing")]
+)
+def test_who_has_no_processor_time_hangs(state: str, what: str) -> None:
+    waiting = wait(Patience(5.0, 100.0))
+    for now in (0.5, 4.9):
+        assert waiting.look(now, Activity(state, 7.0)) == ""
+    assert waiting.look(5.0, Activity(state, 7.0)) == (
+        f"Its device process {what} while others waited for 5 s"
+    )
+
+
+def test_a_tick_now_and_then_is_work() -> None:
+    waiting = wait(Patience(5.0, 100.0))
+    for count in range(24):
+        assert waiting.look(count * 4.0, Activity("S", count * 0.01)) == ""
+    assert waiting.look(100.0, Activity("S", 1.0)) == "One operator kept others waiting for 100 s"
+
+
+@pytest.mark.parametrize("state", ["R", "D"])
+def test_who_waits_for_a_processor_or_the_system_works(state: str) -> None:
+    waiting = wait(Patience(5.0, 100.0))
+    assert waiting.look(50.0, Activity(state, 7.0)) == ""
+    assert waiting.look(100.0, Activity(state, 7.0)) != ""
+
+
+def test_an_order_with_a_limit_of_its_own_is_not_limited_while_it_works() -> None:
+    waiting = wait(Patience(5.0, 100.0), bounded=False)
+    assert waiting.look(1000.0, Activity("R", 7.0)) == ""
+    assert waiting.look(1005.0, Activity("S", 7.0)) != ""
+
+
+def test_patience_doubles_with_every_loss_up_to_a_limit() -> None:
+    patience = Patience(5.0, 100.0)
+    waiting = wait(patience)
+    for count in range(DOUBLINGS_MAX + 3):
+        assert patience.still_seconds == 5.0 * 2 ** min(count, DOUBLINGS_MAX)
+        assert patience.busy_seconds == 100.0 * 2 ** min(count, DOUBLINGS_MAX)
+        patience.lose()
+    assert waiting.look(100.0, Activity("S", 7.0)) == ""
+
+
+def test_who_is_stopped_with_work_to_do_is_waited_for_longer_if_nobody_else_waits() -> None:
+    watch, stopped = Stopped(Patience(5.0, 100.0)), Activity("T", 7.0)
+    assert watch.look(0.0, stopped) == ""
+    assert watch.look(59.0, None) == ""  # it had nothing to do meanwhile
+    assert watch.look(60.0, stopped) == ""
+    assert watch.look(119.0, Activity("t", 7.0)) == ""
+    assert watch.look(120.0, stopped) == ""
+    assert watch.look(179.0, stopped) == ""
+    assert watch.look(180.0, stopped) == "Its device process was stopped by a signal for 60 s"
+
+
+def test_what_a_process_does_is_seen() -> None:
+    program = "import signal, sys\nprint(flush=True)\nsys.stdin.read(1)\nwhile True: pass"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        while (asleep := activity(process.pid)) is None or asleep.state != "S":
+            pass
+        process.stdin.write(b".")
+        process.stdin.flush()
+        while (busy := activity(process.pid)) is None or busy.seconds <= asleep.seconds + 0.05:
+            pass
+        os.kill(process.pid, signal.SIGSTOP)
+        while (stopped := activity(process.pid)) is None or stopped.state != "T":
+            pass
+        process.kill()
+    assert activity(process.pid) is None

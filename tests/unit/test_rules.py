@@ -1,0 +1,192 @@
+"""What a policy means on a host: for sessions, for the engine, and for the agent."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from jupyter_sing.controller import kept
+from jupyter_sing.controller.rules import Rules, Standing
+from jupyter_sing.scheduler.flat import Flat
+from jupyter_sing.scheduler.guarantees import Leases
+from jupyter_sing.scheduler.settings import Limits, Settings, Tier
+from kernelproxy.agent.arbiter import Allowance
+from kernelproxy.errors import ControlError
+from tests.scheduler.policy_strategies import EXAMPLES
+
+TWO = {"here": ["cpu:0", "cpu:1"]}
+GIB = 1 << 30
+
+LAB = """
+tiers:
+  basic: {suspend_after: 2 min, max_hold: 5 min}
+  standard: {gpu_percent: 50}
+defaults: {tier: standard, packing: true}
+virtual_clusters:
+  lab:
+    weight: 3
+    quotas: {devices: 2, disk: 1 GiB}
+    users:
+      - {name: ada, tier: premium, weight: 2, quotas: {gpu_hours_per_day: 2, device_memory: 1 GiB}}
+      - {name: bob, quotas: {disk: 5 GiB}}
+others: {admitted: false}
+"""
+
+
+def test_without_a_policy_everybody_is_equal() -> None:
+    rules, base = Rules("", TWO), Settings(throttle=3.0)
+    assert rules.standing("ada", None) == Standing("default", Tier.STANDARD, False, 1.0)
+    assert rules.settings(base, ["ada"]) is base
+    assert rules.allowance("ada", Tier.STANDARD) == Allowance(tier="standard")
+    assert rules.notes() == []
+    assert isinstance(rules.guarantees(), Flat)
+
+
+@pytest.mark.parametrize(
+    ("user", "wished", "tier"),
+    [
+        ("ada", None, Tier.PREMIUM),
+        ("ada", "premium", Tier.PREMIUM),
+        ("ada", "basic", Tier.BASIC),
+        ("bob", "premium", Tier.STANDARD),
+        ("bob", "standard", Tier.STANDARD),
+        ("bob", "basic", Tier.BASIC),
+    ],
+)
+def test_a_wish_is_for_what_the_policy_gives_or_less(
+    user: str, wished: str | None, tier: Tier
+) -> None:
+    found = Rules(LAB, TWO).standing(user, wished)
+    assert (found.tier, found.vc, found.may_pack) == (tier, "lab", True)
+
+
+def test_the_engine_gets_the_numbers() -> None:
+    found = Rules(LAB, TWO).settings(Settings(throttle=3.0), ["ada", "bob", "eve"])
+    assert found.throttle == 3.0
+    assert found.user_weights == {("lab", "ada"): 2, ("lab", "bob"): 1, ("default", "eve"): 1}
+    assert found.vc_weights == {"lab": 3, "default": 1}
+    assert found.user_limits == {
+        ("lab", "ada"): Limits(device_memory=GIB, gpu_seconds_per_day=7200.0),
+        ("lab", "bob"): Limits(),
+        ("default", "eve"): Limits(devices=0),  # not admitted
+    }
+    assert found.vc_limits == {"lab": Limits(devices=2), "default": Limits()}
+    assert found.targets == {Tier.PREMIUM: 0.95, Tier.STANDARD: 0.5, Tier.BASIC: 0.0}
+    assert found.max_hold == {Tier.BASIC: 300.0}
+
+
+def test_the_agent_is_told_what_the_policy_says_and_nothing_else() -> None:
+    rules = Rules(LAB, TWO)
+    assert rules.allowance("ada", Tier.PREMIUM) == Allowance(None, None, GIB, "premium")
+    assert rules.allowance("bob", Tier.BASIC) == Allowance(120.0, None, GIB, "basic")
+    never = Rules("tiers: {standard: {suspend_after: never}}", TWO)
+    assert never.allowance("ada", Tier.STANDARD) == Allowance(math.inf, None, math.inf, "standard")
+
+
+@pytest.mark.parametrize("name", ["laptop", "lab", "course"])
+def test_examples_hold_on_two_devices(name: str) -> None:
+    rules = Rules(EXAMPLES[name], TWO)
+    assert isinstance(rules.guarantees(), Leases if name == "course" else Flat)
+    if name == "laptop":
+        assert rules.notes() == []
+        return
+    (note,) = rules.notes()
+    assert note == (
+        f"The policy describes {'2 hosts' if name == 'course' else '1 host'} of 4 devices, and "
+        "this daemon has 2 devices (cpu:0, cpu:1): everything else in it holds. To describe "
+        "these, write cluster: {devices_per_host: 2}."
+    )
+    four = {"here": ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]}
+    assert (Rules(EXAMPLES["lab"], four).notes() == []) is True
+
+
+def test_what_is_guaranteed_and_not_here_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ControlError) as raised:
+        Rules(EXAMPLES["course"], {"here": ["cpu:0"]})
+    assert raised.value.reason == "bad-policy"
+    assert raised.value.message == (
+        "cluster: This daemon has 1 device (cpu:0), too few for what is guaranteed. Virtual "
+        "clusters are promised 2 devices, and there are 1. Guarantee less, or describe these by "
+        "cluster: {devices_per_host: 1}."
+    )
+    with pytest.raises(ControlError, match="It describes 32 devices of gpu1, gpu2, gpu3, gpu4"):
+        Rules(EXAMPLES["departments"], TWO)
+    Rules(EXAMPLES["departments"], TWO, guarantee=False)
+
+
+def test_cells_of_one_host_are_this_host() -> None:
+    cells = """
+    cluster:
+      cell_types: {box: {child_cell_type: gpu, child_cell_number: 2, is_node_level: true}}
+      physical_cells: [{cell_type: box, cell_address: anything}]
+    virtual_clusters: {vision: {guaranteed_cells: [{cell_type: box}], users: [ada]}}
+    """
+    rules = Rules(cells, TWO)
+    found = rules.guarantees()
+    assert isinstance(found, Leases)
+    assert sorted(found.cluster.devices) == ["cpu:0", "cpu:1"]
+    assert found.free("vision") == 2
+    assert rules.notes() == []
+
+
+def test_no_policy_is_one_line() -> None:
+    with pytest.raises(ControlError) as raised:
+        Rules("defaults:\n  wieght: 2\n", TWO)
+    assert raised.value.reason == "bad-policy"
+    assert raised.value.message == "defaults.wieght: is no key here; did you mean weight? (line 2)"
+
+
+# -------------------------------------------------------------------- what is kept
+
+
+def test_what_is_kept_holds_for_the_next_daemon(tmp_path: Path) -> None:
+    assert kept.begin(tmp_path, TWO).text == ""
+    kept.keep(tmp_path, "defaults: {weight: 2}")
+    kept.keep(tmp_path, LAB)
+    assert kept.begin(tmp_path, TWO).text == kept.kept(tmp_path) == LAB
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
+    (tmp_path / kept.NAME).mkdir()
+    with pytest.raises(ControlError, match="cannot be kept"):
+        kept.keep(tmp_path, LAB)
+    assert [each.name for each in tmp_path.iterdir()] == [kept.NAME]
+    with pytest.raises(ControlError, match="cannot be read"):
+        kept.kept(tmp_path)
+
+
+def test_the_file_of_the_environment_counts_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime, file = tmp_path / "runtime", tmp_path / "site.yaml"
+    runtime.mkdir()
+    monkeypatch.setenv(kept.VARIABLE, str(file))
+    with pytest.raises(ControlError, match=r"JUPYTER_SING_POLICY: .*site.yaml: .*No such file"):
+        kept.begin(runtime, TWO)
+    file.write_text(LAB)
+    assert kept.begin(runtime, TWO).text == kept.kept(runtime) == LAB
+    kept.keep(runtime, "defaults: {weight: 2}")
+    assert kept.begin(runtime, TWO).text == LAB
+    # Sessions are not lost for what is wrong now.
+    file.write_text("nonsense: 1")
+    assert kept.begin(runtime, TWO).text == LAB
+    assert "The policy that was applied last holds" in caplog.text
+    monkeypatch.setenv(kept.VARIABLE, "site.yaml")
+    assert kept.begin(runtime, TWO).text == LAB
+    assert "must be absolute" in caplog.text
+
+
+def test_what_was_kept_and_is_too_much_by_now_guarantees_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept.keep(tmp_path, EXAMPLES["course"])
+    rules = kept.begin(tmp_path, {"here": ["cpu:0"]})
+    assert rules.standing("2026017", None).tier is Tier.BASIC
+    assert isinstance(rules.guarantees(), Flat)
+    assert "cannot hold: cluster: This daemon has 1 device" in caplog.text
+    kept.keep(tmp_path, "nonsense: 1")
+    assert kept.begin(tmp_path, TWO).text == ""

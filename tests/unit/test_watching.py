@@ -1,0 +1,148 @@
+"""What is told of a session's progress."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernelproxy.agent import watching
+from kernelproxy.agent.arbiter import Everybody
+from kernelproxy.agent.room import Room
+from kernelproxy.agent.watching import Watch
+from kernelproxy.protocol import Observed
+
+STEP = Observed(40, nadir=10, memory_min=5, memory_max=9, made=400, seconds=2.0)
+WAIT_SECONDS = 120.0
+
+
+class Told(Everybody):
+    """An arbiter that keeps what it is told."""
+
+    keeps = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[float | None, float | None]] = []
+
+    def measured(
+        self,
+        session: str,
+        memory: int,
+        seconds: float,
+        step_seconds: float | None = None,
+        nadir: float | None = None,
+    ) -> None:
+        assert (session, memory) == ("a", 7)
+        self.steps.append((step_seconds, nadir))
+
+
+class Fake:
+    """A session whose worker has observed this."""
+
+    def __init__(self) -> None:
+        self.id, self.observed, self.asked = "a", STEP, list[float]()
+        self.room = Room(SimpleNamespace(memory_total=1 << 30), 1)  # type: ignore[arg-type]
+        self.client = SimpleNamespace(head=100, memory_used=7)
+        self.page = SimpleNamespace(consumed=100)
+        memory = SimpleNamespace(client=self.client, worker=self.page)
+        self.device_state = SimpleNamespace(memory=memory, worker=self, busy_seconds=1.0)
+        self.told = Told()
+        self.watch = Watch(self, self.told)  # type: ignore[arg-type]
+
+    async def observe(self, since: float) -> Observed | None:
+        self.asked.append(since)
+        return self.observed
+
+    async def after(self, condition: Callable[[], Any]) -> list[tuple[float | None, float | None]]:
+        """What is told from now on, once more after this has come true."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not condition():
+                await asyncio.sleep(0)
+            count = len(self.told.steps)
+            while len(self.told.steps) < count + 2:
+                await asyncio.sleep(0)
+        return self.told.steps[count + 1 :]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.0)
+
+
+def watched(test: Callable[[Fake], Any]) -> None:
+    async def run() -> None:
+        fake = Fake()
+        fake.watch.begin()
+        await test(fake)
+        fake.watch.end()
+        assert "a" not in fake.room.lessees
+
+    asyncio.run(run())
+
+
+def test_steps_and_their_nadir_are_told() -> None:
+    async def test(fake: Fake) -> None:
+        assert (await fake.after(lambda: fake.asked))[0] == (0.2, 0.25)
+        assert fake.watch.step is not None
+        assert fake.watch.step.memory_min == 5
+        fake.observed = Observed(0)
+        assert (await fake.after(lambda: fake.watch.step is None))[0] == (None, None)
+
+    watched(test)
+
+
+@pytest.mark.parametrize(
+    "few", [Observed(40, made=79, seconds=2.0), Observed(40, made=4000, seconds=0.2)]
+)
+def test_few_steps_say_nothing(few: Observed) -> None:
+    async def test(fake: Fake) -> None:
+        fake.observed = few
+        assert (await fake.after(lambda: len(fake.asked) > 3))[0] == (None, None)
+
+    watched(test)
+
+
+def test_what_was_issued_before_does_not_count() -> None:
+    async def test(fake: Fake) -> None:
+        fake.client.head = 500
+        fake.watch.begin()
+        assert (await fake.after(lambda: True))[0] == (None, None)
+        assert not fake.asked
+        fake.page.consumed, caught_up = 500, time.monotonic()
+        assert (await fake.after(lambda: fake.asked))[0] == (0.2, 0.25)
+        assert fake.asked[0] >= caught_up
+
+    watched(test)
+
+
+def test_beside_others_it_is_measured_anew() -> None:
+    async def test(fake: Fake) -> None:
+        await fake.after(lambda: fake.asked)
+        fake.observed = Observed(40, made=0)  # none yet since the other one is there
+        fake.room.enter("b")
+        joined = fake.room.lessees_since
+        assert (await fake.after(lambda: fake.asked[-1] == joined))[0] == (None, None)
+        assert fake.watch.company() == ["b"]
+        fake.observed = Observed(40, made=200, seconds=2.0)
+        slower = await fake.after(lambda: fake.watch.step.seconds == 0.4)  # type: ignore[union-attr]
+        assert slower[0][0] == 0.4
+
+    watched(test)
+
+
+def test_beside_others_only_what_was_measured_alone_is_compared() -> None:
+    async def test(fake: Fake) -> None:
+        await fake.after(lambda: fake.asked)
+        fake.room.enter("b")
+        fake.observed = Observed(3, made=3000, seconds=1.0)  # it does something else now
+        found = await fake.after(lambda: fake.watch.step.records == 3)  # type: ignore[union-attr]
+        assert found[0] == (None, None)
+        fake.room.leave("b")
+        assert (await fake.after(lambda: len(fake.watch.step.company) == 1))[0][0] == 0.001  # type: ignore[union-attr]
+
+    watched(test)
