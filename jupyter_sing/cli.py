@@ -19,9 +19,12 @@ from typing import Any
 
 from jupyter_sing import doctor, policies, simulate, table
 from jupyter_sing.controller import journal
+from jupyter_sing.output import until_nobody_reads
 from jupyter_sing.progress import Line
-from kernelproxy import native, paths
-from kernelproxy.control import Control, connect
+from kernelproxy import native, paths, variables
+from kernelproxy.agent.arbiter import TIERS
+from kernelproxy.agent.system import system_place
+from kernelproxy.control import Control, connect, start
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import (
     FORMS,
@@ -34,17 +37,21 @@ from kernelproxy.protocol import (
     LastCheckpoint,
     Migrate,
     OpenSession,
+    Pin,
     Prepare,
     Restore,
     RestoreReply,
     Resume,
     SessionOpened,
     SessionReply,
+    SetPriority,
     Status,
     StatusReply,
     Stop,
     Stopped,
     Suspend,
+    Why,
+    WhyReply,
 )
 
 ANSWER_SECONDS_MAX = 30.0
@@ -53,6 +60,12 @@ ANSWER_SECONDS_MAX = 30.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb and return the exit status; the entry point of ``jupyter-sing``."""
     options = _parser().parse_args(arguments)
+    with until_nobody_reads():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run a verb; what it raises becomes one line."""
     verb: Callable[[argparse.Namespace], int] = options.function
     try:
         return verb(options)
@@ -60,11 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except (SingError, OSError) as error:
         reason = error.reason if isinstance(error, ControlError) else "failed"
+        text = _text(error)
         if options.json:
-            _print_json({"message": str(error), "reason": reason})
+            _print_json({"message": text, "reason": reason})
         else:
-            print(f"jupyter sing: {error}", file=sys.stderr)
+            print(f"jupyter sing: {text}", file=sys.stderr)
         return 1
+
+
+def _text(error: Exception) -> str:
+    """Say what went wrong; of a file, which, and no number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}."
+    return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,6 +114,15 @@ def _parser() -> argparse.ArgumentParser:
     move = add("migrate", migrate, "move a session to another device while it runs")
     move.add_argument("session", help="id, unique prefix of one, or name")
     move.add_argument("device", help="id of the device, such as cpu:1 or cuda:0")
+    pin_parser = add("pin", pin, "keep a session's memory on its device")
+    unpin_parser = add("unpin", pin, "let a session's memory leave its device again")
+    priority_parser = add("priority", priority, "show or say how a session is to be served")
+    for each in (pin_parser, unpin_parser, priority_parser):
+        each.add_argument("session", help="id, unique prefix of one, or name")
+    pin_parser.set_defaults(pinned=True)
+    unpin_parser.set_defaults(pinned=False)
+    levels = "as well as its user may be (default: show it)"
+    priority_parser.add_argument("level", nargs="?", choices=TIERS, help=levels)
     explain = add("why", why, "what was decided about a session, and why")
     explain.add_argument(
         "session", help="id, unique prefix of one, or name (of one that has ended, too)"
@@ -125,6 +155,10 @@ def _parser() -> argparse.ArgumentParser:
     doctor_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
     daemon_parser = add("daemon", daemon, "start the daemon, which else starts at first need")
     daemon_parser.add_argument("--foreground", action="store_true", help="and stay with it")
+    daemon_parser.add_argument(
+        "--system", action="store_true", help="one for all users of this machine; for root"
+    )
+    daemon_parser.add_argument("--group", help="with --system: only its members may use it")
     stop_parser = add("stop", stop, "put notebooks away, stop the daemon and every session")
     stop_parser.add_argument(
         "--no-checkpoint",
@@ -138,13 +172,17 @@ def status(options: argparse.Namespace) -> int:
     """``status``: without a daemon both lists are empty, and none is started."""
     found = _status()
     if options.json:
-        _print_json({"devices": found.devices, "sessions": found.sessions})
+        _print_json(
+            {name: each for name, each in asdict(found).items() if each or name != "sharing"}
+        )
     elif not found.devices:
         print("No daemon is running: it starts with the first notebook or program.")
     else:
         print(table.devices_table(found.devices))
         print()
         print(table.sessions_table(found.sessions) if found.sessions else "No sessions.")
+        if waited := table.waits_line(found.sharing):
+            print(f"\n{waited}")
     return 0
 
 
@@ -183,6 +221,38 @@ def migrate(options: argparse.Namespace) -> int:
     else:
         print(f"{reply.session['name']}: {table.migration_text(reply.session)}")
     return 0
+
+
+def pin(options: argparse.Namespace) -> int:
+    """``pin S`` and ``unpin S``: doing it twice is no error."""
+    with connect(start=False) as control:
+        reply = control.expect(SessionReply, Pin(options.session, options.pinned))
+    return _show(options, reply.session, table.pinned_text(reply.session))
+
+
+def priority(options: argparse.Namespace) -> int:
+    """``priority S LEVEL``, and ``priority S``, which shows it."""
+    with connect(start=False) as control:
+        if options.level:
+            request = SetPriority(options.session, options.level)
+            session = control.expect(SessionReply, request).session
+        else:
+            session = _session(control, options.session)
+    return _show(options, session, table.priority_text(session))
+
+
+def _session(control: Control, name: str) -> dict[str, Any]:
+    """Find a session of the daemon's as the daemon does: by id, unique prefix, or name."""
+    sessions = control.expect(StatusReply, Status()).sessions
+    found = [each for each in sessions if each["id"] == name]
+    found = found or [each for each in sessions if each["id"].startswith(name)]
+    found = found or [each for each in sessions if each["name"] == name]
+    if not found:
+        raise ControlError(f"There is no session {name!r}.", "unknown-session")
+    if len(found) > 1:
+        ids = ", ".join(each["id"] for each in found)
+        raise ControlError(f"{name!r} may be any of the sessions {ids}.", "ambiguous")
+    return dict(found[0])
 
 
 def checkpoint(options: argparse.Namespace) -> int:
@@ -268,10 +338,22 @@ def checkpoint_delete(options: argparse.Namespace) -> int:
 
 
 def daemon(options: argparse.Namespace) -> int:
-    """``daemon``: start it; with ``--foreground``, be it."""
+    """``daemon``: start it; with ``--foreground``, be it; with ``--system``, for everybody."""
+    if options.group and not options.system:
+        raise ControlError("--group is of --system.", "bad-request")
+    program = ["-m", "kernelproxy.agent"]
+    place = None
+    if options.system:
+        place = system_place(options.group)
+        program = ["-P", *program, "--system"]  # root's path has no place that a user chose
+        program += ["--group", options.group] if options.group else []
     if options.foreground:
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "kernelproxy.agent", "--foreground"])
+        os.execv(sys.executable, [sys.executable, *program, "--foreground"])
+    if place is not None:
+        start(place.private, program)
+        _done(options, f"The daemon of this machine listens at {place.socket}.")
+        return 0
     with connect():
         pass
     _done(options, f"The daemon listens at {paths.socket_path()}.")
@@ -303,13 +385,18 @@ def stop(options: argparse.Namespace) -> int:
 
 def why(options: argparse.Namespace) -> int:
     """Show what was decided about a session, and why."""
-    found = journal.read(paths.runtime_dir(), options.session, options.count)
+    if paths.is_shared(paths.socket_path()):
+        with connect(start=False) as control:
+            found = control.expect(WhyReply, Why(options.session, options.count)).decisions
+    else:  # without a daemon, too
+        read = journal.read(paths.runtime_dir(), options.session, options.count)
+        found = [asdict(each) for each in read]
     if options.json:
-        _print_json({"decisions": [asdict(each) for each in found]})
+        _print_json({"decisions": found})
         return 0
     for each in found:
-        at = datetime.fromtimestamp(each.at).strftime("%Y-%m-%d %H:%M:%S")
-        print(f"{at}  {each.reason}")
+        at = datetime.fromtimestamp(each["at"]).strftime("%Y-%m-%d %H:%M:%S")
+        print(f"{at}  {each['reason']}")
     return 0
 
 
@@ -357,7 +444,7 @@ def _open_session(python: str, name: str, device: str | None) -> str:
     """Open a session for a program; an environment without a usable torch gets none."""
     native.check_version(native.find_torch(python))
     request = OpenSession(
-        name=name, kernel_id="", python=python, idle_timeout=None, device=device, script=True
+        name=name, kernel_id="", python=python, device=device, script=True, user=variables.user()
     )
     with connect() as control:
         session = control.expect(SessionOpened, request, timeout=ANSWER_SECONDS_MAX).session
@@ -409,10 +496,14 @@ def _status() -> StatusReply:
 
 
 def _show_session(options: argparse.Namespace, reply: SessionReply) -> int:
+    return _show(options, reply.session, table.state_text(reply.session))
+
+
+def _show(options: argparse.Namespace, session: dict[str, Any], text: str) -> int:
     if options.json:
-        _print_json(reply.session)
+        _print_json(session)
     else:
-        print(f"{reply.session['name']}: {table.state_text(reply.session)}")
+        print(f"{session['name']}: {text}")
     return 0
 
 

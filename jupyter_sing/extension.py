@@ -28,8 +28,9 @@ class SingExtension(ExtensionApp):
     description = "Device sessions: suspended when idle, resumed at the next cell."
 
     idle_timeout = Float(
+        allow_none=True,
         help="Seconds without use after which a session is suspended; 0: never. Default: "
-        "JUPYTER_SING_IDLE_TIMEOUT, else 600.",
+        "JUPYTER_SING_IDLE_TIMEOUT, else what the policy says, else 600.",
     ).tag(config=True)
 
     cold_after = Float(
@@ -46,6 +47,11 @@ class SingExtension(ExtensionApp):
     disk_quota = Unicode(
         help="What states, checkpoints and hibernating kernels on disk may take, such as 100GiB. "
         "Default: JUPYTER_SING_DISK_QUOTA, else 64GiB.",
+    ).tag(config=True)
+
+    policy = Unicode(
+        help="File that says who may use which devices (docs/policy.md), applied when the daemon "
+        "starts. Default: JUPYTER_SING_POLICY, else what was applied last.",
     ).tag(config=True)
 
     checkpoint_every = Float(
@@ -96,9 +102,13 @@ class SingExtension(ExtensionApp):
     def _default_disk_quota(self) -> str:
         return os.environ.get("JUPYTER_SING_DISK_QUOTA", "")
 
+    @default("policy")
+    def _default_policy(self) -> str:
+        return os.environ.get("JUPYTER_SING_POLICY", "")
+
     @default("idle_timeout")
-    def _default_idle_timeout(self) -> float:
-        return variables.number("IDLE_TIMEOUT", 600, self.log)
+    def _default_idle_timeout(self) -> float | None:
+        return variables.asked_number("IDLE_TIMEOUT", self.log)
 
     def initialize_settings(self) -> None:
         """Called by the server once, before handlers are made and kernels start."""
@@ -107,10 +117,13 @@ class SingExtension(ExtensionApp):
             "idle_timeout", "hibernate_timeout", "cold_after",
             "checkpoint_every", "checkpoint_cells", "checkpoint_keep",
         ):  # fmt: skip
-            os.environ[f"JUPYTER_SING_{name.upper()}"] = str(getattr(self, name))
+            if (given := getattr(self, name)) is not None:
+                os.environ[f"JUPYTER_SING_{name.upper()}"] = str(given)
         for name in ("host_memory", "disk_quota"):
             if value := getattr(self, name):
                 os.environ[f"JUPYTER_SING_{name.upper()}"] = value
+        if self.policy:
+            os.environ["JUPYTER_SING_POLICY"] = os.path.abspath(self.policy)
         if self.serverapp is None or self.serverapp.event_logger is None:
             return
         use_provisioner(self.serverapp)

@@ -25,9 +25,11 @@ from kernelproxy.protocol import (
     LastCheckpoint,
     Message,
     Migrate,
+    Pin,
     Resume,
     SessionReply,
     SetAutomatic,
+    SetPriority,
     Status,
     StatusReply,
     Suspend,
@@ -39,6 +41,10 @@ HELP = """\
 %sing resume    bring the state back onto the device now
 %sing migrate DEVICE
                 move the state to another device, such as cpu:1
+%sing pin       keep the memory on its device while nothing is done (%sing unpin: no more);
+                others still get their turns
+%sing priority [LEVEL]
+                how it is to be served: premium, standard or basic, as far as you may
 %sing checkpoint [NAME]
                 put the whole notebook away on disk: variables and device state, and its
                 process where that works (--form namespace: without; --form process: not
@@ -128,6 +134,37 @@ def migrate(device: str) -> None:
     if session_id:
         found = _call(SessionReply, Migrate(session_id, device))
         print(table.migration_text(found.session))
+
+
+def pin() -> None:
+    """``%sing pin``: stay resident."""
+    _pin(True)
+
+
+def unpin() -> None:
+    """``%sing unpin``."""
+    _pin(False)
+
+
+def _pin(pinned: bool) -> None:
+    session_id = _session_id()
+    if session_id:
+        print(table.pinned_text(_call(SessionReply, Pin(session_id, pinned)).session))
+
+
+def priority(level: str = "") -> None:
+    """``%sing priority``, ``%sing priority LEVEL``."""
+    session_id = _session_id()
+    if not session_id:
+        return
+    if level:
+        print(table.priority_text(_call(SessionReply, SetPriority(session_id, level)).session))
+        return
+    for session in _call(StatusReply, Status()).sessions:
+        if session["id"] == session_id:
+            print(table.priority_text(session))
+            return
+    _complain(UNKNOWN)
 
 
 def checkpoint(name: str = "", *, form: str = "") -> None:
@@ -255,6 +292,9 @@ _VERBS: dict[str, Callable[..., Any]] = {
     "suspend": suspend,
     "resume": resume,
     "migrate": migrate,
+    "pin": pin,
+    "unpin": unpin,
+    "priority": priority,
     "checkpoint": checkpoint,
     "checkpoints": checkpoints,
     "restore": restore,

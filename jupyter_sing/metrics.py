@@ -7,8 +7,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+
+_COUNTED = {
+    "preemptions": "Turns that were ended for somebody else.",
+    "switches": "Leases for which memory had to be brought to a device.",
+    "evictions": "Sessions whose memory made room for others.",
+    "migrations": "Sessions that were moved to other devices.",
+    "tier_violations": "Cells whose session was served less than its tier promises.",
+}
 
 __all__ = ["CONTENT_TYPE", "render"]
 
@@ -17,9 +30,12 @@ class _Collector:
     """What Prometheus collects from one answer of the daemon."""
 
     def __init__(
-        self, devices: Sequence[dict[str, Any]], sessions: Sequence[dict[str, Any]]
+        self,
+        devices: Sequence[dict[str, Any]],
+        sessions: Sequence[dict[str, Any]],
+        sharing: dict[str, Any],
     ) -> None:
-        self._devices, self._sessions = devices, sessions
+        self._devices, self._sessions, self._sharing = devices, sessions, sharing
 
     def collect(self) -> Iterator[Metric]:
         """Called by `generate_latest`."""
@@ -35,6 +51,8 @@ class _Collector:
             states.add_metric([state], count)
         yield from (total, used, states)
         yield from self._by_session()
+        if self._sharing:
+            yield from self._by_decision()
 
     def _by_session(self) -> Iterator[Metric]:
         memory = GaugeMetricFamily(
@@ -57,9 +75,36 @@ class _Collector:
             seconds.add_metric(labels, session["gpu_seconds"])
         yield from (memory, log, operators, seconds)
 
+    def _by_decision(self) -> Iterator[Metric]:
+        waits = HistogramMetricFamily(
+            "sing_time_to_gpu_seconds",
+            "Time from a cell's first operator to its device.",
+            labels=["tier"],
+        )
+        for tier, found in self._sharing["time_to_gpu"].items():
+            classes = [
+                ("+Inf" if bound is None else str(bound), count)
+                for bound, count in found["classes"]
+            ]
+            waits.add_metric([tier], classes, found["seconds"])
+        yield waits
+        for name, text in _COUNTED.items():
+            yield CounterMetricFamily(f"sing_{name}", text, value=self._sharing[name])
+        served = CounterMetricFamily(
+            "sing_user_gpu_seconds", "Time that users had devices.", labels=["cluster", "user"]
+        )
+        for cluster, users in self._sharing["served"].items():
+            for user, seconds in users.items():
+                served.add_metric([cluster, user], seconds)
+        yield served
 
-def render(devices: Sequence[dict[str, Any]], sessions: Sequence[dict[str, Any]]) -> bytes:
+
+def render(
+    devices: Sequence[dict[str, Any]],
+    sessions: Sequence[dict[str, Any]],
+    sharing: dict[str, Any],
+) -> bytes:
     """Write the metrics in Prometheus's text format."""
     registry = CollectorRegistry()
-    registry.register(_Collector(devices, sessions))
+    registry.register(_Collector(devices, sessions, sharing))
     return generate_latest(registry)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from jupyter_sing.scheduler.events import Tier
+from jupyter_sing.controller import kept
 from jupyter_sing.scheduler.policy import (
     Effective,
     Policy,
@@ -34,15 +35,20 @@ from jupyter_sing.scheduler.policy.wording import (
     quotas_text,
     value_text,
 )
+from jupyter_sing.scheduler.settings import Tier
 from jupyter_sing.table import Table
+from kernelproxy import paths
+from kernelproxy.control import Control, connect
 from kernelproxy.errors import ControlError
+from kernelproxy.protocol import GetPolicy, PolicyApplied, PolicyReply, SetPolicy
 
 NAMES_SHOWN_MAX = 4
+ANSWER_SECONDS_MAX = 30.0
 
 
 def add_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     """Add ``policy`` and what can be done with one; called once, for the parser of the CLI."""
-    text = "who may use which devices: look at policy files"
+    text = "who may use which devices: policy files"
     policy = verbs.add_parser("policy", help=text, description=text)
     actions = policy.add_subparsers(title="verbs", required=True, metavar="VERB")
     check_text = "say whether a file is a policy, and if not, why"
@@ -54,8 +60,17 @@ def add_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     show_text = "say what a policy means"
     showing = actions.add_parser("show", parents=[common], help=show_text, description=show_text)
     showing.set_defaults(function=show)
-    showing.add_argument("file", nargs="?", help="policy, in YAML (default: what is built in)")
+    showing.add_argument(
+        "file", nargs="?", help="policy, in YAML (default: the one that holds, or what is built in)"
+    )
     showing.add_argument("--user", metavar="NAME", help="for this user, and by which lines")
+    apply_text = "let a policy hold: at once, and for every daemon from now on"
+    applying = actions.add_parser(
+        "apply", parents=[common], help=apply_text, description=apply_text
+    )
+    applying.set_defaults(function=apply)
+    applying.add_argument("file", help="policy, in YAML")
+    applying.add_argument("--dry-run", action="store_true", help="only say whom it would affect")
 
 
 def check(options: argparse.Namespace) -> int:
@@ -69,8 +84,8 @@ def check(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """``policy show [FILE] [--user NAME]``: without a file, what holds without one."""
-    policy = Policy() if options.file is None else read_policy(options.file)
+    """``policy show [FILE] [--user NAME]``: without a file, what holds."""
+    policy = standing_policy() if options.file is None else read_policy(options.file)
     if options.user is not None:
         found = resolve(policy, options.user)
         print(json.dumps(effective_document(found), indent=1) if options.json else _user(found))
@@ -79,6 +94,65 @@ def show(options: argparse.Namespace) -> int:
     else:
         print(_all(policy))
     return 0
+
+
+def apply(options: argparse.Namespace) -> int:
+    """``policy apply FILE``: whom it affects is said before it is applied."""
+    text = _read(options.file)
+    _parsed(options.file, text)
+    policy = text.decode("utf-8")
+    with connect() as control:
+        found = _applied(control, options.file, SetPolicy(policy, dry=True))
+        if not options.json:
+            for each in found.affected:
+                print(each["text"])
+            for note in found.notes:
+                print(note)
+            sys.stdout.flush()
+        if options.dry_run:
+            message = "Nothing was applied." if found.affected else "Nothing would change."
+        else:
+            found = _applied(control, options.file, SetPolicy(policy))
+            message = f"{options.file} is applied."
+            if not found.affected:
+                message = f"Nothing changes. {message}"
+    if options.json:
+        print(json.dumps({"message": message, **asdict(found)}, indent=1))
+    else:
+        print(message)
+    return 0
+
+
+def _applied(control: Control, file: str, request: SetPolicy) -> PolicyApplied:
+    try:
+        return control.expect(PolicyApplied, request, timeout=ANSWER_SECONDS_MAX)
+    except ControlError as error:
+        if error.reason != "bad-policy":
+            raise
+        raise ControlError(f"{file}: {error}", error.reason) from None
+
+
+def standing_text() -> str:
+    """Return the policy that holds, or will when a daemon runs; empty if there is none.
+
+    Raises
+    ------
+    ControlError
+        If the daemon does not answer, or nobody can tell.
+    """
+    try:
+        with connect(start=False) as control:
+            return control.expect(PolicyReply, GetPolicy(), timeout=ANSWER_SECONDS_MAX).policy
+    except ControlError as error:
+        if error.reason != "no-daemon":
+            raise
+    return kept.kept(paths.runtime_dir())
+
+
+def standing_policy() -> Policy:
+    """Return the policy that holds; raises as `standing_text`."""
+    text = standing_text()
+    return _parsed("The policy that was applied", text.encode()) if text else Policy()
 
 
 def read_policy(file: str) -> Policy:
@@ -91,12 +165,19 @@ def read_policy(file: str) -> Policy:
     OSError
         If it cannot be read.
     """
+    return _parsed(file, _read(file))
+
+
+def _read(file: str) -> bytes:
     with open(file, "rb") as opened:
-        text = opened.read(TEXT_BYTES_MAX + 1)  # no more than is needed to see that it is too much
+        return opened.read(TEXT_BYTES_MAX + 1)  # no more than is needed to see that it is too much
+
+
+def _parsed(what: str, text: bytes) -> Policy:
     try:
         return parse(text)
     except PolicyError as error:
-        raise ControlError(f"{file}: {error}", "bad-policy") from None
+        raise ControlError(f"{what}: {error}", "bad-policy") from None
 
 
 def effective_document(found: Effective) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from jupyter_server.auth.decorator import authorized
@@ -11,7 +13,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from jupyter_sing import metrics
+from jupyter_sing import metrics, policies
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError
 from kernelproxy.events import EVENT_ID
@@ -24,10 +26,14 @@ from kernelproxy.protocol import (
     Done,
     Message,
     Migrate,
+    Pin,
+    PolicyApplied,
     Restore,
     RestoreReply,
     Resume,
     SessionReply,
+    SetPolicy,
+    SetPriority,
     Status,
     StatusReply,
     Suspend,
@@ -53,6 +59,7 @@ _STATUS_CODES = {
     "no-room": 409,
     "not-allowed": 403,
     "bad-request": 400,
+    "bad-policy": 400,
     "no-daemon": 503,
     "unavailable": 503,
     "stopping": 503,
@@ -116,7 +123,7 @@ class SingHandler(APIHandler):
             if error.reason != "no-daemon":
                 raise
             return StatusReply([], [])
-        return StatusReply(found.devices, await self.named(found.sessions))
+        return StatusReply(found.devices, await self.named(found.sessions), found.sharing)
 
     async def named(self, sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Name sessions after their notebooks."""
@@ -172,17 +179,23 @@ class SessionHandler(SingHandler):
 
 
 class SessionVerbHandler(SingHandler):
-    """``sessions/{id}/suspend``, ``sessions/{id}/resume`` and ``sessions/{id}/migrate``."""
+    """``sessions/{id}/`` with ``suspend``, ``resume``, ``migrate``, ``pin``, ``unpin`` or
+    ``priority`` behind it.
+    """
 
     @web.authenticated
     @authorized
     async def post(self, session_id: str, verb: str) -> None:
-        """Suspend, resume or move a session; answers when it is done."""
+        """Suspend, resume or move a session, or note a wish; answers when it is done."""
         request: Message = Resume(session_id)
         if verb == "suspend":
             request = Suspend(session_id, "Suspended in JupyterLab")
         elif verb == "migrate":
             request = Migrate(session_id, self.body_text("device"))
+        elif verb in ("pin", "unpin"):
+            request = Pin(session_id, verb == "pin")
+        elif verb == "priority":
+            request = SetPriority(session_id, self.body_text("level"))
         reply = await self.call(SessionReply, request, VERB_SECONDS_MAX)
         (session,) = await self.named([reply.session])
         self.event_logger.emit(
@@ -254,6 +267,41 @@ class CheckpointHandler(SingHandler):
         self.finish()
 
 
+class PolicyHandler(SingHandler):
+    """``policy``."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Show the policy that holds, or will when a daemon runs."""
+        loop = asyncio.get_running_loop()
+        self.reply_json({"policy": await loop.run_in_executor(None, policies.standing_text)})
+
+    @web.authenticated
+    @authorized
+    async def put(self) -> None:
+        """Let another policy hold; with ``?dry_run=1`` only say whom it would affect."""
+        dry = self.get_query_argument("dry_run", "0").lower() not in ("0", "false", "no", "")
+        request = SetPolicy(self._policy(), dry)
+        reply = await self.call(PolicyApplied, request, start=True)
+        message = "Nothing was applied." if dry else "The policy is applied."
+        self.reply_json({"message": message, **asdict(reply)})
+
+    def _policy(self) -> str:
+        """Return the policy of the body: in a field of JSON, or the body itself."""
+        try:
+            text = self.request.body.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ControlError("policy: must be UTF-8", "bad-policy") from None
+        with suppress(ValueError):
+            body = json.loads(text)
+            if isinstance(body, dict) and list(body) == ["policy"]:
+                text = body["policy"] if isinstance(body["policy"], str) else json.dumps(body)
+        if not text.strip():
+            raise web.HTTPError(400, 'The body must have a policy: {"policy": "..."}, or YAML.')
+        return text
+
+
 class MetricsHandler(SingHandler):
     """``metrics``, for Prometheus."""
 
@@ -263,18 +311,22 @@ class MetricsHandler(SingHandler):
         """Show devices and sessions as metrics."""
         found = await self.status_reply()
         self.set_header("Content-Type", metrics.CONTENT_TYPE)
-        self.finish(metrics.render(found.devices, found.sessions))
+        self.finish(metrics.render(found.devices, found.sessions, found.sharing))
 
 
 ROUTES: tuple[tuple[str, type[SingHandler]], ...] = (
     (r"devices", DevicesHandler),
     (r"sessions", SessionsHandler),
     (r"sessions/([0-9A-Za-z_-]+)", SessionHandler),
-    (r"sessions/([0-9A-Za-z_-]+)/(suspend|resume|migrate)", SessionVerbHandler),
+    (
+        r"sessions/([0-9A-Za-z_-]+)/(suspend|resume|migrate|pin|unpin|priority)",
+        SessionVerbHandler,
+    ),
     (r"sessions/([0-9A-Za-z_-]+)/checkpoint", SessionCheckpointHandler),
     (r"sessions/([0-9A-Za-z_-]+)/restore", SessionRestoreHandler),
     (r"checkpoints", CheckpointsHandler),
     (r"checkpoints/([0-9A-Za-z._@+-]+)", CheckpointHandler),
+    (r"policy", PolicyHandler),
     (r"metrics", MetricsHandler),
 )
 

@@ -82,21 +82,62 @@ def migration_text(session: dict[str, Any]) -> str:
     return f"{where} (moved in {done['seconds']:.1f} s, stood still {done['downtime']:.3f} s)"
 
 
+def pinned_text(session: dict[str, Any]) -> str:
+    """Say whether a session's memory stays on its device."""
+    if not session["pinned"]:
+        return "Not pinned: its memory may leave its device for others"
+    if session["worker_pid"] is None:
+        return f"Pinned: once it is on {session['device']} again, its memory stays there"
+    return f"Pinned: its memory stays on {session['device']}"
+
+
+def priority_text(session: dict[str, Any]) -> str:
+    """Say what a session is to be served as."""
+    level = session["priority"]
+    return f"Priority: {level}" if level else "Priority: as its user may be served (nothing said)"
+
+
 def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
-    """Make the table of sessions."""
+    """Make the table of sessions, with their owners if there are several."""
+    several = len({s["owner"] for s in sessions}) > 1
     rows = [
         (
             s["id"][:8],
+            *([s["owner"]] if several else []),
             s["name"],
             WORDS.get(s["state"], s["state"].capitalize()),
-            s["device"] or "",
+            f"{s['device'] or ''}{' (pinned)' if s['pinned'] else ''}",
             bytes_text(s["memory"]),
             f"{s['operators']:,}",
             s["reason"],
         )
         for s in sessions
     ]
-    return Table(("id", "name", "state", "device", "memory", "operators", "reason"), rows)
+    whose = ["owner"] if several else []
+    header = ("id", *whose, "name", "state", "device", "memory", "operators", "reason")
+    return Table(header, rows)
+
+
+def waits_line(sharing: dict[str, Any]) -> str:
+    """Say how long cells waited for a device, and which promises were broken; "" without any."""
+    waited = [
+        f"{tier}: median {seconds_text(found['p50'])}, p99 {seconds_text(found['p99'])}"
+        f" of {found['count']:,} {'cell' if found['count'] == 1 else 'cells'}"
+        for tier, found in sharing.get("time_to_gpu", {}).items()
+    ]
+    if not waited:
+        return ""
+    broken = sharing["tier_violations"]
+    times = "once" if broken == 1 else f"{broken} times"
+    kept = f"\nLess than its tier promises was served {times}." if broken else ""
+    return f"Time to GPU: {'; '.join(waited)}{kept}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Write a measured time for people: ``0.4 ms``, ``1.25 s``, ``3.0 min``."""
+    if seconds < 1.0:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds:.2f} s" if seconds < 120.0 else f"{seconds / 60.0:.1f} min"
 
 
 def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:

@@ -1,12 +1,14 @@
-"""What was decided and why, kept in a file: for `jupyter sing why`.
+"""What was decided and why, and what everybody has had, kept in a file: for `jupyter sing why`, and
+for the controller that comes after this one.
 
 One thread writes, in transactions of what has come meanwhile, so that no decision waits for a disk.
-What was decided in the last moments before the daemon is killed may be lacking.
+What was noted in the last moments before the daemon is killed may be lacking.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import queue
 import sqlite3
@@ -14,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from kernelproxy.errors import ControlError
 
@@ -34,6 +37,12 @@ CREATE TABLE IF NOT EXISTS decisions (
     reason TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS by_session ON decisions (session, number);
+CREATE TABLE IF NOT EXISTS accounts (
+    only INTEGER PRIMARY KEY CHECK (only = 0),
+    at REAL NOT NULL,
+    sessions TEXT NOT NULL,
+    accounts TEXT NOT NULL
+);
 """
 
 
@@ -48,7 +57,9 @@ class Entry:
     session, name : str
         Id and name of the session.
     kind : str
-        ``grant``, ``preempt``, ``evict``, ``migrate`` or ``queued``.
+        ``grant``, ``preempt``, ``evict``, ``migrate``, ``pack``, ``unpack``, ``queued``; ``terms``
+        if other terms hold for it from then on; ``lost`` if its worker was ended; ``restart`` if
+        the controller was restarted.
     reason : str
         A sentence.
     """
@@ -60,8 +71,27 @@ class Entry:
     reason: str
 
 
+@dataclass(frozen=True)
+class Accounts:
+    """What a controller leaves to the next one.
+
+    Parameters
+    ----------
+    at : float
+        Seconds of the epoch.
+    sessions : list of str
+        Ids of those that there were.
+    accounts : dict
+        See `Engine.accounts`.
+    """
+
+    at: float
+    sessions: list[str]
+    accounts: dict[str, Any]
+
+
 class Journal:
-    """Writes decisions until `close`.
+    """Writes decisions and accounts until `close`.
 
     Parameters
     ----------
@@ -71,13 +101,17 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
-        self._entries: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._entries: queue.SimpleQueue[Entry | Accounts | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sing-journal", daemon=True)
         self._thread.start()
 
     def note(self, entry: Entry) -> None:
         """Write down a decision, soon."""
         self._entries.put(entry)
+
+    def keep(self, accounts: Accounts) -> None:
+        """Write down accounts, soon, in the place of those before."""
+        self._entries.put(accounts)
 
     def close(self) -> None:
         """Write what is left, and end."""
@@ -90,14 +124,23 @@ class Journal:
         written = 0
         while not ending:
             batch, ending = self._next()
+            entries = [each for each in batch if isinstance(each, Entry)]
+            accounts = [each for each in batch if isinstance(each, Accounts)]
             try:
                 with _opened(self._path, write=True) as database:
                     database.executemany(
                         "INSERT INTO decisions (at, session, name, kind, reason)"
                         " VALUES (?, ?, ?, ?, ?)",
-                        [astuple(each) for each in batch],
+                        [astuple(each) for each in entries],
                     )
-                    written += len(batch)
+                    database.executemany(
+                        "REPLACE INTO accounts (only, at, sessions, accounts) VALUES (0, ?, ?, ?)",
+                        [
+                            (each.at, json.dumps(each.sessions), json.dumps(each.accounts))
+                            for each in accounts[-1:]
+                        ],
+                    )
+                    written += len(entries)
                     if written >= TIDY_EVERY:
                         written = 0
                         database.execute(
@@ -111,9 +154,9 @@ class Journal:
                     log.warning("Decisions cannot be written down: %s", error)
                 complained = True
 
-    def _next(self) -> tuple[list[Entry], bool]:
+    def _next(self) -> tuple[list[Entry | Accounts], bool]:
         """Wait for something to write; return all there is, and whether that is the end."""
-        batch: list[Entry] = []
+        batch: list[Entry | Accounts] = []
         found = self._entries.get()
         while found is not None:
             batch.append(found)
@@ -140,6 +183,25 @@ def _opened(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
             yield database
     finally:
         database.close()
+
+
+def read_accounts(directory: Path) -> Accounts | None:
+    """Return the accounts of the controller before; None, and a line in the log, if damaged."""
+    path = directory / NAME
+    if not path.exists():
+        return None
+    try:
+        with _opened(path, write=False) as database:
+            tables = "SELECT name FROM sqlite_master WHERE name = 'accounts'"
+            if database.execute(tables).fetchone() is None:
+                return None  # of a version that wrote none
+            row = database.execute("SELECT at, sessions, accounts FROM accounts").fetchone()
+        if row is None:
+            return None
+        return Accounts(float(row[0]), list(json.loads(row[1])), dict(json.loads(row[2])))
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        log.warning("What everybody has had is forgotten: %s cannot be read: %s", path, error)
+        return None
 
 
 def read(directory: Path, session: str, count: int) -> list[Entry]:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pwd
+import math
 import re
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from jupyter_sing.controller.journal import Entry, Journal
+from jupyter_sing.controller import journal, kept
+from jupyter_sing.controller.bandwidth import Bandwidth, Rate
+from jupyter_sing.controller.bookkeeping import Bookkeeping, Taken
+from jupyter_sing.controller.journal import Entry, Journal, read_accounts
+from jupyter_sing.controller.known import Known
+from jupyter_sing.controller.rules import Rules, Standing
+from jupyter_sing.controller.waits import TimeToGpu
 from jupyter_sing.scheduler import events
+from jupyter_sing.scheduler.accounts import AccountsError
 from jupyter_sing.scheduler.decisions import (
     Decision,
     Evict,
@@ -24,9 +34,11 @@ from jupyter_sing.scheduler.decisions import (
     Unpack,
 )
 from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.policy import differences
 from jupyter_sing.scheduler.settings import Device, Settings
 from kernelproxy import paths
 from kernelproxy.agent.arbiter import Hands, Terms
+from kernelproxy.errors import ControlError
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +46,10 @@ log = logging.getLogger(__name__)
 COPY_RATE, SWITCH_SECONDS = 2e9, 0.05
 
 #: Sessions that fit onto a device together change places in milliseconds, so turns are short.
-LIVE = Settings(quanta=(2.0, 4.0, 8.0, 16.0))
+LIVE = Settings(quanta=(2.0, 2.0, 4.0, 4.0), compare_after=1.0)
+
+#: Rounds of the loop in which all sessions that an agent has taken over come to ask.
+GATHER_ROUNDS = 100
 
 _ID = re.compile(r"\b[0-9a-f]{12}\b")
 
@@ -49,7 +64,7 @@ class Controller:
     clock : callable, optional
         Seconds; the monotonic clock by default.
     directory : Path, optional
-        Where decisions are written down; by default in the runtime directory.
+        Where decisions are written down and the policy is kept; by default the runtime directory.
     """
 
     keeps = False
@@ -60,12 +75,18 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
         directory: Path | None = None,
     ) -> None:
-        self._settings, self._clock = settings or LIVE, clock
-        self._journal = Journal(directory or paths.runtime_dir())
-        self._names: dict[str, str] = {}
+        self._base, self._clock = settings or LIVE, clock
+        self._directory = directory or paths.runtime_dir()
+        self._journal = Journal(self._directory)
+        self._sessions: dict[str, Known] = {}
+        self._users: dict[str, None] = {}
         self._told: deque[events.Event] = deque()
+        self._waits = TimeToGpu()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
+        self._books = Bookkeeping(self._journal, self._take, clock)
+        self._before: frozenset[str] = frozenset()  # sessions of the controller before
+        self._gathering = False
 
     def begin(self, hands: Hands, devices: dict[str, int]) -> None:
         """See `Arbiter`."""
@@ -74,44 +95,126 @@ class Controller:
             Device(name, memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
             for name, memory in devices.items()
         ]
-        self._engine = Engine(found, self._settings)
+        self._bandwidths = {each: Bandwidth(Rate(COPY_RATE, SWITCH_SECONDS)) for each in devices}
+        self._nodes = {socket.gethostname(): list(devices)}
+        self._rules = kept.begin(self._directory, self._nodes)
+        guarantees = None if self._rules.promised is None else self._rules.guarantees()
+        before = read_accounts(self._directory)
+        if before is not None:
+            self._before = frozenset(before.sessions)
+            at = self._clock() - max(0.0, time.time() - before.at)
+            try:
+                self._engine = Engine(found, self._settings(), guarantees, before.accounts, at)
+                return
+            except AccountsError as error:
+                log.warning("What everybody has had is forgotten: %s", error)
+        self._engine = Engine(found, self._settings(), guarantees)
 
     # ---------------------------------------------------------------- what the agent says
 
     def opened(self, terms: Terms) -> None:
         """See `Arbiter`."""
-        self._names[terms.session] = terms.name
+        if terms.session in self._before and not self._gathering:
+            self._gathering = True
+            self._gather()
+        known = Known(terms, self._standing(terms), terms.memory)
+        self._sessions[terms.session] = known
+        if terms.user not in self._users:
+            self._users[terms.user] = None
+            if self._rules.text:  # else nobody has anything of their own
+                self._tell(events.Reconfigured(self._clock(), self._settings()))
+        standing = known.standing
         self._tell(
             events.SessionOpened(
-                self._clock(), terms.session, "default", _user_name(terms.owner),
-                memory=terms.memory, device=terms.device,
-                bound=terms.device if terms.bound else None,
+                self._clock(), terms.session, standing.vc, terms.user, standing.tier,
+                memory=terms.memory, pinned=terms.pinned, may_pack=standing.may_pack,
+                device=terms.device, bound=terms.device if terms.bound else None,
             )
         )  # fmt: skip
+        if terms.session in self._before:
+            self._note(terms.session, "restart", "The controller was restarted, and goes on.")
+        self._allow(known, said=bool(self._rules.text))
+
+    def changed(self, terms: Terms) -> None:
+        """See `Arbiter`."""
+        known = self._sessions.get(terms.session)
+        if known is None:
+            return
+        standing = self._standing(terms)
+        if terms.tier is not None and terms.tier != standing.tier:
+            raise ControlError(
+                f"{terms.user} is served as {standing.tier} at most: whoever administers this "
+                "machine can give more by jupyter sing policy apply.",
+                "not-allowed",
+            )
+        before, known.terms = known.terms, terms
+        self._revise(known, anyway=before.pinned != terms.pinned)
+
+    def _standing(self, terms: Terms) -> Standing:
+        """Say what holds for a session: what the policy gives, and what its user wants of that."""
+        return self._rules.standing(terms.user, terms.tier)
+
+    def _revise(self, known: Known, *, anyway: bool = False) -> None:
+        """Let hold for a session what holds by now; `anyway`: also if that is as before."""
+        standing, before = self._standing(known.terms), known.standing
+        known.standing = standing
+        terms = known.terms
+        if anyway or standing != before:
+            vc = standing.vc if standing.vc != before.vc else None
+            self._tell(
+                events.TermsChanged(
+                    self._clock(), terms.session, standing.tier, 1.0, terms.pinned,
+                    standing.may_pack, vc, device=terms.device,
+                )
+            )  # fmt: skip
+        self._allow(known, said=anyway or standing != before)
+
+    def _allow(self, known: Known, *, said: bool) -> None:
+        """Let other limits hold for a session, and write down what is said of it."""
+        terms, standing = known.terms, known.standing
+        self._hands.allow(terms.session, self._rules.allowance(terms.user, standing.tier))
+        if said:
+            stays = f"; its memory stays on {terms.device}" if terms.pinned else ""
+            why = f"It is served as {standing}, for {terms.user}{stays}."
+            self._note(terms.session, "terms", why)
+
+    def _settings(self) -> Settings:
+        """What the engine goes by, for all users that it has heard of."""
+        return self._rules.settings(self._base, self._users)
 
     def closed(self, session: str) -> None:
         """See `Arbiter`."""
+        self._waits.forget(session)
         self._tell(events.SessionClosed(self._clock(), session))
-        self._names.pop(session, None)
+        self._sessions.pop(session, None)
 
     def wants(self, session: str) -> None:
         """See `Arbiter`."""
+        self._waits.begin(session, self._clock())
         self._tell(events.CellSubmitted(self._clock(), session))
 
     def done(self, session: str) -> None:
         """See `Arbiter`."""
+        self._waits.forget(session)
+        self._note_end(session)
         self._tell(events.CellFinished(self._clock(), session))
 
     def started(self, session: str, token: int) -> None:
         """See `Arbiter`."""
+        if known := self._sessions.get(session):
+            self._waits.end(session, known.standing.tier, self._clock())
         self._tell(events.Started(self._clock(), session, token))
 
     def released(self, session: str, token: int) -> None:
         """See `Arbiter`."""
+        self._note_end(session)
         self._tell(events.Released(self._clock(), session, token))
 
-    def lost(self, session: str) -> None:
+    def lost(self, session: str, why: str = "") -> None:
         """See `Arbiter`."""
+        self._note_end(session, resident=False)
+        if why:
+            self._note(session, "lost", why)
         # It may have had nothing to do, and then wants its lease to be restored.
         self._tell(events.WorkerDied(self._clock(), session))
         self._tell(events.CellSubmitted(self._clock(), session))
@@ -122,71 +225,220 @@ class Controller:
 
     def evicted(self, session: str, device: str) -> None:
         """See `Arbiter`."""
+        self._note_end(session, resident=False)
         self._tell(events.Evicted(self._clock(), session, device))
 
     def failed(self, session: str, device: str, decision: str, token: int, why: str) -> None:
         """See `Arbiter`."""
         log.warning("Session %s: %s: %s", session, decision, why)
+        if decision in ("grant", "preempt"):
+            self._note_end(session)
         self._tell(events.Failed(self._clock(), session, device, decision, token, why))
 
-    def measured(self, session: str, memory: int, seconds: float) -> None:
+    def measured(
+        self,
+        session: str,
+        memory: int,
+        seconds: float,
+        step_seconds: float | None = None,
+        nadir: float | None = None,
+    ) -> None:
         """See `Arbiter`."""
-        self._tell(events.Measured(self._clock(), session, memory, seconds))
+        now = self._clock()
+        if known := self._sessions.get(session):
+            known.memory = memory
+        self._tell(events.Measured(now, session, memory, seconds, step_seconds, nadir))
+
+    def switched(self, device: str, nbytes: int, seconds: float) -> None:
+        """See `Arbiter`."""
+        if rate := self._bandwidths[device].measured(nbytes, seconds):
+            now, per_second = self._clock(), rate.bytes_per_second
+            log.info("Switches to %s take %.3f s and 1 s per %.3g bytes", device,
+                     rate.constant_seconds, per_second)  # fmt: skip
+            self._tell(events.BandwidthMeasured(now, device, per_second, rate.constant_seconds))
 
     def contended(self, session: str) -> bool:
         """See `Arbiter`."""
         return self._engine.contended(session)
 
+    def sharing(self) -> dict[str, Any]:
+        """See `Arbiter`.
+
+        Returns
+        -------
+        dict
+            ``time_to_gpu``: `TimeToGpu.figures`; counts of ``preemptions``, ``switches``,
+            ``evictions``, ``migrations`` and ``tier_violations``; ``served``: device seconds of
+            each user, by virtual cluster.
+        """
+        counted = self._engine.statistics()
+        served: dict[str, dict[str, float]] = {}
+        for (vc, user), seconds in counted.served.items():
+            served.setdefault(vc, {})[user] = seconds
+        return {
+            "time_to_gpu": self._waits.figures(),
+            "preemptions": counted.preemptions,
+            "switches": counted.switches,
+            "evictions": counted.evictions,
+            "migrations": counted.migrations,
+            "tier_violations": counted.tier_violations,
+            "served": served,
+        }
+
+    def held(self) -> dict[str, tuple[str, int]]:
+        """Return the device and the token of every lease that there is, by session."""
+        return self._engine.held()
+
+    def policy(self) -> str:
+        """See `Arbiter`."""
+        return self._rules.text
+
+    def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
+        """See `Arbiter`."""
+        rules = Rules(text, self._nodes)
+        views = [known.view() for known in self._sessions.values()]
+        found = differences(self._rules.policy, rules.policy, views)
+        if not dry:
+            kept.keep(self._directory, text)
+            same = rules.promised == self._rules.promised
+            guarantees = None if same else rules.guarantees()
+            self._rules = rules
+            self._tell(events.Reconfigured(self._clock(), self._settings(), guarantees))
+            for known in list(self._sessions.values()):
+                self._revise(known)
+        affected = [{**asdict(each), "text": str(each)} for each in found]
+        return {"affected": affected, "notes": rules.notes()}
+
+    def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
+        """See `Arbiter`."""
+        return [asdict(each) for each in journal.read(self._directory, session, count)]
+
     async def close(self) -> None:
         """See `Arbiter`."""
         if self._timer is not None:
             self._timer.cancel()
+        self._books.close()
         await asyncio.to_thread(self._journal.close)
 
     # ---------------------------------------------------------------- what the engine decides
 
+    def _gather(self, rounds: int = GATHER_ROUNDS) -> None:
+        """Tell the engine nothing until all sessions of the controller before have asked again.
+
+        They do as soon as the loop comes to them; otherwise the first one would be served, and not
+        the one that is owed the most. They ask in the order of what they have had, see
+        `Engine.tags`.
+        """
+        if rounds:
+            asyncio.get_running_loop().call_soon(self._gather, rounds - 1)
+            return
+        last = {getattr(each, "session", ""): each for each in self._told}
+        asking = [e for e in last.values() if isinstance(e, events.CellSubmitted)]
+        gathered = [each for each in self._told if each not in asking]
+        self._gathering, now = False, self._clock()
+        self._told.clear()
+        self._handle(*gathered)
+        asking.sort(key=lambda each: self._engine.tags(each.session, now))
+        if asking:
+            self._handle(*(replace(each, at=now) for each in asking))
+
     def _tell(self, event: events.Event) -> None:
         """Give an event to the engine, after those that are being handled."""
         self._told.append(event)
-        if self._busy:
-            return
+        if not self._busy and not self._gathering:
+            self._handle(self._told.popleft())
+
+    def _handle(self, *told: events.Event) -> None:
+        """Let the engine decide, and carry that out; then the same with what was told meanwhile."""
         self._busy = True
         try:
-            while self._told:
-                for decision in self._engine.handle(self._told.popleft()):
+            while told:
+                for decision in self._engine.handle(*told):
                     self._carry_out(decision)
+                told = (self._told.popleft(),) if self._told else ()
         finally:
             self._busy = False
         self._set_timer()
+        self._books.note_change()
 
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Pack | Unpack):
+            self._note_company(decision)
             return
-        why = self._named(decision.reason)
+        why = self._named(decision.reason, decision.session)
         match decision:
             case Grant(session, devices, token, quantum):
+                if known := self._sessions.get(session):
+                    known.holds = known.resident = True
                 why = f"It may use {devices[0]} for {quantum:g} s: {why}."
                 self._hands.grant(session, devices[0], token)
-            case Preempt(session, token):
+            case Preempt(session, token, _, within):
                 why = f"Its turn ends: {why}."
-                self._hands.preempt(session, token)
+                self._hands.preempt(session, token, within)
             case Evict(session, device, to):
                 why = f"Its memory goes from {device} to {to}: {why}."
                 self._hands.evict(session, why.rstrip("."))
             case Migrate(session, source, target):
                 why = f"It moves from {source} to {target}: {why}."
                 self._hands.migrate(session, target)
-            case Queued(session, position, wait):
-                why = f"Waits for its turn (place {position}, about {wait:.0f} s): {why}."
+            case Queued(session):
+                why = self._waiting(decision)
                 self._hands.explain(session, why)
-        name = self._names.get(session, session)
-        kind = type(decision).__name__.lower()
-        self._journal.note(Entry(time.time(), session, name, kind, why))
+        self._note(session, type(decision).__name__.lower(), why)
 
-    def _named(self, reason: str) -> str:
-        """Put names for ids, and no full stop at the end."""
-        text = _ID.sub(lambda found: self._names.get(found[0], found[0]), reason)
-        return text.rstrip(". ")
+    def _waiting(self, queued: Queued) -> str:
+        """Say why a session waits, and for how long."""
+        why = self._named(queued.reason, queued.session)
+        if queued.expected_wait == math.inf:
+            return f"Waits: {why}."
+        about = f"place {queued.position}, about {queued.expected_wait:.0f} s"
+        return f"Waits for its turn ({about}): {why}."
+
+    def _note(self, session: str, kind: str, why: str) -> None:
+        """Write down a decision about a session."""
+        self._journal.note(Entry(time.time(), session, self._name(session), kind, why))
+
+    def _note_end(self, session: str, *, resident: bool = True) -> None:
+        """Remember that a session holds nothing any more."""
+        if known := self._sessions.get(session):
+            known.holds, known.resident = False, known.resident and resident
+
+    def _name(self, session: str) -> str:
+        known = self._sessions.get(session)
+        return session if known is None else known.terms.name
+
+    def _note_company(self, decision: Pack | Unpack) -> None:
+        """Write down that sessions share a device, or do no more: for each of them."""
+        kind = type(decision).__name__.lower()
+        for session in decision.sessions:
+            why = self._named(decision.reason, session)
+            others = [self._named(each, session) for each in decision.sessions if each != session]
+            beside = f"{decision.device} with {' and '.join(others)}"
+            does = "It shares" if isinstance(decision, Pack) else "It no longer shares"
+            self._note(session, kind, f"{does} {beside}: {why}.")
+
+    def _named(self, reason: str, session: str) -> str:
+        """Put names for ids, and no full stop at the end.
+
+        Of sessions of another user than the one who reads it he learns no more than whose they are.
+        """
+        reader = self._sessions.get(session)
+
+        def name(found: re.Match[str]) -> str:
+            other = self._sessions.get(found[0])
+            if other is None or reader is None or other.terms.user == reader.terms.user:
+                return self._name(found[0])
+            return f"a session of {other.terms.user}"
+
+        return _ID.sub(name, reason).rstrip(". ")
+
+    def _take(self, now: float) -> Taken:
+        """Take what is to be written down, and tell all who wait what is so by now."""
+        for session in list(self._sessions):
+            if queued := self._engine.explain(session, now):
+                self._hands.explain(session, self._waiting(queued))
+        goes_on = any(known.holds for known in self._sessions.values())
+        return Taken(list(self._sessions), self._engine.accounts(now), goes_on)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -200,10 +452,3 @@ class Controller:
     def _tick(self) -> None:
         self._timer = None
         self._tell(events.Tick(self._clock()))
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
