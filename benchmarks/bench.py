@@ -23,13 +23,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import disk, moves, notebooks, saving
+from benchmarks import disk, moves, notebooks, packing, saving, turns
 from benchmarks.daemon import NAME, SECOND_NAME
 from benchmarks.disk import Disk
 from benchmarks.moves import Moves
 from benchmarks.notebooks import Notebooks
+from benchmarks.packing import Pair
 from benchmarks.rates import memcpy_rate
 from benchmarks.saving import Snapshots
+from benchmarks.turns import Turns
 from kernelproxy import control, native
 from kernelproxy.process.form import VARIABLE as CRIU
 from kernelproxy.protocol import Stop
@@ -38,7 +40,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNNER = Path(__file__).with_name("runner.py")
 PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru", "gpt2", "gpt2 generation")
 GIB = 1 << 30
-PARTS = ("programs", "snapshots", "moves", "disk", "notebooks")
+CELL_STEPS = 5
+PARTS = ("programs", "snapshots", "moves", "disk", "notebooks", "packing", "turns")
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,20 @@ class Scale:
         Programs of which snapshots are taken.
     snapshots : int
         How many of each.
+    turns : tuple of (float, int)
+        Seconds for which two users train side by side; cells of each pair of users.
+    packing : tuple of (float, float)
+        Seconds until it is decided whether a pair shares a device, and for which it is observed.
     """
 
     small: bool = False
     rounds: int = 9
     round_seconds: float = 0.5
     held: tuple[tuple[int, int], ...] = ((GIB, 3), (GIB // 4, 5))
-    saved: tuple[str, ...] = ("frozen", "large")
+    saved: tuple[str, ...] = ("frozen", "large", "experts")
     snapshots: int = 5
+    turns: tuple[float, int] = (60.0, 24)
+    packing: tuple[float, float] = (20.0, 20.0)
 
 
 SMALL = Scale(
@@ -74,6 +83,8 @@ SMALL = Scale(
     held=((GIB // 16, 2),),
     saved=("large",),
     snapshots=1,
+    turns=(3.0, 2),
+    packing=(0.5, 1.0),
 )
 
 
@@ -99,6 +110,8 @@ class Results:
     moves: list[Moves] = field(default_factory=list)
     disk: list[Disk] = field(default_factory=list)
     notebooks: Notebooks | None = None
+    turns: Turns | None = None
+    packing: list[Pair] = field(default_factory=list)
     memcpy_gb_per_second: float = 0.0
 
 
@@ -247,6 +260,37 @@ def measure_disk(scale: Scale) -> list[Disk]:
         return [disk.measure_disk(one, other, data, count, times) for count, times in scale.held]
 
 
+def measure_turns(scale: Scale) -> Turns:
+    """Have users share one device."""
+
+    def start(name: str) -> Side:
+        return proxied_side(name, scale)
+
+    with daemon_of_its_own(1):
+        os.environ["JUPYTER_SING_DEVICES"] = "cpu:2GiB@1"
+        return turns.measure_turns(start, *scale.turns, steps=CELL_STEPS)
+
+
+@contextmanager
+def daemon_for_pairs(threads: int, pack: bool) -> Iterator[None]:
+    """Start a daemon with one device, which may let sessions share it, or may not."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as policy:
+        policy.write(f"defaults: {{packing: {str(pack).lower()}}}\n")
+        policy.flush()
+        with daemon_of_its_own(threads, POLICY=policy.name):
+            os.environ["JUPYTER_SING_DEVICES"] = f"cpu:2GiB@{threads}"
+            yield
+
+
+def measure_packing(scale: Scale) -> list[Pair]:
+    """Have two programs share one device."""
+
+    def start(name: str) -> Side:
+        return proxied_side(name, scale)
+
+    return packing.measure_packing(daemon_for_pairs, start, *scale.packing)
+
+
 def run(
     scale: Scale,
     programs: Sequence[str] = PROGRAMS,
@@ -284,6 +328,12 @@ def run(
             os.environ |= criu
             results.notebooks = notebooks.measure_notebooks(*scale.held[0])
         _show(notebooks.report(results.notebooks))
+    if "turns" in parts:
+        results.turns = measure_turns(scale)
+        _show(turns.report(results.turns))
+    if "packing" in parts:
+        results.packing = measure_packing(scale)
+        _show(packing.report(results.packing))
     return results
 
 
@@ -344,6 +394,11 @@ def report(results: Results) -> str:
     ]
     if results.notebooks is not None:
         lines += ["## Notebooks", "", *notebooks.report(results.notebooks), ""]
+    if results.turns is not None:
+        lines += ["## Users who share a device", "", *turns.report(results.turns), ""]
+    if results.packing:
+        lines += ["## Programs that share a device at once", "", *packing.report(results.packing)]
+        lines += [""]
     return "\n".join(lines)
 
 

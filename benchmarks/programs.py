@@ -8,6 +8,7 @@ Text models also return what they generate.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,26 @@ def frozen(device: str, small: bool) -> Step:
     optimizer = torch.optim.Adam(model[-1].parameters(), lr=1e-4)
     batches = [(torch.randn(32, width), torch.randint(10, (32,))) for _ in range(2)]
     return _training(model, batches, _classify, optimizer, device)
+
+
+def experts(device: str, small: bool) -> Step:
+    """One of 64 experts of 16 MiB after the other: short steps, and soon all has changed."""
+    torch.manual_seed(0)
+    width, count = (64, 4) if small else (2048, 64)
+    layers = [nn.Linear(width, width, bias=False, device=device) for _ in range(count)]
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=1e-3) for layer in layers]
+    inputs = torch.randn(64, width).to(device)
+    turns = itertools.cycle(range(count))
+
+    def step() -> torch.Tensor:
+        turn = next(turns)
+        loss: torch.Tensor = (layers[turn](inputs) - inputs).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizers[turn].step()
+        optimizers[turn].zero_grad()
+        return loss.detach()
+
+    return step
 
 
 def cnn(device: str, small: bool) -> Step:

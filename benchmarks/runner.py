@@ -32,7 +32,7 @@ from benchmarks import programs
 
 PROGRAMS = {
     **programs.TRAINING, **programs.TRANSFORMERS, "gpt2 generation": programs.gpt2_generate,
-    "large": programs.large, "frozen": programs.frozen,
+    "large": programs.large, "frozen": programs.frozen, "experts": programs.experts,
 }  # fmt: skip
 BLOCKS = 16
 
@@ -69,8 +69,11 @@ class Runner:
         self._synchronize()
         return {"seconds": time.perf_counter() - begin}
 
-    def each(self, program: str, steps: int) -> dict[str, Any]:
-        """Run some steps, each to its end: when each began and ended, by the monotonic clock."""
+    def each(self, program: str, steps: int, wait: float = 0.0) -> dict[str, Any]:
+        """Run some steps, each to its end: when each began and ended, by the monotonic clock.
+
+        After each it waits for so many seconds.
+        """
         if program not in self.steps:
             self.steps[program] = PROGRAMS[program](self.device, self.small)
         step, moments = self.steps[program], []
@@ -78,6 +81,7 @@ class Runner:
             begin = time.monotonic()
             step().item()
             moments.append([begin, time.monotonic()])
+            time.sleep(wait)
         return {"steps": moments}
 
     def touch(self) -> dict[str, Any]:

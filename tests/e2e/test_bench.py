@@ -37,6 +37,13 @@ def test_small_benchmark_measures_all_that_the_large_one_does() -> None:
     assert max(stored.copied_again, stored.written_again) < 0.01 * stored.bytes
     assert stored.written_for_another < 0.02 * stored.bytes
     _check_notebooks(results.notebooks)
+    assert len(results.packing) == 2
+    for pair in results.packing:
+        assert min(pair.alone, pair.turns, pair.packed) > 0
+    assert results.turns is not None
+    assert min(results.turns.equality.served) > 0
+    for cells in results.turns.cells:
+        assert len(cells.waits) == bench.SMALL.turns[1]
     page = bench.report(results)
     assert page.count("\n| mlp | 1 |") == 1
     assert page.count("\n| large | ") == 1

@@ -56,14 +56,21 @@ class Program:
 
 @contextmanager
 def program(
-    seed: int, *, proxied: bool, device: str | None = None, path: Path = PROGRAM
+    seed: int,
+    *,
+    proxied: bool,
+    device: str | None = None,
+    path: Path = PROGRAM,
+    user: str = "",
 ) -> Iterator[Program]:
     """Start a program with one compute thread, and end it."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command, session = [str(path), "cpu", str(seed)], ""
     if proxied:
         with control.connect() as agent:
-            request = OpenSession(f"{path.stem}-{seed}", "", sys.executable, 0, device, True)
+            request = OpenSession(
+                f"{path.stem}-{seed}", "", sys.executable, 0, device, True, user=user
+            )
             session = agent.expect(SessionOpened, request).session
         env |= {"SING_SESSION": session, "SING_SOCKET": str(paths.socket_path())}
         command = ["-m", "kernelproxy.activation.script", str(path), "cuda", str(seed)]

@@ -1,0 +1,80 @@
+"""Real programs that share a device at once, as long as that is measured to be better."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from jupyter_sing.controller import journal
+from kernelproxy import paths
+from tests.e2e.trainers import PROGRAM, Program, program, session_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+PACING = PROGRAM.with_name("pacing.py")
+SEEDS = (1, 2)
+SHARES = re.compile(r"Shares cpu:0 with pacing-[12] as long as both get on faster so\.")
+PROGRESS = re.compile(r"progress is ([0-9.]+) of taking turns")
+
+
+@pytest.fixture(autouse=True)
+def _one_device(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("defaults: {packing: true}\n")
+    monkeypatch.setenv("JUPYTER_SING_POLICY", str(policy))
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:384MiB@1")
+
+
+def decided(trainer: Program) -> list[journal.Entry]:
+    """What was decided about a session, oldest first."""
+    return journal.read(paths.runtime_dir(), trainer.session, 10_000)
+
+
+def judged(trainer: Program) -> dict[str, list[float]]:
+    """Progress that was measured of a pair, over that of taking turns: where it was judged."""
+    measured: dict[str, list[float]] = {"pack": [], "unpack": []}
+    for each in decided(trainer):
+        if each.kind in measured and (progress := PROGRESS.search(each.reason)):
+            measured[each.kind].append(float(progress[1]))
+    return measured
+
+
+@pytest.mark.parametrize("pace", ["wait", "thrash"])
+def test_programs_that_share_a_device_are_faster_so_or_are_parted(
+    pace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PACE", f"thrash {tmp_path / 'shared'}" if pace == "thrash" else pace)
+    over, shared = tmp_path / "over", False
+    with ExitStack() as stack:
+        trainers = [
+            stack.enter_context(program(seed, proxied=True, device="cpu:0", path=PACING))
+            for seed in SEEDS
+        ]
+        stack.callback(over.touch)
+        for each in trainers:
+            assert each.answer() == ["ready"]
+        for each in trainers:
+            each.ask(str(over))
+        # What comes out depends on the machine and on what else it does: whatever it is must be
+        # what was measured.
+        while not (shared and any(judged(trainers[0]).values())):
+            shared |= any(SHARES.search(session_of(each)["reason"]) for each in trainers)
+            time.sleep(0.1)
+        found = [session_of(each) for each in trainers]
+        over.touch()
+        losses = [each.answer() for each in trainers]
+        while (verdicts := judged(trainers[0])) != judged(trainers[1]):
+            time.sleep(0.1)  # written down soon
+    assert all(progress >= 1.1 for progress in verdicts["pack"])
+    assert all(progress < 1.0 for progress in verdicts["unpack"])
+    for each in found:
+        assert each["step_seconds"] > 0
+        assert 0 < each["memory_nadir"] <= 384 << 20
+    for seed, answer in zip(SEEDS, losses, strict=True):
+        with program(seed, proxied=False) as plain:
+            assert plain.answer() == ["ready"]
+            assert plain.train(len(answer)) == answer
