@@ -102,7 +102,7 @@ class Blocked:
 
     def __init__(self, has_own: Callable[[str], bool], promised: bool) -> None:
         self._has_own = has_own
-        self._promised = promised
+        self.promised = promised
         self._common: int | None = None
         self._clusters: dict[str, int] = {}
 
@@ -114,7 +114,7 @@ class Blocked:
 
     def holds_all(self, gpus: int) -> bool:
         """Whether nobody of that size can be served: nothing is promised to anybody."""
-        return not self._promised and self._common is not None and gpus >= self._common
+        return not self.promised and self._common is not None and gpus >= self._common
 
     def holds(self, vc: str, gpus: int, below: bool) -> bool:
         """Whether sessions of that virtual cluster and size would fail, too."""
@@ -257,9 +257,11 @@ class Waiting:
                 continue
             # Whoever comes at a later index can only be better by a guarantee.
             settled = candidate is not None
+            if settled and not blocked.promised:
+                break
             empty = []
             for cluster, bucket in buckets.items():
-                below = self._below(cluster.name, gpus)
+                below = blocked.promised and self._below(cluster.name, gpus)
                 if (settled and not below) or blocked.holds(cluster.name, gpus, below):
                     continue
                 assert cluster.quota
