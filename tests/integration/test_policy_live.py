@@ -13,7 +13,7 @@ from jupyter_sing import cli
 from jupyter_sing.controller import journal
 from kernelproxy import control, paths
 from kernelproxy.agent.arbiter import Allowance
-from kernelproxy.agent.service import Agent, user_of
+from kernelproxy.agent.service import user_of
 from kernelproxy.agent.session import waits
 from kernelproxy.agent.settings import Settings
 from kernelproxy.errors import ControlError
@@ -69,13 +69,6 @@ def test_a_claim_is_believed_from_our_own_user_alone() -> None:
     for wrong in ("a\nb", "a" * 201):
         with pytest.raises(ControlError):
             user_of(wrong, ours)
-
-
-def test_a_policy_is_set_by_our_own_user_alone() -> None:
-    Agent._check_mine(os.getuid())
-    Agent._check_mine(0)
-    with pytest.raises(ControlError, match="belongs to another user"):
-        Agent._check_mine(os.getuid() + 4321)
 
 
 # -------------------------------------------------------------------- applying

@@ -170,8 +170,12 @@ def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[in
     for name in (bobs["id"][:6], bobs["name"]):
         refused = machine.sing(ALICE, "suspend", name)
         assert refused.stderr == f"jupyter sing: There is no session {name!r}.\n"
-    refused = machine.sing(ALICE, "stop")
-    assert "belongs to root" in refused.stderr
+    policy = machine.base / "policy.yaml"
+    policy.write_text("defaults: {tier: premium}")
+    policy.chmod(0o644)
+    for command in (("stop",), ("policy", "apply", str(policy))):
+        refused = machine.sing(ALICE, *command)
+        assert "belongs to root" in refused.stderr
     assert machine.sing(BOB, "suspend", bobs["name"]).returncode == 0
     assert of(machine, BOB)["state"] == "suspended"
     assert machine.sing(0, "resume", bobs["id"]).returncode == 0
