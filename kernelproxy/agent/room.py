@@ -133,7 +133,9 @@ class Room:
         kept = sum(each.kept for each in pinned)
         if need <= self.ledger.total - kept:
             return ""
-        names = " and ".join(sorted(each.name for each in pinned))
+        # Of other users' sessions nobody learns more than whose memory it is.
+        known = {e.name if e.owner == tenant.owner else "another user" for e in pinned}
+        names = " and ".join(sorted(known))
         keep = "keeps" if len(pinned) == 1 else "keep"
         return (
             f"Waits for {size(need)} on {self.device.id}, where {names} (pinned) {keep} "

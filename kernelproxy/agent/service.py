@@ -385,7 +385,7 @@ class Agent:
             whose = "root" if self._settings.system else "another user"
             raise ControlError(f"This daemon belongs to {whose}.", "not-allowed")
 
-    def _status(self, uid: int = 0) -> StatusReply:
+    def _status(self, uid: int) -> StatusReply:
         there = [each for each in self.sessions.values() if not each.device_state.closed]
         sessions = [
             report.describe_session(each)

@@ -94,7 +94,7 @@ def adopt(
     async def take_over() -> tuple[list[dict[str, Any]], str]:
         agent = Agent(configured_devices(), Settings(), kept, lambda: None)  # type: ignore[arg-type]
         agent.adopt([Deposited("s", record, fds, stuck)])
-        sessions = agent._status().sessions
+        sessions = agent._status(0).sessions
         ended = page.reason if page.presence == Presence.ENDED else ""
         await agent.close()
         return sessions, ended
