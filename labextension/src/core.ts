@@ -1,0 +1,43 @@
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { SingClient } from './client';
+import { SingModel } from './model';
+import { ISing, PLUGIN_ID } from './tokens';
+
+/** Provides the state of devices and sessions to all other parts. */
+export const core: JupyterFrontEndPlugin<ISing> = {
+  id: PLUGIN_ID,
+  description: 'Knows the devices, and the device sessions of kernels.',
+  autoStart: true,
+  provides: ISing,
+  optional: [ISettingRegistry],
+  activate: (app: JupyterFrontEnd, registry: ISettingRegistry | null): ISing => {
+    const { serviceManager } = app;
+    const client = new SingClient(serviceManager.serverSettings);
+    const model = new SingModel({ client, events: serviceManager.events });
+    // What is told while a connection is interrupted, or the page sleeps, is missed.
+    serviceManager.connectionFailure.connect(() => model.suspect());
+    document.addEventListener('visibilitychange', () => {
+      if (!document.hidden) {
+        model.suspect();
+      }
+    });
+    void follow(registry, model);
+    return { client, model };
+  }
+};
+
+/** Follow the settings. */
+async function follow(registry: ISettingRegistry | null, model: SingModel): Promise<void> {
+  if (registry === null) {
+    return;
+  }
+  try {
+    const settings = await registry.load(PLUGIN_ID);
+    const read = () => (model.interval = 1000 * (settings.get('pollSeconds').composite as number));
+    settings.changed.connect(read);
+    read();
+  } catch (error) {
+    console.warn('jupyter_sing: settings cannot be read', error);
+  }
+}
