@@ -5,13 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
+NPM := npm --prefix labextension --silent
 FUZZ_SECONDS ?= 20
 
 CPP := $(shell find native -name '*.h' -o -name '*.cpp')
 PY := jupyter_sing kernelproxy tests benchmarks hatch_build.py
 
 .DEFAULT_GOAL := help
-.PHONY: help system venv native lab test test-fast test-cpp fuzz lint format bench clean
+LABEXTENSION := jupyter_sing/labextension/package.json
+LABEXTENSION_SOURCES := $(shell find labextension/src labextension/style labextension/schema -type f) \
+  labextension/package.json labextension/tsconfig.json jupyter_sing/openapi.yaml
+LABEXTENSION_LINK := $(VENV)/share/jupyter/labextensions/jupyter-sing
+
+.PHONY: help system venv native labextension lab test test-fast test-cpp test-ts fuzz lint format bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -26,6 +32,8 @@ system:
 	  { echo "Python's C headers are needed (Debian, Ubuntu: apt install python3-dev)"; exit 1; }
 	@command -v $(or $(firstword $(CXX)),g++) >/dev/null || \
 	  { echo "A C++20 compiler is needed (Debian, Ubuntu: apt install g++)"; exit 1; }
+	@node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null || \
+	  { echo "Node 20 or newer, with npm, is needed (https://nodejs.org)"; exit 1; }
 
 $(VENV)/.created: | system
 	$(PYTHON) -m venv $(VENV)
@@ -40,7 +48,23 @@ $(VENV)/.package: pyproject.toml hatch_build.py $(VENV)/.torch
 	$(PIP) install --constraint constraints.txt --editable '.[test,lint]'
 	@touch $@
 
-venv: $(VENV)/.package native ## set everything up in .venv; again in a second when nothing changed
+labextension/node_modules/.installed: labextension/package.json labextension/.npmrc | system
+	$(NPM) install
+	@touch $@
+
+# Generated and built files among the sources are younger than what is made of them: no targets.
+$(LABEXTENSION): labextension/node_modules/.installed $(filter-out %/openapi.ts,$(LABEXTENSION_SOURCES))
+	$(NPM) run build
+	@touch $@
+
+# JupyterLab finds what was built where it was built.
+$(LABEXTENSION_LINK): | $(VENV)/.package
+	@mkdir -p $(@D)
+	ln -sfn $(abspath jupyter_sing/labextension) $@
+
+labextension: $(LABEXTENSION) $(LABEXTENSION_LINK)
+
+venv: $(VENV)/.package native labextension ## set everything up in .venv; again in a second when nothing changed
 
 # Looks at the sources itself: returns at once when the libraries for them are there.
 native: $(VENV)/.package
@@ -52,7 +76,7 @@ LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 lab: venv ## JupyterLab with the tutorial
 	JUPYTER_DEFAULT_PROVISIONER_NAME=sing $(BIN)/jupyter lab $(LAB_FLAGS) docs/tutorial.ipynb
 
-test: venv test-cpp fuzz ## all tests
+test: venv test-cpp test-ts fuzz ## all tests
 	$(PYTEST)
 
 test-fast: venv ## what is quick: under two minutes
@@ -64,22 +88,28 @@ IN_NATIVE = $(MAKE) --no-print-directory -j$(shell nproc) -C native PYTHON=$(abs
 test-cpp: venv
 	$(IN_NATIVE) test TORCH_DIR="$(TORCH_DIR)"
 
+test-ts: labextension
+	$(NPM) test
+
 fuzz: venv
 	$(IN_NATIVE) fuzz TORCH_DIR="$(TORCH_DIR)" SECONDS=$(FUZZ_SECONDS)
 
-lint: $(VENV)/.package ## style and types
+lint: $(VENV)/.package labextension ## style and types
 	$(BIN)/ruff check $(PY)
 	$(BIN)/ruff format --check $(PY)
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(NPM) run lint
 
 format: $(VENV)/.package ## put the sources in shape
 	$(BIN)/ruff check --fix --exit-zero $(PY)
 	$(BIN)/ruff format $(PY)
 	$(BIN)/clang-format -i $(CPP)
+	$(NPM) run format
 
 bench: venv ## measure, and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.bench --write
 
 clean:
+	rm -rf labextension/node_modules labextension/lib jupyter_sing/labextension
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache native/build

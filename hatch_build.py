@@ -1,13 +1,18 @@
-"""Build hook: puts the native sources, and libraries where they can be built, into the wheel.
+"""Build hook: puts the labextension, the native sources, and libraries where they can be built,
+into the wheel.
 
 The sources make a first-use build possible in any environment. When the environment that is
 installed into has a torch (build isolation leaves `sys.prefix` alone), the libraries for exactly
 that torch are built now, so that the first kernel starts without waiting; so are the file tracker
-and the sandbox, which need none. Nothing of it is needed for an installation to succeed.
+and the sandbox, which need none. The labextension is taken as it was built, or built by Node where
+there is one. Nothing of it is needed for an installation to succeed: `jupyter sing doctor` says
+what is lacking.
 """
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -15,6 +20,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+LABEXTENSION = "share/jupyter/labextensions/jupyter-sing"
 PARTS = ("oplog", "client", "worker", "fstrack", "sandbox")
 
 
@@ -31,6 +37,11 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 build_data["force_include"][str(source)] = (
                     f"kernelproxy/_native/{part}/{source.name}"
                 )
+        if self.target_name == "wheel" and (built := self._labextension(root)):
+            build_data["shared_data"][str(built)] = LABEXTENSION
+            build_data["shared_data"][str(root / "labextension/install.json")] = (
+                f"{LABEXTENSION}/install.json"
+            )
         sys.path.insert(0, str(root))
         try:
             directories = [*self._torch_libraries(), *self._tracker(), *self._sandbox()]
@@ -44,6 +55,27 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if directories:
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{_platform_tag()}"
+
+    def _labextension(self, root: Path) -> Path | None:
+        """The directory of the built labextension."""
+        built = root / "jupyter_sing" / "labextension"
+        npm = shutil.which("npm")
+        if (built / "package.json").is_file():
+            return built
+        if npm is None:
+            self.app.display_warning("without Node there will be no panels in JupyterLab")
+            return None
+        try:
+            for command in (["install"], ["run", "build"]):
+                self.app.display_info(f"npm {' '.join(command)}")
+                subprocess.run(
+                    [npm, *command], cwd=root / "labextension", check=True, capture_output=True
+                )
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", b"").decode(errors="replace").strip()[-500:]
+            self.app.display_warning(f"there will be no panels in JupyterLab: {error} {said}")
+            return None
+        return built
 
     # From a clone, too, as users: their compilers may warn of what ours does not.
 

@@ -17,6 +17,11 @@ def _jupyter_server_extension_points() -> list[dict[str, Any]]:
     return [{"module": "jupyter_sing", "app": extension.SingExtension}]
 
 
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """Called by ``jupyter-builder develop`` to find what was built of ``labextension/``."""
+    return [{"src": "labextension", "dest": "jupyter-sing"}]
+
+
 def load_ipython_extension(ip: Any) -> None:
     """Called by ``%load_ext jupyter_sing``; kernels of the provisioner have it already."""
     from jupyter_sing import magics

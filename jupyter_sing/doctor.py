@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
+
+from jupyter_core.paths import jupyter_path
 
 from jupyter_sing.table import bytes_text
 from kernelproxy import native, paths
@@ -45,6 +48,7 @@ def examine(python: str = sys.executable) -> list[Finding]:
     """
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "provisioner": _provisioner,
+        "panels": _panels,
         "torch": lambda: _torch(python),
         "compiler": _compiler,
         "devices": _devices,
@@ -67,6 +71,15 @@ def _provisioner() -> Iterator[Finding]:
         yield Finding("provisioner", "ok", "kernels can be started by `sing`")
     else:
         yield Finding("provisioner", "broken", "jupyter_sing is not installed here: pip install it")
+
+
+def _panels() -> Iterator[Finding]:
+    for directory in jupyter_path("labextensions", "jupyter-sing"):
+        if Path(directory, "package.json").is_file():
+            yield Finding("panels", "ok", f"JupyterLab shows what is in {directory}")
+            return
+    text = "JupyterLab shows nothing of ours: install again where there is Node 20 or newer"
+    yield Finding("panels", "missing", text)
 
 
 def _torch(python: str) -> Iterator[Finding]:
