@@ -178,7 +178,7 @@ class Control:
         """
         if self._sock is None:
             raise ControlError("The connection to the jupyter_sing daemon is closed.", "no-daemon")
-        return _credentials(self._sock)[0]
+        return credentials(self._sock)[0]
 
     def detach(self) -> socket.socket:
         """Give up the socket, blocking and without a timeout: it becomes the caller's.
@@ -237,21 +237,21 @@ def connect_now(start: bool = True, path: Path | None = None) -> Control:
     if paths.is_shared(path):
         return _connect_to_system(path)
     absent = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)
-    with absent, _lock(path.parent, fcntl.LOCK_SH):
-        return Control(_open(path), path)
+    with absent, start_lock(path.parent, fcntl.LOCK_SH):
+        return Control(open_socket(path), path)
     if os.environ.get("SING_SOCKET"):
         raise ControlError(
             "The jupyter_sing daemon of this kernel is gone: restart the kernel.", "no-daemon"
         )
     if not start:
         raise ControlError("No jupyter_sing daemon is running.", "no-daemon")
-    with _lock(path.parent, fcntl.LOCK_EX):
+    with start_lock(path.parent, fcntl.LOCK_EX):
         # Somebody else may have started it while we waited for the lock.
         with absent:
-            return Control(_open(path), path)
-        _start(path.parent)
+            return Control(open_socket(path), path)
+        start_detached(path.parent)
         try:
-            return Control(_open(path), path)
+            return Control(open_socket(path), path)
         except OSError as error:
             raise ControlError(
                 f"The jupyter_sing daemon started and left at once; see {path.parent}/agent.log.",
@@ -259,10 +259,50 @@ def connect_now(start: bool = True, path: Path | None = None) -> Control:
             ) from error
 
 
+def connect_to_watch(path: Path | None = None) -> socket.socket | None:
+    """Connect to this user's daemon if there is one, without waiting for anything.
+
+    Only for who asks for nothing that is to be done: the daemon may be about to leave, and then the
+    connection ends. While its keeper replaces one that died, the next one answers.
+
+    Parameters
+    ----------
+    path : Path, optional
+        As in `connect`.
+
+    Returns
+    -------
+    socket.socket or None
+        It does not block; None: there is no daemon.
+
+    Raises
+    ------
+    ControlError
+        If there is one that cannot be reached now.
+    """
+    path = path or paths.socket_path()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with paths.short_path(path) as name:
+            sock.connect(name)
+        if paths.is_shared(path):
+            _check_is_root(sock, path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
+    except OSError as error:
+        sock.close()
+        raise ControlError(f"{path} cannot be reached: {error.strerror}.", "no-daemon") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def _connect_to_system(path: Path) -> Control:
     """Connect to the system daemon, which root starts and stops: there is nothing to lock."""
     try:
-        sock = _open(path)
+        sock = open_socket(path)
     except (FileNotFoundError, ConnectionRefusedError):
         raise ControlError(
             "The jupyter_sing daemon of this machine does not run: its administrator can start it.",
@@ -272,14 +312,22 @@ def _connect_to_system(path: Path) -> Control:
         raise ControlError(
             f"{path} is for a group that you are not in: ask the administrator.", "not-allowed"
         ) from None
-    _, uid, _ = _credentials(sock)
-    if uid != 0:
+    try:
+        _check_is_root(sock, path)
+    except BaseException:
         sock.close()
-        raise ControlError(f"{path} is served by user {uid}, not by root.", "unsafe-directory")
+        raise
     return Control(sock, path)
 
 
-def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+def _check_is_root(sock: socket.socket, path: Path) -> None:
+    """Raise ControlError unless root listens at the other end."""
+    _, uid, _ = credentials(sock)
+    if uid != 0:
+        raise ControlError(f"{path} is served by user {uid}, not by root.", "unsafe-directory")
+
+
+def credentials(sock: socket.socket) -> tuple[int, int, int]:
     """Process, user and group id of who listened at the other end, as the kernel knows them."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", raw)
@@ -287,7 +335,7 @@ def _credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 
 @contextlib.contextmanager
-def _lock(directory: Path, operation: int) -> Iterator[None]:
+def start_lock(directory: Path, operation: int) -> Iterator[None]:
     """Hold the lock that orders connecting (shared), starting and leaving (exclusive).
 
     A daemon that leaves holds it until its process has ended, so that nobody connects to a
@@ -304,7 +352,7 @@ def _lock(directory: Path, operation: int) -> Iterator[None]:
         os.close(fd)
 
 
-def _open(path: Path) -> socket.socket:
+def open_socket(path: Path) -> socket.socket:
     """Connect to the socket at `path`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -316,43 +364,48 @@ def _open(path: Path) -> socket.socket:
     return sock
 
 
-def start(private: Path, arguments: Sequence[str]) -> None:
-    """Start a detached daemon with arguments, though nobody connects to it now.
+def start_detached(
+    directory: Path,
+    arguments: Sequence[str] = ("-m", "kernelproxy.agent"),
+    *,
+    log: str = "agent.log",
+    who: str = "daemon",
+) -> None:
+    """Start a detached process and wait until it serves (or says why it cannot).
 
     Parameters
     ----------
-    private : Path
-        Where its log is.
+    directory : Path
+        The runtime directory, where its log is.
     arguments : sequence of str
-        Of the interpreter.
+        Of the interpreter; ``--ready-fd`` is added.
+    log : str
+        Name of its log.
+    who : str
+        What it is, for people.
 
     Raises
     ------
     ControlError
         If it cannot be started.
     """
-    _start(private, arguments)
-
-
-def _start(directory: Path, arguments: Sequence[str] = ("-m", "kernelproxy.agent")) -> None:
-    """Start a detached daemon and wait until it listens (or says why it cannot)."""
     environment = {k: v for k, v in os.environ.items() if k not in ("SING_SESSION", "SING_SOCKET")}
     environment["JUPYTER_SING_RUNTIME_DIR"] = str(directory)
     # This interpreter may know us only by a path that its environment does not name.
     search = [str(paths.bundle_dir()), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search))
-    log_path = directory / "agent.log"
+    log_path = directory / log
     with contextlib.suppress(FileNotFoundError):
         if log_path.stat().st_size > _LOG_BYTES_MAX:
-            log_path.replace(directory / "agent.log.old")
+            log_path.replace(directory / f"{log}.old")
     ready, write_end = os.pipe()
     try:
-        with open(log_path, "ab") as log:
+        with open(log_path, "ab") as output:
             process = subprocess.Popen(
                 [sys.executable, *arguments, "--ready-fd", str(write_end)],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 pass_fds=(write_end,),
                 cwd="/",
@@ -369,7 +422,7 @@ def _start(directory: Path, arguments: Sequence[str] = ("-m", "kernelproxy.agent
     if said == "ready":
         return
     raise ControlError(
-        f"The jupyter_sing daemon could not start: {said or f'see {log_path}'}", "no-daemon"
+        f"The jupyter_sing {who} could not start: {said or f'see {log_path}'}", "no-daemon"
     )
 
 

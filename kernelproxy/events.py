@@ -6,6 +6,26 @@ from typing import Any
 
 EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
 
+#: Of the description of a session, what an event says as it is.
+_TOLD = (
+    "kernel_id", "state", "tier", "reason", "name", "owner", "memory", "pinned", "priority",
+    "served_as", "recoverable", "queued_for", "queue_position", "expected_wait", "last_checkpoint",
+)  # fmt: skip
+
+
+def changed(session: dict[str, Any]) -> dict[str, Any]:
+    """Say how a session is now.
+
+    Parameters
+    ----------
+    session : dict
+        As in `StatusReply`.
+    """
+    found = {name: session.get(name) for name in _TOLD}
+    if session.get("progress"):
+        found["progress"] = session["progress"]
+    return {"session": session["id"], "device": session["device"] or "", **found}
+
 
 def kernel_died(session: str, kernel_id: str, checkpoint: str) -> dict[str, Any]:
     """Say that a kernel died of which there is a checkpoint.

@@ -18,7 +18,7 @@ import types
 import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernelproxy.errors import ProtocolError
@@ -43,7 +43,7 @@ def encode(message: Message, fd_count: int = 0) -> bytes:
     ProtocolError
         If the frame would be longer than `FRAME_BYTES_MAX`, or carry too many descriptors.
     """
-    body: dict[str, Any] = {"kind": type(message).__name__, **asdict(message)}
+    body: dict[str, Any] = {"kind": type(message).__name__, **vars(message)}
     if fd_count:
         body["fds"] = fd_count
     text = json.dumps(body, separators=(",", ":")).encode()

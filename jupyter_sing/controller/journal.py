@@ -1,23 +1,17 @@
 """What was decided and why, and what everybody has had, kept in a file: for `jupyter sing why`, and
 for the controller that comes after this one.
-
-One thread writes, in transactions of what has come meanwhile, so that no decision waits for a disk.
-What was noted in the last moments before the daemon is killed may be lacking.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import queue
 import sqlite3
-import threading
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelproxy.agent.scribe import Scribe, opened
 from kernelproxy.errors import ControlError
 
 log = logging.getLogger(__name__)
@@ -25,7 +19,6 @@ log = logging.getLogger(__name__)
 NAME = "decisions.sqlite3"
 #: How many decisions are kept, and after how many new ones older ones are removed.
 KEPT, TIDY_EVERY = 100_000, 1000
-BUSY_SECONDS = 5.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS decisions (
@@ -100,89 +93,37 @@ class Journal:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / NAME
-        self._entries: queue.SimpleQueue[Entry | Accounts | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="sing-journal", daemon=True)
-        self._thread.start()
+        self._scribe = Scribe(directory / NAME, _SCHEMA, "Decisions")
+        self._noted = 0
 
     def note(self, entry: Entry) -> None:
         """Write down a decision, soon."""
-        self._entries.put(entry)
+        self._scribe.put(
+            "INSERT INTO decisions (at, session, name, kind, reason) VALUES (?, ?, ?, ?, ?)",
+            *astuple(entry),
+        )
+        self._noted += 1
+        if self._noted >= TIDY_EVERY:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        self._noted = 0
+        oldest = "(SELECT max(number) FROM decisions) - ?"
+        self._scribe.put(f"DELETE FROM decisions WHERE number <= {oldest}", KEPT)
 
     def keep(self, accounts: Accounts) -> None:
         """Write down accounts, soon, in the place of those before."""
-        self._entries.put(accounts)
+        self._scribe.put(
+            "REPLACE INTO accounts (only, at, sessions, accounts) VALUES (0, ?, ?, ?)",
+            accounts.at,
+            json.dumps(accounts.sessions),
+            json.dumps(accounts.accounts),
+        )
 
     def close(self) -> None:
         """Write what is left, and end."""
-        self._entries.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        complained = False
-        ending = False
-        written = 0
-        while not ending:
-            batch, ending = self._next()
-            entries = [each for each in batch if isinstance(each, Entry)]
-            accounts = [each for each in batch if isinstance(each, Accounts)]
-            try:
-                with _opened(self._path, write=True) as database:
-                    database.executemany(
-                        "INSERT INTO decisions (at, session, name, kind, reason)"
-                        " VALUES (?, ?, ?, ?, ?)",
-                        [astuple(each) for each in entries],
-                    )
-                    database.executemany(
-                        "REPLACE INTO accounts (only, at, sessions, accounts) VALUES (0, ?, ?, ?)",
-                        [
-                            (each.at, json.dumps(each.sessions), json.dumps(each.accounts))
-                            for each in accounts[-1:]
-                        ],
-                    )
-                    written += len(entries)
-                    if written >= TIDY_EVERY:
-                        written = 0
-                        database.execute(
-                            "DELETE FROM decisions WHERE number <="
-                            " (SELECT max(number) FROM decisions) - ?",
-                            (KEPT,),
-                        )
-                complained = False
-            except (sqlite3.Error, OSError) as error:
-                if not complained:
-                    log.warning("Decisions cannot be written down: %s", error)
-                complained = True
-
-    def _next(self) -> tuple[list[Entry | Accounts], bool]:
-        """Wait for something to write; return all there is, and whether that is the end."""
-        batch: list[Entry | Accounts] = []
-        found = self._entries.get()
-        while found is not None:
-            batch.append(found)
-            try:
-                found = self._entries.get_nowait()
-            except queue.Empty:
-                return batch, False
-        return batch, True
-
-
-@contextlib.contextmanager
-def _opened(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
-    """Open the file for one transaction."""
-    mode = "rwc" if write else "ro"
-    if write and not path.exists():
-        path.touch(mode=0o600)
-    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", BUSY_SECONDS, uri=True)
-    try:
-        if write:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = NORMAL")
-            database.executescript(_SCHEMA)
-        with database:
-            yield database
-    finally:
-        database.close()
+        self._tidy()
+        self._scribe.close()
 
 
 def read_accounts(directory: Path) -> Accounts | None:
@@ -191,7 +132,7 @@ def read_accounts(directory: Path) -> Accounts | None:
     if not path.exists():
         return None
     try:
-        with _opened(path, write=False) as database:
+        with opened(path) as database:
             tables = "SELECT name FROM sqlite_master WHERE name = 'accounts'"
             if database.execute(tables).fetchone() is None:
                 return None  # of a version that wrote none
@@ -227,7 +168,7 @@ def read(directory: Path, session: str, count: int) -> list[Entry]:
     if not path.exists() or not session:
         raise nothing
     try:
-        with _opened(path, write=False) as database:
+        with opened(path) as database:
             ids = database.execute(
                 "SELECT DISTINCT session FROM decisions WHERE substr(session, 1, ?) = ? LIMIT 3",
                 (len(session), session),

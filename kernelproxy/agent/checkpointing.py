@@ -69,7 +69,7 @@ class Checkpointing:
         #: The newest one that the kernel has handed over, by its name.
         self._newest: tuple[str, asyncio.Future[dict[str, Any]]] | None = None
         #: What is stored, or read, for the session now.
-        self.underway = Underway()
+        self.underway = Underway(session.changed)
         self._returning: asyncio.Task[None] | None = None
 
     def goes_on_from(self, manifest: Manifest) -> None:
@@ -194,6 +194,8 @@ class Checkpointing:
             outcome.cancel()
             raise
         stored()
+        how = "was made by itself" if request.automatic else "was made"
+        self._session.chronicle.happened(self._session, "checkpoint", f"Checkpoint {name} {how}.")
         if not request.automatic:
             self._session.past.note_use()
         outcome.set_result(made)

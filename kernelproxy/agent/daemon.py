@@ -161,7 +161,8 @@ class Daemon:
             os.close(lock)
             self._on_quiet()
             return
-        if self._accept() or self._conversations:
+        # Who only watches may do that elsewhere.
+        if self._accept() or len(self._conversations) > self._agent.watchers:
             os.close(lock)
             self._on_quiet()
             return

@@ -29,9 +29,16 @@ def both(one: Note, other: Note) -> Note:
 
 
 class Underway:
-    """The checkpoints that are being stored or read for one session."""
+    """The checkpoints that are being stored or read for one session.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    on_change : callable, optional
+        Called when one begins and when it ends.
+    """
+
+    def __init__(self, on_change: Callable[[], object] = lambda: None) -> None:
+        self._on_change = on_change
         self._far: dict[tuple[str, str], tuple[int, int]] = {}
 
     @contextlib.contextmanager
@@ -41,6 +48,7 @@ class Underway:
         """
         key = verb, name
         self._far[key] = 0, 0
+        self._on_change()
 
         def note(done: int, total: int) -> None:
             if key in self._far:  # else its thread has outlived it
@@ -50,6 +58,7 @@ class Underway:
             yield note
         finally:
             self._far.pop(key, None)
+            self._on_change()
 
     def far(self, verb: str, name: str) -> tuple[int, int]:
         """Bytes done and in total; nothing of nothing, if it has not begun or has ended."""

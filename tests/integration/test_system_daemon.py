@@ -185,6 +185,44 @@ def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[in
         assert before[uid] + finish(run) == plainly[uid]
 
 
+WATCHING = """
+import json, os
+from kernelproxy import control, protocol as p
+mine = f"of-{os.getuid()}"
+with control.connect() as watching, control.connect() as asking:
+    print(json.dumps(watching.expect(p.StatusReply, p.Watch(), 120).sessions))
+    asking.call(p.Suspend(mine), 120)
+    while True:
+        told = watching.more(120).sessions
+        print(json.dumps(told))
+        if any(each["name"] == mine and each["state"] == "suspended" for each in told):
+            break
+    asking.call(p.Resume(mine), 120)
+"""
+
+
+def test_who_watches_sees_of_others_what_all_may_see(machine: Machine, gate: Path) -> None:
+    runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
+    for run in runs.values():
+        begun(run)
+    bobs = of(machine, BOB)["id"]
+    seen = [
+        each for line in machine.program(ALICE, WATCHING).splitlines() for each in json.loads(line)
+    ]
+    assert {each["name"] for each in seen} == {"", f"of-{ALICE}"}
+    assert all(not each["reason"] for each in seen if each["id"] == bobs)
+    gate.touch()
+    for run in runs.values():
+        finish(run)
+    names = {str(ALICE): {f"of-{ALICE}"}, str(BOB): {f"of-{BOB}"}}
+    for uid, seen_names in ((0, names), (ALICE, names | {str(BOB): {""}})):
+        found = json.loads(machine.sing(uid, "activity", "--json").stdout)
+        entries = [*found["events"], *(each for e in found["devices"] for each in e["held"])]
+        for owner, expected in seen_names.items():
+            assert expected <= {each["name"] for each in entries if each["owner"] == owner}
+    assert f"of-{BOB}" not in json.dumps(found)
+
+
 def test_sessions_of_all_users_outlive_the_agent(
     machine: Machine, gate: Path, plainly: dict[int, str]
 ) -> None:

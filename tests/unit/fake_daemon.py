@@ -6,6 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ SESSION: dict[str, Any] = {
     "memory_nadir": 1024,
     "recoverable": True,
     "queued_for": 0.0,
+    "queue_position": None,
+    "expected_wait": None,
     "pinned": False,
     "priority": None,
     "reason": "Idle.",
@@ -138,9 +141,14 @@ class FakeDaemon:
         self.forgotten = False
         #: What is said before it has made or restored a checkpoint.
         self.progress: list[Message] = []
+        #: Of how many more wishes it says that the kernel is not connected yet.
+        self.too_early = 0
         #: Connections of tenders, whose orders the test gives.
         self.tenders: queue.Queue[FakeAgent] = queue.Queue()
         self._agents: list[FakeAgent] = []
+        self._closed = False
+        #: What is still to be told to each of those who watch.
+        self.watchers: list[queue.SimpleQueue[Message | None]] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -149,6 +157,8 @@ class FakeDaemon:
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
+        self._closed = True
+        self.drop_watchers()
         for thread in self._threads:
             thread.join()
         self._listener.close()
@@ -171,14 +181,40 @@ class FakeDaemon:
                 if isinstance(request, protocol.Checkpoint | protocol.Restore):
                     for each in self.progress:
                         send_message(sock, each)
+                if isinstance(request, protocol.Watch):
+                    self._be_watched(sock)
+                    return
                 send_message(sock, self._answer(request))
                 if isinstance(request, protocol.Tend) and not self.forgotten:
                     self._agents.append(FakeAgent(sock.dup()))
                     self.tenders.put(self._agents[-1])
                     return
 
+    def _be_watched(self, sock: socket.socket) -> None:
+        """Tell what changes, until `close` or `drop_watchers`."""
+        news: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.watchers.append(news)
+        if self._closed:
+            return
+        send_message(sock, self._answer(protocol.Status()))
+        while (message := news.get()) is not None:
+            send_message(sock, message)
+
+    def tell(self, *sessions: dict[str, Any], gone: Sequence[str] = ()) -> None:
+        """Tell who watches what has changed."""
+        for news in self.watchers:
+            news.put(protocol.Changed(list(sessions), [], list(gone)))
+
+    def drop_watchers(self) -> None:
+        """End the connections of those who watch."""
+        while self.watchers:
+            self.watchers.pop().put(None)
+
     def _answer(self, request: Message) -> Message:
         match request:
+            case protocol.Checkpoint() | protocol.Restore() if self.too_early:
+                self.too_early -= 1
+                return Error("Its kernel cannot be reached.", "unavailable")
             case protocol.Status():
                 return protocol.StatusReply([DEVICE], list(self.sessions.values()))
             case protocol.OpenSession(name=name, kernel_id=kernel_id):
@@ -242,4 +278,5 @@ class FakeDaemon:
         if session not in self.sessions:
             return Error(f"There is no session {session}.", "unknown-session")
         self.sessions[session] |= changes
+        self.tell(self.sessions[session])
         return protocol.SessionReply(self.sessions[session])

@@ -1,0 +1,176 @@
+"""Who had a device when, of changes that were written down. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+#: States in which a session has its device, those that say more last.
+HELD = ("idle", "restoring", "migrating", "running")
+_RANK = {state: rank for rank, state in enumerate(HELD)}
+QUEUED = "queued"
+
+Step = tuple[float, int]
+
+
+class Change(NamedTuple):
+    """From a moment on a session is in a state.
+
+    Parameters
+    ----------
+    at : float
+        Seconds of the epoch.
+    session, device : str
+        Ids.
+    state : str
+        One of `HELD`, ``queued``, or something else: then it has no device.
+    """
+
+    at: float
+    session: str
+    device: str
+    state: str
+
+
+class Span(NamedTuple):
+    """A time in which a session had a device, and did one thing there.
+
+    Parameters
+    ----------
+    start, end : float
+        Seconds of the epoch.
+    """
+
+    session: str
+    device: str
+    state: str
+    start: float
+    end: float
+
+
+class History:
+    """The changes of all sessions in a time.
+
+    Parameters
+    ----------
+    changes : iterable of Change
+        In the order in which they happened, whatever a clock said that was set meanwhile.
+    since, until : float
+        What is before and behind is cut off; what is so before counts at `since`.
+    """
+
+    def __init__(self, changes: Iterable[Change], since: float, until: float) -> None:
+        self._since, self._until = since, until
+        self._sessions: dict[str, list[Change]] = {}
+        for each in changes:
+            mine = self._sessions.setdefault(each.session, [])
+            # The time of each is not before that of the one before.
+            mine.append(each._replace(at=mine[-1].at) if mine and mine[-1].at > each.at else each)
+
+    def spans(self) -> list[Span]:
+        """Find who had a device: by the beginning. Those of one session do not overlap, and none
+        is empty.
+        """
+        found: list[Span] = []
+        for changes in self._sessions.values():
+            ends = [*(each.at for each in changes[1:]), self._until]
+            for (at, session, device, state), over in zip(changes, ends, strict=True):
+                start, end = max(at, self._since), min(over, self._until)
+                if state in _RANK and start < end:
+                    found.append(Span(session, device, state, start, end))
+        return _ordered(found)
+
+    def queues(self) -> dict[str, list[Step]]:
+        """Count who waited, by device."""
+        moves: dict[str, list[Step]] = {}
+        for changes in self._sessions.values():
+            waited = ""
+            for at, _, device, state in changes:
+                waits = device if state == QUEUED else ""
+                if waits != waited:
+                    if waited:
+                        moves.setdefault(waited, []).append((at, -1))
+                    if waits:
+                        moves.setdefault(waits, []).append((at, 1))
+                waited = waits
+        return {device: self._counted(found) for device, found in moves.items()}
+
+    def _counted(self, moves: list[Step]) -> list[Step]:
+        steps, count = [], 0
+        for at, by in sorted(moves, key=lambda move: move[0]):
+            count += by
+            steps.append((at, count))
+        return cut(steps, self._since, self._until)
+
+
+def coarser(spans: Iterable[Span], resolution: float) -> list[Span]:
+    """Make few of many spans.
+
+    Parameters
+    ----------
+    spans : iterable of Span
+        By their beginning.
+    resolution : float
+        Seconds. What is shorter is one with what is around it: a short rest with the work before
+        it, and two times of one state with the short one between them.
+    """
+    found: dict[str, list[Span]] = {}
+    for each in spans:
+        _add(found.setdefault(each.session, []), each, resolution)
+    return _ordered([each for mine in found.values() for each in mine])
+
+
+def _ordered(spans: list[Span]) -> list[Span]:
+    return sorted(spans, key=lambda each: (each.start, each.session))
+
+
+def _add(merged: list[Span], span: Span, resolution: float) -> None:
+    """Put a span behind those of its session, or make it one with the last."""
+    last = merged[-1] if merged else None
+    if last is None or last.device != span.device or span.start - last.end > resolution:
+        merged.append(span)
+        return
+    adjoins, short = span.start == last.end, span.end - span.start < resolution
+    less = _RANK[span.state] < _RANK[last.state]
+    if span.state == last.state or (adjoins and short and less):
+        merged[-1] = last._replace(end=span.end)
+    elif adjoins and not less and last.end - last.start < resolution:
+        merged.pop()
+        # It may be one with what was before that by now.
+        _add(merged, span._replace(start=last.start), resolution)
+    else:
+        merged.append(span)
+
+
+def cut(steps: Sequence[Step], since: float, until: float) -> list[Step]:
+    """Keep those of a time; the last one before it counts at its beginning."""
+    before = [value for at, value in steps if at <= since]
+    inside = [each for each in steps if since < each[0] <= until]
+    return [(since, before[-1] if before else 0), *inside]
+
+
+def merged(steps: Sequence[Step], resolution: float) -> list[Step]:
+    """Make few of many steps.
+
+    Parameters
+    ----------
+    steps : sequence of tuple
+        When, and which value holds from then on.
+    resolution : float
+        Seconds. Of what is closer together, the highest value stands for all, and the last one
+        holds afterwards: no peak is lost.
+    """
+    found: list[Step] = []
+    index = 0
+    while index < len(steps):
+        first = steps[index][0]
+        end = index + 1
+        while end < len(steps) and steps[end][0] - first < resolution:
+            end += 1
+        group = steps[index:end]
+        found.append((first, max(value for _, value in group)))
+        found.append(group[-1])
+        index = end
+    return [
+        each for index, each in enumerate(found) if index == 0 or (each[1] != found[index - 1][1])
+    ]

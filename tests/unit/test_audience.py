@@ -1,0 +1,66 @@
+"""Which changes of a session are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kernelproxy.agent.audience import differs
+from tests.unit.fake_daemon import SESSION
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, False),
+        ({"log_head": 7, "operators": 8, "queued_for": 9.0, "last_activity": "now"}, False),
+        ({"state": "queued"}, True),
+        ({"reason": "Another one."}, True),
+        ({"progress": {"verb": "checkpoint", "checkpoint": "a", "done": 1, "total": 2}}, True),
+        ({"queue_position": 1}, True),
+        ({"worker_pid": None}, True),
+    ],
+)
+def test_what_nobody_shows_is_not_told(changes: dict[str, Any], told: bool) -> None:
+    assert differs(SESSION, SESSION | changes, 1.0, GIB) is told
+    assert differs(SESSION | changes, SESSION, 1.0, GIB) is told
+
+
+@pytest.mark.parametrize(
+    ("total", "before", "now", "told"),
+    [
+        (GIB, 100 * MIB, 105 * MIB, False),
+        (GIB, 100 * MIB, 111 * MIB, True),  # more than one part in a hundred
+        (80 * GIB, 100 * MIB, 115 * MIB, False),
+        (80 * GIB, 117 * MIB, 100 * MIB, True),  # more than 16 MiB
+        (80 * GIB, 1, 0, True),  # all of it
+        (80 * GIB, 0, 1, False),
+    ],
+)
+def test_memory_is_told_where_it_can_be_seen(total: int, before: int, now: int, told: bool) -> None:
+    one, other = SESSION | {"memory": before}, SESSION | {"memory": now}
+    assert differs(one, other, 1.0, total) is told
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "now", "told"),
+    [
+        (None, 1.0, None, False),
+        (None, 1.0, 5.0, True),
+        (5.0, 1.0, None, True),
+        (60.0, 10.0, 50.0, False),  # as was to be expected
+        (60.0, 10.0, 55.0, False),
+        (60.0, 10.0, 60.0, True),
+        (3.0, 1.0, 2.5, False),
+        (3.0, 1.0, 3.5, True),
+    ],
+)
+def test_a_wait_is_told_when_it_becomes_another_one(
+    before: float | None, seconds: float, now: float | None, told: bool
+) -> None:
+    one, other = SESSION | {"expected_wait": before}, SESSION | {"expected_wait": now}
+    assert differs(one, other, seconds, GIB) is told
