@@ -18,7 +18,7 @@ WORDS = {
     "migrating": "Migrating",
     "failed": "Error",
 }
-NEXT = {"suspended": "resumes when you run a cell", "queued": "starts when there is room"}
+NEXT = {"suspended": "resumes when you run a cell", "queued": "starts when it is its turn"}
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,16 @@ def bytes_text(count: int) -> str:
     return f"{value:.1f} GiB"
 
 
+def state_word(session: dict[str, Any]) -> str:
+    """Write a session's state in a word, with its place if it waits: ``Queued (2)``."""
+    state, place = str(session["state"]), session["queue_position"]
+    word = WORDS.get(state, state.capitalize())
+    return word if place is None else f"{word} ({place})"
+
+
 def state_text(session: dict[str, Any]) -> str:
     """Write a session's state and what happens next: ``Suspended: resumes when you …``."""
-    state = str(session["state"])
-    word, following = WORDS.get(state, state.capitalize()), NEXT.get(state)
+    word, following = state_word(session), NEXT.get(str(session["state"]))
     return f"{word}: {following}" if following else word
 
 
@@ -105,7 +111,7 @@ def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
             s["id"][:8],
             *([s["owner"]] if several else []),
             s["name"],
-            WORDS.get(s["state"], s["state"].capitalize()),
+            state_word(s),
             f"{s['device'] or ''}{' (pinned)' if s['pinned'] else ''}",
             bytes_text(s["memory"]),
             f"{s['operators']:,}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import socket
 import time
@@ -19,6 +18,7 @@ from jupyter_sing.controller.bandwidth import Bandwidth, Rate
 from jupyter_sing.controller.bookkeeping import Bookkeeping, Taken
 from jupyter_sing.controller.journal import Entry, Journal, read_accounts
 from jupyter_sing.controller.known import Known
+from jupyter_sing.controller.outlooks import Outlooks
 from jupyter_sing.controller.rules import Rules, Standing
 from jupyter_sing.controller.waits import TimeToGpu
 from jupyter_sing.scheduler import events
@@ -37,7 +37,7 @@ from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.policy import differences
 from jupyter_sing.scheduler.settings import Device, Settings
 from kernelproxy import paths
-from kernelproxy.agent.arbiter import Hands, Terms
+from kernelproxy.agent.arbiter import Hands, Outlook, Terms
 from kernelproxy.errors import ControlError
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class Controller:
         self._books = Bookkeeping(self._journal, self._take, clock)
         self._before: frozenset[str] = frozenset()  # sessions of the controller before
         self._gathering = False
+        self._outlooks = Outlooks(lambda now: self._engine.outlooks(now), self._named, clock)
 
     def begin(self, hands: Hands, devices: dict[str, int]) -> None:
         """See `Arbiter`."""
@@ -261,6 +262,10 @@ class Controller:
         """See `Arbiter`."""
         return self._engine.contended(session)
 
+    def outlook(self, session: str) -> Outlook | None:
+        """See `Arbiter`."""
+        return self._outlooks.of(session)
+
     def sharing(self) -> dict[str, Any]:
         """See `Arbiter`.
 
@@ -353,7 +358,9 @@ class Controller:
         self._busy = True
         try:
             while told:
-                for decision in self._engine.handle(*told):
+                decisions = self._engine.handle(*told)
+                self._outlooks.forget()
+                for decision in decisions:
                     self._carry_out(decision)
                 told = (self._told.popleft(),) if self._told else ()
         finally:
@@ -382,17 +389,12 @@ class Controller:
                 why = f"It moves from {source} to {target}: {why}."
                 self._hands.migrate(session, target)
             case Queued(session):
-                why = self._waiting(decision)
+                outlook = self._outlooks.of(session)
+                if outlook is None:
+                    return  # it waits no more
+                why = outlook.reason
                 self._hands.explain(session, why)
         self._note(session, type(decision).__name__.lower(), why)
-
-    def _waiting(self, queued: Queued) -> str:
-        """Say why a session waits, and for how long."""
-        why = self._named(queued.reason, queued.session)
-        if queued.expected_wait == math.inf:
-            return f"Waits: {why}."
-        about = f"place {queued.position}, about {queued.expected_wait:.0f} s"
-        return f"Waits for its turn ({about}): {why}."
 
     def _note(self, session: str, kind: str, why: str) -> None:
         """Write down a decision about a session."""
@@ -434,9 +436,9 @@ class Controller:
 
     def _take(self, now: float) -> Taken:
         """Take what is to be written down, and tell all who wait what is so by now."""
-        for session in list(self._sessions):
-            if queued := self._engine.explain(session, now):
-                self._hands.explain(session, self._waiting(queued))
+        for session in self._outlooks.waiting():
+            if outlook := self._outlooks.of(session):
+                self._hands.explain(session, outlook.reason)
         goes_on = any(known.holds for known in self._sessions.values())
         return Taken(list(self._sessions), self._engine.accounts(now), goes_on)
 

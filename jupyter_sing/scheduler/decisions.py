@@ -85,13 +85,10 @@ class Unpack:
 class Queued:
     """The session waits. Said once when it begins to wait, for people.
 
-    `position` counts from 1, and `expected_wait` is in seconds; `math.inf`: it waits for ever as
-    things are, and `reason` says what has to change.
+    What it can expect is told to those who ask, by `Engine.outlooks`.
     """
 
     session: SessionId
-    position: int
-    expected_wait: float
     reason: str
 
 

@@ -13,8 +13,8 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.agenda import Agenda
 from jupyter_sing.scheduler.cells import Cells
 from jupyter_sing.scheduler.decisions import Decision, Guarantees, Queued
-from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.explaining import Explaining
+from jupyter_sing.scheduler.events import Event, SessionId
+from jupyter_sing.scheduler.explaining import Explaining, Outlook
 from jupyter_sing.scheduler.fairness import Flow, Ledger
 from jupyter_sing.scheduler.flat import Flat
 from jupyter_sing.scheduler.leases import Leases
@@ -84,7 +84,7 @@ class Engine:
         self._serving = Serving(
             self._agenda, self._ledger, self._leases, self._packing, guarantees is not None
         )
-        self._explaining = Explaining(self._waiting, self._limiter, self._leases, self._serving)
+        self._explaining = Explaining(self._agenda, self._leases, self._serving)
         self._cells = Cells(
             self._ledger,
             self._agenda,
@@ -138,10 +138,16 @@ class Engine:
         self._leases.out = []
         return decided
 
-    def explain(self, session: str, now: float) -> Queued | None:
-        """Say why a session waits, at which place and for how long about; None if it does not."""
-        known = self._sessions.get(session)
-        return self._explaining.explain(known, now) if known else None
+    def outlooks(self, now: float) -> dict[SessionId, Outlook]:
+        """Say of all who wait why they do, at which place, and for how long about.
+
+        That takes time in proportion to how many sessions there are, and changes nothing.
+        """
+        return self._explaining.outlooks(now)
+
+    def explain(self, session: SessionId, now: float) -> Outlook | None:
+        """Say the same of one session; None if it does not wait."""
+        return self.outlooks(now).get(session)
 
     def tags(self, session: str, now: float) -> tuple[float, ...]:
         """Return the tags of a session's virtual cluster, of its user, and of itself.
@@ -411,6 +417,4 @@ class Engine:
         """Say that a session has to wait."""
         session = self._sessions.get(name)
         if session is not None and session.phase is Phase.WAITING:
-            queued = self._explaining.explain(session, now)
-            assert queued
-            self._leases.out.append(queued)
+            self._leases.out.append(Queued(name, self._explaining.why(session, now)))

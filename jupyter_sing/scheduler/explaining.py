@@ -1,15 +1,44 @@
-"""Why a session waits, in a sentence; at which place, and for how long about."""
+"""Why sessions wait, in a sentence; at which place, and for how long about."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from jupyter_sing.scheduler.decisions import Queued
+from jupyter_sing.scheduler.agenda import Agenda
+from jupyter_sing.scheduler.events import SessionId
+from jupyter_sing.scheduler.fairness import Flow
+from jupyter_sing.scheduler.forecast import Expected, Forecast
 from jupyter_sing.scheduler.leases import Leases
-from jupyter_sing.scheduler.limits import GIB, Limiter
+from jupyter_sing.scheduler.limits import GIB, Held
 from jupyter_sing.scheduler.serving import Serving
-from jupyter_sing.scheduler.state import Phase, Session
-from jupyter_sing.scheduler.waiting import Waiting
+from jupyter_sing.scheduler.state import DeviceState, Phase, Session
+from jupyter_sing.scheduler.waiting import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a session can expect that waits.
+
+    Attributes
+    ----------
+    position
+        From 1: it is next. Of those who wait for the same devices, or within the same limit.
+    expected_wait
+        Seconds until its grant; `math.inf`: it waits for ever as things are, and `reason` says what
+        has to change; None: nobody can say.
+    reason
+        A clause: why it has no device now.
+    where
+        A clause: the device that is likely to be its, and whose that is; empty, if something else
+        has to happen first, or if nobody can say.
+    """
+
+    position: int
+    expected_wait: float | None
+    reason: str
+    where: str = ""
 
 
 class Explaining:
@@ -21,11 +50,9 @@ class Explaining:
         Moving average of how long leases last, in seconds.
     """
 
-    def __init__(
-        self, waiting: Waiting, limiter: Limiter, leases: Leases, serving: Serving
-    ) -> None:
-        self._waiting = waiting
-        self._limiter = limiter
+    def __init__(self, agenda: Agenda, leases: Leases, serving: Serving) -> None:
+        self._agenda = agenda
+        self._waiting, self._limiter = agenda.waiting, agenda.limiter
         self._leases = leases
         self._serving = serving
         self._largest = max((device.memory for device in leases.devices.values()), default=0)
@@ -35,29 +62,82 @@ class Explaining:
         """Note how long a lease has lasted."""
         self.turn += 0.05 * (seconds - self.turn)
 
-    def explain(self, session: Session, now: float) -> Queued | None:
-        """Say why a session waits; None if it does not."""
-        if session.phase is Phase.RESERVED:
-            return Queued(session.id, 1, 0.0, self._leases.awaited(session))
-        if session.phase is not Phase.WAITING:
-            return None
+    def why(self, session: Session, now: float) -> str:
+        """Say why a session waits, as a clause."""
         never = self._never(session)
         if never is not None:
-            return Queued(session.id, self._place(session, now), math.inf, never)
+            return never
         limit = self._limiter.reason(session, now)
-        if limit is not None:
-            position = 1 + self._waiting.ahead(session, limit.flow, now)
-            seconds = limit.seconds
-            if seconds is None:
-                seconds = position / max(1, limit.devices) * self.turn
-            return Queued(session.id, position, seconds, limit.text)
-        position = self._place(session, now)
-        devices = 1 if session.bound is not None else len(self._leases.devices)
-        wait = position / max(1, devices) * self.turn
-        return Queued(session.id, position, wait, self._usual(session, now))
+        return self._usual(session, now) if limit is None else limit.text
 
-    def _place(self, session: Session, now: float) -> int:
-        return 1 + self._waiting.ahead(session, None, now)
+    def outlooks(self, now: float) -> dict[SessionId, Outlook]:
+        """Say what all who wait can expect."""
+        found: dict[SessionId, Outlook] = {}
+        line = _Line()
+        for session in self._leases.sessions.values():
+            if session.phase is Phase.RESERVED:
+                rest, why = self._leases.awaited(session)
+                place = line.place(self._leases.reserved(session)[0])
+                found[session.id] = Outlook(place, rest, why)
+            elif session.phase is Phase.WAITING and session not in self._waiting:
+                found[session.id] = self._aside(session, now)
+        free: list[tuple[Key, Session]] = []
+        limited: dict[Flow, list[tuple[Key, Session, Held]]] = {}
+        for key, session in self._waiting.order(now):
+            limit = self._limiter.reason(session, now)
+            if self._never(session) is not None:
+                found[session.id] = self._aside(session, now)
+            elif limit is None:
+                free.append((key, session))
+            else:
+                limited.setdefault(limit.flow, []).append((key, session, limit))
+        expected = self._look(free, self._leases.devices.values(), now)
+        for _, session in free:
+            held_up = session.moving or now < session.not_before
+            where = "" if held_up else _where(expected[session].devices)
+            place, seconds = line.place(session.only), expected[session].seconds
+            found[session.id] = Outlook(place, seconds, self._usual(session, now), where)
+        for flow, those in limited.items():
+            found |= self._within(flow, those, now)
+        return found
+
+    def _look(
+        self, order: list[tuple[Key, Session]], devices: Iterable[DeviceState], now: float
+    ) -> dict[Session, Expected]:
+        if not order:
+            return {}
+        return Forecast(self._agenda, self._leases, self.turn, devices, now).run(order)
+
+    def _within(
+        self, flow: Flow, those: list[tuple[Key, Session, Held]], now: float
+    ) -> dict[SessionId, Outlook]:
+        """Say the same of those who wait for a limit: only their own leave devices to them."""
+        assert flow.quota
+        waiting = [(key, session) for key, session, _ in those]
+        held = (device for holder in flow.quota.holders for device in self._held(holder))
+        expected = self._look(waiting, dict.fromkeys(held), now)
+        found = {}
+        for index, (_, session, limit) in enumerate(those):
+            seconds = expected[session].seconds if limit.seconds is None else limit.seconds
+            found[session.id] = Outlook(index + 1, seconds, limit.text)
+        return found
+
+    def _held(self, holder: Session) -> tuple[DeviceState, ...]:
+        if holder.phase is Phase.RESERVED:
+            return self._leases.reserved(holder)
+        return holder.devices
+
+    def _aside(self, session: Session, now: float) -> Outlook:
+        """Say what somebody can expect who waits for room within a limit, or for ever."""
+        limit, place = self._limiter.reason(session, now), 1
+        seconds: float | None = None
+        if self._never(session) is not None:
+            seconds = math.inf
+        elif limit is not None:
+            seconds = limit.seconds
+        if session.short is not None:
+            place += list(session.short.short).index(session)
+        return Outlook(place, seconds, self.why(session, now))
 
     def _never(self, session: Session) -> str | None:
         """What has to change before it can have a device at all."""
@@ -81,3 +161,33 @@ class Explaining:
         devices = len(self._leases.devices)
         wanted = "1 device" if devices == 1 else f"{devices} devices"
         return f"{count} session{' waits' if count == 1 else 's wait'} for {wanted}"
+
+
+class _Line:
+    """Places of those who wait, in their order: of some, only one device will do."""
+
+    def __init__(self) -> None:
+        self._all = self._anywhere = 0
+        self._only: dict[DeviceState, int] = {}
+
+    def place(self, only: DeviceState | None) -> int:
+        """Take the next place."""
+        self._all += 1
+        if only is None:
+            self._anywhere += 1
+            return self._all
+        self._only[only] = self._only.get(only, 0) + 1
+        return self._anywhere + self._only[only]
+
+
+def _where(devices: tuple[DeviceState, ...]) -> str:
+    """Say which devices somebody is likely to get, and who has the one of them that it is."""
+    if len(devices) != 1:
+        return f"{len(devices)} devices" if devices else ""
+    (device,) = devices
+    if device.lessees:
+        names = " and ".join(lessee.id for lessee in device.lessees)
+        return f"{device.id}, where {names} work{'s' if len(device.lessees) == 1 else ''}"
+    if device.incoming is not None:
+        return f"{device.id}, where {device.incoming.id} goes first"
+    return device.id

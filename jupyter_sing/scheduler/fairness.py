@@ -321,10 +321,14 @@ class Ledger:
         Start-time fair queueing alone makes an honest user's short cell wait for as long as that
         user had long cells while others waited: minutes, where a second is promised.
         """
-        share = min(1.0, 0.5 * self._devices / max(1, self._active))
-        user.burst = max(0.0, user.burst - share * (now - user.burst_at)) + seconds
+        user.burst = self.unpaid(user, now) + seconds
         user.burst_at = now
         return user.burst
+
+    def unpaid(self, user: Flow, now: float) -> float:
+        """What `burst` would return without a note of anything."""
+        share = min(1.0, 0.5 * self._devices / max(1, self._active))
+        return max(0.0, user.burst - share * (now - user.burst_at))
 
 
 def _inherit(before: Flow, user: Flow, now: float) -> None:

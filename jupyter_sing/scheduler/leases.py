@@ -113,14 +113,21 @@ class Leases:
             known = self._entitled[vc] = self._guarantees.free(vc)
         return known >= gpus
 
-    def awaited(self, session: Session) -> str:
-        """Say what a session with a reservation waits for."""
+    def awaited(self, session: Session) -> tuple[float, str]:
+        """Say what a session with a reservation waits for, and for how many seconds about."""
         reservation = self._reservations[session]
+        sizes = [(d, d.residents.get(leaving, 0)) for leaving, d in reservation.leaving]
+        seconds = max((device.transfer(size) for device, size in sizes), default=0.0)
         if reservation.victims:
-            return f"{next(iter(reservation.victims)).id} stops first"
+            return seconds, f"{next(iter(reservation.victims)).id} stops first"
         if reservation.leaving:
-            return f"the memory of {next(iter(reservation.leaving))[0].id} makes room first"
-        return "its devices are being prepared"
+            first, _ = next(iter(reservation.leaving))
+            return seconds, f"the memory of {first.id} makes room first"
+        return seconds, "its devices are being prepared"
+
+    def reserved(self, session: Session) -> tuple[DeviceState, ...]:
+        """Return the devices of a session with a reservation."""
+        return self._reservations[session].devices
 
     # Taking devices.
 

@@ -117,6 +117,13 @@ class Account:
         lost = self.demand - self.granted
         return max(LOST_MIN, (1.0 - target) * self.demand) - lost
 
+    def slack_at(self, target: float, now: float) -> float:
+        """About what `slack` is at a time: nothing is noted of what has passed since `settle`."""
+        passed = max(0.0, now - self._since) if self._mode else 0.0
+        demand = self.demand + passed
+        lost = demand - self.granted - (passed if self._mode == 2 else 0.0)
+        return max(LOST_MIN, (1.0 - target) * demand) - lost
+
     def violates(self, target: float) -> bool:
         """Whether its target is missed, as of the last `settle`."""
         return target > 0.0 and self.slack(target) < 0.0

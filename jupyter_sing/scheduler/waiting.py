@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from itertools import islice
 from typing import TypeAlias
 
 from jupyter_sing.scheduler.fairness import Flow, Ledger
@@ -22,9 +21,6 @@ INTERACTIVE = 1
 """Highest level at which a cell still counts as interactive."""
 
 Key: TypeAlias = tuple[int, int, float, float, float, int]
-
-COMPARED = 64
-"""Waiting sessions up to which a place in the order is found exactly."""
 
 IsCapped: TypeAlias = Callable[[Flow, int, float], bool]
 """Whether a user or virtual cluster may not have so many more devices now."""
@@ -208,6 +204,16 @@ class Waiting:
             return False
         return level > INTERACTIVE or self._ledger.burst(user, 0.0, now) > self.burst
 
+    def would_throttle(self, session: Session, level: int, now: float) -> bool:
+        """The same for those who only look: nothing is noted."""
+        user = session.flow.parent
+        assert user
+        assert user.parent
+        leads = (self._ledger.lead(flow, now) for flow in (user, user.parent))
+        if max(leads) <= self.throttle:
+            return False
+        return level > INTERACTIVE or self._ledger.unpaid(user, now) > self.burst
+
     def best(self, now: float, blocked: Blocked) -> Session | None:
         """First of all that are not blocked."""
         chosen: Session | None = None
@@ -291,41 +297,24 @@ class Waiting:
         tags = (user.parent.at(now), user.at(now), session.flow.at(now))
         return (rank, index, *tags, session.arrival)
 
-    def ahead(self, session: Session, among: Flow | None, now: float) -> int:
-        """Count the sessions that are to be served before one that waits.
+    def order(self, now: float) -> list[tuple[Key, Session]]:
+        """All who wait, in the order in which they are to be served, and their places in it."""
+        found = []
+        for each, (gpus, index) in self._places.items():
+            key = self.place_of(each, index % LEVELS, each.urgent, now, now)
+            found.append(((0, *key[1:]) if self._below(each.vc, gpus) else key, each))
+        found.sort(key=lambda each: each[0])
+        return found
 
-        Parameters
-        ----------
-        among
-            Only sessions of this user or virtual cluster; None: all that are at no limit.
-
-        Notes
-        -----
-        The first few dozen are compared one by one. If more wait, those of better levels are
-        counted, and half of those of the same.
-        """
-        place = self._places.get(session)
-        if place is None:
-            return len(self._places)
-        if len(self._places) > COMPARED and among is None:
-            sooner = sum(n for (_, index), n in self._counts.items() if index < place[1])
-            same = sum(n for (_, index), n in self._counts.items() if index == place[1])
-            return sooner + (same - 1) // 2
-        mine = self._key(session, place[1], self._below(session.vc, session.gpus), now)
-        count = 0
-        for other, (gpus, index) in islice(self._places.items(), COMPARED):
-            user = other.flow.parent
-            assert user
-            assert user.parent
-            if among is not None:
-                counts = among in (user, user.parent)
-            else:
-                capped = self._is_capped(user, gpus, now)
-                counts = not (capped or self._is_capped(user.parent, gpus, now))
-            if counts and other is not session:
-                key = self._key(other, index, self._below(other.vc, gpus), now)
-                count += key < mine
-        return count
+    def place_of(self, session: Session, level: int, urgent: bool, at: float, now: float) -> Key:
+        """Place in the order of who would wait at a level from a time on."""
+        user = session.flow.parent
+        assert user
+        assert user.parent
+        rank = 1 if urgent else 3 if self.would_throttle(session, level, now) else 2
+        index = (0 if urgent else LEVELS) + level
+        tags = (user.parent.at(at), user.at(at), session.flow.at(at))
+        return (rank, index, *tags, session.arrival)
 
     def _class(self, session: Session, level: int, now: float) -> int:
         if session.urgent:

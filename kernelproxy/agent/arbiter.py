@@ -75,6 +75,25 @@ class Allowance:
     tier: str | None = None
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What a session can expect that waits.
+
+    Parameters
+    ----------
+    position : int
+        1: it is next.
+    seconds : float or None
+        Until it is expected to get a device; None: nobody can say.
+    reason : str
+        Why it waits, with both, in a sentence for people.
+    """
+
+    position: int
+    seconds: float | None
+    reason: str
+
+
 class Hands(Protocol):
     """What an arbiter has done. A session or token that is gone by now is no error."""
 
@@ -180,6 +199,9 @@ class Arbiter(Protocol):
 
     def contended(self, session: str) -> bool:
         """Whether somebody waits for what a session has."""
+
+    def outlook(self, session: str) -> Outlook | None:
+        """Say what a session can expect that waits; None: it does not, or nobody can say."""
 
     def sharing(self) -> dict[str, Any]:
         """Say what has come of the decisions so far, for people and machines."""
@@ -291,6 +313,9 @@ class Everybody:
 
     def contended(self, session: str) -> bool:
         return False
+
+    def outlook(self, session: str) -> Outlook | None:
+        return None
 
     def sharing(self) -> dict[str, Any]:
         return {}

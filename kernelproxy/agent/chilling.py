@@ -87,6 +87,7 @@ class Chilling:
             if not session.hibernation.asleep:  # which says more, and this may be deposited
                 held = session.hold is not None
                 session.reason = f"On disk: {report.way_back(session.script, held=held)}"
+                session.chronicle.happened(session, "swapped_out", session.reason)
             await state.cool()
         session.look()
         if error is None or (isinstance(error, StoreError) and error.reason == "cancelled"):

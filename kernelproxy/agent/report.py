@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pwd
 import time
 from collections.abc import Sequence
@@ -32,9 +33,9 @@ def describe_session(session: Session) -> dict[str, Any]:
     state, memory = session.device_state, session.device_state.memory
     client = memory.client
     worker = state.worker if state.worker and not state.worker.broken else None
-    used = min(client.memory_used, memory.agent.memory_granted) if worker else 0
     step = session.turn.watch.step
     queued_since = session.since if session.state is State.QUEUED else None
+    outlook = session.outlook()
     return {
         "id": session.id,
         "name": session.name,
@@ -45,7 +46,7 @@ def describe_session(session: Session) -> dict[str, Any]:
         "state": str(session.state),
         "tier": _tier(session, worker is not None),
         "device": session.room.device.id,
-        "memory": used,
+        "memory": memory_used(session),
         "log_head": client.head,
         "log_consumed": memory.worker.consumed,
         "log_bytes": client.head - memory.agent.retained,
@@ -57,9 +58,11 @@ def describe_session(session: Session) -> dict[str, Any]:
         "recoverable": not state.forgone,
         "served_as": session.served_as,
         "queued_for": round(time.monotonic() - queued_since, 3) if queued_since else 0.0,
+        "queue_position": outlook.position if outlook else None,
+        "expected_wait": _rounded(outlook.seconds) if outlook else None,
         "pinned": session.wanted.pinned,
         "priority": session.wanted.tier,
-        "reason": _reason(session),
+        "reason": _reason(session, outlook.reason if outlook else session.reason),
         "loading": memory.worker.loading_bytes if worker else 0,
         "snapshot": _snapshot(state.snapshot),
         "migration": asdict(session.migration) if session.migration else None,
@@ -67,6 +70,14 @@ def describe_session(session: Session) -> dict[str, Any]:
         "last_checkpoint": session.past.describe(),
         "progress": session.checkpointing.underway.describe(),
     }
+
+
+def memory_used(session: Session) -> int:
+    """Bytes of its device that a session uses."""
+    state, memory = session.device_state, session.device_state.memory
+    if state.worker is None or state.worker.broken:
+        return 0
+    return min(memory.client.memory_used, memory.agent.memory_granted)
 
 
 def running(session: Session) -> str:
@@ -93,7 +104,13 @@ def outline(session: dict[str, Any]) -> dict[str, Any]:
     # What may be lacking lacks.
     none = {k: None for k, value in session.items() if isinstance(value, dict)}
     automatic = {k: _blank(value) for k, value in session["automatic"].items()}
-    return {**found, **none, "automatic": automatic, "kernel_pid": None, "worker_pid": None}
+    unsaid = dict.fromkeys(("kernel_pid", "worker_pid", "queue_position", "expected_wait"))
+    return {**found, **none, "automatic": automatic, **unsaid}
+
+
+def shown(session: dict[str, Any], owner: int, uid: int) -> dict[str, Any]:
+    """What is shown of a session of one user to another, or to himself."""
+    return session if uid in (owner, os.getuid(), 0) else outline(session)
 
 
 def _blank(value: Any) -> Any:
@@ -107,11 +124,15 @@ def _tier(session: Session, resident: bool) -> str:
     return "cold" if session.device_state.cold or session.hibernation.asleep else "parked"
 
 
-def _reason(session: Session) -> str:
+def _rounded(seconds: float | None) -> float | None:
+    """Seconds as precisely as they can be known."""
+    return None if seconds is None else round(max(0.0, seconds), 1 if seconds < 10.0 else 0)
+
+
+def _reason(session: Session, reason: str) -> str:
     """Why it is in its state, and what it cannot do now that it should."""
     if session.state is State.FAILED:
-        return session.reason
-    reason = session.reason
+        return reason
     if session.device_state.forgone:
         reason = f"{reason} Could not be recovered now: {session.upkeep.obstacle}"
     if session.hibernation.problem:

@@ -184,6 +184,10 @@ class Room:
             self._look_later()
         return self.queue.index(tenant) + 1
 
+    def place(self, tenant: Tenant) -> int | None:
+        """Place of a session in the queue, from 1; None: it is not in it."""
+        return self.queue.index(tenant) + 1 if tenant in self.queue else None
+
     def leave_queue(self, tenant: Tenant) -> None:
         """Take a session out of the queue; one that is not in it is no error."""
         if tenant in self.queue:

@@ -20,12 +20,14 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from kernelproxy.agent import report
-from kernelproxy.agent.arbiter import Allowance, Arbiter, Terms
+from kernelproxy.agent.arbiter import Allowance, Arbiter, Outlook, Terms
 from kernelproxy.agent.attachment import Attachment
+from kernelproxy.agent.audience import Audience
 from kernelproxy.agent.automatic import Automatic, Rule
 from kernelproxy.agent.checkpointing import Checkpointing
 from kernelproxy.agent.checkpoints import Checkpoints
 from kernelproxy.agent.chilling import Chilling
+from kernelproxy.agent.chronicle import Chronicle
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.hibernation import Hibernation
 from kernelproxy.agent.holding import Hold
@@ -102,6 +104,8 @@ class Session:
     runs : Runs
     deposits : Deposits
     arbiter : Arbiter
+    audience : Audience
+    chronicle : Chronicle
     on_closed : callable
         Called with it once everything is freed.
     """
@@ -121,6 +125,8 @@ class Session:
         runs: Runs,
         deposits: Deposits,
         arbiter: Arbiter,
+        audience: Audience,
+        chronicle: Chronicle,
         on_closed: Callable[[Session], object],
     ) -> None:
         self.id, self.request = session_id, request
@@ -146,7 +152,7 @@ class Session:
         self.migration: Migration | None = None
         self.state, self.reason, self.since = State.IDLE, report.UNUSED, time.monotonic()
         self.zygotes, self.host, self._deposits = zygotes, host, deposits
-        self._on_closed = on_closed
+        self._on_closed, self._audience, self.chronicle = on_closed, audience, chronicle
         self._withdrawn = False  # nothing of it is deposited any more
         self.hold: Hold | None = None
         self._must_run = False  # a worker is wanted though the log may ask for none
@@ -188,12 +194,17 @@ class Session:
         self.host.cold.allow(self.user, allowance.disk)
         self.look()
 
+    def changed(self) -> None:
+        """What is shown of it may be something else now."""
+        self._audience.note(self)
+
     # ---------------------------------------------------------------- outliving the agent
 
     def deposit(self) -> None:
         """Deposit what `adopt` needs; see Note [Deposits]."""
         if self._withdrawn:
             return
+        self.changed()
         state, fds = self.device_state.record()
         kernel, kernel_fds = self.kernel.record()
         hibernation, tender_fds = self.hibernation.record()
@@ -272,6 +283,7 @@ class Session:
                     self._looking = False
                     await self._serve()
             self._looking = False
+            self.changed()
 
     async def _serve(self) -> None:
         """Do what pages, worker and clock ask for."""
@@ -335,7 +347,7 @@ class Session:
         if not self.turn.held:
             if self.device_state.worker is None and not self.wanted.pinned:
                 self.room.release(self)  # whose turn it is may need what a dead worker had
-            self.become(State.QUEUED, self._why_waiting())
+            self.become(State.QUEUED, self._kept_out() or self._why_waiting(self.turn.reason))
         elif self.device_state.worker is None:
             await self._restore()
 
@@ -404,15 +416,31 @@ class Session:
         wanted = wish.bytes if wish else state.memory.client.memory_used
         return min(max(granted, state.replay_grant, wanted), self.room.ledger.total)
 
-    def _why_waiting(self) -> str:
-        """Say why it has not its turn: not only who is first, but who keeps it out."""
-        if self.device_state.worker is None:
-            bound = self.request.device is not None or self.wanted.pinned
-            rooms = [self.room] if bound else self.room.rooms
-            kept = {room: room.kept_from(self, self._need()) for room in rooms}
-            if all(kept.values()):
-                return kept[self.room]
-        return f"{self._why_died} {self.turn.reason}".strip()
+    def outlook(self) -> Outlook | None:
+        """What it can expect while it waits for its turn, or for room; None: nobody can say."""
+        if self.state is not State.QUEUED:
+            return None
+        if place := self.room.place(self):
+            return Outlook(place, None, self.reason)
+        found = self.arbiter.outlook(self.id)
+        if found is None:
+            return None
+        kept = self._kept_out()
+        seconds = None if kept else found.seconds
+        return Outlook(found.position, seconds, kept or self._why_waiting(found.reason))
+
+    def _kept_out(self) -> str:
+        """Say who keeps it out even when it is its turn; "" if nobody does."""
+        if self.device_state.worker is not None:
+            return ""
+        bound = self.request.device is not None or self.wanted.pinned
+        rooms = [self.room] if bound else self.room.rooms
+        kept = {room: room.kept_from(self, self._need()) for room in rooms}
+        return kept[self.room] if all(kept.values()) else ""
+
+    def _why_waiting(self, reason: str) -> str:
+        """Say why it has not its turn, and why it needs one if its worker died."""
+        return f"{self._why_died} {reason}".strip()
 
     async def _strand(self, error: StoreError) -> None:
         """Leave it on disk, from where it cannot be brought back now, and let its client know."""
@@ -476,6 +504,7 @@ class Session:
         log.warning("Session %s: its worker died: %s", self.id, verdict.value)
         self._must_run = self._died = True
         self.turn.lost(self._why_died)
+        self.chronicle.happened(self, "lost", self._why_died or report.REBUILT)
         if corrupt is not None:
             self.fail(f"Its log is corrupt: {corrupt}")
         elif self.device_state.forgone:
@@ -589,7 +618,7 @@ class Session:
         if not with_worker or self.state not in _WITH_WORKER | {State.QUEUED}:
             return
         if self.turn.waiting:
-            self.become(State.QUEUED, self._why_waiting())
+            self.become(State.QUEUED, self._kept_out() or self._why_waiting(self.turn.reason))
         elif not self.device_state.idle:
             self.become(State.RUNNING, report.running(self))
         elif self.wanted.pinned:
@@ -603,9 +632,12 @@ class Session:
     def become(self, state: State, reason: str) -> None:
         """Change state, as the table allows."""
         check_transition(self.state, state)
+        if (state, reason) != (self.state, self.reason):
+            self.changed()
         before, self.state, self.reason = self.state, state, reason
         if state is not before:
             self.since = time.monotonic()
+            self.chronicle.became(self)
             log.info("Session %s: %s, was %s: %s", self.id, state, before, reason)
             if not {state, before} <= _WITH_WORKER:
                 self.deposit()

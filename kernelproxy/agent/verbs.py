@@ -101,10 +101,12 @@ class Verbs:
         async with session.exclusive():
             session.check_usable()
             if room is not session.room:
+                moved = f"Moved from {session.room.device.id} to {room.device.id}."
                 if session.device_state.worker is None:
                     self._settle_in(room)
                 else:
                     await self._move_to(room)
+                session.chronicle.happened(session, "migrated", moved)
             session.look()
         return report.describe_session(session)
 
@@ -160,6 +162,7 @@ class Verbs:
         room.tenants[session.id] = session
         session.room = room
         session.deposit()
+        session.chronicle.became(session)
         session.turn.pause(over=True)
         session.arbiter.moved(session.id, room.device.id)
         if session.device_state.device is not room.device:

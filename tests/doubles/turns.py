@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import Any
 
-from kernelproxy.agent.arbiter import Hands, Terms
+from kernelproxy.agent.arbiter import Hands, Outlook, Terms
 from kernelproxy.errors import ControlError
 
 
@@ -137,6 +137,13 @@ class Turns:
 
     def contended(self, session: str) -> bool:
         return bool(self.queues[self.device[session]])
+
+    def outlook(self, session: str) -> Outlook | None:
+        queue = self.queues[self.device[session]]
+        if session not in queue:
+            return None
+        place = queue.index(session) + 1
+        return Outlook(place, place * self.quantum, "Waits for the others.")
 
     def sharing(self) -> dict[str, Any]:
         return {}

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.trainers import WEIGHTS, Program, program, session_of
+from tests.e2e.trainers import WEIGHTS, Program, program, session_of, status
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -57,6 +58,27 @@ def test_trainings_that_take_turns_on_a_device_lose_no_bit() -> None:
         with program(seed, proxied=False) as plain:
             assert plain.answer() == ["ready"]
             assert plain.train(done) == answer
+
+
+def test_who_waits_for_a_turn_is_told_its_place_and_for_how_long() -> None:
+    with ExitStack() as stack:
+        trainers = [
+            stack.enter_context(program(seed, proxied=True, device="cpu:0")) for seed in (1, 2)
+        ]
+        for each in trainers:
+            assert each.answer() == ["ready"]
+        steps, told = STEPS, list[dict[str, Any]]()
+        while not told:
+            for each in trainers:
+                each.ask(steps)
+            while not told and any(each["state"] != "idle" for each in status().sessions):
+                told = [each for each in status().sessions if each["expected_wait"] is not None]
+            for each in trainers:
+                assert len(each.answer()) == steps
+            steps *= 2
+    assert [each["queue_position"] for each in told] == [1]
+    assert told[0]["reason"].startswith("Waits for ")
+    assert "is next, " in told[0]["reason"]
 
 
 def test_sessions_of_twice_the_memory_all_make_progress() -> None:

@@ -318,6 +318,11 @@ def test_a_guarantee_is_kept_and_those_who_borrow_lose_nothing(
         assert guest.read() == guest.state
 
 
+def places(host: ToyHost, *clients: ToyClient) -> list[int]:
+    """Places of those who wait, in their order."""
+    return sorted(host.session(each)["queue_position"] for each in clients)
+
+
 # -------------------------------------------------------------------- what everybody has had
 
 
@@ -341,7 +346,10 @@ def test_who_is_owed_more_goes_first_when_the_controller_was_restarted(
         queued(host, third)
         poor.add(1)
         queued(host, poor)
-        wait_until(lambda: "2 sessions wait" in host.session(third)["reason"])  # by now
+        wait_until(lambda: places(host, third, poor) == [1, 2])
+        found = host.session(third)
+        assert found["expected_wait"] is not None
+        assert found["reason"].startswith("Waits for cpu:0, where a session of rich works: ")
         wait_until(lambda: served("rich") > 1)
         (tmp_path / "rich").touch()
         wait_until(lambda: host.when(third, "running"))

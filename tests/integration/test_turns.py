@@ -92,6 +92,8 @@ def test_a_turn_ends_in_the_middle_of_a_cell(
             found = wait_until(lambda: host.when(second, "queued"))
             assert found["reason"].startswith("Waits for ")
             assert found["queued_for"] >= 0
+            assert found["queue_position"] == 1
+            assert found["expected_wait"] >= 0
             go_on.touch()
             assert second.read() == second.state
         assert first.read() == first.state

@@ -176,6 +176,7 @@ def test_who_had_a_day_of_device_time_waits_after_a_restart() -> None:
     assert [type(d) for _, d in new.decided] == [Queued]
     explained = new.engine.explain("a0", new.now)
     assert explained is not None
+    assert explained.expected_wait is not None
     assert 86_400.0 - 1200.0 < explained.expected_wait < 86_400.0 + 1200.0
 
 

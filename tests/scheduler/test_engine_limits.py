@@ -68,8 +68,9 @@ class TestDevices:
             begin(host, f"s{index}", 30.0)
         (said,) = queued(host, "s3")
         assert said.reason == "grace has 3 of 3 devices: waits until one of them is given back"
-        assert said.position == 1
-        assert host.engine.explain("s3", host.now) == said
+        explained = host.engine.explain("s3", host.now)
+        assert explained is not None
+        assert (explained.position, explained.reason) == (1, said.reason)
 
     def test_others_do_not_wait_for_who_is_at_a_limit(self) -> None:
         host = machine(2, Limits(devices=1))
@@ -133,7 +134,9 @@ class TestDevices:
         begin(host, "other", 1.0, user="ada")
         host.run_until(1000.0)
         (said,) = queued(host, "s")
-        assert (said.reason, said.expected_wait) == (reason, math.inf)
+        explained = host.engine.explain("s", host.now)
+        assert explained is not None
+        assert (said.reason, explained.expected_wait) == (reason, math.inf)
         assert held(host, "s") == 0
         assert host.served("other") == 1.0
 
@@ -175,6 +178,7 @@ class TestDeviceTime:
         )
         explained = host.engine.explain("s", host.now)
         assert explained is not None
+        assert explained.expected_wait is not None
         assert DAY - 1100.0 < explained.expected_wait <= DAY + SLOT
         host.run_until(host.now + explained.expected_wait + 1.0)
         assert held(host, "s") == 1

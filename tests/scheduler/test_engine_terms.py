@@ -309,7 +309,9 @@ class TestWide:
         host.run_until(100.0)
         (said,) = [d for _, d in host.decided if isinstance(d, Queued)]
         assert said.session == "wide"
-        assert said.expected_wait == math.inf
+        explained = host.engine.explain("wide", host.now)
+        assert explained is not None
+        assert explained.expected_wait == math.inf
         assert said.reason == "It needs 8 devices at once, and 4 devices is the most there can be"
         assert host.served("other") == 10.0
         host.tell(events.CellFinished(100.0, "wide"))

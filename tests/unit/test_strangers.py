@@ -205,7 +205,7 @@ def test_what_others_see_of_a_session() -> None:
         "id": "1", "name": "secret", "owner": "bob", "kernel_pid": 5, "worker_pid": None,
         "state": "running", "device": "cpu:0", "memory": 7, "queued_for": 1.5, "reason": "secret",
         "automatic": {"every": 1.0, "problem": "secret"}, "last_checkpoint": {"name": "secret"},
-        "some_new_thing": ["secret"], "operators": 3,
+        "some_new_thing": ["secret"], "operators": 3, "queue_position": 2, "expected_wait": 3.5,
     }  # fmt: skip
     seen = outline(whole)
     assert seen.keys() == whole.keys()
@@ -213,4 +213,5 @@ def test_what_others_see_of_a_session() -> None:
     shown = ("id", "owner", "state", "device", "memory", "queued_for")
     assert {each: seen[each] for each in shown} == {each: whole[each] for each in shown}
     assert (seen["kernel_pid"], seen["operators"]) == (None, 0)
+    assert (seen["queue_position"], seen["expected_wait"]) == (None, None)
     assert (seen["automatic"], seen["last_checkpoint"]) == ({"every": 0.0, "problem": ""}, None)

@@ -1,0 +1,79 @@
+"""What those who wait are told: place, expected wait, and why; in the same words everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from jupyter_sing.scheduler import explaining
+from kernelproxy.agent.arbiter import Outlook
+
+#: Seconds for which an answer is given again if nothing has happened since.
+KEEP_SECONDS = 0.1
+
+
+class Outlooks:
+    """Answers for all who wait at once, since whoever asks for one mostly asks for all.
+
+    Parameters
+    ----------
+    look : callable
+        `Engine.outlooks`.
+    named : callable
+        Puts names for ids into a clause, as the session of an id may read them.
+    clock : callable
+        Seconds.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[float], dict[str, explaining.Outlook]],
+        named: Callable[[str, str], str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._look, self._named, self._clock = look, named, clock
+        self._found: dict[str, explaining.Outlook] = {}
+        self._at = -math.inf
+
+    def forget(self) -> None:
+        """Something has happened."""
+        self._at = -math.inf
+
+    def waiting(self) -> list[str]:
+        """Sessions that wait."""
+        return list(self._all())
+
+    def of(self, session: str) -> Outlook | None:
+        """What a session can expect; None: it does not wait."""
+        found = self._all().get(session)
+        if found is None:
+            return None
+        seconds = found.expected_wait
+        known = None if seconds is None or seconds == math.inf else seconds
+        return Outlook(found.position, known, self._sentence(session, found))
+
+    def _all(self) -> dict[str, explaining.Outlook]:
+        now = self._clock()
+        if now - self._at > KEEP_SECONDS:
+            self._found, self._at = self._look(now), now
+        return self._found
+
+    def _sentence(self, session: str, found: explaining.Outlook) -> str:
+        if found.expected_wait == math.inf:
+            return f"Waits: {self._named(found.reason, session)}."
+        place = "is next" if found.position == 1 else f"place {found.position}"
+        if found.expected_wait is not None:
+            place = f"{place}, {soon(found.expected_wait)}"
+        if found.where:
+            return f"Waits for {self._named(found.where, session)}: {place}."
+        return f"Waits for its turn ({place}): {self._named(found.reason, session)}."
+
+
+def soon(seconds: float) -> str:
+    """Say when something is expected, no more precisely than anybody can know it."""
+    if seconds < 1.0:
+        return "at any moment"
+    for unit, length, least in (("h", 3600.0, 5400.0), ("min", 60.0, 90.0)):
+        if seconds >= least:
+            return f"in about {seconds / length:.0f} {unit}"
+    return f"in about {seconds:.0f} s"

@@ -1,0 +1,82 @@
+"""What is told to those who wait, in words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jupyter_sing.controller.outlooks import Outlooks, soon
+from jupyter_sing.scheduler.explaining import Outlook
+
+
+class Looks:
+    """Looks of an engine, counted, at a clock that is set."""
+
+    def __init__(self, **found: Outlook) -> None:
+        self.found, self.now, self.count = found, 0.0, 0
+        self.outlooks = Outlooks(self.look, self.named, lambda: self.now)
+
+    def look(self, now: float) -> dict[str, Outlook]:
+        self.count += 1
+        return self.found
+
+    def named(self, clause: str, session: str) -> str:
+        return clause.replace("ID", "train.ipynb" if session == "mine" else "a session of bob")
+
+    def said(self, session: str) -> str:
+        found = self.outlooks.of(session)
+        assert found is not None
+        return found.reason
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "at any moment"),
+        (1.2, "in about 1 s"),
+        (89.0, "in about 89 s"),
+        (100.0, "in about 2 min"),
+        (5000.0, "in about 83 min"),
+        (7200.0, "in about 2 h"),
+    ],
+)
+def test_times_are_no_more_precise_than_they_can_be(seconds: float, words: str) -> None:
+    assert soon(seconds) == words
+
+
+def test_place_wait_and_device_are_in_one_sentence() -> None:
+    first = Outlook(1, 4.2, "2 sessions wait for 1 device", "cpu:0, where ID works")
+    looks = Looks(mine=first, others=first, last=Outlook(3, 12.0, "ID stops first"))
+    assert looks.said("mine") == (
+        "Waits for cpu:0, where train.ipynb works: is next, in about 4 s."
+    )
+    assert "where a session of bob works" in looks.said("others")
+    assert looks.said("last") == (
+        "Waits for its turn (place 3, in about 12 s): a session of bob stops first."
+    )
+    assert looks.outlooks.of("nobody") is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "Waits for its turn (is next): Room."), (math.inf, "Waits: Room.")],
+)
+def test_what_nobody_can_say_is_not_said(seconds: float | None, words: str) -> None:
+    looks = Looks(mine=Outlook(1, seconds, "Room"))
+    found = looks.outlooks.of("mine")
+    assert found is not None
+    assert (found.position, found.seconds, found.reason) == (1, None, words)
+
+
+def test_who_asks_for_all_has_the_engine_look_once() -> None:
+    looks = Looks(mine=Outlook(1, 1.0, "Room"), others=Outlook(2, 2.0, "Room"))
+    for session in looks.outlooks.waiting():
+        looks.said(session)
+    assert looks.count == 1
+    looks.outlooks.forget()  # something has happened
+    looks.said("mine")
+    assert looks.count == 2
+    looks.now += 1.0
+    looks.said("mine")
+    assert looks.count == 3
