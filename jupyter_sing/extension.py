@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,12 @@ from traitlets import Float, Int, Unicode, default
 
 from jupyter_sing import routes
 from jupyter_sing.defaults import use_provisioner
+from jupyter_sing.feed import Feed
 from jupyter_sing.notebooks import NotebookNames
+from jupyter_sing.reattach import Reattachment
 from kernelproxy import variables
+from kernelproxy.errors import SingError
+from kernelproxy.events import EVENT_ID
 
 EVENT_SCHEMA = Path(__file__).parent / "events" / "session-v1.yaml"
 
@@ -20,7 +27,8 @@ EVENT_SCHEMA = Path(__file__).parent / "events" / "session-v1.yaml"
 class SingExtension(ExtensionApp):
     """``jupyter_sing``: what the server does for device sessions.
 
-    The sessions themselves live in the daemon, which outlives this server; nothing is kept here.
+    The sessions themselves live in the daemon, and the kernels in the attendant; both outlive this
+    server.
     """
 
     name = "jupyter_sing"
@@ -73,6 +81,22 @@ class SingExtension(ExtensionApp):
         help="Seconds without use after which a notebook gives back its memory, its process's too "
         "where that can be saved; 0: never. Default: JUPYTER_SING_HIBERNATE_TIMEOUT, else 0.",
     ).tag(config=True)
+
+    _feed: Feed | None = None
+
+    keep_kernels = Float(
+        help="Seconds for which kernels live without a server after this one was ended by a signal "
+        "or died; started again, it finds them. 0: they end with it. Default: "
+        "JUPYTER_SING_KEEP_KERNELS, else 86400.",
+    ).tag(config=True)
+
+    _reattachment: Reattachment | None = None
+    _adopted = False
+    _terminated = False  # by a signal, which is no wish that kernels end
+
+    @default("keep_kernels")
+    def _default_keep_kernels(self) -> float:
+        return variables.number("KEEP_KERNELS", 86400, self.log)
 
     @default("hibernate_timeout")
     def _default_hibernate_timeout(self) -> float:
@@ -130,6 +154,62 @@ class SingExtension(ExtensionApp):
         self.serverapp.event_logger.register_event_schema(EVENT_SCHEMA)
         names = NotebookNames(self.serverapp.session_manager)
         self.settings["jupyter_sing_notebooks"] = names
+        emit = self.serverapp.event_logger.emit
+        self._feed = Feed(lambda data: emit(schema_id=EVENT_ID, data=data), names, self.log)
+        self._keep_kernels()
+
+    def _keep_kernels(self) -> None:
+        """Have kernels outlive this server, and find those that one before it has left."""
+        app: Any = self.serverapp
+        if self.keep_kernels <= 0 or app.gateway_config.gateway_enabled:
+            return
+        try:
+            self._reattachment = Reattachment(app, self.keep_kernels, self.log)
+        except (SingError, OSError) as error:
+            self.log.warning("jupyter_sing: kernels will end with this server: %s", error)
+            return
+        stop = app._signal_stop
+        mains = threading.current_thread() is threading.main_thread()
+        if mains and signal.getsignal(signal.SIGTERM) == stop:
+
+            def terminate(number: int, frame: Any) -> None:
+                self._terminated = True
+                stop(number, frame)
+
+            signal.signal(signal.SIGTERM, terminate)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            # Before the server listens: nobody asks for a kernel that is not there yet.
+            try:
+                app.io_loop.run_sync(self._adopt)
+            finally:
+                if self._terminated:  # meanwhile: the server has stopped before it was started
+                    raise SystemExit(0)
+
+    async def _adopt(self) -> None:
+        if self._reattachment is not None and not self._adopted:
+            self._adopted = True
+            await self._reattachment.adopt()
+
+    async def _start_jupyter_server_extension(self, serverapp: Any) -> None:
+        """Called by the server when its loop runs: it did not if it was embedded in another."""
+        await self._adopt()
+        await super()._start_jupyter_server_extension(serverapp)  # type: ignore[no-untyped-call]
+        if self._feed is not None:
+            self._feed.start()
+
+    async def stop_extension(self) -> None:
+        """Called by the server when it ends, before it ends its kernels."""
+        if self._feed is not None:
+            await self._feed.stop()
+        reattachment, self._reattachment = self._reattachment, None  # said twice, the first holds
+        if reattachment is None:
+            return
+        if self._terminated:
+            reattachment.leave()
+        else:
+            await reattachment.end()
 
     def initialize_handlers(self) -> None:
         """Called by the server after `initialize_settings`."""

@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+
+def contents_path(notebook: str, root: str) -> str:
+    """Find a notebook in the server's tree.
+
+    Parameters
+    ----------
+    notebook : str
+        Its path on disk.
+    root : str
+        Directory that the server shows; "" if what it shows is no directory.
+
+    Returns
+    -------
+    str
+        Its path for the contents API; "" if it is elsewhere.
+    """
+    if not root or not os.path.isabs(notebook):
+        return ""
+    path = Path(os.path.normpath(notebook))
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
 
 
 class NotebookNames:

@@ -7,25 +7,20 @@ matters: when torch is imported and in ``%sing status``.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from jupyter_client.launcher import launch_kernel
-from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, Float, Int, Unicode, default
 
 from kernelproxy import events, fstrack, native, paths, variables
 from kernelproxy.control import connect
-from kernelproxy.errors import ControlError, NativeError, ProcessError
+from kernelproxy.errors import ControlError, NativeError
+from kernelproxy.launching import KeptKernel, in_thread
 from kernelproxy.process.form import Form
-from kernelproxy.process.tender import Tender
 from kernelproxy.protocol import (
     CheckpointReply,
     CloseSession,
@@ -40,7 +35,6 @@ EXTENSION = "kernelproxy.ipython"
 # Importing our packages needs this; torch 2.11 supports older ones too.
 PYTHON_MIN = (3, 11)
 
-T = TypeVar("T")
 # What we tell a kernel.
 _VARIABLES = (
     "SING_SESSION", "SING_SOCKET", "SING_REASON", "SING_PROCESS_REASON", "SING_CLIENT",
@@ -52,7 +46,7 @@ _torch_of: dict[tuple[str, float], native.TorchInfo | NativeError] = {}
 _trackable: set[tuple[str, float, Path]] = set()
 
 
-class SingProvisioner(LocalProvisioner):
+class SingProvisioner(KeptKernel):
     """Starts a kernel locally and opens a device session for it."""
 
     idle_timeout = Float(
@@ -86,15 +80,10 @@ class SingProvisioner(LocalProvisioner):
         config=True,
     )
 
-    session: str = ""
-    #: How the process can be saved; None: it cannot, for this reason.
-    _form: Form | None = None
-    _no_process: str = ""
-    _tender: Tender | None = None
+    _no_process: str = ""  # why it cannot be saved
     _ending = False  # somebody wants the kernel to end
     _died = False  # it ended though nobody wanted it to
     _owed = False  # and nobody could say yet what gives its notebook back
-    _notebook = ""
 
     @default("idle_timeout")
     def _default_idle_timeout(self) -> float | None:
@@ -132,6 +121,8 @@ class SingProvisioner(LocalProvisioner):
         dict
             The launch parameters, with a session's variables if there is one.
         """
+        if await self.take_over(kwargs):
+            return kwargs
         kwargs = await super().pre_launch(**kwargs)
         try:
             await self._close()  # a restart ends the old session: its variables are gone
@@ -143,107 +134,22 @@ class SingProvisioner(LocalProvisioner):
             self._decline(f"internal error: {type(error).__name__}: {error}")
         return kwargs
 
-    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
-        """Called by the kernel manager to start the kernel, in a sandbox if there is a form."""
-        if self._form is not None:
-            try:
-                return await self._launch_tended(self._form, cmd, kwargs)
-            except (ProcessError, NativeError, ControlError, OSError) as error:
-                reason = str(error).rstrip(".")
-            except Exception as error:
-                reason = f"internal error: {type(error).__name__}: {error}"
-            kwargs["env"]["SING_PROCESS_REASON"] = reason
-            self.log.warning(
-                "jupyter_sing: the process of kernel %s cannot be saved: %s", self.kernel_id, reason
-            )
-        return await super().launch_kernel(cmd, **kwargs)
-
-    async def _launch_tended(self, form: Form, cmd: list[str], kwargs: dict[str, Any]) -> Any:
-        """Start the kernel in a sandbox, behind a switchboard.
-
-        Raises
-        ------
-        ProcessError, NativeError, ControlError, OSError
-            If that cannot be; nothing is left of it then.
-        """
-        manager = self.parent
-        assert manager is not None, "pre_launch has made a session for its kernel"
-        file = os.path.realpath(manager.connection_file)
-        tender = await _in_thread(
-            lambda: Tender(form, self.session, self.connection_info, os.path.basename(file))
-        )
-        command = [text.replace(file, tender.connection_file) for text in cmd]
-        # Not the server is its parent, but process 1 of the sandbox, which ends with the server;
-        # without a parent it would take itself for one that was started in a terminal.
-        env = {**kwargs["env"], "JPY_PARENT_PID": "1"}
-        rest = self._scrub_kwargs({**kwargs, "env": env, "independent": True})
-        passed = rest.pop("pass_fds", ())
-        outlets = (rest.get("stdout"), rest.get("stderr"))
-
-        def launch(sandboxed: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
-            process: subprocess.Popen[bytes]
-            process = launch_kernel(sandboxed, **rest, pass_fds=(*passed, *fds))
-            return process
-
-        self.process = await _in_thread(lambda: tender.start(command, launch, outlets))
-        self.pid = self.pgid = tender.body.pid
-        self.cwd = kwargs.get("cwd", Path.cwd())
-        self._tender = tender
-        return self.connection_info
-
-    @property
-    def has_process(self) -> bool:
-        """Whether the kernel was started and not waited for; it may hibernate."""
-        return self.process is not None
-
     async def poll(self) -> int | None:
         """Return how the kernel has ended; None if it runs, or hibernates."""
-        if self._tender is None or self.process is None:
-            status = await super().poll()
-        else:
-            status = self._tender.poll()
+        status = await super().poll()
         if status and not self._ending and not self._died:
             self._died = self._owed = True
-            session = self.session if self._tender is None else self._tender.session
+            session = self.session if self._kernel is None else self._kernel.session
             if session:
                 kernel_id = self.kernel_id or ""
-                await self._offer(LastCheckpoint(session, kernel_id, self._notebook))
+                await self._offer(LastCheckpoint(session, kernel_id, self.notebook))
         return status
-
-    async def wait(self) -> int | None:
-        """Wait for the kernel's end."""
-        if self._tender is None or self.process is None:
-            return await super().wait()
-        while (code := await self.poll()) is None:
-            await asyncio.sleep(0.1)
-        self.process = None
-        return code
-
-    async def send_signal(self, signum: int) -> None:
-        """Send a signal to the kernel and to what it has started."""
-        if self._tender is None or self.process is None:
-            await super().send_signal(signum)
-        else:
-            self._tender.body.signal(signum)
-
-    async def get_provisioner_info(self) -> dict[str, Any]:
-        """Return what is to be known of the kernel by who looks at it from outside."""
-        if self._tender is not None:
-            self.pid = self.pgid = self._tender.body.pid
-            self.session = self._tender.session
-        found: dict[str, Any] = await super().get_provisioner_info()
-        return {**found, "session": self.session}
-
-    async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
-        """Take over what `get_provisioner_info` has returned."""
-        await super().load_provisioner_info(provisioner_info)
-        self.session = str(provisioner_info.get("session", ""))
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         """Called by the kernel manager when it has asked the kernel to end."""
         await self._end_is_wanted()
-        if self._tender is not None:
-            self._tender.shut_down()
+        if self._kernel is not None:
+            self._kernel.shut_down()
 
     async def terminate(self, restart: bool = False) -> None:
         """Called by the kernel manager to end the kernel."""
@@ -266,6 +172,7 @@ class SingProvisioner(LocalProvisioner):
                 # Till then it is kept: what the notebook wrote before a restart is still its own.
                 with contextlib.suppress(OSError):
                     paths.journal_path(self.kernel_id or "").unlink()
+                self.forget()
         finally:
             await super().cleanup(restart=restart)
 
@@ -275,7 +182,7 @@ class SingProvisioner(LocalProvisioner):
         env: dict[str, str] = kwargs.setdefault("env", os.environ.copy())
         for name in _VARIABLES:
             env.pop(name, None)  # of a kernel in which this server was started
-        self._form, self._no_process = None, ""
+        self.form, self._no_process = None, ""
         fstrack.leave(env)
         python = ipykernel_interpreter(self.kernel_spec.language, command, env)
         if python is None:
@@ -292,9 +199,9 @@ class SingProvisioner(LocalProvisioner):
         try:
             native.check_version(info)
             notebook = env.get("JPY_SESSION_NAME", "")
-            self._notebook = notebook if "/" in notebook else ""
+            self.notebook = notebook if "/" in notebook else ""
             self.session = await self._open(
-                python, _session_name(env, self.kernel_id), self._notebook
+                python, _session_name(env, self.kernel_id), self.notebook
             )
         except (ControlError, NativeError) as error:
             reason = str(error).rstrip(".")
@@ -306,7 +213,7 @@ class SingProvisioner(LocalProvisioner):
         if self.session:
             env["SING_SESSION"] = self.session
             env["SING_SOCKET"] = str(paths.socket_path())
-            if self._form is None:
+            if self.form is None:
                 env["SING_PROCESS_REASON"] = self._no_process
             await self._track(python, env)
         else:
@@ -319,7 +226,7 @@ class SingProvisioner(LocalProvisioner):
             env[fstrack.REASON_VARIABLE] = "track_files is off"
             return
         try:
-            library = await _in_thread(lambda: self._tracker(python, env))
+            library = await in_thread(lambda: self._tracker(python, env))
             journal = paths.journal_path(self.kernel_id or "")
             # Appended to if it is there; the tracker makes none.
             os.close(os.open(journal, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
@@ -364,7 +271,7 @@ class SingProvisioner(LocalProvisioner):
         found = _torch_of.get(key)
         if found is None:
             try:
-                found = await _in_thread(lambda: native.find_torch(python, env))
+                found = await in_thread(lambda: native.find_torch(python, env))
                 _torch_of[key] = found
             except NativeError as error:
                 found = error  # not kept: the user may install it and restart the kernel
@@ -400,21 +307,18 @@ class SingProvisioner(LocalProvisioner):
                 control.call(Prepare(python), timeout=self.open_timeout)
                 return reply
 
-        opened = await _in_thread(open_session)
+        opened = await in_thread(open_session)
         if not self.save_process:
             self._no_process = "save_process is off"
         elif opened.form is None:
             self._no_process = opened.why
         else:
-            self._form = Form(**opened.form)
+            self.form = Form(**opened.form)
         return opened.session
 
     async def _close(self) -> None:
         """Close the session, if there is one. If the daemon is gone, so is the session."""
-        tender, self._tender = self._tender, None
-        if tender is not None:
-            await _in_thread(tender.close)
-            self.session = tender.session  # it may have been replaced
+        await self.close()
         session, self.session = self.session, ""
         if not session:
             return
@@ -425,7 +329,7 @@ class SingProvisioner(LocalProvisioner):
                 control.call(request, timeout=self.open_timeout)
 
         try:
-            await _in_thread(close_session)
+            await in_thread(close_session)
         except ControlError as error:
             self.log.warning("jupyter_sing: session %s was not closed: %s", session, error)
 
@@ -433,14 +337,8 @@ class SingProvisioner(LocalProvisioner):
         """Say what gives the notebook back of the kernel that died: in the server's log, and as an
         event. Without a daemon it is owed until there is one; nothing else that fails here matters.
         """
-
-        def ask() -> str:
-            with connect(start=False) as control:
-                reply = control.expect(CheckpointReply, request, timeout=self.open_timeout)
-                return str(reply.checkpoint["name"])
-
         try:
-            name = await _in_thread(ask)
+            name = await in_thread(lambda: last_checkpoint(request, self.open_timeout))
             text = f"%sing restore {name} takes out its last checkpoint"
             self._tell(events.kernel_died(request.session, self.kernel_id or "", name))
         except ControlError as error:
@@ -461,6 +359,19 @@ class SingProvisioner(LocalProvisioner):
     def _decline(self, reason: str) -> None:
         """Say in the server's log why this kernel is an ordinary one."""
         self.log.warning("jupyter_sing: kernel %s runs on CPU only: %s", self.kernel_id, reason)
+
+
+def last_checkpoint(request: LastCheckpoint, timeout: float) -> str:
+    """Name of what gives a notebook back whose kernel died.
+
+    Raises
+    ------
+    ControlError
+        If there is no such thing, or (``no-daemon``) nobody who knows.
+    """
+    with connect(start=False) as control:
+        reply = control.expect(CheckpointReply, request, timeout=timeout)
+        return str(reply.checkpoint["name"])
 
 
 def ipykernel_interpreter(language: str, command: list[str], env: dict[str, str]) -> str | None:
@@ -495,8 +406,3 @@ def _session_name(env: dict[str, str], kernel_id: str | None) -> str:
     """Name of a session for people: its notebook's, where the server told it."""
     notebook = Path(env.get("JPY_SESSION_NAME", "")).name
     return notebook or f"kernel-{(kernel_id or 'unnamed')[:8]}"
-
-
-async def _in_thread(function: Callable[[], T]) -> T:
-    """Run what blocks beside the event loop, on which every other kernel depends."""
-    return await asyncio.get_running_loop().run_in_executor(None, function)

@@ -20,6 +20,7 @@ import pytest
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
 from kernelproxy import control
+from kernelproxy.attendant import remote
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Stop
 
@@ -85,6 +86,7 @@ def stop_daemon(directory: Path) -> None:
     except ControlError as error:
         if error.reason != "no-daemon":
             raise
+        remote.end_kernels()
     deadline = time.monotonic() + END_SECONDS
     left = []
     for pid, command in processes_in(directory).items():

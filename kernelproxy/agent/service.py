@@ -7,16 +7,19 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kernelproxy import paths
-from kernelproxy.agent import report
+from kernelproxy.agent import activity, report
 from kernelproxy.agent.arbiter import Arbiter, Everybody
+from kernelproxy.agent.audience import Audience
 from kernelproxy.agent.channel import Channel, expect
 from kernelproxy.agent.checkpoints import Checkpoints as CheckpointStore
 from kernelproxy.agent.chilling import Chilling
+from kernelproxy.agent.chronicle import Chronicle
 from kernelproxy.agent.cold import ColdStates
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.forms import Forms
@@ -36,10 +39,13 @@ from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.takeover import TakeOvers
 from kernelproxy.agent.tending import tend
 from kernelproxy.agent.zygotes import Households
+from kernelproxy.attendant import remote
 from kernelproxy.devices import Device
 from kernelproxy.errors import ControlError, ProtocolError, SingError, StoreError, WorkerError
 from kernelproxy.oplog import close_all
 from kernelproxy.protocol import (
+    Activity,
+    ActivityReply,
     Attach,
     AwaitCheckpoint,
     Carried,
@@ -79,6 +85,7 @@ from kernelproxy.protocol import (
     Suspend,
     TakeOver,
     Tend,
+    Watch,
     Why,
     WhyReply,
 )
@@ -144,6 +151,8 @@ class Agent:
         self._arbiter = arbiter or Everybody()
         self._hands = AgentHands(self._arbiter, self.sessions, self.rooms)
         self._arbiter.begin(self._hands, {each.id: each.memory_total for each in devices})
+        self._audience = Audience(self.sessions, self.rooms)
+        self._chronicle = Chronicle(self.sessions, self.rooms, activity.Record(paths.runtime_dir()))
         self._households = Households(settings)
         mark = Mark(paths.runtime_dir())
         self._images = ImageDirectories(paths.data_dir() / "processes", mark)
@@ -161,6 +170,12 @@ class Agent:
         self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()
         self._tidying_disk: asyncio.Task[None] | None = None
+        self._began = False  # to keep the record
+
+    @property
+    def watchers(self) -> int:
+        """How many conversations are with such as only watch."""
+        return len(self._audience)
 
     # ---------------------------------------------------------------- conversations
 
@@ -192,6 +207,8 @@ class Agent:
                         continue
                     if isinstance(request, Stop):
                         return await self._stop(channel, request, uid)
+                    if isinstance(request, Watch):
+                        return await self._watch(channel, request, uid)
                     reply = await self._answer(request, channel, pid, uid)
                 except ControlError as error:
                     reply = Error(error.message, error.reason)
@@ -217,9 +234,7 @@ class Agent:
     async def _answer(self, request: Message, channel: Channel, pid: int, uid: int) -> Message:
         match request:
             case Status():
-                if self._cold.there:
-                    for owner in {each.owner for each in self.sessions.values()}:
-                        await self._checkpoints.learn(owner)
+                await self._learn_checkpoints()
                 return self._status(uid)
             case OpenSession():
                 return await self._open(request, channel)
@@ -272,12 +287,18 @@ class Agent:
                 return CheckpointsReply(await self._checkpoints.all(uid))
             case DeleteCheckpoint(name):
                 await self._checkpoints.delete(uid, name)
+                for each in self.sessions.values():
+                    each.changed()
                 return Done("It is deleted.")
             case GetPolicy():
                 return PolicyReply(self._arbiter.policy())
             case SetPolicy(policy, dry):
                 self._check_master(uid)
                 return PolicyApplied(**self._arbiter.apply(policy, dry=dry))
+            case Activity(since, resolution):
+                read, directory, now = activity.read, paths.runtime_dir(), time.time()
+                found = await asyncio.to_thread(read, directory, since, now, resolution, uid)
+                return ActivityReply(found)
             case Why(name, count):
                 return WhyReply(await self._why(name, count, uid))
             case Prepare(python, home):
@@ -325,10 +346,24 @@ class Agent:
             await channel.send(reply, fds)
         finally:
             close_all(fds)
+        if there is not None and mine:
+            self._chronicle.happened(there, "restored", f"Checkpoint {request.name} was taken out.")
         pid = channel.peer()[0]
         for session in self.sessions.values():
             if pid > 0 and session.kernel.pid == pid:
                 session.past.note_use()
+
+    async def _learn_checkpoints(self) -> None:
+        """Know all that descriptions of sessions say of checkpoints."""
+        if self._cold.there:
+            for owner in {each.owner for each in self.sessions.values()}:
+                await self._checkpoints.learn(owner)
+
+    async def _watch(self, channel: Channel, request: Watch, uid: int) -> None:
+        """Tell who asks what changes, until he hangs up."""
+        only = self._find(request.session, uid) if request.session else None
+        await self._learn_checkpoints()
+        await self._audience.serve(channel, only, self._arbiter.sharing())
 
     async def _stop(self, channel: Channel, request: Stop, uid: int) -> None:
         """Begin to stop, and keep the connection for the answer, which `close` sends."""
@@ -336,9 +371,18 @@ class Agent:
         reply = Stopped([], [])
         if request.checkpoint and not self.stopping.is_set():
             reply = await self._put_away(channel)
+        if not self._settings.system:  # their users' kernels have attendants of their own
+            await self._end_kernels()
         self._stoppers.append((channel, reply))
         self.stopping.set()
         await asyncio.get_running_loop().create_future()  # until it is cancelled
+
+    async def _end_kernels(self) -> None:
+        """End kernels that live on without a server: nobody would ever ask for them."""
+        try:
+            await asyncio.to_thread(remote.end_kernels)
+        except (ControlError, OSError) as error:
+            log.warning("Kernels without a server were not ended: %s", error)
 
     async def _put_away(self, channel: Channel) -> Stopped:
         """Make checkpoints of all notebooks that have something to lose.
@@ -387,12 +431,7 @@ class Agent:
 
     def _status(self, uid: int) -> StatusReply:
         there = [each for each in self.sessions.values() if not each.device_state.closed]
-        sessions = [
-            report.describe_session(each)
-            if uid in (each.owner, os.getuid(), 0)
-            else report.outline(report.describe_session(each))
-            for each in there
-        ]
+        sessions = [report.shown(report.describe_session(e), e.owner, uid) for e in there]
         devices = [report.describe_device(room, sessions) for room in self.rooms.values()]
         return StatusReply(devices, sessions, self._arbiter.sharing())
 
@@ -444,10 +483,13 @@ class Agent:
         session = Session(
             name, request, owner, room, state,
             self._households.of(runs_as), self._settings, self._host, self._checkpoints,
-            self._images, self._runs, self._deposits, self._arbiter, self._forget,
+            self._images, self._runs, self._deposits, self._arbiter, self._audience,
+            self._chronicle, self._forget,
         )  # fmt: skip
         self.sessions[name] = session
+        self._chronicle.opened(session)
         self._arbiter.opened(session.terms())
+        session.changed()
         return session
 
     def deposit(self) -> None:
@@ -457,6 +499,9 @@ class Agent:
 
     def begin(self) -> None:
         """Begin with what takes a while; the sessions of an agent that died are adopted by now."""
+        if not self._began:
+            self._chronicle.begin(kept=False)
+        self._chronicle.taken_over()
         self._forms.begin()
         sessions = list(self.sessions)
         directories = [each.hibernation.directory for each in self.sessions.values()]
@@ -470,6 +515,8 @@ class Agent:
 
     def adopt(self, deposited: Sequence[Deposited]) -> None:
         """Take over the sessions of an agent that died; where that is impossible, they end."""
+        self._began = True
+        self._chronicle.begin(kept=True)
         for each in deposited:
             with each:
                 try:
@@ -496,9 +543,9 @@ class Agent:
         runs_as = Owner.adopt(record["runs_as"]) if record.get("runs_as") else None
         if self._settings.system and (runs_as is None or runs_as.uid != record["owner"]):
             raise ControlError("nobody knows as whom it runs")
-        self._add(deposited.session, request, record["owner"], room, state, runs_as).adopt(
-            deposited
-        )
+        session = self._add(deposited.session, request, record["owner"], room, state, runs_as)
+        session.adopt(deposited)
+        self._chronicle.became(session, adopted=True)
 
     def _choose(self, wanted: str | None) -> Room:
         """Take the wanted device, or the one with the fewest sessions and then the most room."""
@@ -553,6 +600,8 @@ class Agent:
     def _forget(self, session: Session) -> None:
         """Take note that a session has closed."""
         del self.sessions[session.id]
+        self._audience.note(session)
+        self._chronicle.closed(session)
         self._tidy_later()
         if not self.sessions:
             self._on_quiet()
@@ -594,6 +643,7 @@ class Agent:
         await self._arbiter.close()
         await self._host.close()
         await self._households.close()
+        await self._chronicle.close()
         for channel, reply in self._stoppers:
             with contextlib.suppress(OSError):
                 await channel.send(reply)

@@ -1,8 +1,8 @@
 """Has a kernel's process: saves it, makes it again and replaces it, as the agent orders.
 
-A thread in the process that hosts the provisioner. The agent decides everything; the tender alone
-touches the process and the switchboard before it. If the agent dies, the tender connects to the
-next one, as kernels do (`kernelproxy.activation.link`), and lets requests through meanwhile. An
+A thread of the attendant, or of a server that keeps no kernels. The agent decides everything; the
+tender alone touches the process and the switchboard before it. If the agent dies, it connects to
+the next one, as kernels do (`kernelproxy.activation.link`), and lets requests through meanwhile. An
 order that was being carried out is carried out first, and so is what was promised: the next agent
 finds one state or the other.
 """
@@ -71,6 +71,8 @@ class Tender:
         What the kernel manager says about its connections: what clients use.
     name : str
         Of the connection file.
+    path : str or Path, optional
+        The agent's socket; by default the one that the environment names.
 
     Raises
     ------
@@ -78,12 +80,19 @@ class Tender:
         If the kernel cannot be tended, see `connection.official`.
     """
 
-    def __init__(self, form: Form, session: str, info: Mapping[str, Any], name: str) -> None:
+    def __init__(
+        self,
+        form: Form,
+        session: str,
+        info: Mapping[str, Any],
+        name: str,
+        path: str | Path | None = None,
+    ) -> None:
         self.form, self.session = form, session
         self._info, self._name = info, name
         self._official = connection.official(info)
         self._private = connection.private(self._official)
-        self._path = paths.socket_path()
+        self._path = paths.socket_path() if path is None else Path(path)
         self._directory = _private_directory()
         self._body: Body | None = None
         self._candidate: _Candidate | None = None
@@ -156,6 +165,15 @@ class Tender:
         """The kernel's process."""
         assert self._body is not None, "it was not started"
         return self._body
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process; 0 while there is none."""
+        return self.body.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the kernel and what it has started."""
+        self.body.signal(number)
 
     def poll(self) -> int | None:
         """Return how the kernel has ended; None if it has not."""

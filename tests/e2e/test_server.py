@@ -24,7 +24,7 @@ from tornado.websocket import websocket_connect
 
 from jupyter_sing import cli
 from tests.e2e.kernels import SECONDS_MAX, wait_for_session
-from tests.integration.conftest import command_of
+from tests.integration.conftest import command_of, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -160,6 +160,49 @@ def test_a_notebook_is_seen_suspended_and_resumed_from_everywhere(
     assert run(kernel_id, "print(x.sum().item())") == "10.0\n"
     server.fetch(f"api/kernels/{kernel_id}", "DELETE")
     assert server.fetch("jupyter-sing/api/sessions") == []
+
+
+def test_what_changes_is_said_to_who_listens(server: Server) -> None:
+    notebook = {"path": "lessons/c.ipynb", "type": "notebook", "name": "c.ipynb"}
+    opened = server.fetch("api/sessions", "POST", {**notebook, "kernel": {"name": "python3"}})
+    kernel_id = opened["kernel"]["id"]
+    run(kernel_id, "import torch\nx = torch.ones(2, device='cuda')")
+    session = wait_for_session(lambda session: bool(session["state"] == "suspended"))
+    path = f"jupyter-sing/api/sessions/{session['id']}"
+
+    async def listen() -> None:
+        url = f"ws{server.url.removeprefix('http')}api/events/subscribe?token={server.token}"
+        socket = await websocket_connect(url)
+
+        async def until(**fields: Any) -> dict[str, Any]:
+            while True:
+                said = await asyncio.wait_for(socket.read_message(), SECONDS_MAX)
+                assert said is not None, "the server has hung up"
+                event: dict[str, Any] = json.loads(said)
+                if all(event.get(name) == value for name, value in fields.items()):
+                    return event
+
+        await asyncio.to_thread(server.fetch, f"{path}/resume", "POST")
+        # Nobody has asked for that.
+        found = await until(session=session["id"], state="suspended")
+        assert (found["name"], found["kernel_id"]) == ("lessons/c.ipynb", kernel_id)
+        await asyncio.to_thread(server.fetch, f"{path}/pin", "POST")
+        await until(session=session["id"], pinned=True)
+        await asyncio.to_thread(server.fetch, f"api/kernels/{kernel_id}", "DELETE")
+        assert (await until(session=session["id"], ended=True))["name"] == "lessons/c.ipynb"
+        socket.close()
+
+    asyncio.run(listen())
+    assert server.fetch("jupyter-sing/api/status")["sessions"] == []
+
+    def kinds() -> set[str]:
+        return {each["kind"] for each in server.fetch("jupyter-sing/api/activity")["events"]}
+
+    wait_until(lambda: {"suspended", "resumed"} <= kinds())  # soon after it happened
+    server.close()
+    said = server.log.read_text(errors="replace")
+    assert "Traceback" not in said
+    assert "was destroyed" not in said
 
 
 def test_a_kernel_that_died_is_offered_its_last_checkpoint(server: Server) -> None:

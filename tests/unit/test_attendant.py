@@ -1,0 +1,207 @@
+"""The attendant has kernels, whoever their server is, and whether there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+
+from kernelproxy.attendant import directory, keeping, remote
+from kernelproxy.attendant.keeping import Keeping
+from kernelproxy.attendant.records import Record, ServerDirectory, key_of
+from kernelproxy.attendant.remote import RemoteKernel
+from kernelproxy.control import credentials, open_socket
+from kernelproxy.errors import ControlError
+from kernelproxy.frames import recv_message, send_message
+from kernelproxy.protocol import AdoptKernel, AskKernel, Error, StartKernel
+from kernelproxy.provisioner import SingProvisioner
+from tests.integration.conftest import lives, wait_until
+
+WAIT = "import sys, time\nprint('up', flush=True)\nwhile True: time.sleep(1)"
+RECORD = Record("k", "python3", "", "", {}, "/")
+
+Begin = Callable[..., RemoteKernel]
+
+
+@pytest.fixture
+def begin(runtime_dir: Path, tmp_path: Path) -> Iterator[Begin]:
+    """Start a program as a kernel, which is ended with the test."""
+    begun: list[RemoteKernel] = []
+
+    def one(
+        code: str = WAIT, kernel_id: str = "k", keep: float = 600, until: str = "up"
+    ) -> RemoteKernel:
+        request = StartKernel(
+            kernel_id, [sys.executable, "-c", code], dict(os.environ), str(tmp_path), keep, "s1"
+        )
+        output = tmp_path / f"{kernel_id}.txt"
+        with output.open("wb") as file:
+            begun.append(remote.start(request, [file.fileno(), file.fileno()]))
+        wait_until(lambda: until in output.read_text())
+        return begun[-1]
+
+    yield one
+    for each in begun:
+        each.close()
+    remote.end_kernels()
+
+
+def attendant_pid() -> int:
+    with open_socket(directory() / "attendant.sock") as sock:
+        return credentials(sock)[0]
+
+
+def test_a_kernel_is_signalled_and_its_end_is_told(begin: Begin) -> None:
+    kernel = begin()
+    assert (kernel.poll(), kernel.session) == (None, "s1")
+    assert os.getsid(kernel.pid) == kernel.pid
+    kernel.signal(signal.SIGINT)  # which was not ignored on the way
+    wait_until(lambda: kernel.poll() is not None)
+    assert kernel.poll() == -signal.SIGINT
+    kernel.refresh()
+    assert kernel.poll() == -signal.SIGINT
+    kernel.close()
+    kernel.close()
+
+
+def test_an_exit_status_is_known(begin: Begin) -> None:
+    kernel = begin("print('up')\nraise SystemExit(7)")
+    wait_until(lambda: kernel.poll() is not None)
+    assert kernel.poll() == 7
+
+
+def test_a_kernel_that_was_left_is_adopted_once(begin: Begin) -> None:
+    kernel = begin()
+    with pytest.raises(ControlError, match="has a server"):
+        remote.adopt(AdoptKernel("k", 600))
+    with pytest.raises(ControlError, match="runs already"):
+        begin()
+    kernel.leave()
+    found = remote.adopt(AdoptKernel("k", 600, wait=120))  # it may not have seen it yet
+    assert (found.pid, found.poll()) == (kernel.pid, None)
+    with pytest.raises(ControlError, match="has a server"):
+        remote.adopt(AdoptKernel("k", 600))
+    found.close()
+    assert not lives(kernel.pid)
+    with pytest.raises(ControlError) as failed:
+        remote.adopt(AdoptKernel("k", 600))
+    assert failed.value.reason == "unknown-kernel"
+
+
+def test_one_without_a_server_is_ended_in_time(begin: Begin) -> None:
+    kept, short = begin(), begin(kernel_id="short", keep=0.2)
+    kept.leave()
+    short.leave()
+    wait_until(lambda: not lives(short.pid))
+    assert lives(kept.pid)
+    assert remote.end_kernels()
+    assert not lives(kept.pid)
+
+
+def test_one_that_has_a_server_is_not_ended_by_others(begin: Begin) -> None:
+    kernel = begin()
+    assert remote.end_kernels()
+    assert kernel.poll() is None
+    kernel.close()
+    with pytest.raises(ControlError, match="No attendant"):
+        wait_until(lambda: remote.adopt(AdoptKernel("k", 1)) if gone() else None)
+
+
+def gone() -> bool:
+    return not (directory() / "attendant.sock").exists()
+
+
+def test_a_kernel_left_by_accident_makes_way_for_one_of_its_name(begin: Begin) -> None:
+    first = begin()
+    first.leave()
+
+    def again() -> RemoteKernel | None:
+        try:
+            return begin()
+        except ControlError:
+            return None
+
+    second = wait_until(again)
+    assert second.pid != first.pid
+    assert not lives(first.pid)
+
+
+def test_kernels_end_with_the_attendant(begin: Begin) -> None:
+    kernel = begin()
+    os.kill(attendant_pid(), signal.SIGTERM)
+    wait_until(lambda: kernel.poll() is not None)
+    assert kernel.poll() == 1
+    wait_until(lambda: not lives(kernel.pid))
+    assert begin("print('up')\nraise SystemExit(0)").pid  # there is another one
+
+
+def test_what_cannot_start_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
+    request = StartKernel("x", ["/nonexistent"], {}, str(tmp_path), 600, "")
+    with pytest.raises(ControlError, match="No such file"):
+        remote.start(request, [1, 2])
+    with pytest.raises(ControlError, match="two outlets"):
+        remote.start(request, [])
+
+
+def test_who_asks_for_nonsense_is_refused(begin: Begin) -> None:
+    begin()
+    with open_socket(directory() / "attendant.sock") as sock:
+        send_message(sock, AskKernel())
+        assert recv_message(sock)[0] == Error("AskKernel is no request.", "bad-request")
+    with open_socket(directory() / "attendant.sock") as sock:
+        sock.sendall(b"\xff" * 64)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"stdout": -1}, {"stdin": 0}, {"preexec_fn": print}, {"pass_fds": (1,)}],
+    ids=lambda each: next(iter(each)),
+)
+def test_a_kernel_that_is_started_in_a_way_of_its_own_is_not_kept(
+    runtime_dir: Path, kwargs: dict[str, Any]
+) -> None:
+    kept = Keeping(ServerDirectory.take(key_of("")), 600)
+    with pytest.raises(ControlError) as failed:
+        kept.start(RECORD, ["true"], "", kwargs, None)
+    assert failed.value.reason == "unavailable"
+    kept.directory.close()
+    assert not kept.directory.path.exists()
+
+
+def test_without_an_attendant_a_kernel_starts_and_the_log_says_what_that_means(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(request: StartKernel, outlets: Any) -> RemoteKernel:
+        raise ControlError("There is none.", "no-daemon")
+
+    monkeypatch.setattr(keeping, "start", start)
+    manager = AsyncKernelManager(kernel_id="k")
+    spec = KernelSpec(argv=[sys.executable, "-c", "pass"], language="none")
+    manager._kernel_spec = spec
+    one = SingProvisioner(kernel_id="k", kernel_spec=spec, parent=manager)
+    manager.parent = parent = AsyncKernelManager()  # anything that can be referred to weakly
+    kept = Keeping(ServerDirectory.take(key_of("")), 600)
+    keeping.switch_on(parent, kept)
+
+    async def launched() -> int | None:
+        kwargs = await one.pre_launch(env=dict(os.environ))
+        await one.launch_kernel(**kwargs)
+        return await one.wait()
+
+    assert asyncio.run(launched()) == 0
+    assert "kernel k will end with this server: There is none" in caplog.text
+    assert kept.directory.records() == ([], [])
+    manager.cleanup_connection_file()
+    keeping.switch_off(parent)
+    kept.directory.close()
