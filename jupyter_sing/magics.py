@@ -5,15 +5,17 @@ Each verb prints one short line and shows a table or nothing; errors are one lin
 
 from __future__ import annotations
 
+import contextvars
 import inspect
-import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from jupyter_sing import table
+from jupyter_sing import table, view, watching
 from kernelproxy import activation
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
@@ -113,9 +115,10 @@ def suspend() -> None:
     session_id = _session_id()
     if session_id:
         client = activation.current().client
-        if client is not None:
-            client.synchronize()
-        found = _call(SessionReply, Suspend(session_id, "Suspended by %sing suspend"))
+        with Bar("Suspending", session_id):
+            if client is not None:
+                client.synchronize()
+            found = _call(SessionReply, Suspend(session_id, "Suspended by %sing suspend"))
         print(table.state_text(found.session))
 
 
@@ -123,8 +126,8 @@ def resume() -> None:
     """``%sing resume``."""
     session_id = _session_id()
     if session_id:
-        found = _call(SessionReply, Resume(session_id))
-        session = found.session
+        with Bar("Resuming", session_id):
+            session = _call(SessionReply, Resume(session_id)).session
         print(f"{table.state_text(session)} on {session['device'] or 'no device'}")
 
 
@@ -132,7 +135,8 @@ def migrate(device: str) -> None:
     """``%sing migrate DEVICE``."""
     session_id = _session_id()
     if session_id:
-        found = _call(SessionReply, Migrate(session_id, device))
+        with Bar("Moving", session_id):
+            found = _call(SessionReply, Migrate(session_id, device))
         print(table.migration_text(found.session))
 
 
@@ -174,9 +178,8 @@ def checkpoint(name: str = "", *, form: str = "") -> None:
         return
     from kernelproxy.hoststate.checkpoint import begin  # with cloudpickle: only at need
 
-    begun = begin(session_id, _shell(), name, form=form)
     with Bar("Storing") as bar:
-        made = begun.finish(bar.show)
+        made = begin(session_id, _shell(), name, form=form).finish(bar.show)
     print("\n".join(table.checkpoint_made_lines(made)))
 
 
@@ -254,25 +257,65 @@ class Bar:
     ----------
     what : str
         What is being done.
+    session : str, optional
+        Whose state is said as long as no bytes are: it may have to wait for others.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what, self._began = what, time.monotonic()
+    def __init__(self, what: str, session: str = "") -> None:
+        self._what, self._session, self._began = what, session, time.monotonic()
+        self._lock = threading.RLock()
         self._shown: Any = None
+        self._counts = self._over = False
+        # What is shown by another thread shall be this cell's, too.
+        self._context = contextvars.copy_context()
+        self._timer = threading.Timer(BAR_SECONDS, self._begin)
+        self._timer.daemon = True
 
     def __enter__(self) -> Bar:
+        self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown is not None:
-            self._shown.update({"text/plain": ""}, raw=True)
+        self._timer.cancel()
+        with self._lock:
+            self._over = True
+            if self._shown is not None:
+                self._shown.update({"text/plain": ""}, raw=True)
+        watching.current.leave(self._hear)
 
     def show(self, done: int, total: int) -> None:
         """Show how far it is, in bytes."""
         if time.monotonic() - self._began < BAR_SECONDS or not total:
             return
         text = f"{self._what}: {table.bytes_text(done)} of {table.bytes_text(total)}"
-        bar = f'<progress value="{done}" max="{total}" aria-label="{text}"></progress> {text}'
+        with self._lock:
+            self._counts = True
+            self._show(text, f'value="{done}" max="{total}" ')
+
+    def _begin(self) -> None:
+        """Called after half a second, in a thread, as nobody may ever say how far it is."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the user's
+        self._wait(f"{self._what} …")
+        if self._session:
+            watching.current.join(self._hear)
+            if self._over:  # since then
+                watching.current.leave(self._hear)
+
+    def _hear(self, seen: watching.Seen) -> None:
+        """Called when something about the session has changed, in a thread."""
+        session = seen.sessions.get(self._session)
+        if session is not None and not seen.problem:
+            said = [f"{self._what}: {view.word(session)}", view.queue_text(session)]
+            self._wait(" · ".join(filter(None, said)))
+
+    def _wait(self, text: str) -> None:
+        """Show that it goes on, while nobody says how far it is."""
+        with self._lock:
+            if not self._over and not self._counts:
+                self._context.run(self._show, text, "")
+
+    def _show(self, text: str, far: str) -> None:
+        bar = f'<progress {far}aria-label="{text}"></progress> {text}'
         data = {"text/plain": text, "text/html": bar}
         if self._shown is None:
             from IPython.display import display
@@ -323,14 +366,9 @@ def _options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def _session_id() -> str:
     """Id of this kernel's session, or "" after having said why there is none."""
-    state = activation.current()
-    reason = state.reason or os.environ.get("SING_REASON", "")
-    if reason:
+    if reason := watching.reason():
         print(f"CPU only: {reason}")
-        return ""
-    if not state.session:
-        print("CPU only: this kernel was not started with a device session")
-    return state.session
+    return watching.session_id()
 
 
 def _call(reply_type: type[Reply], request: Message) -> Reply:

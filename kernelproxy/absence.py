@@ -1,7 +1,8 @@
 """A process that is without its session for a while, so that it can be saved.
 
 While it is away it has no connection to the daemon: whoever wants one waits till it is back, and it
-leaves when those that are open have been closed. `kernelproxy.activation.link` leaves and returns.
+leaves when those that are open have been closed; those that may be open for long are asked to be
+(`Absence.giving_way`). `kernelproxy.activation.link` leaves and returns.
 Standard library only.
 """
 
@@ -38,6 +39,26 @@ class Return:
     problem: str = ""
 
 
+class GivingWay:
+    """Somebody with a connection that he can do without for a while.
+
+    Parameters
+    ----------
+    let_go : callable
+        See `Absence.giving_way`.
+    """
+
+    def __init__(self, let_go: Callable[[], object]) -> None:
+        self._let_go = let_go
+        #: Whether it was asked to let go: then its connection's end is no failure.
+        self.asked = False
+
+    def ask(self) -> None:
+        """Ask to let go."""
+        self.asked = True
+        self._let_go()
+
+
 class Absence:
     """When this process is away, and who wants to know."""
 
@@ -52,6 +73,7 @@ class Absence:
         self._away = False
         self._connecting = 0
         self._open: weakref.WeakSet[Control] = weakref.WeakSet()
+        self._giving_way: set[GivingWay] = set()
         self._returns = 0
         self._last = Return()
 
@@ -59,6 +81,11 @@ class Absence:
     def returns(self) -> int:
         """How often it has returned; for `wait`."""
         return self._returns
+
+    @property
+    def restored(self) -> bool:
+        """Whether this is another process than the one that left last."""
+        return self._last.restored
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[None]:
@@ -85,6 +112,27 @@ class Absence:
             self._open.discard(control)
             self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def giving_way(self, let_go: Callable[[], object]) -> Iterator[GivingWay]:
+        """While somebody has a connection that must not keep the process from leaving.
+
+        Parameters
+        ----------
+        let_go : callable
+            Called when the process is to leave, in another thread; ends the connection soon, such
+            as `Control.abort`. It may neither wait nor open or close one itself.
+        """
+        there = GivingWay(let_go)
+        with self._changed:
+            self._giving_way.add(there)
+            if self._away:  # since the connection was made
+                there.ask()
+        try:
+            yield there
+        finally:
+            with self._changed:
+                self._giving_way.discard(there)
+
     def begin(self, seconds: float) -> None:
         """Go away as soon as there is no connection.
 
@@ -100,6 +148,8 @@ class Absence:
         with self._changed:
             self._away = True
             self._changed.notify_all()
+            for each in self._giving_way:
+                each.ask()
             while self._connecting or self._open:
                 left = deadline - time.monotonic()
                 if left <= 0:

@@ -190,6 +190,7 @@ class Hibernation:
             if self.stage is Stage.ASLEEP and not self._knocked:
                 await self._chill()
                 session.reason = REASON
+                session.chronicle.happened(session, "swapped_out", REASON)
                 session.deposit()
         return False  # it slept, though it may have been woken since
 

@@ -188,3 +188,32 @@ def test_history_that_cannot_go_on_is_off() -> None:
 def test_no_handler_of_exceptions_lets_a_restored_cell_go_on() -> None:
     assert not issubclass(Restored, Exception)
     assert Restored("mine")._render_traceback_() == ["Restored 'mine' (its process)."]
+
+
+def test_who_gives_way_is_asked_to_let_go(away: Absence, control: Control) -> None:
+    def listen() -> None:
+        with away.giving_way(control.abort) as way:
+            there.set()
+            with pytest.raises(ControlError):
+                control.more()
+            asked.append(way.asked)
+        control.close()
+
+    asked, there = list[bool](), threading.Event()
+    thread = started(listen)
+    assert there.wait(SECONDS)
+    away.begin(SECONDS)
+    thread.join()
+    assert asked == [True]
+    away.end(Return())
+
+
+def test_who_has_connected_as_it_leaves_is_asked_at_once(away: Absence) -> None:
+    away.begin(0.0)
+    calls = []
+    with away.giving_way(lambda: calls.append(1)) as way:
+        assert (way.asked, calls) == (True, [1])
+    away.end(Return())
+    away.begin(0.0)
+    assert calls == [1]  # who has left is asked no more
+    away.end(Return())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from jupyter_sing import magics, progress
+from jupyter_sing import magics, progress, watching
 from kernelproxy.agent import progress as far
 from kernelproxy.agent.progress import Underway, with_progress
 from kernelproxy.control import Control
@@ -17,6 +18,7 @@ from kernelproxy.errors import ControlError
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.protocol import Done, Error, Message, Progress, Status
 from kernelproxy.snapshot.together import Cancel
+from tests.unit.fake_daemon import SESSION, FakeDaemon
 
 
 class Heard:
@@ -151,22 +153,95 @@ def test_who_looks_sees_what_is_under_way_and_no_longer() -> None:
     assert underway.describe() is None
 
 
-def test_a_notebook_shows_it_after_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, shown = Clock(), []
+class Timer:
+    """Fires when it is told to."""
+
+    made: list[Timer] = []  # noqa: RUF012
+
+    def __init__(self, seconds: float, function: Callable[[], None]) -> None:
+        self.fire = lambda: None if self.cancelled else function()
+        self.cancelled = self.daemon = False
+        self.made.append(self)
+
+    def start(self) -> None:
+        """See `threading.Timer`."""
+
+    def cancel(self) -> None:
+        """See `threading.Timer`."""
+        self.cancelled = True
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a notebook is shown; time stands still."""
+    texts = []
 
     class Handle:
         def update(self, data: dict[str, str], raw: bool) -> None:
-            shown.append(data["text/plain"])
+            texts.append(data["text/plain"])
 
     def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
-        shown.append(data["text/plain"])
+        texts.append(data["text/plain"])
         return Handle()
 
-    monkeypatch.setattr(magics, "time", clock)
+    monkeypatch.setattr(magics, "time", Clock())
+    monkeypatch.setattr(magics.threading, "Timer", Timer)
     monkeypatch.setattr("IPython.display.display", display)
+    Timer.made = []
+    return texts
+
+
+def test_a_notebook_shows_it_after_half_a_second(shown: list[str]) -> None:
+    clock: Any = magics.time
     with magics.Bar("Reading") as bar:
         bar.show(1, 10)
         clock.now = 0.5
         bar.show(2, 10)
         bar.show(3, 10)
+        in_thread(Timer.made[0].fire)  # the numbers say more
     assert shown == ["Reading: 2 B of 10 B", "Reading: 3 B of 10 B", ""]
+
+
+def test_a_notebook_shows_that_it_goes_on_though_nobody_says_how_far(shown: list[str]) -> None:
+    with magics.Bar("Reading"):
+        (timer,) = Timer.made
+        in_thread(timer.fire)
+    assert shown == ["Reading …", ""]
+    in_thread(timer.fire)
+    assert shown == ["Reading …", ""]
+
+
+def test_what_takes_no_half_second_shows_nothing(shown: list[str]) -> None:
+    with magics.Bar("Reading") as bar:
+        bar.show(1, 10)
+    in_thread(Timer.made[0].fire)
+    assert shown == []
+
+
+def test_a_notebook_is_told_what_it_waits_for(
+    shown: list[str], fake_daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = watching.Watcher()
+    monkeypatch.setattr(watching, "current", watcher)
+    queued = SESSION | {"state": "queued", "queue_position": 1, "expected_wait": 20.0}
+    fake_daemon.sessions[SESSION["id"]] = queued
+    with magics.Bar("Resuming", SESSION["id"]):
+        in_thread(Timer.made[0].fire)
+        while len(shown) < 2:
+            threading.Event().wait(0.01)
+        fake_daemon.tell(queued | {"state": "restoring", "queue_position": None})
+        while len(shown) < 3:
+            threading.Event().wait(0.01)
+    assert shown == [
+        "Resuming …",
+        "Resuming: Queued · Next in the queue, about 20 s to wait",
+        "Resuming: Restoring",
+        "",
+    ]
+
+
+def in_thread(function: Callable[[], object]) -> None:
+    """Do something where its signal mask is nobody's concern."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()

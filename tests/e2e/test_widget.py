@@ -1,0 +1,195 @@
+"""The widget of a real kernel: what a page is told, and what clicks in it do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from jupyter_sing import view
+from kernelproxy.control import connect
+from kernelproxy.errors import ProcessError
+from kernelproxy.process import form as forms
+from kernelproxy.protocol import Checkpoints, CheckpointsReply, Suspend
+from tests.e2e.kernels import SECONDS_MAX, sessions, wait_for_session
+from tests.e2e.pages import WIDGET, Page, page
+from tests.e2e.trainers import agent_pid
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SHOW = "from jupyter_sing import widget\nw = widget.status()\nw"
+USE = "import torch\nx = torch.ones(1 << 20, device='cuda')\nprint(x.sum().item())"
+THREADS = """\
+import threading, time
+deadline = time.monotonic() + 120
+def watching(): return sum(t.name == 'jupyter_sing watch' for t in threading.enumerate())
+while watching() > {0} and time.monotonic() < deadline: time.sleep(0.01)
+print(watching())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _sing(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path, tmp_path: Path) -> None:
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@1,cpu:1GiB@1")
+    monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("JUPYTER_SING_SAVE_PROCESS", "0")
+    monkeypatch.chdir(tmp_path)
+
+
+def names() -> list[tuple[str, list[str]]]:
+    with connect(start=False) as control:
+        found = control.expect(CheckpointsReply, Checkpoints(), SECONDS_MAX).checkpoints
+    return [(each["name"], each["forms"]) for each in found]
+
+
+def suspend_from_outside() -> None:
+    (session,) = sessions()
+    with connect(start=False) as control:
+        control.call(Suspend(session["id"], "Suspended by a test"), SECONDS_MAX)
+
+
+def test_it_follows_though_no_cell_runs_or_one_does_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_IDLE_TIMEOUT", "1")
+    with page() as notebook:
+        model = notebook.show(SHOW)
+        notebook.wait_for(model, "Not used yet")
+        notebook.run(USE)
+        notebook.wait_for(model, "<b>Suspended</b>", "resumes when you run a cell")
+        cell = notebook.begin(
+            "import pathlib\nwhile not pathlib.Path('enough').exists():\n    x.add_(1).sum().item()"
+        )
+        notebook.wait_for(model, "<b>Running</b>", "this notebook (Running")
+        (tmp_path / "enough").touch()
+        notebook.finish(cell)
+        notebook.wait_for(model, "<b>Suspended</b>")
+
+
+def test_buttons_do_what_they_say() -> None:
+    with page() as notebook:
+        notebook.run(USE)
+        model = notebook.show(SHOW)
+        notebook.click(model, view.SUSPEND)
+        notebook.wait_for(model, "<b>Suspended</b> Suspended by its button: resumes when")
+        notebook.click(model, view.RESUME)
+        notebook.wait_for(model, "<b>Idle</b>", "4.0 MiB of 1.0 GiB on cpu:0")
+        notebook.toggle(model, view.PIN, on=True)
+        notebook.wait_for(model, "Pinned: its memory stays on cpu:0")
+        assert wait_for_session(lambda found: found["pinned"])
+        notebook.run("%sing unpin")
+        pin = notebook.button(model, view.PIN)
+        notebook.wait(lambda: not notebook.models[pin]["value"])
+        notebook.click(model, view.CHECKPOINT)
+        notebook.wait_for(model, "Checkpoint ", " on disk)", "Last checkpoint: ")
+        assert [each for _, each in names()] == [["namespace"]]
+        assert notebook.run("print(x.sum().item())").stdout == f"{float(1 << 20)}\n"
+
+
+def test_a_checkpoint_brings_back_what_was_suspended() -> None:
+    with page() as notebook:
+        notebook.run(USE)
+        model = notebook.show(SHOW)
+        suspend_from_outside()
+        notebook.wait_for(model, "<b>Suspended</b> Suspended by a test")
+        notebook.click(model, view.CHECKPOINT)
+        notebook.wait_for(model, "Checkpoint ", " on disk)")
+
+
+def test_many_share_a_thread_and_closing_them_ends_it() -> None:
+    with page() as notebook:
+        models = [notebook.show("from jupyter_sing import widget\nwidget.status()") for _ in "abc"]
+        model = notebook.show(SHOW)
+        assert notebook.run(THREADS.format(1)).stdout == "1\n"
+        notebook.run("w.close()")
+        notebook.wait(lambda: model not in notebook.models)
+        notebook.run(USE)
+        for each in models:  # and they hear on
+            notebook.wait_for(each, "4.0 MiB of 1.0 GiB on cpu:0")
+            none = {"method": "update", "state": {"_view_count": 0}, "buffer_paths": []}
+            notebook.send(each, none)  # the page has dropped its view
+        assert notebook.run(THREADS.format(0)).stdout == "0\n"
+
+
+def test_it_finds_the_next_daemon() -> None:
+    with page() as notebook:
+        notebook.run(USE)
+        model = notebook.show(SHOW)
+        notebook.wait_for(model, "<b>Idle</b>")
+        os.kill(agent_pid(), signal.SIGKILL)
+        notebook.wait_for(model, f"<b>{view.NO_DAEMON}</b>")
+        notebook.wait_for(model, "this notebook (")
+        notebook.click(model, view.SUSPEND)
+        notebook.wait_for(model, "<b>Suspended</b>")
+
+
+def test_it_is_put_away_with_the_notebook_and_is_live_again() -> None:
+    with page() as notebook:
+        notebook.run(USE)
+        model = notebook.show(SHOW)
+        said = notebook.run("%sing checkpoint mine").stdout
+        assert "not saved" not in said
+        notebook.run("del w, x")
+        assert notebook.run("%sing restore mine").stdout.startswith("Restored ")
+        again = notebook.show("w")
+        assert again != model
+        suspend_from_outside()
+        for each in (model, again):  # that of before is still in the page
+            notebook.wait_for(each, "<b>Suspended</b>")
+    with page() as other:
+        assert other.run("%sing restore mine").stdout.startswith("Restored ")
+        other.wait_for(other.show("w"), "<b>Idle</b>")
+
+
+def test_without_ipywidgets_it_is_a_table() -> None:
+    with page() as notebook:
+        ran = notebook.run(f"import sys; sys.modules['ipywidgets'] = None\n{SHOW}")
+        assert ran.error == ""
+        (shown,) = notebook.displayed
+        assert set(shown) == {"text/plain", "text/html"}
+        assert view.WITHOUT_WIDGETS in shown["text/plain"]
+        assert "cpu:1" in shown["text/plain"]
+
+
+@pytest.fixture
+def _saves_processes(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
+    try:
+        monkeypatch.setenv(forms.VARIABLE, forms.find_criu())
+        # So the daemon knows it: on a slow machine its trial takes longer than kernels wait.
+        monkeypatch.setattr(forms, "STEP_SECONDS", SECONDS_MAX)
+        forms.find(runtime_dir)
+    except ProcessError as error:
+        if forms.VARIABLE in os.environ:
+            raise
+        pytest.skip(str(error))
+    monkeypatch.delenv("JUPYTER_SING_SAVE_PROCESS")
+
+
+@pytest.mark.usefixtures("_saves_processes")
+@pytest.mark.timeout(1800)
+def test_it_is_no_obstacle_for_its_process_to_be_saved_and_restored() -> None:
+    def works(notebook: Page, model: str) -> None:
+        notebook.click(model, view.SUSPEND)
+        notebook.wait_for(model, "<b>Suspended</b>")
+        notebook.click(model, view.RESUME)
+        notebook.wait_for(model, "<b>Idle</b>")
+
+    with page() as notebook:
+        notebook.run(USE)
+        model = notebook.show(SHOW)
+        notebook.click(model, view.CHECKPOINT)
+        notebook.wait_for(model, "Checkpoint ", " on disk)")
+        ((name, saved),) = names()
+        assert saved == ["namespace", "process"]
+        works(notebook, model)
+        assert notebook.displayed[0][WIDGET]["model_id"] == model
+        notebook.run("x.zero_()")
+        assert "in its process" in notebook.run(f"%sing restore {name}").stdout
+        notebook.wait_for(model, "<b>Suspended</b> Comes back from a checkpoint")
+        notebook.click(model, view.RESUME)
+        notebook.wait_for(model, "<b>Idle</b>")
+        works(notebook, model)
+        assert notebook.run("print(x.sum().item())").stdout == f"{float(1 << 20)}\n"

@@ -1,0 +1,272 @@
+"""One thread with one connection, for all who want to know, and only while somebody does."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_sing import watching
+from jupyter_sing.watching import ElsewhereError, Seen, Watcher
+from kernelproxy import absence, protocol
+from kernelproxy.absence import Absence, Return
+from kernelproxy.errors import ControlError
+from kernelproxy.protocol import Changed, SessionReply
+from tests.unit.fake_daemon import CHECKPOINT, DEVICE, SESSION, FakeDaemon
+
+SECONDS = 120.0
+ID = SESSION["id"]
+
+
+class Ear:
+    """Hears what a watcher tells."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[Seen] = queue.Queue()
+
+    def __call__(self, seen: Seen) -> None:
+        self.heard.put(seen)
+
+    def next(self) -> Seen:
+        return self.heard.get(timeout=SECONDS)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Absence:
+    """The process's, of this test alone."""
+    made = Absence()
+    monkeypatch.setattr(absence, "current", made)
+    return made
+
+
+@pytest.fixture
+def watcher(away: Absence, fake_daemon: FakeDaemon) -> Iterator[Watcher]:
+    made = Watcher()
+    yield made
+    for each in list(made._listeners):
+        made.leave(each)
+    wait_for_no_thread()
+
+
+def threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("jupyter_sing")]
+
+
+def wait_for_no_thread() -> None:
+    for each in threads():
+        each.join(SECONDS)
+    assert threads() == []
+
+
+def test_all_is_told_first_and_then_what_changes(watcher: Watcher, fake_daemon: FakeDaemon) -> None:
+    ear = Ear()
+    watcher.join(ear)
+    first = ear.next()
+    assert (first.devices, first.sessions) == ((DEVICE,), {ID: SESSION})
+    assert first.anew
+    fake_daemon.tell(SESSION | {"state": "suspended"}, SESSION | {"id": "b"})
+    second = ear.next()
+    assert second.sessions[ID]["state"] == "suspended"
+    assert not second.anew
+    devices = [DEVICE | {"memory_used": 1}, DEVICE | {"id": "cpu:1"}]
+    fake_daemon.watchers[0].put(Changed([], devices, ["b"]))
+    third = ear.next()
+    assert list(third.sessions) == [ID]
+    assert [(each["id"], each["memory_used"]) for each in third.devices] == [
+        ("cpu:0", 1), ("cpu:1", 3 << 20),
+    ]  # fmt: skip
+
+
+def test_many_share_one_thread_and_the_last_ends_it(
+    watcher: Watcher, fake_daemon: FakeDaemon
+) -> None:
+    ears = [Ear() for _ in range(5)]
+    for ear in ears:
+        watcher.join(ear)
+        watcher.join(ear)  # twice is no error
+        assert ear.next().sessions
+    assert len(threads()) == 1
+    assert len(fake_daemon.watchers) == 1
+    for ear in ears:
+        watcher.leave(ear)
+        watcher.leave(ear)
+    wait_for_no_thread()
+    watcher.join(ears[0])  # and it begins anew
+    assert ears[0].next().anew
+
+
+def test_who_cannot_hear_is_told_no_more(watcher: Watcher, fake_daemon: FakeDaemon) -> None:
+    calls, ear = [], Ear()
+
+    def deaf(seen: Seen) -> None:
+        calls.append(seen)
+        raise RuntimeError
+
+    watcher.join(ear)
+    ear.next()
+    watcher.join(deaf)
+    fake_daemon.tell()
+    ear.next()
+    assert len(calls) == 1
+
+
+def test_another_daemon_is_found(watcher: Watcher, fake_daemon: FakeDaemon) -> None:
+    ear = Ear()
+    watcher.join(ear)
+    ear.next()
+    fake_daemon.drop_watchers()
+    lost = ear.next()
+    assert lost.problem == watching.LOST
+    assert lost.sessions == {ID: SESSION}  # as last known
+    found = ear.next()
+    assert (found.problem, found.anew) == ("", True)
+
+
+def test_without_a_daemon_that_is_told(
+    runtime_dir: Path, away: Absence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_PAUSE_SECONDS", 0.01)
+    watcher, ear = Watcher(), Ear()
+    watcher.join(ear)
+    assert ear.next().problem == "No jupyter_sing daemon is running."
+    daemon = FakeDaemon(runtime_dir / "agent.sock")
+    while ear.next().problem:
+        pass
+    watcher.leave(ear)
+    wait_for_no_thread()
+    daemon.close()
+    assert watching.look().problem
+
+
+def test_it_lets_the_process_leave_and_is_there_again_with_it(
+    watcher: Watcher, away: Absence, fake_daemon: FakeDaemon
+) -> None:
+    ear = Ear()
+    watcher.join(ear)
+    ear.next()
+    away.begin(SECONDS)
+    assert ear.heard.empty()  # it is no failure
+    away.end(Return())
+    assert ear.next().anew
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_who_was_restored_says_all_again_when_the_process_before_it_has_ended(
+    watcher: Watcher, away: Absence, fake_daemon: FakeDaemon, restored: bool
+) -> None:
+    away.begin(SECONDS)
+    away.end(Return(restored=restored))
+    ear = Ear()
+    watcher.join(ear)
+    ear.next()
+    fake_daemon.tell(SESSION)
+    assert not ear.next().anew
+    fake_daemon.tell(gone=["other"])
+    assert ear.next().anew == restored
+
+
+def test_a_thread_that_asks_lets_the_process_leave_and_asks_again(
+    away: Absence, fake_daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = threading.Semaphore(0), threading.Event()
+    usual = fake_daemon._answer
+
+    def slow(request: protocol.Message) -> protocol.Message:
+        asked.release()
+        assert answer.wait(SECONDS)
+        return usual(request)
+
+    monkeypatch.setattr(fake_daemon, "_answer", slow)
+    replies: list[SessionReply] = []
+    request = protocol.Suspend(ID, "")
+    thread = threading.Thread(target=lambda: replies.append(watching.ask(SessionReply, request)))
+    thread.start()
+    assert asked.acquire(timeout=SECONDS)
+    away.begin(SECONDS)
+    away.end(Return())
+    assert asked.acquire(timeout=SECONDS)
+    answer.set()
+    thread.join()
+    assert replies[0].session["state"] == "suspended"
+
+
+@pytest.mark.parametrize(("known", "restored"), [(True, False), (False, False), (False, True)])
+def test_a_checkpoint_is_followed_though_the_process_leaves_for_it(
+    away: Absence,
+    fake_daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    known: bool,
+    restored: bool,
+) -> None:
+    requests: queue.Queue[protocol.Message] = queue.Queue()
+    answers: queue.Queue[protocol.Message] = queue.Queue()
+
+    left = threading.Event()
+
+    def by_hand(request: protocol.Message) -> protocol.Message:
+        requests.put(request)
+        if not left.is_set():
+            left.wait(SECONDS)
+            return protocol.Done()  # which nobody hears
+        return answers.get(timeout=SECONDS)
+
+    monkeypatch.setattr(fake_daemon, "_answer", by_hand)
+    made: list[Any] = []
+
+    def put_away() -> None:
+        try:
+            made.append(watching.put_away(ID, "mine"))
+        except ControlError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=put_away)
+    thread.start()
+    assert requests.get(timeout=SECONDS) == protocol.Checkpoint(ID, "mine")
+    away.begin(SECONDS)
+    left.set()
+    away.end(Return(restored=restored))
+    if not restored:
+        assert requests.get(timeout=SECONDS) == protocol.AwaitCheckpoint(ID, "mine")
+        if not known:  # it has left for another checkpoint
+            answers.put(protocol.Error("It was not made.", "ended"))
+            assert requests.get(timeout=SECONDS) == protocol.Checkpoint(ID, "mine")
+        answers.put(protocol.CheckpointReply(CHECKPOINT))
+    thread.join()
+    assert [type(each) for each in made] == [ElsewhereError if restored else dict]
+
+
+def test_a_refusal_is_raised(away: Absence, fake_daemon: FakeDaemon) -> None:
+    with pytest.raises(ControlError, match="There is no session"):
+        watching.ask(SessionReply, protocol.Resume("other"))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # others, which have threads, too
+def test_a_forked_child_watches_nothing(watcher: Watcher, fake_daemon: FakeDaemon) -> None:
+    ear = Ear()
+    watcher.join(ear)
+    ear.next()
+    held = watcher._watch
+    assert held is not None
+    assert held._control is not None
+    fd = held._control._sock.fileno() if held._control._sock else -1
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            absence.current.reset()
+            watcher.disown()
+            closed = not Path(f"/proc/self/fd/{fd}").exists()
+            os.write(writer, b"1" if closed and watcher._watch is None else b"0")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reader, 1) == b"1"
+    os.close(reader)
+    os.close(writer)
+    fake_daemon.tell()
+    ear.next()  # the parent still hears

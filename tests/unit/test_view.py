@@ -1,0 +1,163 @@
+"""What the widget says, from what the daemon says."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from jupyter_sing import table, view
+from jupyter_sing.view import View
+from jupyter_sing.watching import Seen
+from kernelproxy.agent.states import State
+from tests.unit.fake_daemon import DEVICE, SESSION
+
+ID = SESSION["id"]
+GIB = 1 << 30
+
+
+def seen(*others: dict[str, Any], **changes: Any) -> Seen:
+    sessions = [SESSION | changes, *others]
+    return Seen((DEVICE, DEVICE | {"id": "cpu:1"}), {each["id"]: each for each in sessions})
+
+
+def of(**changes: Any) -> View:
+    return View.of(seen(**changes), ID)
+
+
+def test_each_state_has_its_word_and_a_shape_of_its_own() -> None:
+    shown = [of(state=str(state)) for state in State]
+    assert [each.word for each in shown] == [table.WORDS[str(state)] for state in State]
+    assert len({each.glyph for each in shown}) == len(State)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"reason": "Nothing to do."}, "○ Idle: Nothing to do."),
+        ({"state": "running", "reason": "Works."}, "▶ Running: Works."),
+        ({"state": "suspended", "reason": ""}, "❚❚ Suspended: resumes when you run a cell"),
+        ({"state": "failed", "reason": "It broke."}, "⚠ Error: It broke."),
+        ({"state": "dreaming", "reason": "Who knows."}, "? Dreaming: Who knows."),
+    ],
+)
+def test_the_first_line_is_state_and_what_happens_next(
+    changes: dict[str, Any], expected: str
+) -> None:
+    assert of(**changes).lines()[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "memory", "share"),
+    [
+        ({}, "3.0 MiB of 2.0 GiB on cpu:0", (3 << 20, 2 * GIB)),
+        ({"tier": "parked", "operators": 0}, "Nothing on cpu:0 yet", None),
+        ({"tier": "parked"}, "in host memory, of cpu:0", None),
+        ({"tier": "cold", "snapshot": {"bytes": GIB}}, "1.0 GiB on disk, of cpu:0", None),
+        ({"device": "cpu:9"}, "3.0 MiB on cpu:9", None),
+    ],
+)
+def test_memory_is_said_to_be_where_it_is(
+    changes: dict[str, Any], memory: str, share: tuple[int, int] | None
+) -> None:
+    assert (of(**changes).memory, of(**changes).share) == (memory, share)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ""),
+        ({"queue_position": None, "expected_wait": None}, ""),
+        ({"state": "queued"}, "Nobody can say for how long"),
+        (
+            {"state": "queued", "queue_position": 1, "expected_wait": 0.2},
+            "Next in the queue, about 1 s to wait",
+        ),
+        (
+            {"state": "queued", "queue_position": 3, "expected_wait": 170.0},
+            "Number 3 in the queue, about 3 min to wait",
+        ),
+        (
+            {"state": "queued", "queue_position": 2, "expected_wait": None},
+            "Number 2 in the queue, nobody can say for how long",
+        ),
+    ],
+)
+def test_the_queue_is_said_as_far_as_it_is_known(changes: dict[str, Any], expected: str) -> None:
+    assert of(**changes).queue == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {view.SUSPEND, view.PIN, view.CHECKPOINT}),
+        ({"state": "suspended"}, {view.RESUME, view.PIN, view.CHECKPOINT}),
+        ({"state": "failed"}, set()),
+        (
+            {"progress": {"verb": "checkpoint", "checkpoint": "one", "done": 0, "total": 0}},
+            {view.SUSPEND, view.PIN},
+        ),
+    ],
+)
+def test_buttons_that_could_do_nothing_are_off(changes: dict[str, Any], expected: set[str]) -> None:
+    assert of(**changes).can == expected
+
+
+def test_progress_is_a_bar_once_its_size_is_known() -> None:
+    under_way = {"verb": "checkpoint", "checkpoint": "one", "done": 0, "total": 0}
+    shown = of(progress=under_way)
+    assert shown.progress_html() == "<div>Storing one …</div>"
+    shown = of(progress=under_way | {"verb": "restore", "done": GIB, "total": 2 * GIB})
+    assert shown.progress == "Reading one: 1.0 GiB of 2.0 GiB"
+    assert f'<progress value="{GIB}" max="{2 * GIB}"' in shown.progress_html()
+    assert shown.progress in shown.lines()
+
+
+def test_the_table_says_who_has_each_device() -> None:
+    others = (
+        SESSION | {"id": "b", "name": "maths.ipynb", "state": "running", "device": "cpu:1"},
+        SESSION | {"id": "c", "name": "", "device": "cpu:1"},
+        SESSION | {"id": "d", "name": "waits.ipynb", "state": "queued", "tier": "parked"},
+    )
+    rows = view.devices_table(seen(*others), ID).rows
+    assert rows == [
+        ("cpu:0", "3.0 MiB of 2.0 GiB", "this notebook (Idle, 3.0 MiB)", "1"),
+        (
+            "cpu:1",
+            "6.0 MiB of 2.0 GiB",
+            "maths.ipynb (Running, 3.0 MiB), another user's (Idle, 3.0 MiB)",
+            "",
+        ),
+    ]
+    assert view.devices_table(seen(tier="parked"), ID).rows[0][2] == "nobody"
+
+
+def test_what_nobody_can_say_is_said() -> None:
+    assert View.of(None, ID).text() == view.WAITING
+    gone = View.of(Seen((DEVICE,), {}), ID)
+    assert gone.lines() == [f"? {view.GONE}: {view.UNKNOWN}"]
+    silent = View.of(Seen((DEVICE,), {ID: SESSION}, problem="It is being replaced."), ID)
+    assert silent.lines() == [f"? {view.NO_DAEMON}: It is being replaced."]
+    assert silent.can == frozenset()
+
+
+def test_names_are_no_html() -> None:
+    shown = View.of(seen(SESSION | {"id": "b", "name": "<i>"}, reason="<b>", pinned=True), ID)
+    text = shown.html(view.static_note(datetime(2026, 1, 1)))
+    assert "<i> (" not in text
+    assert "&lt;i&gt;" in text
+    assert "&lt;b&gt;" in text
+    assert "2026-01-01 00:00:00" in text
+    assert shown.text("beneath").endswith("\n\nbeneath")
+    assert "Is kept on its device" in shown.lines()
+    assert view.message_html(["<b>"]) == '<div role="status">&lt;b&gt;</div>'
+    assert view.message_html([]) == ""
+    assert "2026-01-01 00:00:00" in view.since_html(datetime(2026, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0.1, "1 s"), (20.4, "20 s"), (90.0, "2 min"), (9000.0, "2 h")]
+)
+def test_expected_times_are_said_roughly(seconds: float, expected: str) -> None:
+    assert view.wait_text(seconds) == expected
