@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from jupyter_sing import doctor, policies, simulate, table
+from jupyter_sing import activity, doctor, policies, simulate, table
 from jupyter_sing.controller import journal
 from jupyter_sing.output import until_nobody_reads
 from jupyter_sing.progress import Line
 from kernelproxy import native, paths, variables
 from kernelproxy.agent.arbiter import TIERS
 from kernelproxy.agent.system import system_place
-from kernelproxy.control import Control, connect, start
+from kernelproxy.attendant import remote
+from kernelproxy.control import Control, connect, start_detached
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import (
     FORMS,
@@ -55,6 +58,8 @@ from kernelproxy.protocol import (
 )
 
 ANSWER_SECONDS_MAX = 30.0
+#: Of a session, in a table for people: what is shorter than its part of the time is one.
+_SPANS_SHOWN = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add("status", status, "devices and sessions")
     add("devices", devices, "devices")
+    had = add("activity", show_activity, "who had the devices, and what happened")
+    until_now = "so many until now (default: 24, which are kept)"
+    had.add_argument("--hours", type=_hours, default=24.0, help=until_now)
     run = add("run", run_program, "run a Python program under a device session")
     run.add_argument("--name", help="name of the session (default: the script's)")
     run.add_argument("--device", help="id of the device (default: the agent chooses)")
@@ -196,6 +204,26 @@ def devices(options: argparse.Namespace) -> int:
     else:
         print(table.devices_table(found.devices))
     return 0
+
+
+def show_activity(options: argparse.Namespace) -> int:
+    """``activity``: also of the time before the daemon started, and without one."""
+    seconds = 3600.0 * options.hours
+    resolution = 1.0 if options.json else seconds / _SPANS_SHOWN
+    found = activity.of_the_time_since(max(0.0, time.time() - seconds), resolution)
+    if options.json:
+        _print_json(found)
+    else:
+        print("\n".join(activity.lines(found)))
+    return 0
+
+
+def _hours(text: str) -> float:
+    """Read a number of hours."""
+    hours = float(text)
+    if not 0 < hours < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time")
+    return hours
 
 
 def suspend(options: argparse.Namespace) -> int:
@@ -351,7 +379,7 @@ def daemon(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *program, "--foreground"])
     if place is not None:
-        start(place.private, program)
+        start_detached(place.private, program)
         _done(options, f"The daemon of this machine listens at {place.socket}.")
         return 0
     with connect():
@@ -369,6 +397,7 @@ def stop(options: argparse.Namespace) -> int:
     except ControlError as error:
         if error.reason != "no-daemon":
             raise
+        remote.end_kernels()  # of servers that have left them
         _done(options, "No daemon was running.")
         return 0
     message = "The daemon and its sessions have ended."

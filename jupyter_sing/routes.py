@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -13,10 +15,10 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from jupyter_sing import metrics, policies
+from jupyter_sing import activity, metrics, policies
+from jupyter_sing.notebooks import contents_path
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError
-from kernelproxy.events import EVENT_ID
 from kernelproxy.protocol import (
     Checkpoint,
     CheckpointReply,
@@ -43,6 +45,9 @@ AUTH_RESOURCE = "jupyter_sing"
 ANSWER_SECONDS_MAX = 30.0
 # A resume may wait for room; a suspend for the operator that runs now.
 VERB_SECONDS_MAX = 600.0
+# Who has just started a kernel need not know when it can be told something.
+CONNECT_SECONDS_MAX = 20.0
+CONNECT_PAUSE_SECONDS = 0.2
 
 # Status codes by the reason of a refusal; others are 500.
 _STATUS_CODES = {
@@ -115,6 +120,17 @@ class SingHandler(APIHandler):
 
         return await asyncio.get_running_loop().run_in_executor(None, ask)
 
+    async def call_kernel(self, reply_type: type[Reply], request: Message) -> Reply:
+        """As `call`, for what a kernel is to do: one that starts is waited for, a little."""
+        end = time.monotonic() + CONNECT_SECONDS_MAX
+        while True:
+            try:
+                return await self.call(reply_type, request, VERB_SECONDS_MAX)
+            except ControlError as error:
+                if error.reason != "unavailable" or time.monotonic() > end:
+                    raise
+            await asyncio.sleep(CONNECT_PAUSE_SECONDS)
+
     async def status_reply(self) -> StatusReply:
         """All devices and sessions, these named after their notebooks; empty without a daemon."""
         try:
@@ -130,6 +146,12 @@ class SingHandler(APIHandler):
         names: list[dict[str, Any]] = await self.settings["jupyter_sing_notebooks"].name(sessions)
         return names
 
+    async def checkpoints(self) -> list[dict[str, Any]]:
+        """All checkpoints, the newest first, with the place of their notebooks in our tree."""
+        found = (await self.call(CheckpointsReply, Checkpoints(), start=True)).checkpoints
+        root = str(getattr(self.contents_manager, "root_dir", ""))
+        return [{**each, "path": contents_path(each.get("notebook", ""), root)} for each in found]
+
     def body_text(self, field: str, default: str | None = None) -> str:
         """Return a field of the body; without a default there must be one."""
         body = self.get_json_body() or {}
@@ -142,6 +164,41 @@ class SingHandler(APIHandler):
         """Answer with JSON."""
         self.set_header("Content-Type", "application/json")
         self.finish(json.dumps(value))
+
+
+class StatusHandler(SingHandler):
+    """``status``."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List devices and sessions, and say what has come of sharing."""
+        self.reply_json(asdict(await self.status_reply()))
+
+
+class ActivityHandler(SingHandler):
+    """``activity``."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Say who had the devices, by default in the last day."""
+        since = self._number("since", time.time() - activity.DAY_SECONDS)
+        resolution = self._number("resolution", 1.0)
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(None, activity.of_the_time_since, since, resolution)
+        self.reply_json(activity.named(found, (await self.status_reply()).sessions))
+
+    def _number(self, name: str, default: float) -> float:
+        """Return a number of the query."""
+        text = self.get_query_argument(name, "")
+        try:
+            number = float(text) if text else default
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < math.inf:
+            raise web.HTTPError(400, f"{name} must be a number of seconds, not {text!r}.")
+        return number
 
 
 class DevicesHandler(SingHandler):
@@ -198,17 +255,6 @@ class SessionVerbHandler(SingHandler):
             request = SetPriority(session_id, self.body_text("level"))
         reply = await self.call(SessionReply, request, VERB_SECONDS_MAX)
         (session,) = await self.named([reply.session])
-        self.event_logger.emit(
-            schema_id=EVENT_ID,
-            data={
-                "session": session["id"],
-                "kernel_id": session["kernel_id"],
-                "state": session["state"],
-                "tier": session["tier"],
-                "device": session["device"] or "",
-                "reason": session["reason"],
-            },
-        )
         self.reply_json(session)
 
 
@@ -221,7 +267,7 @@ class SessionCheckpointHandler(SingHandler):
         """Put the session's notebook away; answers when it is safe on disk."""
         name = self.body_text("name", "")
         request = Checkpoint(session_id, name, form=self.body_text("form", ""))
-        self.reply_json((await self.call(CheckpointReply, request, VERB_SECONDS_MAX)).checkpoint)
+        self.reply_json((await self.call_kernel(CheckpointReply, request)).checkpoint)
 
 
 class SessionRestoreHandler(SingHandler):
@@ -232,7 +278,7 @@ class SessionRestoreHandler(SingHandler):
     async def post(self, session_id: str) -> None:
         """Take a notebook out, in the place of the session's; answers when it is there."""
         request = Restore(session_id, self.body_text("name"), self.body_text("form", ""))
-        self.reply_json((await self.call(RestoreReply, request, VERB_SECONDS_MAX)).outcome)
+        self.reply_json((await self.call_kernel(RestoreReply, request)).outcome)
 
 
 class CheckpointsHandler(SingHandler):
@@ -242,7 +288,7 @@ class CheckpointsHandler(SingHandler):
     @authorized
     async def get(self) -> None:
         """List the checkpoints, the newest first."""
-        self.reply_json((await self.call(CheckpointsReply, Checkpoints(), start=True)).checkpoints)
+        self.reply_json(await self.checkpoints())
 
 
 class CheckpointHandler(SingHandler):
@@ -252,7 +298,7 @@ class CheckpointHandler(SingHandler):
     @authorized
     async def get(self, name: str) -> None:
         """Show one checkpoint."""
-        for each in (await self.call(CheckpointsReply, Checkpoints(), start=True)).checkpoints:
+        for each in await self.checkpoints():
             if each["name"] == name:
                 self.reply_json(each)
                 return
@@ -315,6 +361,8 @@ class MetricsHandler(SingHandler):
 
 
 ROUTES: tuple[tuple[str, type[SingHandler]], ...] = (
+    (r"status", StatusHandler),
+    (r"activity", ActivityHandler),
     (r"devices", DevicesHandler),
     (r"sessions", SessionsHandler),
     (r"sessions/([0-9A-Za-z_-]+)", SessionHandler),
@@ -325,7 +373,7 @@ ROUTES: tuple[tuple[str, type[SingHandler]], ...] = (
     (r"sessions/([0-9A-Za-z_-]+)/checkpoint", SessionCheckpointHandler),
     (r"sessions/([0-9A-Za-z_-]+)/restore", SessionRestoreHandler),
     (r"checkpoints", CheckpointsHandler),
-    (r"checkpoints/([0-9A-Za-z._@+-]+)", CheckpointHandler),
+    (r"checkpoints/([0-9A-Za-z._@+%-]+)", CheckpointHandler),  # as browsers write @ and +
     (r"policy", PolicyHandler),
     (r"metrics", MetricsHandler),
 )

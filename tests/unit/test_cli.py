@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from jupyter_sing import cli, progress
+from kernelproxy.agent.activity import Record
+from kernelproxy.agent.timeline import Change
 from kernelproxy.protocol import (
     CloseSession,
     LastCheckpoint,
@@ -49,6 +53,42 @@ def test_status_is_what_the_daemon_says(
     assert json.loads(capsys.readouterr().out) == {"devices": [DEVICE], "sessions": [SESSION]}
     assert cli.main(["status"]) == 0
     assert "digits.ipynb  Idle" in capsys.readouterr().out
+
+
+def test_activity_is_shown_to_people_and_programs(
+    runtime_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["activity"]) == 0
+    assert capsys.readouterr().out == "Nothing is known of that time.\n"
+    now = time.time()
+    record = Record(runtime_dir)
+    devices = [(each, "software", 1 << 30) for each in ("cpu:0", "cpu:1")]
+    record.begin(now - 7200, devices, kept=False)
+    record.opened("a", os.getuid(), "ada", "digits.ipynb")
+    record.changed(Change(now - 3600, "a", "cpu:0", "queued"))
+    record.changed(Change(now - 3500, "a", "cpu:0", "running"))
+    record.used(now - 3500, "cpu:0", 512 << 20)
+    record.changed(Change(now - 3000, "a", "cpu:0", "suspended"))
+    record.happened(now - 3000, "suspended", "a", "cpu:0", "Not used for 10 minutes.")
+    record.close(now)
+    assert cli.main(["activity"]) == 0
+    text = capsys.readouterr().out
+    assert "cpu:0: at most 512.0 MiB of 1.0 GiB used, 1 waiting\n" in text
+    assert "500.0 s  running  digits.ipynb  ada\n" in text
+    assert "cpu:1: at most 0 B of 1.0 GiB used, 0 waiting\nNobody had it.\n" in text
+    assert "digits.ipynb (cpu:0): Not used for 10 minutes.\n" in text
+    assert cli.main(["activity", "--json", "--hours", "0.5"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["held"] for each in found["devices"]] == [[], []]
+    for hours in ("0", "-1", "nan", "x"):
+        with pytest.raises(SystemExit):
+            cli.main(["activity", "--hours", hours])
+
+
+def test_status_shows_places(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_daemon.sessions[SESSION["id"]] |= {"state": "queued", "queue_position": 2}
+    assert cli.main(["status"]) == 0
+    assert "digits.ipynb  Queued (2)" in capsys.readouterr().out
 
 
 def test_migrate_says_what_it_cost(

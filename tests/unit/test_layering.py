@@ -25,7 +25,8 @@ KERNEL_SIDE = {
     "kernelproxy/revival.py", "kernelproxy/run.py", "kernelproxy/worker.py",
     "kernelproxy/waiting.py", "kernelproxy/zygote.py",
     "jupyter_sing/__init__.py", "jupyter_sing/magics.py",
-    "jupyter_sing/table.py",
+    "jupyter_sing/table.py", "jupyter_sing/view.py", "jupyter_sing/watching.py",
+    "jupyter_sing/widget.py",
 }  # fmt: skip
 
 
@@ -110,6 +111,7 @@ def test_kernel_side_needs_only_torch(file: Path) -> None:
     extra = {
         "ipython.py": {"IPython"},
         "magics.py": {"IPython"},
+        "widget.py": {"IPython"},
         "__init__.py": {"jupyter_sing.extension"},  # in the function that only a server calls
     }.get(file.name, set())
     if file.parent.name == "hoststate":

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from tornado.httpclient import HTTPClientError
 
 from jupyter_sing import routes
 from jupyter_sing.controller import kept
 from jupyter_sing.extension import SingExtension
-from jupyter_sing.notebooks import NotebookNames
+from jupyter_sing.notebooks import NotebookNames, contents_path
+from kernelproxy.agent.activity import Record
+from kernelproxy.agent.timeline import Change
 from kernelproxy.control import connect
+from kernelproxy.events import EVENT_ID
 from tests.unit.fake_daemon import (
     AFFECTED,
     CHECKPOINT,
@@ -25,6 +31,7 @@ from tests.unit.fake_daemon import (
     MIGRATION,
     NOTES,
     OUTCOME,
+    SECONDS_MAX,
     SESSION,
     FakeDaemon,
 )
@@ -44,6 +51,8 @@ def jp_server_config() -> dict[str, Any]:
 async def test_lists_are_empty_without_a_daemon(runtime_dir: Path, jp_fetch: Any) -> None:
     for path in ("devices", "sessions"):
         assert json.loads((await jp_fetch(API, path)).body) == []
+    nothing = {"devices": [], "sessions": [], "sharing": {}}
+    assert json.loads((await jp_fetch(API, "status")).body) == nothing
     assert not (runtime_dir / "agent.sock").exists()
 
 
@@ -69,17 +78,73 @@ async def test_answers_have_the_fields_of_the_description(
 async def test_suspend_and_resume_and_their_events(
     fake_daemon: FakeDaemon, jp_fetch: Any, jp_serverapp: Any
 ) -> None:
-    events: list[dict[str, Any]] = []
+    events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def listen(logger: Any, schema_id: str, data: dict[str, Any]) -> None:
-        events.append(data)
+        events.put_nowait(data)
 
-    jp_serverapp.event_logger.add_listener(schema_id=routes.EVENT_ID, listener=listen)
-    for verb, state in (("suspend", "suspended"), ("resume", "idle")):
-        reply = await jp_fetch(API, "sessions", SESSION["id"], verb, method="POST", body="")
-        assert json.loads(reply.body)["state"] == state
-    await jp_serverapp.event_logger.gather_listeners()
-    assert [event["state"] for event in events] == ["suspended", "idle"]
+    async def next_event() -> dict[str, Any]:
+        return await asyncio.wait_for(events.get(), SECONDS_MAX)
+
+    jp_serverapp.event_logger.add_listener(schema_id=EVENT_ID, listener=listen)
+    (app,) = jp_serverapp.extension_manager.extension_apps["jupyter_sing"]
+    await app._start_jupyter_server_extension(jp_serverapp)
+    try:
+        assert (await next_event())["state"] == "idle"
+        for verb, state in (("suspend", "suspended"), ("resume", "idle")):
+            reply = await jp_fetch(API, "sessions", SESSION["id"], verb, method="POST", body="")
+            assert json.loads(reply.body)["state"] == state
+            event = await next_event()
+            assert (event["session"], event["state"]) == (SESSION["id"], state)
+    finally:
+        await app.stop_extension()
+    await app.stop_extension()  # twice is no error
+
+
+async def test_activity_is_as_described_and_named_after_notebooks(
+    fake_daemon: FakeDaemon, jp_fetch: Any, runtime_dir: Path
+) -> None:
+    empty = json.loads((await jp_fetch(API, "activity")).body)
+    assert (empty["devices"], empty["events"]) == ([], [])
+    assert 86_000 < empty["until"] - empty["since"] < 87_000
+    now = time.time()
+    record = Record(runtime_dir)
+    record.begin(now - 50, [("cpu:0", "software", 1 << 30)], kept=False)
+    for session in (SESSION["id"], "ended"):
+        record.opened(session, os.getuid(), "ada", "kernel-1")
+        record.changed(Change(now - 40, session, "cpu:0", "running"))
+        record.happened(now - 30, "suspended", session, "cpu:0", "Not used.")
+    record.close(now)
+    found = json.loads((await jp_fetch(API, "activity", params={"since": f"{now - 60}"})).body)
+    Draft202012Validator(resolved(OPENAPI["components"]["schemas"]["Activity"])).validate(found)
+    (device,) = found["devices"]
+    assert {e["session"]: e["name"] for e in device["held"]} == {
+        SESSION["id"]: SESSION["name"], "ended": "kernel-1",
+    }  # fmt: skip
+    assert {each["name"] for each in found["events"]} == {SESSION["name"], "kernel-1"}
+    for query in ({"since": "x"}, {"since": "-1"}, {"since": "inf"}, {"resolution": "nan"}):
+        with pytest.raises(HTTPClientError) as refused:
+            await jp_fetch(API, "activity", params=query)
+        assert refused.value.code == 400
+        assert refused.value.response is not None
+        assert json.loads(refused.value.response.body)["reason"] == "bad-request"
+
+
+def resolved(schema: Any) -> Any:
+    """The schema, with what it refers to in it."""
+    if isinstance(schema, list):
+        return [resolved(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if found := schema.get("$ref"):
+        return resolved(OPENAPI["components"]["schemas"][found.rsplit("/", 1)[1]])
+    return {name: resolved(each) for name, each in schema.items()}
+
+
+async def test_all_is_told_in_one_answer(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+    found = json.loads((await jp_fetch(API, "status")).body)
+    assert found == {"devices": [DEVICE], "sessions": [SESSION], "sharing": {}}
+    assert set(found) == set(OPENAPI["components"]["schemas"]["Status"]["properties"])
 
 
 async def test_a_session_is_moved_to_the_device_that_the_body_names(
@@ -124,8 +189,10 @@ async def test_a_notebook_is_put_away_and_taken_out(fake_daemon: FakeDaemon, jp_
     for body, name in (("", "before-lunch"), ('{"name": "mine"}', "mine")):
         reply = await jp_fetch(*path, "checkpoint", method="POST", body=body)
         assert json.loads(reply.body) == CHECKPOINT | {"name": name}
-    assert json.loads((await jp_fetch(API, "checkpoints")).body) == [CHECKPOINT, DAMAGED]
-    assert json.loads((await jp_fetch(API, "checkpoints", "torn")).body) == DAMAGED
+    nowhere = {"path": ""}
+    found = json.loads((await jp_fetch(API, "checkpoints")).body)
+    assert found == [CHECKPOINT | nowhere, DAMAGED | nowhere]
+    assert json.loads((await jp_fetch(API, "checkpoints", "torn")).body) == DAMAGED | nowhere
     reply = await jp_fetch(*path, "restore", method="POST", body='{"name": "before-lunch"}')
     assert json.loads(reply.body) == OUTCOME
     reply = await jp_fetch(API, "checkpoints", "before-lunch", method="DELETE")
@@ -144,6 +211,42 @@ async def test_a_notebook_is_put_away_and_taken_out(fake_daemon: FakeDaemon, jp_
         with pytest.raises(HTTPClientError) as refused:
             await jp_fetch(API, *arguments, **options)
         assert refused.value.code == code, arguments
+
+
+async def test_a_kernel_that_starts_is_waited_for(
+    fake_daemon: FakeDaemon, jp_fetch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = (API, "sessions", SESSION["id"])
+    for verb, found in (("restore", OUTCOME), ("checkpoint", CHECKPOINT)):
+        fake_daemon.too_early = 2
+        body = '{"name": "before-lunch"}'
+        assert json.loads((await jp_fetch(*path, verb, method="POST", body=body)).body) == found
+    monkeypatch.setattr(routes, "CONNECT_SECONDS_MAX", 0.0)
+    fake_daemon.too_early = 9
+    with pytest.raises(HTTPClientError) as refused:
+        await jp_fetch(*path, "checkpoint", method="POST", body="")
+    assert refused.value.code == 503
+
+
+async def test_a_checkpoint_is_found_by_its_name_whatever_it_is_written_with(
+    fake_daemon: FakeDaemon, jp_fetch: Any
+) -> None:
+    with pytest.raises(HTTPClientError) as refused:
+        await jp_fetch(API, "checkpoints", "ada@noon+1")
+    body = refused.value.response.body if refused.value.response else b""
+    assert json.loads(body)["message"] == "There is no checkpoint 'ada@noon+1'."
+
+
+def test_notebooks_are_found_below_the_servers_root() -> None:
+    assert contents_path("/home/ada/lessons/digits.ipynb", "/home/ada") == "lessons/digits.ipynb"
+    for notebook, root in (
+        ("/home/eve/digits.ipynb", "/home/ada"),
+        ("/home/ada/../eve/digits.ipynb", "/home/ada"),
+        ("/home/ada/digits.ipynb", ""),
+        ("digits.ipynb", "/home/ada"),
+        ("", "/home/ada"),
+    ):
+        assert contents_path(notebook, root) == "", notebook
 
 
 async def test_refusals_have_message_and_reason(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
@@ -273,7 +376,7 @@ async def test_the_authorizer_is_asked_about_our_resource(
 def test_handlers_and_description_agree() -> None:
     def plain(pattern: str) -> set[str]:
         pattern = pattern.replace("([0-9A-Za-z_-]+)", "{id}")
-        pattern = pattern.replace("([0-9A-Za-z._@+-]+)", "{name}")
+        pattern = pattern.replace("([0-9A-Za-z._@+%-]+)", "{name}")
         found = re.search(r"\(([a-z|]+)\)", pattern)
         if not found:
             return {f"/{pattern}"}
