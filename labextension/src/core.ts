@@ -2,6 +2,7 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { SingClient } from './client';
 import { SingModel } from './model';
+import { SingSettings } from './settings';
 import { ISing, PLUGIN_ID } from './tokens';
 
 /** Provides the state of devices and sessions to all other parts. */
@@ -22,22 +23,8 @@ export const core: JupyterFrontEndPlugin<ISing> = {
         model.suspect();
       }
     });
-    void follow(registry, model);
-    return { client, model };
+    const settings = new SingSettings(registry);
+    settings.changed.connect(() => (model.interval = 1000 * settings.get('pollSeconds')));
+    return { client, model, settings };
   }
 };
-
-/** Follow the settings. */
-async function follow(registry: ISettingRegistry | null, model: SingModel): Promise<void> {
-  if (registry === null) {
-    return;
-  }
-  try {
-    const settings = await registry.load(PLUGIN_ID);
-    const read = () => (model.interval = 1000 * (settings.get('pollSeconds').composite as number));
-    settings.changed.connect(read);
-    read();
-  } catch (error) {
-    console.warn('jupyter_sing: settings cannot be read', error);
-  }
-}

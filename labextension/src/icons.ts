@@ -48,7 +48,7 @@ export const pinIcon = icon(
   '<path d="M5 1.500h6V3h-1v4l2 2v1.500H8.700V15H7.300v-4.500H4V9l2-2V3H5z"/>'
 );
 
-function icon(name: string, shape: string): LabIcon {
+export function icon(name: string, shape: string): LabIcon {
   return new LabIcon({
     name: `jupyter_sing:${name}`,
     svgstr:

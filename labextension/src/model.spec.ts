@@ -62,6 +62,14 @@ test('takes events over without asking, and says so once a frame', async () => {
   expect(status).toHaveBeenCalledTimes(1);
 });
 
+test('what an event says nothing of any more is over', async () => {
+  const progress = { verb: 'restore', checkpoint: 'one', done: 1, total: 2 };
+  tell({ session: 'session-1', state: 'running', progress });
+  expect(model.get('session-1')?.progress).toEqual(progress);
+  tell({ session: 'session-1', state: 'running' });
+  expect(model.get('session-1')?.progress).toBeNull();
+});
+
 test('asks about a session that is new, and forgets one that has ended', async () => {
   tell({ session: 'session-2', kernel_id: 'kernel-2', state: 'idle', device: 'cpu:1' });
   await vi.advanceTimersByTimeAsync(100);

@@ -159,7 +159,7 @@ export class SingModel implements ISingModel, IDisposable {
     if (ended) {
       this._sessions = this._sessions.filter(each => each.id !== id);
     } else if (this.get(id)) {
-      this._put(id, { ...told, device: told.device || null });
+      this._put(id, { progress: null, ...told, device: told.device || null });
     } else if (told.state !== 'failed') {
       this.suspect(); // a new one, of which the event tells but a part
     }

@@ -3,6 +3,7 @@ import type { IDisposable } from '@lumino/disposable';
 import type { ISignal } from '@lumino/signaling';
 import type { SingClient } from './client';
 import type { components } from './openapi';
+import type { ISessionEvent } from './stream';
 
 /** A device of the host, as `openapi.yaml` describes it. */
 export type Device = components['schemas']['Device'];
@@ -33,6 +34,8 @@ export interface ISingModel {
   readonly problem: string;
   /** Emitted after changes, at most once a frame. */
   readonly changed: ISignal<ISingModel, void>;
+  /** Emitted for each event of the server about a session, when what it says is known here. */
+  readonly told: ISignal<ISingModel, ISessionEvent>;
   /** The session of a kernel, if it has one. */
   ofKernel(kernelId: string | null | undefined): Session | undefined;
   /** The session with an id. */
@@ -45,10 +48,33 @@ export interface ISingModel {
   observe(): IDisposable;
 }
 
+/** What users choose, as `schema/plugin.json` describes it. */
+export type SingChoices = {
+  showPanel: boolean;
+  showPill: boolean;
+  showStatusBar: boolean;
+  notifications: boolean;
+  confirmSuspend: boolean;
+  confirmRestore: boolean;
+  confirmDelete: boolean;
+  pollSeconds: number;
+};
+
+/** What this user has chosen; the defaults until that is known. */
+export interface ISingSettings {
+  get<K extends keyof SingChoices>(key: K): SingChoices[K];
+  /** Choose, and remember it. Never rejects. */
+  set<K extends keyof SingChoices>(key: K, value: SingChoices[K]): Promise<void>;
+  readonly changed: ISignal<ISingSettings, void>;
+  /** Resolves when it is known. Never rejects. */
+  readonly ready: Promise<void>;
+}
+
 /** What this extension offers to its own parts, and to other extensions. */
 export interface ISing {
   readonly client: SingClient;
   readonly model: ISingModel;
+  readonly settings: ISingSettings;
 }
 
 export const ISing = new Token<ISing>(

@@ -2,13 +2,16 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Shown } from './icons';
 import type { Device, Session } from './tokens';
 
+/** What a state is read from: of a session, or of a part of its past. */
+type Stated = Pick<Session, 'state'> & Partial<Pick<Session, 'queue_position'>>;
+
 /** What to show of a kernel's session, if it has one. */
-export function shown(session: Session | undefined): Shown {
+export function shown(session: Stated | undefined): Shown {
   return session?.state ?? 'cpu';
 }
 
 /** The word for a state: `Queued (2)`. */
-export function stateWord(session: Session | undefined, trans: TranslationBundle): string {
+export function stateWord(session: Stated | undefined, trans: TranslationBundle): string {
   switch (shown(session)) {
     case 'running':
       return trans.__('Running');
@@ -57,8 +60,14 @@ export function occupancyText(device: Device): string {
   return `${digits(device.memory_used / unit)}/${digits(device.memory_total / unit)} GB`;
 }
 
+/** How much of a device's memory is in use, in percent. */
+export function usedPercent(device: Device): number {
+  const { memory_total: total, memory_used: used } = device;
+  return total > 0 ? Math.min(100, Math.round((100 * used) / total)) : 0;
+}
+
 function digits(value: number): string {
-  return value >= 10 ? value.toFixed(0) : String(Number(value.toFixed(1)));
+  return value >= 10 ? value.toFixed(0) : String(Number(value.toFixed(value < 0.1 ? 2 : 1)));
 }
 
 /** A time: `4 s`, `3 min`. */
@@ -74,7 +83,10 @@ export function secondsText(seconds: number, trans: TranslationBundle): string {
 }
 
 /** What people call a session: its notebook's name, without directories. */
-export function sessionName(session: Session, trans: TranslationBundle): string {
+export function sessionName(
+  session: Pick<Session, 'name' | 'owner'>,
+  trans: TranslationBundle
+): string {
   const name = session.name.split('/').pop();
   return name || trans.__('A session of %1', session.owner || trans.__('another user'));
 }

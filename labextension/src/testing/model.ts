@@ -1,0 +1,49 @@
+import { DisposableDelegate, type IDisposable } from '@lumino/disposable';
+import { Signal } from '@lumino/signaling';
+import type { ISessionEvent } from '../stream';
+import type { Device, ISingModel, Session } from '../tokens';
+
+/** A model that knows what a test says, and tells changes at once. */
+export class FakeModel implements ISingModel {
+  readonly changed = new Signal<this, void>(this);
+  readonly told = new Signal<this, ISessionEvent>(this);
+  isReady = true;
+  problem = '';
+  /** How many observe. */
+  observers = 0;
+  /** How often it was asked to refresh. */
+  refreshes = 0;
+
+  constructor(
+    public devices: readonly Device[] = [],
+    public sessions: readonly Session[] = []
+  ) {}
+
+  ofKernel(kernelId: string | null | undefined): Session | undefined {
+    return kernelId ? this.sessions.find(each => each.kernel_id === kernelId) : undefined;
+  }
+
+  get(id: string): Session | undefined {
+    return this.sessions.find(each => each.id === id);
+  }
+
+  async refresh(): Promise<void> {
+    this.refreshes++;
+  }
+
+  update(session: Session): void {
+    this.put(session);
+  }
+
+  /** Have a session in the place of the one with its id, or besides the others. */
+  put(session: Session): void {
+    const others = this.sessions.filter(each => each.id !== session.id);
+    this.sessions = [...others, session];
+    this.changed.emit();
+  }
+
+  observe(): IDisposable {
+    this.observers++;
+    return new DisposableDelegate(() => this.observers--);
+  }
+}

@@ -1,0 +1,124 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Device, Session, SessionState } from './tokens';
+import { deviceName } from './words';
+
+/** What can be asked of a session. */
+export type Verb = 'suspend' | 'resume' | 'migrate' | 'checkpoint' | 'pin';
+
+/** States of which the end is to be awaited before anything else is asked. */
+const UNDERWAY: readonly SessionState[] = ['restoring', 'migrating'];
+
+/** Whether a session is this user's: of others' the server gives no reasons. */
+export function isMine(session: Session): boolean {
+  return session.reason !== '';
+}
+
+/**
+ * Why something cannot be asked of a session now, in a sentence; empty if it can.
+ *
+ * @param session - If the kernel has one.
+ */
+export function obstacle(
+  verb: Verb,
+  session: Session | undefined,
+  trans: TranslationBundle
+): string {
+  if (session === undefined) {
+    return trans.__('There is no device session here.');
+  }
+  if (!isMine(session)) {
+    return trans.__('This session belongs to %1.', session.owner || trans.__('another user'));
+  }
+  if (session.state === 'failed') {
+    return trans.__('This session has ended.');
+  }
+  if (verb !== 'pin' && session.progress) {
+    return session.progress.verb === 'restore'
+      ? trans.__('A checkpoint is being restored.')
+      : trans.__('A checkpoint is being saved.');
+  }
+  return verb === 'pin' || verb === 'checkpoint' ? '' : misfit(verb, session, trans);
+}
+
+/** Why a session's state does not allow to move it, onto, off or between devices. */
+function misfit(
+  verb: Verb,
+  { state, worker_pid: worker }: Session,
+  trans: TranslationBundle
+): string {
+  if (UNDERWAY.includes(state)) {
+    return state === 'migrating'
+      ? trans.__('It is being moved.')
+      : trans.__('It is on its way back onto its device.');
+  }
+  if (verb === 'suspend' && state === 'suspended') {
+    return trans.__('It is suspended already.');
+  }
+  if (verb === 'suspend' && state === 'idle' && worker === null) {
+    return trans.__('It does not use its device yet.');
+  }
+  if (verb === 'resume' && state !== 'suspended') {
+    return state === 'queued'
+      ? trans.__('It waits for its turn.')
+      : trans.__('It is not suspended.');
+  }
+  return '';
+}
+
+/** What one would find who moves a session to a device. */
+export type Room = 'here' | 'room' | 'full' | 'small';
+
+/** Say whether a device has room for a session. */
+export function roomOn(device: Device, session: Session): Room {
+  if (device.id === session.device) {
+    return 'here';
+  }
+  if (session.memory > device.memory_total) {
+    return 'small';
+  }
+  return session.memory > device.memory_total - device.memory_used ? 'full' : 'room';
+}
+
+/** The same in a few words. */
+export function roomText(room: Room, trans: TranslationBundle): string {
+  switch (room) {
+    case 'here':
+      return trans.__('it is here');
+    case 'room':
+      return trans.__('has room');
+    case 'full':
+      return trans.__('others have to leave first');
+    case 'small':
+      return trans.__('is too small');
+  }
+}
+
+/** The device that people most likely want a session moved to: the emptiest that has room. */
+export function likelyTarget(devices: readonly Device[], session: Session): Device | undefined {
+  const free = (device: Device) => device.memory_total - device.memory_used;
+  const order: Room[] = ['room', 'full'];
+  return devices
+    .filter(each => order.includes(roomOn(each, session)))
+    .sort(
+      (a, b) =>
+        order.indexOf(roomOn(a, session)) - order.indexOf(roomOn(b, session)) || free(b) - free(a)
+    )[0];
+}
+
+/** A name for a new checkpoint of a session: what, and when. */
+export function checkpointName(session: Session, now: Date): string {
+  const stem = (session.name.split('/').pop() ?? '')
+    .replace(/\.ipynb$/, '')
+    .replace(/[^A-Za-z0-9]+/g, '-')
+    .replace(/^-+|-+$/g, '')
+    .slice(0, 60);
+  const two = (value: number) => String(value).padStart(2, '0');
+  const day = `${now.getFullYear()}${two(now.getMonth() + 1)}${two(now.getDate())}`;
+  const time = `${two(now.getHours())}${two(now.getMinutes())}`;
+  return `${stem || 'notebook'}-${day}-${time}`;
+}
+
+/** The device a session was moved to, in a sentence. */
+export function movedText(session: Session, name: string, trans: TranslationBundle): string {
+  return trans.__('%1 is on %2 now.', name, session.device ? deviceName(session.device) : '');
+}
