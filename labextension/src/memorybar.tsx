@@ -1,0 +1,28 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import React from 'react';
+
+/**
+ * How much of a device's memory is in use, as a bar.
+ *
+ * @param props - The device's name, how many percent are in use, and the same in words.
+ */
+export function MemoryBar(props: {
+  device: string;
+  used: number;
+  text: string;
+  trans: TranslationBundle;
+}): React.JSX.Element {
+  return (
+    <span
+      className="jp-Sing-memoryBar"
+      role="meter"
+      aria-label={props.trans.__('Memory of %1 in use', props.device)}
+      aria-valuemin={0}
+      aria-valuemax={100}
+      aria-valuenow={props.used}
+      aria-valuetext={props.text}
+    >
+      <span style={{ width: `${props.used}%` }} />
+    </span>
+  );
+}
