@@ -1,0 +1,67 @@
+import { nullTranslator } from '@jupyterlab/translation';
+import { expect, test } from 'vitest';
+import { checkpointText, devicesText, neighbours, queueText, waitingCount } from './facts';
+import { aDevice, aSession } from './testing/sessions';
+
+const trans = nullTranslator.load('');
+const GB = 2 ** 30;
+
+test('only those are neighbours who take room on the device', () => {
+  const session = aSession();
+  const others = [
+    session,
+    aSession({ id: 'works', state: 'running', memory: 0 }),
+    aSession({ id: 'rests', state: 'idle' }),
+    aSession({ id: 'unused', state: 'idle', memory: 0 }),
+    aSession({ id: 'away', state: 'suspended', memory: 0 }),
+    aSession({ id: 'waits', state: 'queued', memory: 0 }),
+    aSession({ id: 'elsewhere', device: 'cpu:1' })
+  ];
+  expect(neighbours(session, others).map(each => each.id)).toEqual(['works', 'rests']);
+});
+
+test.each([
+  [1, 4.2, 'Next in line, about 4 s'],
+  [3, 120, 'Place 3 in line, about 2 min'],
+  [1, 0.4, 'Next in line, any moment now'],
+  [1, -2, 'Next in line, any moment now'],
+  [1, -4, 'Next in line; takes longer than expected'],
+  [2, null, 'Place 2 in line']
+])('at place %s with %s s left it says: %s', (position, left, text) => {
+  expect(queueText(position, left, trans)).toBe(text);
+});
+
+test('says when the last checkpoint was made, with the date if that was not today', () => {
+  const now = new Date(2026, 10, 22, 12, 0);
+  const made = (created: Date, told: object = {}) => {
+    const last = { name: 'a', automatic: true, earlier: false, died: false, ...told };
+    const session = aSession({ last_checkpoint: { ...last, created: created.toISOString() } });
+    return checkpointText(session, now, 'en-GB', trans);
+  };
+  expect(made(new Date(2026, 10, 22, 10, 42))).toBe('Last checkpoint: 10:42, automatic');
+  expect(made(new Date(2026, 10, 20, 10, 42), { automatic: false, earlier: true })).toBe(
+    'Last checkpoint: 20 Nov 2026, 10:42, by hand, of an earlier kernel'
+  );
+  expect(checkpointText(aSession(), now, 'en-GB', trans)).toBe('No checkpoint yet');
+});
+
+test('says how full devices are, and how many wait for them', () => {
+  const memory = { memory_used: 12 * GB, memory_total: 80 * GB };
+  const device = aDevice({ id: 'cuda:1', kind: 'cuda', ...memory });
+  expect(devicesText([device], 0, trans)).toBe('GPU 1: 12/80 GB');
+  expect(devicesText([device], 2, trans)).toBe('GPU 1: 12/80 GB · 2 waiting');
+  const other = { ...device, id: 'cuda:0', memory_used: GB };
+  expect(devicesText([other, device], 1, trans)).toBe('2 GPUs: 13/160 GB · 1 waiting');
+  const software = aDevice({ memory_used: GB, memory_total: 2 * GB });
+  expect(devicesText([other, software], 0, trans)).toBe('2 devices: 2/82 GB');
+});
+
+test('those wait for a device who are queued for it', () => {
+  const sessions = [
+    aSession({ state: 'queued' }),
+    aSession({ state: 'queued', device: 'cpu:1' }),
+    aSession({ state: 'suspended' })
+  ];
+  expect(waitingCount(sessions)).toBe(2);
+  expect(waitingCount(sessions, aDevice())).toBe(1);
+});

@@ -1,0 +1,108 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Device, Session } from './tokens';
+import { deviceName, occupancyText, secondsText } from './words';
+
+/** Those who have state on a device, apart from one session: its neighbours. */
+export function neighbours(session: Session, sessions: readonly Session[]): Session[] {
+  return sessions.filter(
+    each => each.id !== session.id && each.device === session.device && isOnDevice(each)
+  );
+}
+
+/** Whether a session takes room on its device now; `device` alone says where it belongs. */
+export function isOnDevice(session: Session): boolean {
+  return session.memory > 0 || ['running', 'restoring', 'migrating'].includes(session.state);
+}
+
+/** How many wait for a device, or for any. */
+export function waitingCount(sessions: readonly Session[], device?: Device): number {
+  return sessions.filter(
+    each => each.state === 'queued' && (device === undefined || each.device === device.id)
+  ).length;
+}
+
+/**
+ * Say when it is the turn of a session that waits: `Next in line, about 4 s`.
+ *
+ * @param left - Seconds that are left of what was expected, less than none if it is overdue;
+ *   null if nobody can say.
+ */
+export function queueText(position: number, left: number | null, trans: TranslationBundle): string {
+  const place = position === 1 ? trans.__('Next in line') : trans.__('Place %1 in line', position);
+  if (left === null) {
+    return place;
+  }
+  if (left < -OVERDUE_SECONDS) {
+    return trans.__('%1; takes longer than expected', place);
+  }
+  return left < 1
+    ? trans.__('%1, any moment now', place)
+    : trans.__('%1, about %2', place, secondsText(left, trans));
+}
+
+/** By how much an expectation may be wrong before that is said. */
+const OVERDUE_SECONDS = 3;
+
+/** Say which checkpoint gives a session's notebook back: `Last checkpoint: 10:42, automatic`. */
+export function checkpointText(
+  session: Session,
+  now: Date,
+  language: string | undefined,
+  trans: TranslationBundle
+): string {
+  const last = session.last_checkpoint;
+  if (!last) {
+    return trans.__('No checkpoint yet');
+  }
+  const made = momentText(new Date(last.created), now, language);
+  const how = last.automatic ? trans.__('automatic') : trans.__('by hand');
+  return last.earlier
+    ? trans.__('Last checkpoint: %1, %2, of an earlier kernel', made, how)
+    : trans.__('Last checkpoint: %1, %2', made, how);
+}
+
+/** A time of today; of other days the date, too. */
+function momentText(moment: Date, now: Date, language: string | undefined): string {
+  const isToday = moment.toDateString() === now.toDateString();
+  return new Intl.DateTimeFormat(language || undefined, {
+    timeStyle: 'short',
+    ...(isToday ? {} : { dateStyle: 'medium' })
+  }).format(moment);
+}
+
+/** Say how full devices are, and how many wait: `GPU 1: 12/80 GB · 2 waiting`. */
+export function devicesText(
+  devices: readonly Device[],
+  waiting: number,
+  trans: TranslationBundle
+): string {
+  const count = devices.length;
+  const name =
+    count === 1
+      ? deviceName(devices[0].id)
+      : devices.every(each => each.kind === 'cuda')
+        ? trans._n('%1 GPU', '%1 GPUs', count, count)
+        : trans._n('%1 device', '%1 devices', count, count);
+  const all = devices.reduce((sum, each) => ({
+    ...sum,
+    memory_used: sum.memory_used + each.memory_used,
+    memory_total: sum.memory_total + each.memory_total
+  }));
+  const text = trans.__('%1: %2', name, occupancyText(all));
+  return waiting === 0
+    ? text
+    : trans.__('%1 · %2', text, trans._n('%1 waiting', '%1 waiting', waiting, waiting));
+}
+
+/** The longest that `devicesText` says of devices, as far as these stay. */
+export function devicesTextsMax(devices: readonly Device[], trans: TranslationBundle): string[] {
+  const total = devices.reduce((sum, each) => sum + each.memory_total, 0);
+  const [first, ...others] = devices.map(each => ({ ...each, memory_used: 0 }));
+  // A fraction may be longer than the whole.
+  return [0.9 * 2 ** 30, total].map(memory_used =>
+    devicesText([{ ...first, memory_used }, ...others], WAITING_MAX, trans)
+  );
+}
+
+/** The longest queue for whose number there is room. */
+const WAITING_MAX = 9;

@@ -1,0 +1,160 @@
+import type { JupyterFrontEnd } from '@jupyterlab/application';
+import type { IToolbarWidgetRegistry } from '@jupyterlab/apputils';
+import { nullTranslator } from '@jupyterlab/translation';
+import { CommandRegistry } from '@lumino/commands';
+import { Widget } from '@lumino/widgets';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { Pill, pill as plugin } from './pill';
+import { SingSettings } from './settings';
+import { FakeContext } from './testing/kernels';
+import { FakeModel } from './testing/model';
+import { until } from './testing/patience';
+import { aDevice, aSession } from './testing/sessions';
+import { CommandIDs, type ISing, type Session } from './tokens';
+
+const trans = nullTranslator.load('');
+let model: FakeModel;
+let context: FakeContext;
+let pill: Pill;
+
+beforeEach(() => {
+  model = new FakeModel([aDevice()], [aSession()]);
+  context = new FakeContext();
+  context.start('kernel-1');
+  const commands = new CommandRegistry();
+  pill = new Pill({ model, context: context.asContext, commands, trans });
+  Widget.attach(pill, document.body);
+});
+
+afterEach(() => {
+  pill.dispose();
+  document.body.textContent = '';
+});
+
+async function button(): Promise<HTMLButtonElement> {
+  return until(() => pill.node.querySelector('button'));
+}
+
+function isBlank(): boolean {
+  return pill.node.querySelector('.jp-mod-blank') !== null && !pill.node.querySelector('button');
+}
+
+function word(): string | null | undefined {
+  return pill.node.querySelector('.jp-SingRoom > :first-child')?.textContent;
+}
+
+function popover(): Element | null {
+  return document.querySelector('[role=dialog]');
+}
+
+test.each<[Partial<Session>, string]>([
+  [{ state: 'running' }, 'Running'],
+  [{ state: 'idle' }, 'Idle'],
+  [{ state: 'queued', queue_position: 2 }, 'Queued (2)'],
+  [{ state: 'suspended' }, 'Suspended'],
+  [{ state: 'restoring' }, 'Restoring'],
+  [{ state: 'migrating' }, 'Migrating'],
+  [{ state: 'failed' }, 'Error']
+])('shows %j as %s, with an icon and its sentence', async (told, expected) => {
+  model.put(aSession({ ...told, reason: 'So it is.' }));
+  await until(() => word() === expected);
+  const shown = await button();
+  expect(shown.querySelector('svg')).not.toBeNull();
+  expect(shown.title).toBe('So it is.');
+  expect(shown.getAttribute('aria-label')).toBe(`${expected}: GPU session of this kernel`);
+  expect(shown.dataset['state']).toBe(told.state);
+});
+
+test('says CPU only of a kernel without a session, once that is known', async () => {
+  context.start('kernel-2', 'starting');
+  await until(isBlank);
+  context.start('kernel-2', 'idle');
+  await button();
+  expect(word()).toBe('CPU only');
+});
+
+test('says nothing without a kernel, and until the server has answered, but keeps its place', async () => {
+  context.stop();
+  await until(isBlank);
+  expect(pill.node.querySelectorAll('.jp-SingRoom-text').length).toBeGreaterThan(5);
+  context.start('kernel-1');
+  await button();
+  model.isReady = false;
+  model.changed.emit();
+  await until(isBlank);
+});
+
+test('follows the kernel of its notebook', async () => {
+  model.put(aSession({ id: 'session-2', kernel_id: 'kernel-2', state: 'suspended' }));
+  await until(() => word() === 'Running');
+  context.start('kernel-2');
+  await until(() => word() === 'Suspended');
+});
+
+test('shows how far a checkpoint is, and that something moves of which nobody knows that', async () => {
+  const bar = () => pill.node.querySelector<HTMLElement>('.jp-SingPill-bar > span');
+  await button();
+  expect(bar()).toBeNull();
+  const progress = { verb: 'checkpoint', checkpoint: 'a', done: 1, total: 4 } as const;
+  model.put(aSession({ progress }));
+  await until(() => bar()?.style.width === '25%');
+  expect((await button()).getAttribute('aria-label')).toContain('Running, 25 %');
+  model.put(aSession({ state: 'migrating' }));
+  await until(() => bar()?.className === 'jp-mod-indeterminate');
+});
+
+test('opens and closes all about its session, and observes only meanwhile', async () => {
+  const shown = await button();
+  shown.click();
+  expect(popover()).not.toBeNull();
+  expect(model.observers).toBe(1);
+  await until(() => shown.getAttribute('aria-expanded') === 'true');
+  shown.click();
+  expect(popover()).toBeNull();
+  expect(model.observers).toBe(0);
+  await until(() => shown.getAttribute('aria-expanded') === 'false');
+});
+
+test('what is open closes when the kernel goes, or the notebook is hidden', async () => {
+  await button();
+  pill.open();
+  expect(popover()).not.toBeNull();
+  context.stop();
+  await until(() => popover() === null);
+  context.start('kernel-1');
+  pill.open();
+  expect(popover()).not.toBeNull();
+  pill.hide();
+  expect(popover()).toBeNull();
+  pill.open();
+  expect(popover()).toBeNull();
+});
+
+test('is in toolbars unless it is not wanted, and a command opens what it opens', async () => {
+  const commands = new CommandRegistry();
+  const settings = new SingSettings(null);
+  const panel = Object.assign(new Widget(), { sessionContext: context });
+  const app = { commands, shell: { currentWidget: panel } } as unknown as JupyterFrontEnd;
+  const factories = new Map<string, (panel: Widget) => Widget>();
+  const toolbars = {
+    addFactory: (toolbar: string, _: string, create: (panel: Widget) => Widget) =>
+      factories.set(toolbar, create)
+  } as unknown as IToolbarWidgetRegistry;
+  void plugin.activate(app, { model, settings } as unknown as ISing, toolbars, null);
+  expect([...factories.keys()]).toEqual(['Notebook', 'ConsolePanel']);
+  expect(commands.isEnabled(CommandIDs.showState)).toBe(false);
+
+  const made = factories.get('Notebook')!(panel);
+  Widget.attach(made, document.body);
+  await commands.execute(CommandIDs.showState);
+  expect(popover()).not.toBeNull();
+  await settings.set('showPill', false);
+  expect(made.isHidden).toBe(true);
+  expect(popover()).toBeNull();
+  await settings.set('showPill', true);
+  await commands.execute(CommandIDs.showState, { session: 'session-1' });
+  expect(popover()).not.toBeNull();
+
+  made.dispose();
+  expect(commands.isEnabled(CommandIDs.showState)).toBe(false);
+});
