@@ -1,0 +1,277 @@
+import { endOf, type Happening, type Kind, lastIndex, type Span, type Steps } from './data';
+import { type IRange, toPixel } from './range';
+
+/** In which row of its device each span is drawn: no two in a row are at the same time. */
+export interface IRows {
+  /** For each span its row. */
+  of: readonly number[];
+  count: number;
+}
+
+/** Return the row of each span: a session's last one if it is free, otherwise the first free one. */
+export function rowsOf(held: readonly Span[], until: number): IRows {
+  const busyUntil: number[] = [];
+  const lastOf = new Map<string, number>();
+  const of = held.map(span => {
+    const isFree = (row: number) => busyUntil[row] <= span.start + 1e-3;
+    const last = lastOf.get(span.session);
+    let row =
+      last !== undefined && isFree(last) ? last : busyUntil.findIndex((_, at) => isFree(at));
+    row = row < 0 ? busyUntil.length : row;
+    busyUntil[row] = endOf(span, until, Infinity);
+    lastOf.set(span.session, row);
+    return row;
+  });
+  return { of, count: Math.max(1, busyUntil.length) };
+}
+
+/** A span as it is drawn, in pixels. */
+export interface IBar {
+  span: Span;
+  /** Its index among the spans of the device. */
+  index: number;
+  row: number;
+  left: number;
+  right: number;
+}
+
+/** What is narrower is drawn as wide as this: pixels. */
+const WIDTH_MIN = 1.5;
+
+/**
+ * Return the bars to draw: of what is too short to be told apart, only as many as there are pixels.
+ *
+ * @returns In each row from left to right, without overlaps of more than two pixels or three.
+ */
+export function barsAt(
+  held: readonly Span[],
+  rows: IRows,
+  range: IRange,
+  width: number,
+  until: number,
+  now: number
+): IBar[] {
+  const bars: IBar[] = [];
+  const last: (IBar | undefined)[] = [];
+  held.forEach((span, index) => {
+    const end = endOf(span, until, now);
+    if (end < range.start || span.start > range.end) {
+      return;
+    }
+    const left = Math.max(toPixel(span.start, range, width), -2);
+    const right = Math.min(toPixel(end, range, width), width + 2);
+    const row = rows.of[index];
+    const before = last[row];
+    const isNarrow = right - left < WIDTH_MIN;
+    if (isNarrow && before && before.right >= left + WIDTH_MIN / 2) {
+      return; // its place is taken
+    }
+    const from = before && isNarrow ? Math.max(left, before.right) : left;
+    const bar = { span, index, row, left: from, right: Math.max(right, from + WIDTH_MIN) };
+    last[row] = bar;
+    bars.push(bar);
+  });
+  return bars;
+}
+
+/**
+ * Return the steps of a curve to draw: pixels, and the value from there on.
+ *
+ * @returns Of steps within a pixel the highest, so that no peak is lost, and then the last one.
+ */
+export function curveOf(
+  steps: Steps,
+  range: IRange,
+  width: number,
+  now: number
+): [number, number][] {
+  const right = Math.min(width, toPixel(now, range, width));
+  const points: [number, number][] = [];
+  let index = Math.max(
+    lastIndex(steps, range.start, step => step[0]),
+    0
+  );
+  while (index < steps.length) {
+    const x = Math.max(toPixel(steps[index][0], range, width), 0);
+    if (x > right) {
+      break;
+    }
+    let most = steps[index][1];
+    let last = most;
+    while (++index < steps.length && toPixel(steps[index][0], range, width) < x + 1) {
+      last = steps[index][1];
+      most = Math.max(most, last);
+    }
+    points.push([x, most]);
+    if (last !== most) {
+      points.push([Math.min(x + 1, right), last]);
+    }
+  }
+  return points;
+}
+
+/** Return the spans that are drawn at a point: several where they are too short to be told apart. */
+export function spansAt(
+  held: readonly Span[],
+  rows: IRows,
+  row: number,
+  range: IRange,
+  until: number,
+  now: number
+): number[] {
+  const found: number[] = [];
+  held.forEach((span, index) => {
+    if (
+      rows.of[index] === row &&
+      span.start <= range.end &&
+      endOf(span, until, now) >= range.start
+    ) {
+      found.push(index);
+    }
+  });
+  return found;
+}
+
+/** What happened at about one time, drawn as one mark. */
+export interface IMark {
+  at: number;
+  /** The most important kind. */
+  kind: Kind;
+  events: Happening[];
+}
+
+/** Kinds of events, what matters most first. */
+export const KINDS: readonly Kind[] = [
+  'lost',
+  'failed',
+  'restored',
+  'migrated',
+  'checkpoint',
+  'swapped_out',
+  'suspended',
+  'resumed'
+];
+
+/**
+ * Return the marks of a device: events that are closer together than `seconds` are one.
+ *
+ * They depend on how much time is shown and not on which: marks stay while one pans.
+ */
+export function marksOf(events: readonly Happening[], device: string, seconds: number): IMark[] {
+  const marks: IMark[] = [];
+  for (const event of events) {
+    const last = marks[marks.length - 1];
+    if (event.device !== device) {
+      continue;
+    }
+    if (last && event.at - last.at < seconds) {
+      last.events.push(event);
+      if (KINDS.indexOf(event.kind) < KINDS.indexOf(last.kind)) {
+        last.kind = event.kind;
+      }
+    } else {
+      marks.push({ at: event.at, kind: event.kind, events: [event] });
+    }
+  }
+  return marks;
+}
+
+/** Return as many of what happened, in its order, as are not closer together than `seconds`. */
+export function spaced<T extends { at: number }>(all: readonly T[], seconds: number): T[] {
+  let last = -Infinity;
+  return all.filter(({ at }) => {
+    const isKept = at - last >= seconds;
+    last = isKept ? at : last;
+    return isKept;
+  });
+}
+
+/** Heights of a lane's parts, in pixels: the least ones where they can be more. */
+export const LANE = { marks: 22, bars: 56, memory: 38, queue: 18, gap: 5, padding: 7 };
+
+const ROW_GAP = 2;
+const ROW_MIN = 7;
+/** How much higher than the least a lane is at most; curves and bars share it. */
+const STRETCH_MAX = 160;
+
+/** Where the parts of a lane begin, and how high they are. */
+export interface ILane {
+  marks: number;
+  bars: number;
+  barHeight: number;
+  barPitch: number;
+  memory: number;
+  memoryHeight: number;
+  queue: number;
+  queueHeight: number;
+  height: number;
+}
+
+/**
+ * Return where the parts of a lane are: as high with one row as with several.
+ *
+ * @param room - How high the lane may be, in pixels; if that is too little, it is higher.
+ */
+export function laneOf(rowCount: number, room = 0): ILane {
+  const bars = LANE.padding + LANE.marks;
+  const rest = 2 * LANE.gap + LANE.memory + LANE.queue + LANE.padding;
+  const spare = Math.floor(Math.min(Math.max(room - bars - LANE.bars - rest, 0), STRETCH_MAX));
+  const pitch = Math.max((LANE.bars + ROW_GAP + spare * 0.4) / rowCount, ROW_MIN + ROW_GAP);
+  const memory = Math.round(bars + pitch * rowCount - ROW_GAP + LANE.gap);
+  const memoryHeight = Math.round(LANE.memory + spare * 0.45);
+  const queue = memory + memoryHeight + LANE.gap;
+  const queueHeight = Math.round(LANE.queue + spare * 0.1);
+  return {
+    marks: LANE.padding,
+    bars,
+    barHeight: pitch - ROW_GAP,
+    barPitch: pitch,
+    memory,
+    memoryHeight,
+    queue,
+    queueHeight,
+    height: queue + queueHeight + LANE.padding
+  };
+}
+
+/** Something of a lane that can be pointed at: a span, or an event. */
+export type Item =
+  { type: 'span'; span: Span; start: number } | { type: 'event'; event: Happening; start: number };
+
+/** Return spans and events of a device in the order of time, to step through. */
+export function itemsOf(
+  held: readonly Span[],
+  events: readonly Happening[],
+  device: string
+): Item[] {
+  const items: Item[] = [
+    ...held.map(span => ({ type: 'span' as const, span, start: span.start })),
+    ...events
+      .filter(event => event.device === device)
+      .map(event => ({ type: 'event' as const, event, start: event.at }))
+  ];
+  return items.sort((one, other) => one.start - other.start);
+}
+
+/** How a session is told from others: a colour, and beyond as many as there are, a texture. */
+export interface ILook {
+  colour: number;
+  texture: number;
+}
+
+/** Gives each session a look of its own and remembers it. */
+export class Looks {
+  constructor(private readonly _colours: number) {}
+
+  of(session: string): ILook {
+    let look = this._looks.get(session);
+    if (look === undefined) {
+      const count = this._looks.size;
+      look = { colour: count % this._colours, texture: Math.floor(count / this._colours) % 3 };
+      this._looks.set(session, look);
+    }
+    return look;
+  }
+
+  private readonly _looks = new Map<string, ILook>();
+}

@@ -1,0 +1,72 @@
+import { nullTranslator } from '@jupyterlab/translation';
+import { expect, test } from 'vitest';
+import { Clock, itemFacts, itemSentence, memoryText, spanFacts } from './text';
+
+const trans = nullTranslator.load('');
+const clock = new Clock('en-GB');
+const noon = new Date(2026, 10, 21, 12, 0, 0).getTime() / 1000;
+const span = {
+  session: 's',
+  name: 'lessons/train.ipynb',
+  owner: 'ada',
+  device: 'cuda:0',
+  state: 'running' as const,
+  start: noon,
+  end: noon + 90
+};
+
+test.each([
+  [12, 80, '12/80 GB'],
+  [1.24, 2, '1.2/2 GB'],
+  [0, 80, '0/80 GB'],
+  [0.5, 1, '0.5/1 GB']
+])('%f of %i GB are said as %s', (used, total, text) => {
+  expect(memoryText(used * 2 ** 30, total * 2 ** 30)).toBe(text);
+});
+
+test('a range says its date once, and twice if it is not the same', () => {
+  expect(clock.range({ start: noon, end: noon + 3600 })).toMatch(/21 Nov, 12:00 – 13:00$/);
+  expect(clock.range({ start: noon, end: noon + 60 })).toMatch(/12:00:00 – 12:01:00$/);
+  expect(clock.range({ start: noon, end: noon + 86_400 })).toMatch(
+    /21 Nov, 12:00 – .*22 Nov, 12:00$/
+  );
+});
+
+test.each([
+  [60, true, /21 Nov/],
+  [60, false, /^12:00$/],
+  [30, false, /^12:00:00$/]
+])('a tick every %i s (of a new day: %s) is called %s', (seconds, isDay, text) => {
+  expect(clock.tick({ at: noon, isDay }, seconds)).toMatch(text);
+});
+
+test('what goes on is said to be since, and what is over from and to', () => {
+  expect(spanFacts(span, noon + 90, noon + 100, clock, trans)).toEqual({
+    name: 'train.ipynb',
+    owner: 'ada',
+    state: 'Running',
+    time: 'since 12:00:00',
+    duration: '2 min'
+  });
+  expect(spanFacts(span, noon + 900, noon + 900, clock, trans).time).toBe('12:00:00 – 12:01:30');
+});
+
+test('a span is said in one sentence, of which nobody sees whose session it is', () => {
+  const item = { type: 'span' as const, span, start: noon };
+  expect(itemSentence(item, 'cuda:0', noon + 900, noon + 900, clock, trans)).toBe(
+    'train.ipynb of ada: Running on GPU 0, 12:00:00 – 12:01:30, 2 min.'
+  );
+  const other = { ...item, span: { ...span, name: '' } };
+  expect(itemSentence(other, 'cpu:1', noon + 900, noon + 900, clock, trans)).toMatch(
+    /^A session of ada: Running on cpu:1/
+  );
+});
+
+test('an event says what happened and what the server says of it', () => {
+  const event = { ...span, at: noon, kind: 'swapped_out' as const, text: 'Others need it.' };
+  const item = { type: 'event' as const, event, start: noon };
+  expect(itemSentence(item, 'cuda:0', noon, noon, clock, trans)).toBe(
+    'Swapped to disk: train.ipynb, 12:00:00. Others need it.'
+  );
+  expect(itemFacts(item, trans)).toEqual({ word: 'Swapped to disk', text: 'Others need it.' });
+});
