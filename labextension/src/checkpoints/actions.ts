@@ -1,0 +1,108 @@
+import { Notification } from '@jupyterlab/apputils';
+import { PathExt } from '@jupyterlab/coreutils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { withProgress } from '../progress';
+import type { Checkpoint, ISing } from '../tokens';
+import { mayDelete, mayRestore, showOutcome } from './dialogs';
+import type { INotebook } from './list';
+import { type INotebooks, sessionOf } from './notebooks';
+import type { CheckpointStore } from './store';
+import { type Outcome, outcomeText } from './texts';
+
+/** How long it is shown that a notebook was restored. */
+const OUTCOME_MS = 8000;
+
+/**
+ * What can be done with checkpoints. All of it asks first as far as people want to be asked, tells
+ * what has come of it, and never rejects.
+ */
+export class CheckpointActions {
+  constructor(
+    private readonly _sing: ISing,
+    private readonly _store: CheckpointStore,
+    private readonly _notebooks: INotebooks,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** Put a checkpoint in the place of a notebook's variables. */
+  async restore(checkpoint: Checkpoint, notebook: INotebook): Promise<void> {
+    if (await mayRestore(this._sing.settings, checkpoint, notebook, this._trans)) {
+      await this.restoreNow(checkpoint.name, notebook);
+    }
+  }
+
+  /** As `restore`, after somebody was asked. */
+  async restoreNow(name: string, notebook: INotebook): Promise<void> {
+    const { client, model } = this._sing;
+    await this._store.during('restore', name, async () => {
+      const session = await this._telling(sessionOf(model, notebook, this._trans), {
+        doing: this._trans.__('Waiting for the session of %1', PathExt.basename(notebook.path))
+      });
+      if (session === undefined) {
+        return;
+      }
+      const where = PathExt.basename(notebook.path);
+      const outcome = await withProgress(model, session.id, client.restore(session.id, name), {
+        doing: this._trans.__('Restoring %1 into %2', name, where),
+        done: () => ''
+      });
+      if (outcome !== undefined) {
+        this._tell(outcome, where);
+      }
+    });
+  }
+
+  /** Restore a checkpoint into a notebook that is made for it, beside the one that it is of. */
+  async restoreIntoNew(checkpoint: Checkpoint): Promise<void> {
+    if (!(await mayRestore(this._sing.settings, checkpoint, null, this._trans))) {
+      return;
+    }
+    const making = async () => {
+      const path = await this._notebooks.create(checkpoint);
+      return this._notebooks.start(path);
+    };
+    const notebook = await this._store.during('restore', checkpoint.name, () =>
+      this._telling(making(), {
+        doing: this._trans.__('Starting a notebook for %1', checkpoint.name)
+      })
+    );
+    if (notebook !== undefined) {
+      await this.restoreNow(checkpoint.name, notebook);
+    }
+  }
+
+  /** Delete checkpoints; returns whether any is gone. */
+  async delete(checkpoints: readonly Checkpoint[]): Promise<boolean> {
+    if (!(await mayDelete(this._sing.settings, checkpoints, this._trans))) {
+      return false;
+    }
+    const failed = await this._store.delete(checkpoints.map(each => each.name));
+    failed.forEach((why, name) =>
+      Notification.error(this._trans.__('%1 is still there: %2', name, why), { autoClose: false })
+    );
+    return failed.size < checkpoints.length;
+  }
+
+  /** Show that something is being done, if it takes long, and that it failed; else say nothing. */
+  private _telling<T>(doing: Promise<T>, { doing: text }: { doing: string }) {
+    return withProgress(this._sing.model, '', doing, { doing: text, done: () => '' });
+  }
+
+  private _tell(outcome: Outcome, where: string): void {
+    const isWhole = outcome.problems.length === 0;
+    const details = {
+      label: this._trans.__('Details'),
+      caption: this._trans.__('What came back, and what did not'),
+      callback: () => void showOutcome(outcome, where, this._trans)
+    };
+    Notification.emit(outcomeText(outcome, where, this._trans), isWhole ? 'success' : 'warning', {
+      autoClose: isWhole ? OUTCOME_MS : false,
+      actions: hasDetails(outcome) ? [details] : []
+    });
+  }
+}
+
+/** Whether there is more to be said than a sentence. */
+function hasDetails(outcome: Outcome): boolean {
+  return !!outcome.why || outcome.problems.length > 0 || Object.keys(outcome.aside).length > 0;
+}

@@ -1,0 +1,156 @@
+import { PathExt } from '@jupyterlab/coreutils';
+import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { ServiceManager } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { type ISignal, Signal } from '@lumino/signaling';
+import { SingError } from '../client';
+import type { Checkpoint, ISingModel, Session } from '../tokens';
+import type { INotebook } from './list';
+
+/** What a kernel may take to start. */
+const START_MS_MAX = 120_000;
+/** What may pass until the session of a kernel that answers is known. */
+const SESSION_MS_MAX = 30_000;
+
+/** The notebooks that are open, and new ones. */
+export interface INotebooks {
+  /** The one that was used last, if it is still open. */
+  readonly current: INotebook | null;
+  /** Emitted when that is another one, or has another kernel. */
+  readonly changed: ISignal<INotebooks, void>;
+  /** Make a notebook beside that of a checkpoint: a copy, if it is still there. Returns its path. */
+  create(checkpoint: Checkpoint): Promise<string>;
+  /** Open a notebook and wait until its kernel answers. */
+  start(path: string): Promise<INotebook>;
+}
+
+/** The notebooks of JupyterLab. */
+export class Notebooks implements INotebooks {
+  /**
+   * @param open - Opens a notebook, with a kernel of its own if it does not say with which.
+   */
+  constructor(
+    private readonly _tracker: INotebookTracker | null,
+    private readonly _services: ServiceManager.IManager,
+    private readonly _open: (path: string, kernel: string | null) => Promise<NotebookPanel>,
+    private readonly _trans: TranslationBundle
+  ) {
+    _tracker?.currentChanged.connect(this._follow, this);
+    this._follow();
+  }
+
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  get current(): INotebook | null {
+    const panel = this._tracker?.currentWidget;
+    return panel ? this._described(panel) : null;
+  }
+
+  async create(checkpoint: Checkpoint): Promise<string> {
+    const { contents } = this._services;
+    const directory = PathExt.dirname(checkpoint.path);
+    if (checkpoint.path) {
+      try {
+        return (await contents.copy(checkpoint.path, directory)).path;
+      } catch {
+        // It is gone, or cannot be read: a new one will do.
+      }
+    }
+    const make = async (path: string) =>
+      (await contents.newUntitled({ path, type: 'notebook' })).path;
+    const path = await make(directory).catch(() => make(''));
+    this._new.add(path);
+    return path;
+  }
+
+  async start(path: string): Promise<INotebook> {
+    const { kernelspecs } = this._services;
+    const name = this._new.delete(path) ? (kernelspecs.specs?.default ?? null) : null;
+    const panel = await this._open(path, name);
+    const started = panel.context.ready.then(() => panel.sessionContext.ready);
+    const answers = started.then(() => panel.sessionContext.session?.kernel?.info);
+    await within(answers, START_MS_MAX, () =>
+      this._trans.__('The kernel of %1 does not answer.', PathExt.basename(path))
+    );
+    return this._described(panel);
+  }
+
+  private _described(panel: NotebookPanel): INotebook {
+    return {
+      path: this._services.contents.localPath(panel.context.path),
+      kernelId: panel.sessionContext.session?.kernel?.id ?? null
+    };
+  }
+
+  private _follow(): void {
+    this._panel?.sessionContext.kernelChanged.disconnect(this._tell, this);
+    this._panel?.context.pathChanged.disconnect(this._tell, this);
+    this._panel = this._tracker?.currentWidget ?? null;
+    this._panel?.sessionContext.kernelChanged.connect(this._tell, this);
+    this._panel?.context.pathChanged.connect(this._tell, this);
+    this._tell();
+  }
+
+  private _tell(): void {
+    this._changed.emit();
+  }
+
+  private readonly _changed = new Signal<this, void>(this);
+  private readonly _new = new Set<string>(); // which say nothing of their kernels
+  private _panel: NotebookPanel | null = null;
+}
+
+/**
+ * Wait for the session of a notebook's kernel, which may have started just now.
+ *
+ * @throws SingError - if it has none.
+ */
+export async function sessionOf(
+  model: ISingModel,
+  notebook: INotebook,
+  trans: TranslationBundle
+): Promise<Session> {
+  const name = PathExt.basename(notebook.path);
+  if (notebook.kernelId === null) {
+    throw new SingError(trans.__('%1 has no kernel: choose one first.', name), 'no-kernel');
+  }
+  const found = model.ofKernel(notebook.kernelId);
+  if (found) {
+    return found;
+  }
+  const observing = model.observe();
+  let look = () => undefined as void;
+  const appeared = new Promise<Session>(resolve => {
+    look = () => {
+      const session = model.ofKernel(notebook.kernelId);
+      if (session) {
+        resolve(session);
+      }
+    };
+    model.changed.connect(look);
+  });
+  try {
+    void model.refresh();
+    return await within(appeared, SESSION_MS_MAX, () =>
+      trans.__('The kernel of %1 has no device session: nothing can be restored into it.', name)
+    );
+  } finally {
+    model.changed.disconnect(look);
+    observing.dispose();
+  }
+}
+
+/** Await something for so long. */
+async function within<T>(doing: Promise<T>, ms: number, why: () => string): Promise<T> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new SingError(why(), 'timeout')), ms);
+  });
+  try {
+    return await Promise.race([doing, late]);
+  } finally {
+    clearTimeout(timer);
+  }
+}

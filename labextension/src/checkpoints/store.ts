@@ -1,0 +1,252 @@
+import type { IDisposable } from '@lumino/disposable';
+import { type ISignal, Signal } from '@lumino/signaling';
+import type { SingClient } from '../client';
+import { PATIENCE_MS, fraction } from '../progress';
+import type { Checkpoint, ISingModel, Session } from '../tokens';
+
+/** What is being done with a checkpoint. */
+export interface IDoing {
+  readonly verb: 'checkpoint' | 'restore' | 'delete';
+  /** How much is done, from 0 to 1; null if nobody knows. */
+  readonly done: number | null;
+  /** Whether it takes so long that it is shown. */
+  readonly isLong: boolean;
+}
+
+/** A checkpoint that is being stored. */
+export interface IArriving {
+  readonly name: string;
+  /** Of what. */
+  readonly session: string;
+}
+
+/**
+ * The checkpoints, as far as somebody looks at them.
+ *
+ * Note [Looking]: while nobody does, the server is asked nothing. While somebody does, it is asked
+ * at the beginning, and when sessions say that one was made: their last checkpoint is another one,
+ * or what was being stored is stored.
+ */
+export class CheckpointStore implements IDisposable {
+  constructor(client: SingClient, model: ISingModel) {
+    this._client = client;
+    this._model = model;
+    this._model.changed.connect(this._onModel, this);
+  }
+
+  /** The newest first. */
+  get all(): readonly Checkpoint[] {
+    return this._all;
+  }
+
+  /** Whether the server has answered at all. */
+  get isReady(): boolean {
+    return this._isReady;
+  }
+
+  /** Why what is shown may be out of date; empty if it is not. */
+  get problem(): string {
+    return this._problem;
+  }
+
+  /** Whether something takes longer than half a second, and how much of it is done if known. */
+  get working(): { done: number | null } | null {
+    return this._working;
+  }
+
+  /** Emitted after changes. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  get isDisposed(): boolean {
+    return this._isDisposed;
+  }
+
+  /** Whether somebody looks; see Note [Looking]. */
+  get isWatched(): boolean {
+    return this._observing !== null;
+  }
+
+  set isWatched(watched: boolean) {
+    if (watched === this.isWatched) {
+      return;
+    }
+    this._observing?.dispose();
+    this._observing = watched ? this._model.observe() : null;
+    if (watched) {
+      this._mark = mark(this._model.sessions);
+      void this.refresh();
+    }
+  }
+
+  /** What is being done with a checkpoint, by whomever. */
+  doing(name: string): IDoing | null {
+    const ours = this._ours.get(name);
+    const session = this._model.sessions.find(each => each.progress?.checkpoint === name);
+    const verb = session?.progress?.verb ?? ours?.verb;
+    return verb ? { verb, done: fraction(session), isLong: ours?.isLong ?? true } : null;
+  }
+
+  /** Those that are being stored, and not in the list yet. */
+  get arriving(): readonly IArriving[] {
+    return [...this._arriving.values()].filter(
+      ({ name }) => !this._all.some(each => each.name === name)
+    );
+  }
+
+  /** Ask the server. Never rejects: `problem` says what failed. */
+  async refresh(): Promise<void> {
+    this._isStale = true;
+    this._asking ??= this._ask();
+    await this._asking;
+  }
+
+  /** Do something with a checkpoint, and show that it is being done; returns its result. */
+  async during<T>(verb: IDoing['verb'], name: string, work: () => Promise<T>): Promise<T> {
+    const ours = { verb, isLong: false };
+    this._ours.set(name, ours);
+    const timer = setTimeout(() => {
+      ours.isLong = true;
+      this._changed.emit();
+    }, PATIENCE_MS);
+    this._changed.emit();
+    try {
+      return await work();
+    } finally {
+      clearTimeout(timer);
+      this._ours.delete(name);
+      this._changed.emit();
+    }
+  }
+
+  /**
+   * Delete checkpoints, one after the other, as far as that is possible.
+   *
+   * @returns What went wrong: for each that is still there, why.
+   */
+  async delete(names: readonly string[]): Promise<Map<string, string>> {
+    const failed = new Map<string, string>();
+    let done = 0;
+    const share = () => (names.length > 1 ? done / names.length : null);
+    await this._patiently(share, async noted => {
+      for (const name of names) {
+        try {
+          await this.during('delete', name, () => this._client.deleteCheckpoint(name));
+          this._all = this._all.filter(each => each.name !== name);
+        } catch (error) {
+          failed.set(name, (error as Error).message);
+        }
+        done++;
+        noted();
+      }
+    });
+    if (this.isWatched) {
+      void this.refresh(); // the sizes of others have changed
+    }
+    return failed;
+  }
+
+  dispose(): void {
+    this.isWatched = false;
+    this._isDisposed = true;
+    this._model.changed.disconnect(this._onModel, this);
+    Signal.clearData(this);
+  }
+
+  private async _ask(): Promise<void> {
+    await this._patiently(
+      () => null,
+      async () => {
+        while (this._isStale && !this._isDisposed) {
+          this._isStale = false;
+          try {
+            this._all = await this._client.checkpoints();
+            this._isReady = true;
+            this._problem = '';
+            this._arriving = arriving(this._model.sessions); // what has arrived is in the list
+          } catch (error) {
+            this._problem = (error as Error).message;
+          }
+        }
+      }
+    );
+    this._asking = null;
+    this._changed.emit();
+  }
+
+  /** Do something, and show that it is being done after half a second. */
+  private async _patiently(
+    share: () => number | null,
+    work: (noted: () => void) => Promise<void>
+  ): Promise<void> {
+    let isLong = false;
+    const show = () => {
+      if (isLong) {
+        this._working = { done: share() };
+      }
+      this._changed.emit();
+    };
+    const timer = setTimeout(() => {
+      isLong = true;
+      show();
+    }, PATIENCE_MS);
+    try {
+      await work(show);
+    } finally {
+      clearTimeout(timer);
+      this._working = null;
+    }
+  }
+
+  private _onModel(): void {
+    const sessions = this._model.sessions;
+    const now = mark(sessions);
+    if (this.isWatched && now !== this._mark) {
+      this._mark = now;
+      void this.refresh();
+    }
+    const progress = JSON.stringify(sessions.map(each => each.progress).filter(Boolean));
+    if (progress !== this._progress) {
+      this._progress = progress;
+      this._arriving = new Map([...this._arriving, ...arriving(sessions)]);
+      this._changed.emit();
+    }
+  }
+
+  private readonly _client: SingClient;
+  private readonly _model: ISingModel;
+  private readonly _changed = new Signal<this, void>(this);
+  private readonly _ours = new Map<string, { verb: IDoing['verb']; isLong: boolean }>();
+  private _all: readonly Checkpoint[] = [];
+  private _isReady = false;
+  private _problem = '';
+  private _working: { done: number | null } | null = null;
+  private _observing: IDisposable | null = null;
+  private _asking: Promise<void> | null = null;
+  private _isStale = false;
+  private _isDisposed = false;
+  private _arriving = new Map<string, IArriving>();
+  private _mark = '';
+  private _progress = '';
+}
+
+/** Something that is another one after a checkpoint was made. */
+function mark(sessions: readonly Session[]): string {
+  const made = sessions.map(({ id, last_checkpoint: last, progress }) => [
+    id,
+    last && [last.name, last.created],
+    progress?.verb === 'checkpoint' && progress.checkpoint
+  ]);
+  return JSON.stringify(made.sort());
+}
+
+function arriving(sessions: readonly Session[]): Map<string, IArriving> {
+  return new Map(
+    sessions.flatMap(({ name: session, progress }) =>
+      progress?.verb === 'checkpoint'
+        ? [[progress.checkpoint, { name: progress.checkpoint, session }]]
+        : []
+    )
+  );
+}
