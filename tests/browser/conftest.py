@@ -1,0 +1,85 @@
+"""A browser, and JupyterLab in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser.lab import PICTURES, Lab, Screen
+from tests.conftest import ROOT
+
+SIZE = {"width": 1440, "height": 900}
+TWO = "cpu:1GiB@1,cpu:1GiB@1"
+#: Nothing of what is not the page's goes out.
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-quic",
+    "--disable-component-update", "--disable-sync", "--no-first-run",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium; of a module, as an event loop runs in this thread while there is one."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.fail("chromium is needed (Debian: apt install chromium)")
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=chromium, args=[*FLAGS])
+
+
+def find_labextension(directory: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have JupyterLab find what was built of this tree, as Python finds this tree's packages."""
+    link = directory / "labextensions" / "jupyter-sing"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(ROOT / "jupyter_sing" / "labextension")
+    patch.setenv("JUPYTER_PATH", str(directory))
+
+
+@pytest.fixture
+def lab(
+    runtime_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[Lab]:
+    """A server with two small software devices; a test may give it options, and other devices."""
+    devices, *options = getattr(request, "param", (TWO,))
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", devices)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    find_labextension(tmp_path / "share", monkeypatch)
+    one = Lab(tmp_path / "lab", *options)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@pytest.fixture
+def open_screen(browser: Browser, lab: Lab) -> Iterator[Callable[[], Screen]]:
+    """Opens a page; at the end none may have complained or moved."""
+    screens: list[Screen] = []
+
+    def open_one() -> Screen:
+        page = browser.new_context(viewport=SIZE, reduced_motion="reduce").new_page()  # type: ignore[arg-type]
+        screens.append(Screen(page, lab, PICTURES))
+        return screens[-1]
+
+    try:
+        yield open_one
+        shifts = [each for screen in screens for each in screen.shifts()]
+        complaints = [each for screen in screens for each in screen.complaints]
+    finally:
+        for screen in screens:
+            screen.page.context.close()
+    assert not complaints
+    assert not shifts
+
+
+@pytest.fixture
+def screen(open_screen: Callable[[], Screen]) -> Screen:
+    """One page."""
+    return open_screen()

@@ -1,0 +1,41 @@
+"""Two notebooks that want the same device: the second waits, and is told for how long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.browser.lab import Lab, Screen, patient, write_notebook
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+TRAIN = """import torch
+weights = torch.randn(512, 512, device="cuda", requires_grad=True)
+for step in range({steps}):
+    loss = (torch.randn(256, 512, device="cuda") @ weights).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        weights -= 0.1 * weights.grad
+        weights.grad = None
+print("done", step + 1, round(loss.item(), 3))"""
+
+
+@pytest.mark.parametrize("lab", [("cpu:1GiB@1", "--SingExtension.idle_timeout=0")], indirect=True)
+def test_who_waits_is_told_the_place_and_the_time(
+    lab: Lab, open_screen: Callable[[], Screen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_notebook(lab.root / "first.ipynb", TRAIN.format(steps=10**9))
+    write_notebook(lab.root / "second.ipynb", TRAIN.format(steps=2000))
+    first, second = open_screen(), open_screen()
+    first.open("first.ipynb")
+    first.run(0, wait=False)
+    first.await_state("running")
+    second.open("second.ipynb")
+    second.run(0, wait=False)
+    second.await_state("queued")
+    second.pill.click()
+    patient(second.popover).to_contain_text(re.compile(r"Next in line|in about"))
+    second.show("queued")
+    assert "queued" in second.states()

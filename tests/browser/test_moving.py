@@ -1,0 +1,59 @@
+"""A session moves to another device while its cell trains."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.browser.conftest import TWO
+from tests.browser.lab import Lab, Screen, patient, write_notebook
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+# It trains until it is told to stop, so that there is time to move it; what it has computed until
+# then must be what any device computes.
+TRAIN = """import torch, pathlib
+torch.manual_seed(7)
+weights = torch.randn(64, 64, device="cuda")
+step = 0
+while not pathlib.Path("stop").exists():
+    weights = torch.tanh(weights @ weights.T / 8) + 0.5
+    step += 1
+    if step % 20 == 0:
+        weights.sum().item()"""
+
+CHECK = """again = torch.manual_seed(7) and torch.randn(64, 64, device="cuda")
+for _ in range(step):
+    again = torch.tanh(again @ again.T / 8) + 0.5
+print("the same:", torch.equal(again, weights), torch.isfinite(weights).all().item())"""
+
+
+@pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=0")], indirect=True)
+def test_a_session_is_moved_from_the_panel_while_it_trains(lab: Lab, screen: Screen) -> None:
+    write_notebook(lab.root / "train.ipynb", TRAIN, CHECK)
+    screen.open("train.ipynb")
+    screen.run(0, wait=False)
+    screen.await_state("running")
+    (session,) = lab.sessions()
+    source = session["device"]
+    target = {"cpu:0": "cpu:1", "cpu:1": "cpu:0"}[source]
+
+    screen.page.get_by_role("tab", name="Running Terminals and Kernels").click()
+    item = screen.page.locator(".jp-Sing-session")
+    item.click(button="right")
+    screen.page.locator(".lm-Menu-item:visible", has_text="Move").click()
+    screen.page.locator(f".jp-Dialog input[value='{target}']").check()
+    screen.page.locator(".jp-Dialog .jp-mod-accept").click()
+    patient(screen.page.locator(".jp-RunningSessions")).to_contain_text(re.compile(target))
+    screen.page.wait_for_function(
+        "async ([url, target]) => (await (await fetch(url)).json())[0].device === target",
+        arg=["/jupyter-sing/api/sessions", target],
+    )
+    screen.show("moved")
+    assert lab.sessions()[0]["state"] in ("running", "idle")
+
+    (lab.root / "stop").touch()
+    screen.finish(0)
+    screen.run(1)
+    patient(screen.cell(1)).to_contain_text("the same: True True")
