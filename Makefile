@@ -17,7 +17,7 @@ LABEXTENSION_SOURCES := $(shell find labextension/src labextension/style labexte
   labextension/package.json labextension/tsconfig.json jupyter_sing/openapi.yaml
 LABEXTENSION_LINK := $(VENV)/share/jupyter/labextensions/jupyter-sing
 
-.PHONY: help system venv native labextension lab test test-fast test-cpp test-ts fuzz lint format bench clean
+.PHONY: help system venv native labextension lab test test-fast test-cpp test-ts fuzz lint format bench pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -109,6 +109,13 @@ format: $(VENV)/.package ## put the sources in shape
 
 bench: venv ## measure, and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.bench --write
+
+PICTURES := suspended queued activity
+
+pictures: venv ## the README's, from the tests that make them
+	$(PYTEST) tests/browser/test_tutorial.py tests/browser/test_competing.py tests/browser/test_activity.py
+	mkdir -p docs/pictures
+	cp $(PICTURES:%=test-results/pictures/%.png) docs/pictures
 
 clean:
 	rm -rf labextension/node_modules labextension/lib jupyter_sing/labextension
