@@ -73,7 +73,8 @@ def open_screen(browser: Browser, lab: Lab) -> Iterator[Callable[[], Screen]]:
         shifts = [each for screen in screens for each in screen.shifts()]
         complaints = [each for screen in screens for each in screen.complaints]
     finally:
-        for screen in screens:
+        for number, screen in enumerate(screens):
+            screen.show(f"last-{number}")
             screen.page.context.close()
     assert not complaints
     assert not shifts

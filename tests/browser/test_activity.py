@@ -2,38 +2,77 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
+from collections.abc import Callable
+
 import pytest
 
-from tests.browser.conftest import TWO
-from tests.browser.lab import Lab, Screen, patient, write_notebook
+from tests.browser.lab import SECONDS_MAX, Lab, Screen, patient, write_notebook
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-MAKE = """import torch
-weights = torch.randn(1 << 24, device="cuda")
-weights.square_().sum().item() > 0"""
+TRAIN = """import pathlib, torch
+kept = torch.zeros({mebibytes} << 18, device="cuda")
+weights = torch.randn(256, 256, device="cuda")
+while not pathlib.Path("stop").exists():
+    weights = torch.tanh(weights @ weights.T / 16)
+    weights.sum().item()"""
 
 
-@pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=0")], indirect=True)
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        pause.wait(0.2)
+
+
+@pytest.mark.parametrize(
+    "lab", [("cpu:1GiB@1,cpu:1GiB@1", "--SingExtension.idle_timeout=0")], indirect=True
+)
 def test_what_was_done_is_seen_and_stays_in_the_layout(lab: Lab, screen: Screen) -> None:
-    write_notebook(lab.root / "first.ipynb", MAKE)
-    write_notebook(lab.root / "second.ipynb", MAKE)
-    for name in ("first.ipynb", "second.ipynb"):
+    names = ("digits.ipynb", "speech.ipynb", "thesis.ipynb")
+    for name, mebibytes in zip(names, (200, 350, 120), strict=True):
+        write_notebook(lab.root / name, TRAIN.format(mebibytes=mebibytes))
         screen.open(name)
-        screen.run(0)
+        screen.run(0, wait=False)
+        screen.await_state("running", "queued")
+
+    def turns() -> bool:
+        devices = lab.fetch("jupyter-sing/api/activity")["devices"]
+        return sum(len(each["held"]) for each in devices) > 8
+
+    wait_until(turns)
+    (lab.root / "stop").touch()
+    wait_until(lambda: all(each["state"] == "idle" for each in lab.sessions()))
     for session in lab.sessions():
         path = f"jupyter-sing/api/sessions/{session['id']}"
         target = "cpu:1" if session["device"] == "cpu:0" else "cpu:0"
         lab.fetch(f"{path}/migrate", "POST", {"device": target})
+        lab.fetch(f"{path}/checkpoint", "POST", {"name": f"of-{session['id']}"})
         lab.fetch(f"{path}/suspend", "POST")
         lab.fetch(f"{path}/resume", "POST")
-        lab.fetch(f"{path}/checkpoint", "POST", {"name": f"of-{session['id']}"})
+
     screen.command("GPU Activity")
     view = screen.page.locator(".jp-SingActivity")
     patient(view).to_contain_text("cpu:0")
     patient(view).to_contain_text("cpu:1")
     screen.page.get_by_role("button", name="5 min").click()
+    # Who looks closer is told more exactly.
+    with screen.page.expect_response(lambda response: "resolution=0." in response.url):
+        screen.page.get_by_role("button", name="Zoom in").click(click_count=3)
+    for name in names:
+        patient(view).to_contain_text(name)
     screen.show("activity")
     screen.page.get_by_role("button", name="table").click()
-    for word in ("Suspended", "Resumed", "Moved", "Checkpoint"):
+    for word in ("Running", "Suspended", "Resumed", "Moved", "Checkpoint"):
         patient(view).to_contain_text(word)
+
+    # JupyterLab saves its layout soon.
+    wait_until(
+        lambda: "jupyter-sing-activity" in json.dumps(lab.fetch("lab/api/workspaces/default"))
+    )
+    screen.page.goto(f"{lab.url}lab?token={lab.token}")
+    patient(view).to_contain_text("cpu:0")

@@ -176,9 +176,9 @@ export class ActivityFeed implements IDisposable {
   private _timer: number | undefined;
 }
 
-/** Return a power of two of seconds, not less than one: those who zoom do not ask at each step. */
+/** Return a power of two of seconds, down to a sixteenth: those who zoom do not ask at each step. */
 function rounded(seconds: number): number {
-  return 2 ** Math.max(Math.floor(Math.log2(seconds)), 0);
+  return 2 ** Math.max(Math.floor(Math.log2(seconds)), -4);
 }
 
 /** Add how exactly the record is known from a moment on. */
