@@ -129,8 +129,12 @@ class Lab:
             data = b""
         request = urllib.request.Request(self.url + path, method=method, data=data)
         request.add_header("Authorization", f"token {self.token}")
-        with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
-            text = reply.read()
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
+                text = reply.read()
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise
         return json.loads(text) if text else None
 
     def sessions(self) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from kernelproxy.agent.hibernation import REASON
 from kernelproxy.attendant import SOCKET_NAME, directory
 from kernelproxy.control import credentials, open_socket
 from tests.e2e.kernels import SECONDS_MAX, sessions, wait_for_session
-from tests.e2e.test_server import Server, run, wait_for_ready
+from tests.e2e.test_server import Server, hang_up, run, wait_for_ready
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -184,7 +184,7 @@ async def heard(server: Server, kernel_id: str, session: str, until: str) -> lis
         message = json.loads(said)
         if message["msg_type"] == "stream":
             printed.append(message["content"]["text"])
-    socket.close()
+    await hang_up(socket)
     return printed
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_core.paths import jupyter_runtime_dir
-from tornado.websocket import websocket_connect
+from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from jupyter_sing import cli
 from tests.e2e.kernels import SECONDS_MAX, wait_for_session
@@ -77,13 +78,24 @@ class Server:
         )
         request = urllib.request.Request(self.url + path, method=method, data=data)
         request.add_header("Authorization", f"token {self.token}")
-        with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
-            text = reply.read()
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS_MAX) as reply:
+                text = reply.read()
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise
         return json.loads(text) if text else None
 
     def close(self) -> None:
         self.process.terminate()
         self.process.wait(timeout=SECONDS_MAX)
+
+
+async def hang_up(socket: WebSocketClientConnection) -> None:
+    """Close a websocket, and wait until it is: else its loop may end before."""
+    socket.close()
+    while await asyncio.wait_for(socket.read_message(), SECONDS_MAX) is not None:
+        pass
 
 
 def _free_port() -> int:
@@ -190,7 +202,7 @@ def test_what_changes_is_said_to_who_listens(server: Server) -> None:
         await until(session=session["id"], pinned=True)
         await asyncio.to_thread(server.fetch, f"api/kernels/{kernel_id}", "DELETE")
         assert (await until(session=session["id"], ended=True))["name"] == "lessons/c.ipynb"
-        socket.close()
+        await hang_up(socket)
 
     asyncio.run(listen())
     assert server.fetch("jupyter-sing/api/status")["sessions"] == []
@@ -227,7 +239,7 @@ def test_a_kernel_that_died_is_offered_its_last_checkpoint(server: Server) -> No
             assert said is not None, "the server has hung up"
             event: dict[str, Any] = json.loads(said)
             if event.get("checkpoint"):
-                socket.close()
+                await hang_up(socket)
                 return event
 
     event = asyncio.run(killed())

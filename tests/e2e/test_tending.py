@@ -24,7 +24,7 @@ from kernelproxy.errors import ProcessError
 from kernelproxy.process import form as forms
 from kernelproxy.process.form import Form
 from tests.e2e.kernels import Kernel, kernel
-from tests.e2e.test_server import Server
+from tests.e2e.test_server import Server, hang_up
 from tests.unit.fake_daemon import FakeAgent, FakeDaemon
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -440,14 +440,14 @@ async def _open(server: Server, daemon: FakeDaemon, directory: Path) -> None:
     await come_back("first")
     assert await cell == "1\n"
     await hibernate("second")
-    tab.close()
+    await hang_up(tab)
     opening = asyncio.create_task(_connect(request))
     await come_back("second")
     tab = await opening
     assert await run(tab, "print(next(counter))") == "2\n"
     await hibernate("third")
     await asyncio.to_thread(server.fetch, f"api/kernels/{kernel_id}", "DELETE")
-    tab.close()
+    await hang_up(tab)
 
 
 async def _connect(request: HTTPRequest) -> WebSocketClientConnection:

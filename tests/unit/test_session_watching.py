@@ -54,7 +54,7 @@ def watcher(away: Absence, fake_daemon: FakeDaemon) -> Iterator[Watcher]:
 
 
 def threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("jupyter_sing")]
+    return [each for each in threading.enumerate() if each.name == "jupyter_sing watch"]
 
 
 def wait_for_no_thread() -> None:
