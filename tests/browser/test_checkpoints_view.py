@@ -39,7 +39,9 @@ def test_a_notebook_is_put_away_and_restored_from_the_view(lab: Lab, screen: Scr
     screen.page.get_by_role("tab", name="Checkpoints").click()
     row = rows.filter(has_text="before-lunch")
     row.get_by_role("button", name="Restore").first.click()
-    screen.page.locator(".jp-Dialog .jp-mod-accept").click()
+    with screen.page.expect_response(lambda response: "/restore" in response.url) as restored:
+        screen.page.locator(".jp-Dialog .jp-mod-accept").click()
+    assert restored.value.ok
     screen.show("checkpoints")
     screen.page.get_by_role("tab", name="work.ipynb").click()
     screen.run(1)
