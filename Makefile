@@ -49,7 +49,7 @@ $(VENV)/.package: pyproject.toml hatch_build.py $(VENV)/.torch
 	@touch $@
 
 labextension/node_modules/.installed: labextension/package.json labextension/.npmrc | system
-	$(NPM) install
+	npm --prefix labextension --loglevel=error install
 	@touch $@
 
 # Generated and built files among the sources are younger than what is made of them: no targets.
