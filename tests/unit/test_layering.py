@@ -21,7 +21,7 @@ KERNEL_SIDE = {
     "kernelproxy/hoststate",
     "kernelproxy/ipython.py",
     "kernelproxy/native.py",
-    "kernelproxy/oplog.py", "kernelproxy/paths.py", "kernelproxy/protocol.py",
+    "kernelproxy/oplog.py", "kernelproxy/paths.py", "kernelproxy/protocol",
     "kernelproxy/revival.py", "kernelproxy/run.py", "kernelproxy/worker.py",
     "kernelproxy/waiting.py", "kernelproxy/zygote.py",
     "jupyter_sing/__init__.py", "jupyter_sing/magics.py",

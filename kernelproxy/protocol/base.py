@@ -1,0 +1,45 @@
+"""What all parties say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Message:
+    """Base of all messages."""
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """It is done; `message` is a sentence for people or empty."""
+
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Error(Message):
+    """It was not done.
+
+    Parameters
+    ----------
+    message : str
+        One sentence for people.
+    reason : str
+        One word: ``unknown-session``, ``ambiguous``, ``not-allowed``, ``no-room``,
+        ``unknown-device``, ``unknown-checkpoint``, ``already-attached``, ``ended``,
+        ``unavailable``, ``bad-request``, ``bad-policy``, ``stopping``, ``failed``, or that of a
+        `StoreError`; of the attendant also ``unknown-kernel``, ``has-server``; made by `control`:
+        ``no-daemon``, ``timeout``.
+    """
+
+    message: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Progress(Message):
+    """Bytes, or notebooks, done and in total; any number of these may come before another reply."""
+
+    done: int
+    total: int

@@ -1,0 +1,229 @@
+"""What the agent answers to front ends and kernels, and tells them unasked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernelproxy.protocol.base import Message
+
+
+@dataclass(frozen=True)
+class StatusReply(Message):
+    """Devices and sessions, each exactly as ``jupyter sing status --json`` shows it.
+
+    Parameters
+    ----------
+    devices, sessions : list of dict
+    sharing : dict
+        What has come of the scheduler's decisions; see `Arbiter.sharing`.
+    """
+
+    devices: list[dict[str, Any]]
+    sessions: list[dict[str, Any]]
+    sharing: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Changed(Message):
+    """What has changed since the `StatusReply`, or the last one of these.
+
+    Parameters
+    ----------
+    sessions, devices : list of dict
+        Those that have changed or are new, whole, as in `StatusReply`.
+    gone : list of str
+        Ids of sessions that have ended.
+    """
+
+    sessions: list[dict[str, Any]]
+    devices: list[dict[str, Any]]
+    gone: list[str]
+
+
+@dataclass(frozen=True)
+class ActivityReply(Message):
+    """Who had the devices.
+
+    Parameters
+    ----------
+    activity : dict
+        As `Activity` of ``openapi.yaml``.
+    """
+
+    activity: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WhyReply(Message):
+    """Decisions, the oldest first: ``at``, ``session``, ``name``, ``kind`` and ``reason``."""
+
+    decisions: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class SessionOpened(Message):
+    """The id of a new session.
+
+    Parameters
+    ----------
+    session : str
+    form : dict or None
+        How its process can be saved: a `kernelproxy.process.form.Form`; None: it cannot.
+    why : str
+        Why it cannot, for people.
+    """
+
+    session: str
+    form: dict[str, Any] | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Attached(Message):
+    """Comes with four descriptors: log, client page, worker page, agent page."""
+
+    session: str
+
+
+@dataclass(frozen=True)
+class SessionReply(Message):
+    """One session, as in `StatusReply`."""
+
+    session: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PolicyReply(Message):
+    """The text of the policy that holds; empty if there is none."""
+
+    policy: str
+
+
+@dataclass(frozen=True)
+class PolicyApplied(Message):
+    """Another policy holds, or would.
+
+    Parameters
+    ----------
+    affected : list of dict
+        Whom that affects, and how: each has a sentence ``text``.
+    notes : list of str
+        Sentences on what of it means nothing here.
+    """
+
+    affected: list[dict[str, Any]]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class CheckpointBegun(Message):
+    """What the checkpoint holds does not change any more, whatever the notebook does.
+
+    Parameters
+    ----------
+    leaves : bool
+        Whether the kernel's process is about to be saved, too: whoever receives this closes the
+        connection, waits until the kernel has joined again, and asks by `AwaitCheckpoint`.
+    name : str
+        Of the checkpoint, if the kernel leaves.
+    """
+
+    leaves: bool = False
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class CheckpointReply(Message):
+    """One checkpoint, as in `CheckpointsReply`."""
+
+    checkpoint: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointsReply(Message):
+    """Checkpoints, the newest first, as ``jupyter sing checkpoints --json`` shows them."""
+
+    checkpoints: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Stopped(Message):
+    """The daemon and its sessions have ended.
+
+    Parameters
+    ----------
+    checkpoints : list of str
+        Names of those that were made before.
+    problems : list of str
+        One line for each notebook of which none could be made.
+    """
+
+    checkpoints: list[str]
+    problems: list[str]
+
+
+@dataclass(frozen=True)
+class CheckpointOpened(Message):
+    """Comes with three files: the host state's parts, one behind the other, device storages, and
+    the content of the notebook's files, one behind the other.
+
+    Parameters
+    ----------
+    checkpoint : dict
+        As in `CheckpointsReply`.
+    parts : list of int
+        Length of each part in bytes; the first is the stream.
+    storages : list of list of int
+        Number, offset in the file, and bytes of each device storage.
+    files : list of dict
+        See `kernelproxy.hoststate.gathering.described`.
+    form : str
+        ``namespace``; or ``process``: then there are no parts and no storages, and the kernel puts
+        the files in place and asks by `TakeOver`.
+    why : str
+        Why it is not the process though it has one, for people.
+    """
+
+    checkpoint: dict[str, Any]
+    parts: list[int]
+    storages: list[list[int]]
+    files: list[dict[str, Any]]
+    form: str = "namespace"
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class RestoreReply(Message):
+    """What was restored.
+
+    Parameters
+    ----------
+    outcome : dict
+        ``checkpoint`` (its name), ``variables`` and ``files`` (how many), ``aside`` (where those
+        files are that were there), ``problems`` (each with ``name`` and ``why``).
+    """
+
+    outcome: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Wish(Message):
+    """Sent to a kernel unasked, to be carried out between two cells.
+
+    Parameters
+    ----------
+    verb : str
+        ``checkpoint`` or ``restore``.
+    name : str
+        Of the checkpoint.
+    automatic : bool
+        Whether nobody asked for it.
+    form : str
+        As in `Checkpoint` or `OpenCheckpoint`.
+    """
+
+    verb: str
+    name: str
+    automatic: bool = False
+    form: str = ""

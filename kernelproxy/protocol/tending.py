@@ -1,0 +1,151 @@
+"""Between the agent and a kernel's tender, which has its process: see `kernelproxy.process`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelproxy.protocol.base import Message
+
+
+@dataclass(frozen=True)
+class Tend(Message):
+    """Sent by the tender of a kernel, once per connection, which from then on carries orders.
+
+    Answered by `Done`; the agent sends `Hold`, `LetThrough`, `Dump`, `Revive`, `Promise` and
+    `Replace`, one at a time, each of which is answered.
+
+    Parameters
+    ----------
+    session : str
+    """
+
+    session: str
+
+
+@dataclass(frozen=True)
+class Hold(Message):
+    """Order: let no request through to the kernel; answered by `Done` when it has dealt with those
+    before, and by `Error` (``busy``, and requests go through again) if it has not in time.
+
+    Parameters
+    ----------
+    seconds : float
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LetThrough(Message):
+    """Order: let requests through again; answered by `Done`."""
+
+
+@dataclass(frozen=True)
+class Dump(Message):
+    """Order: save the kernel's process; answered by `Dumped`. If that fails, the process goes on.
+
+    Parameters
+    ----------
+    directory : str
+        Empty, for the images.
+    wake_fd : int
+        See `Left`.
+    leave_running : bool
+        Whether the process goes on; else it is gone.
+    """
+
+    directory: str
+    wake_fd: int
+    leave_running: bool
+
+
+@dataclass(frozen=True)
+class Dumped(Message):
+    """The images are there.
+
+    Parameters
+    ----------
+    seconds : float
+        How long the process stood still.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Revive(Message):
+    """Order: make a process of images; answered by `Revived`.
+
+    Parameters
+    ----------
+    directory : str
+        Stays as it is.
+    session : str
+        The session that the process joins.
+    beside : bool
+        Whether the kernel's present process stays till `Replace`, or there is none.
+    """
+
+    directory: str
+    session: str
+    beside: bool
+
+
+@dataclass(frozen=True)
+class Revived(Message):
+    """The process runs.
+
+    Parameters
+    ----------
+    pid : int
+        As the agent sees it.
+    """
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Promise(Message):
+    """Order: carry out `Replace` also if the connection ends before it comes: the kernel is about
+    to hear that it is replaced, and executes nothing from then on. Answered by `Done`.
+    """
+
+
+@dataclass(frozen=True)
+class Replace(Message):
+    """Order: let the revived process take the place of the present one, as soon as the request that
+    this executes is answered; what it has not begun is asked of the new one. Answered by `Done`.
+    """
+
+
+@dataclass(frozen=True)
+class Knock(Message):
+    """Sent by a tender unasked: a request waits for a kernel that hibernates."""
+
+
+@dataclass(frozen=True)
+class Leave(Message):
+    """Sent to a kernel: give up the session's memory and this connection, for a while. Answered by
+    `Left`, and by `Error` if it cannot.
+    """
+
+
+@dataclass(frozen=True)
+class Left(Message):
+    """The last that comes over this connection. The kernel joins again when it is woken.
+
+    Parameters
+    ----------
+    wake_fd : int
+        Number, in the kernel, of a pipe's writing end: a line of JSON is awaited there, see
+        `kernelproxy.activation.link`.
+    """
+
+    wake_fd: int
+
+
+@dataclass(frozen=True)
+class Stay(Message):
+    """Sent to a kernel that was told by `CheckpointBegun` that it is going to leave: it does not
+    leave after all. Has no answer.
+    """
