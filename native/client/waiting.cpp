@@ -2,6 +2,7 @@
 
 #include <Python.h>
 
+#include <cxxabi.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -55,6 +56,17 @@ class InterruptWatch {
   inline static std::atomic<uint32_t> count{0};
 };
 
+// A daemon thread that wants the GIL while Python finalizes is ended by unwinding its stack, which
+// torch's frames and destructors answer with std::terminate. It waits for the process's end
+// instead, as Python does from 3.14 on.
+void take_gil(PyThreadState* state) noexcept {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+}
+
 bool is_main_thread() { return getpid() == static_cast<pid_t>(syscall(SYS_gettid)); }
 
 }  // namespace
@@ -68,7 +80,7 @@ Waiting::Waiting()
 
 Waiting::~Waiting() {
   if (!on_main_thread_) InterruptWatch::end();
-  if (state_ != nullptr) PyEval_RestoreThread(state_);
+  if (state_ != nullptr) take_gil(state_);
 }
 
 void Waiting::check_signals(bool now) {
