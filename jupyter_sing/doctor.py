@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from jupyter_core.paths import jupyter_path
-
 from jupyter_sing.table import bytes_text
 from kernelproxy import native, paths
 from kernelproxy.control import connect
@@ -74,6 +72,8 @@ def _provisioner() -> Iterator[Finding]:
 
 
 def _panels() -> Iterator[Finding]:
+    from jupyter_core.paths import jupyter_path  # programs run without Jupyter, too
+
     for directory in jupyter_path("labextensions", "jupyter-sing"):
         if Path(directory, "package.json").is_file():
             yield Finding("panels", "ok", f"JupyterLab shows what is in {directory}")

@@ -87,7 +87,7 @@ class StoreError(SingError):
         One word for programs: ``full``, ``quota``, ``permission``, ``busy`` (the lock is held),
         ``cancelled``, ``unknown`` (no such manifest), ``name``, ``missing`` or ``damaged`` (a
         chunk or a manifest), ``newer`` (a manifest's version), ``torch`` (another version of
-        it), ``failed``.
+        it), ``unavailable`` (a package is missing), ``failed``.
     """
 
     def __init__(self, message: str, reason: str = "failed") -> None:

@@ -181,6 +181,8 @@ class AgentPage(Page):
     memory_free = Word(152)
     threads = Word(160, 4)
     snapshots = Word(164, 4)
+    capability = Word(168, 4)
+    processors = Word(172, 4)
     device_name = Text(192, 64)
     reason = Text(256, 256)
 

@@ -121,6 +121,9 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
     if not isinstance(order, Open):
         raise ProtocolError("A worker's first order was not to open a session.")
     skip = (ctypes.c_uint64 * len(order.skip))(*order.skip)
+    if order.careful:
+        # Read by CUDA when it starts, which it does in there.
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     failed = library.sing_worker_open(
         Files.of(order, fds), order.device.encode(), order.threads, order.epoch,
         skip, len(order.skip), int(order.prepare),

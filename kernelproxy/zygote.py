@@ -16,9 +16,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kernelproxy import worker
+from kernelproxy import imports, worker
 from kernelproxy.errors import NativeError, ProtocolError
 from kernelproxy.frames import recv_message, send_message
+from kernelproxy.graphs import operators
 from kernelproxy.protocol import Error, Spawn, Spawned, WorkerExited, ZygoteReady
 
 #: What a worker runs in the forked child: its control socket, and the library.
@@ -53,6 +54,8 @@ def prepare() -> tuple[ZygoteReady, ctypes.CDLL]:
     import torch
 
     library = worker.load(parts.worker)
+    operators.register()
+    imports.register()
     directory = str(Path(torch.__file__).parent)
     return ZygoteReady(str(torch.__version__), directory, str(parts.worker)), library
 

@@ -16,10 +16,30 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from kernelproxy.activation import captures
 from kernelproxy.activation.client import NativeClient
 from kernelproxy.activation.memory import MemoryStatistics
-from kernelproxy.activation.streams import CUDA, CudaGraph, event_base, refuse, stream_base
+from kernelproxy.activation.settings import setters
+from kernelproxy.activation.streams import CUDA, event_base, refuse, stream_base
 
+_TUNING = (
+    "enable",
+    "tuning_enable",
+    "set_max_tuning_duration",
+    "get_max_tuning_duration",
+    "set_max_tuning_iterations",
+    "get_max_tuning_iterations",
+    "set_filename",
+    "get_filename",
+    "get_results",
+    "get_validators",
+    "read_file",
+    "write_file",
+    "write_file_on_exit",
+    "set_rotating_buffer_size",
+    "get_rotating_buffer_size",
+    "set_numerical_check_tolerances",
+)
 # Names that refuse, by the reason.
 _REFUSALS = {
     "it would hand out addresses of device memory, which lies in another process": (
@@ -34,13 +54,7 @@ _REFUSALS = {
         "_cuda_getStreamFromExternal",
         "_construct_CUDA_Tensor_From_Storage_And_Metadata",
     ),
-    "CUDA graphs cannot be captured, as the device's process may be replaced": (
-        "_graph_pool_handle",
-        "_cuda_beginAllocateCurrentStreamToPool",
-        "_cuda_beginAllocateCurrentThreadToPool",
-        "_cuda_beginAllocateToPool",
-        "_cuda_endAllocateToPool",
-        "_cuda_releasePool",
+    "graphs of one process cannot keep the memory of another": (
         "_cuda_checkPoolLiveAllocations",
         "_cuda_getCheckpointState",
         "_cuda_setCheckpointPoolState",
@@ -54,11 +68,6 @@ _REFUSALS = {
         "_cuda_getMemoryMetadata",
         "_cuda_setMemoryMetadata",
     ),
-    "how much a session may use is decided by the agent": (
-        "_cuda_setMemoryFraction",
-        "_cuda_getMemoryFraction",
-        "_cuda_cudaCachingAllocator_enable",
-    ),
     "CUDA source cannot be compiled for this device": (
         "_cuda_jiterator_compile_and_launch_kernel",
         "_cuda_sleep",
@@ -68,15 +77,38 @@ _REFUSALS = {
         "_cuda_setCublasWorkspaceSize",
         "_cuda_getCublasLtWorkspaceSize",
         "_cuda_setCublasLtWorkspaceSize",
-        "_cuda_tunableop_enable",
-        "_cuda_tunableop_tuning_enable",
+        "_cuda_record_untuned_enable",
+        *(f"_cuda_tunableop_{name}" for name in _TUNING),
+    ),
+    "device memory lies in another process": tuple(
+        f"_gds_{name}_{what}"
+        for what, names in (
+            ("buffer", ("register", "deregister")),
+            ("handle", ("register", "deregister")),
+            ("storage", ("load", "save")),
+        )
+        for name in names
     ),
 }
 # What builds with CUDA have and must not keep: it makes torch believe what is not so.
-_REMOVED = (
-    "_nccl_all_reduce",  # torch.cuda.nccl.is_available()
-    "_cudnn",
+_REMOVED = ("_nccl_", "_cudnn")
+# What else they have would open the GPU in this process, but for these.
+_OF_CUDA = (
+    "_cuda_",
+    "_gds_",
+    "_can_use_",
+    "_MemPool",
+    "_CUDAPluggableAllocator",
+    "_CUDAGreenContext",
 )
+_HARMLESS = frozenset({
+    "_cuda_CUDAAllocator",  # a type that nothing makes
+    "_cuda_getHipblasltVersion",
+    "_cuda_get_cudnn_benchmark_limit",
+    "_cuda_set_cudnn_benchmark_limit",
+    "_cuda_lock_mutex",
+    "_cuda_unlock_mutex",
+})  # fmt: skip
 _HOST_STATISTICS = ("allocation", "segment", "allocated_bytes", "reserved_bytes")
 
 _module: ModuleType | None = None
@@ -112,8 +144,9 @@ class DeviceProperties:
     def __init__(self, device: dict[str, Any]) -> None:
         self.name = str(device["name"])
         self.total_memory = int(device["total"])
-        self.major, self.minor = int(device.get("major", 8)), int(device.get("minor", 0))
-        self.multi_processor_count = max(1, int(device.get("threads", 0) or 1))
+        self.major, self.minor = divmod(int(device.get("capability", 0)) or 800, 100)
+        processors = device.get("processors", 0) or device.get("threads", 0)
+        self.multi_processor_count = max(1, int(processors))
 
     def __repr__(self) -> str:
         return (
@@ -133,14 +166,16 @@ def install(c: ModuleType, client: NativeClient) -> None:
     names: dict[str, Any] = _refusals()
     names |= _device_names(c, client)
     memory = MemoryStatistics(client)
-    names |= _memory_names(memory) | _stream_names(c)
+    names |= _memory_names(memory) | _stream_names(c) | _graph_names(client)
+    names |= setters(c, client)
     names |= {"_has_cuda": True, "_has_cudnn": False}
     names |= {"_nvtx": _nvtx(), "_cudart": _cudart(memory)}
+    names |= _others_of_cuda(c, names)
     for name, value in names.items():
         _before.setdefault(name, getattr(c, name, _ABSENT))
         setattr(c, name, value)
-    for name in _REMOVED:
-        if hasattr(c, name):
+    for name in dir(c):
+        if name.startswith(_REMOVED) and name not in names and not name.startswith("_cudnn_"):
             _before.setdefault(name, getattr(c, name))
             delattr(c, name)
 
@@ -157,14 +192,36 @@ def withdraw() -> None:
 
 
 def _refusals() -> dict[str, Any]:
-    def make(name: str, why: str) -> Callable[..., Any]:
-        def refusal(*args: Any, **kwargs: Any) -> Any:
-            refuse(name.removeprefix("_cuda_").lstrip("_"), why)
+    return {name: _refusal(name, why) for why, names in _REFUSALS.items() for name in names}
 
-        refusal.__name__ = name
-        return refusal
 
-    return {name: make(name, why) for why, names in _REFUSALS.items() for name in names}
+def _refusal(name: str, why: str) -> Callable[..., Any]:
+    def refusal(*args: Any, **kwargs: Any) -> Any:
+        refuse(name.removeprefix("_cuda_").lstrip("_"), why)
+
+    refusal.__name__ = name
+    return refusal
+
+
+def _others_of_cuda(c: ModuleType, known: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what builds with CUDA have and is not `known`: it would open the GPU."""
+    if not hasattr(c, "_cuda_init"):
+        return {}
+    why = "this process has no GPU of its own"
+    others: dict[str, Any] = {}
+    for name in dir(c):
+        if name in known or name in _HARMLESS or not name.startswith(_OF_CUDA):
+            continue
+        refusal = _refusal(name, why)
+        if isinstance(getattr(c, name), type):  # torch.cuda derives classes of these
+
+            def new(cls: type, *args: Any, refusal: Callable[..., Any] = refusal, **kw: Any) -> Any:
+                refusal()
+
+            others[name] = type(name, (), {"__new__": new})
+        else:
+            others[name] = refusal
+    return others
 
 
 def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
@@ -174,7 +231,10 @@ def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
         # What the C++ initialisation of builds with CUDA does.
         cuda = sys.modules["torch.cuda"].__dict__
         cuda["default_generators"] = (client.default_generator(),)
-        cuda["_get_device_properties"] = lambda device: DeviceProperties(client.device())
+        cuda["_get_device_properties"] = lambda device: properties()
+
+    def properties() -> DeviceProperties:
+        return DeviceProperties(client.device())
 
     def set_device(index: int) -> None:
         if index not in (-1, 0):
@@ -186,6 +246,9 @@ def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
         set_device(index)
         return 0 if index >= 0 else -1
 
+    def maybe_exchange(index: int) -> int:  # another one: dynamo knows functions by identity
+        return exchange(index)
+
     sync_debug = SimpleNamespace(mode=0)
     return {
         "_CudaDeviceProperties": DeviceProperties,
@@ -194,13 +257,13 @@ def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
         "_cuda_getDevice": lambda: 0,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
-        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": maybe_exchange,
         "_cuda_hasPrimaryContext": lambda index: index == 0,
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
         "_cuda_isInBadFork": client.forked,
         "_cuda_synchronize": client.synchronize,
         # Of the compute capability that DeviceProperties claims; an empty list would be warned of.
-        "_cuda_getArchFlags": lambda: "sm_80",
+        "_cuda_getArchFlags": lambda: "sm_{0.major}{0.minor}".format(properties()),
         "_cuda_getCompiledVersion": lambda: 0,
         "_cuda_get_sync_debug_mode": lambda: sync_debug.mode,
         "_cuda_set_sync_debug_mode": lambda mode: setattr(sync_debug, "mode", mode),
@@ -220,10 +283,13 @@ def _memory_names(memory: MemoryStatistics) -> dict[str, Any]:
     return {
         "_cuda_memoryStats": memory.stats,
         "_cuda_resetPeakMemoryStats": memory.reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": memory.reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": memory.reset_accumulated,
         "_cuda_emptyCache": lambda: None,  # there is no cache to be emptied
         "_cuda_ipc_collect": lambda: None,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+        "_cuda_cudaCachingAllocator_enable": lambda enabled: None,  # nor to be switched off
+        "_cuda_setMemoryFraction": memory.set_fraction,
+        "_cuda_getMemoryFraction": memory.fraction,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_isHistoryEnabled": lambda: False,
         "_cuda_hostMemoryStats": lambda: {name: dict(empty) for name in _HOST_STATISTICS},
@@ -236,8 +302,26 @@ def _memory_names(memory: MemoryStatistics) -> dict[str, Any]:
         "_accelerator_emptyHostCache": lambda: None,
         "_accelerator_getDeviceStats": memory.accelerator_stats,
         "_accelerator_resetPeakStats": memory.reset_peak,
-        "_accelerator_resetAccumulatedStats": memory.reset_peak,
+        "_accelerator_resetAccumulatedStats": memory.reset_accumulated,
         "_accelerator_getMemoryInfo": memory.mem_get_info,
+    }
+
+
+def _graph_names(client: NativeClient) -> dict[str, Any]:
+    """Graphs, and pools of memory: what is told of those is without effect."""
+    pools = (
+        "_cuda_beginAllocateCurrentStreamToPool",
+        "_cuda_beginAllocateCurrentThreadToPool",
+        "_cuda_beginAllocateToPool",
+        "_cuda_endAllocateToPool",
+        "_cuda_releasePool",
+    )
+    return {
+        "_CUDAGraph": captures.graph_type(client),
+        "_MemPool": captures.MemPool,
+        "_graph_pool_handle": captures.pool_handle,
+        "_cuda_isCurrentStreamCapturing": client.capturing,
+        **dict.fromkeys(pools, lambda device, pool: None),
     }
 
 
@@ -253,8 +337,6 @@ def _stream_names(c: ModuleType) -> dict[str, Any]:
     return {
         "_CudaStreamBase": stream_base(c),
         "_CudaEventBase": event_base(c),
-        "_CUDAGraph": CudaGraph,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_getCurrentStream": current,
         "_cuda_getCurrentRawStream": lambda device: current(device)[0],
         "_cuda_getDefaultStream": lambda device: (0, 0, CUDA),

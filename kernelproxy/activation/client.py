@@ -24,9 +24,15 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_synchronize": ([], ctypes.py_object),
     "sing_client_memory": ([], ctypes.py_object),
     "sing_client_reset_peak": ([], None),
+    "sing_client_limit_memory": ([ctypes.c_uint64], None),
+    "sing_client_capture_begin": ([], ctypes.py_object),
+    "sing_client_capture_end": ([ctypes.py_object], ctypes.py_object),
+    "sing_client_replay": ([ctypes.py_object], ctypes.py_object),
+    "sing_client_capturing": ([], ctypes.c_int),
     "sing_client_statistics": ([], ctypes.py_object),
     "sing_client_device": ([], ctypes.py_object),
     "sing_client_default_generator": ([], ctypes.py_object),
+    "sing_client_note_settings": ([], None),
     "sing_client_cell": ([ctypes.c_int], None),
     "sing_client_give_up": ([], None),
     "sing_client_forked": ([], ctypes.c_int),
@@ -126,8 +132,32 @@ class NativeClient:
         self._library.sing_client_synchronize()
 
     def memory(self) -> dict[str, int]:
-        """Count memory: used, peak, granted, total, free (bytes), allocations, frees (numbers)."""
+        """Count memory.
+
+        In bytes: used, peak, granted, total, free, and over time bytes_allocated, bytes_freed;
+        as numbers: allocations, frees, live_peak, out_of_memory.
+        """
         return dict(self._library.sing_client_memory())
+
+    def limit_memory(self, count: int) -> None:
+        """Let this process use no more than so many bytes of the device."""
+        self._library.sing_client_limit_memory(count)
+
+    def capture_begin(self) -> Any:
+        """Keep operators, from here on, instead of executing them; return what they go to."""
+        return self._library.sing_client_capture_begin()
+
+    def capture_end(self, capture: Any) -> None:
+        """Let operators be executed again."""
+        self._library.sing_client_capture_end(capture)
+
+    def replay(self, capture: Any) -> None:
+        """Execute what was kept."""
+        self._library.sing_client_replay(capture)
+
+    def capturing(self) -> bool:
+        """Whether operators are being kept."""
+        return bool(self._library.sing_client_capturing())
 
     def reset_peak(self) -> None:
         """Let the peak begin at what is used now."""
@@ -138,7 +168,9 @@ class NativeClient:
         return dict(self._library.sing_client_statistics())
 
     def device(self) -> dict[str, Any]:
-        """Describe the device: kind ("software" or "cuda"), name, total (bytes), threads."""
+        """Describe the device: kind ("software" or "cuda"), name, total (bytes), threads; of a GPU
+        also capability (900 for 9.0) and processors.
+        """
         return dict(self._library.sing_client_device())
 
     def default_generator(self) -> Any:
@@ -156,6 +188,10 @@ class NativeClient:
     def position(self) -> int:
         """Position of the log that the next record will have."""
         return int(self._library.sing_client_position())
+
+    def note_settings(self) -> None:
+        """Let the device follow what torch is set to now, from the next operator on."""
+        self._library.sing_client_note_settings()
 
     def cell(self, change: int) -> None:
         """Tell the agent that a cell began (1) or ended (-1)."""

@@ -9,6 +9,7 @@ CUDA lack (`bindings`), so that ``torch.cuda`` finds them where it looks for the
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kernelproxy import activation, native, paths
-from kernelproxy.activation import bindings, surface
+from kernelproxy.activation import bindings, compiling, origins, surface
 from kernelproxy.activation.client import NativeClient
 from kernelproxy.activation.link import Link
 from kernelproxy.control import connect
@@ -72,6 +73,8 @@ class TorchFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         if self._state.client is not None:
             _install(lambda: surface.install(module, self._client()))
+            _install(lambda: origins.install(module.library))
+            watch("torch._inductor.compile_fx", compiling.install)
 
     def _import_bindings(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         """Called by the import system to execute the extension module ``torch._C``."""
@@ -95,6 +98,45 @@ class TorchFinder(MetaPathFinder):
         except Exception as error:
             # Our bug must not cost the user their torch.
             activation.explain(f"internal error, please report it: {type(error).__name__}: {error}")
+
+
+class LaterFinder(MetaPathFinder):
+    """Has something done when a module was imported, and leaves the path then.
+
+    Parameters
+    ----------
+    name : str
+        Of the module.
+    then : callable
+        What is done, with the module.
+    """
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Called by the import system for every module that is not imported yet."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            _wrap(spec, self._import)
+        return spec
+
+    def _import(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        execute(module)
+        self._then(module)
+
+
+def watch(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Have something done to a module now, or when it will have been imported."""
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, LaterFinder(name, then))
 
 
 def _wrap(

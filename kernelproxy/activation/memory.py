@@ -11,6 +11,9 @@ from typing import Any
 
 from kernelproxy.activation.client import NativeClient
 
+# What the client counts over time.
+_COUNTS = ("allocations", "frees", "bytes_allocated", "bytes_freed", "out_of_memory")
+
 
 def _stat(current: int = 0, peak: int = 0, allocated: int = 0, freed: int = 0) -> dict[str, int]:
     return {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
@@ -27,17 +30,18 @@ class MemoryStatistics:
     def __init__(self, client: NativeClient) -> None:
         self._client = client
         self._reserved_peak = 0
+        self._fraction = 1.0
+        self._counted_from: dict[str, int] = {}  # what was counted when that was reset
 
     def stats(self, device: int) -> dict[str, Any]:
         """Called by ``torch.cuda.memory_stats``, which flattens the result."""
         found = self._client.memory()
         used, peak, granted = found["used"], found["peak"], found["granted"]
         self._reserved_peak = max(self._reserved_peak, granted)
-        allocations, frees = found["allocations"], found["frees"]
-        # Bytes are not summed up over time: the totals are the least that they can have been.
-        in_bytes = _stat(used, peak, peak, peak - used)
-        live = allocations - frees
-        count = _stat(live, live, allocations, frees)
+        since = {name: found[name] - self._counted_from.get(name, 0) for name in _COUNTS}
+        in_bytes = _stat(used, peak, since["bytes_allocated"], since["bytes_freed"])
+        live = found["allocations"] - found["frees"]
+        count = _stat(live, found["live_peak"], since["allocations"], since["frees"])
         return {
             "allocation": _pools(count),
             "active": _pools(count),
@@ -51,10 +55,10 @@ class MemoryStatistics:
             "oversize_allocations": _stat(),
             "oversize_segments": _stat(),
             "num_alloc_retries": 0,
-            "num_ooms": 0,
+            "num_ooms": since["out_of_memory"],
             "num_sync_all_streams": 0,
-            "num_device_alloc": allocations,
-            "num_device_free": frees,
+            "num_device_alloc": since["allocations"],
+            "num_device_free": since["frees"],
             "max_split_size": -1,
         }
 
@@ -62,6 +66,19 @@ class MemoryStatistics:
         """Called by ``torch.cuda.reset_peak_memory_stats``."""
         self._client.reset_peak()
         self._reserved_peak = self._client.memory()["granted"]
+
+    def reset_accumulated(self, device: int) -> None:
+        """Called by ``torch.cuda.reset_accumulated_memory_stats``."""
+        self._counted_from = self._client.memory()
+
+    def set_fraction(self, fraction: float, device: int) -> None:
+        """Called by ``torch.cuda.set_per_process_memory_fraction``."""
+        self._client.limit_memory(int(fraction * self._client.memory()["total"]))
+        self._fraction = fraction
+
+    def fraction(self, device: int) -> float:
+        """Called by ``torch.cuda.get_per_process_memory_fraction``."""
+        return self._fraction
 
     def accelerator_stats(self, device: int) -> dict[str, Any]:
         """Called by ``torch.accelerator.memory_stats``, whose names differ a little."""

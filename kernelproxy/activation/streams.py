@@ -1,4 +1,4 @@
-"""Bases of ``torch.cuda.Stream``, ``Event`` and ``CUDAGraph``, on torch's generic ones.
+"""Bases of ``torch.cuda.Stream`` and ``Event``, on torch's generic ones.
 
 A session executes in one order, so streams are names: work on two of them is not reordered, and
 waiting for one waits for what was issued before. Events are real: they are recorded in the log,
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 REFUSED = "{} is not available behind a device proxy: {}."
 CUDA = 1  # c10::DeviceType::CUDA
+_URGENT = 32  # the bit of a stream's id that says so, see device.cpp
 
 
 def refuse(what: str, why: str) -> NoReturn:
@@ -51,7 +52,7 @@ def stream_base(c: ModuleType) -> type:
 
         @property
         def priority(self) -> int:
-            return 0
+            return -1 if self.stream_id >> _URGENT & 1 else 0
 
         @staticmethod
         def priority_range() -> tuple[int, int]:
@@ -113,10 +114,3 @@ def event_base(c: ModuleType) -> type:
             refuse("An interprocess CUDA event", "the device belongs to this process alone")
 
     return CudaEventBase
-
-
-class CudaGraph:
-    """``torch._C._CUDAGraph``: refuses, because a graph holds addresses of one GPU process."""
-
-    def __new__(cls, keep_graph: bool = False) -> CudaGraph:
-        refuse("CUDA graph capture", "the device's process may be replaced at any time")

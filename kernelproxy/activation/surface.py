@@ -18,6 +18,16 @@ from kernelproxy.activation import tensor_types
 from kernelproxy.activation.client import NativeClient
 from kernelproxy.activation.streams import refuse
 
+_COLLECTIVES = (
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "init_rank",
+    "reduce",
+    "reduce_scatter",
+    "unique_id",
+    "version",
+)
 _NO_POINTERS = "device memory lies in another process"
 
 
@@ -29,8 +39,15 @@ def install(torch: ModuleType, client: NativeClient) -> None:
     torch.cuda.list_gpu_processes = torch.cuda.memory.list_gpu_processes = _no_nvml
     # Recurrent modules ask at every call and would be told to rebuild PyTorch.
     torch.backends.cudnn.is_acceptable = lambda tensor: False
+    # Builds with CUDA have NCCL, which needs a GPU in this process.
+    if torch.distributed.is_available():
+        torch.distributed.distributed_c10d._NCCL_AVAILABLE = False
+    # Streams are names here, and a gradient that comes on another one is not early.
+    torch._C._set_warn_on_accumulate_grad_stream_mismatch(False)
+    _patch_profiler(torch)
     _patch_storage(torch, client)
     _patch_parallel(torch)
+    _patch_refusals(torch)
     _patch_printing(torch)
     _patch_exports(torch)
     tensor_types.install(torch)
@@ -107,6 +124,24 @@ def _patch_storage_files(torch: ModuleType) -> None:
     torch.UntypedStorage._set_from_file = set_from_file
 
 
+def _patch_profiler(torch: ModuleType) -> None:
+    """Profile the host alone: for CUDA's activities, Kineto opens the GPU in builds with CUDA.
+
+    It counts GPUs in any case, which asks the driver and opens none.
+    """
+    cuda, profile = torch.profiler.ProfilerActivity.CUDA, torch.profiler.profiler._KinetoProfile
+    original = profile.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.activities = set(self.activities) - {cuda}
+        if self.use_device == "cuda":
+            self.use_device = None
+
+    profile.__init__ = init
+
+
 def _patch_parallel(torch: ModuleType) -> None:
     """``nn.DataParallel`` on the one device there is: scattering and gathering are copies."""
 
@@ -126,6 +161,28 @@ def _patch_parallel(torch: ModuleType) -> None:
     torch._C._broadcast_coalesced = lambda tensors, devices, size: broadcast(tensors, devices)
     torch._C._broadcast = lambda tensor, devices: list(scatter(tensor, devices))
     torch._C._gather = gather
+
+
+def _patch_refusals(torch: ModuleType) -> None:
+    """What would fail before it came to the name in ``torch._C`` that refuses."""
+
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        refuse("NCCL", "a session has one device, cuda:0")
+
+    def allocator(*args: Any, **kwargs: Any) -> Any:
+        refuse("An allocator of one's own", _NO_POINTERS)
+
+    def tune(*args: Any, **kwargs: Any) -> Any:
+        refuse("Tuning", "the device's libraries are not in this process")
+
+    def gds(*args: Any, **kwargs: Any) -> Any:
+        refuse("GPUDirect Storage", _NO_POINTERS)
+
+    for name in _COLLECTIVES:
+        setattr(torch.cuda.nccl, name, collective)
+    torch.cuda.gds.GdsFile.__new__ = gds
+    torch.cuda.memory.CUDAPluggableAllocator.__init__ = allocator
+    torch.cuda.tunable.tune_gemm_in_file = torch.cuda.tunable.mgpu_tune_gemm_in_file = tune
 
 
 def _patch_printing(torch: ModuleType) -> None:

@@ -44,6 +44,7 @@ class Pages:
         page = self.memory.agent
         page.device_kind = device.kind
         page.device_name = device.name
+        page.capability, page.processors = device.capability, device.processors
         page.threads = device.threads
         page.memory_total = page.memory_free = device.memory_total
 

@@ -3,9 +3,10 @@
 Note [Patience]: a worker gives way between two operators, so it may keep others waiting for as long
 as one operator takes. One that is stopped by a signal, or asleep in the middle of an operator, is
 taken to hang after a few seconds without any processor time. One that works gets minutes: its
-operator is long. Whoever is out of time is ended; its session is rebuilt from the newest snapshot
-and the log, so nothing is lost but time. An operator that is merely long would be ended again in
-each turn, so both times double with every worker of a session that was ended like this.
+operator is long, or waits for a compiler. Whoever is out of time is ended; its session is rebuilt
+from the newest snapshot and the log, so nothing is lost but time. An operator that is merely long
+would be ended again in each turn, so both times double with every worker of a session that was
+ended like this.
 
 One that a signal has stopped is ended also if nobody else waits, after twelve times as long, if it
 has work: nobody would ever know that it waits for a signal to go on.
@@ -16,6 +17,7 @@ of its state to come from disk: who reads them is this process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -28,6 +30,8 @@ DOUBLINGS_MAX = 6
 LOOKS = 10
 #: How many times the shorter time a stopped worker has if nobody else waits.
 ALONE = 12.0
+#: Of processes that start others; a compiler's are three.
+_DEPTH_MAX = 8
 _TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -40,7 +44,7 @@ class Activity:
     state : str
         A letter, as in ``/proc/PID/stat``.
     seconds : float
-        Of processor time that all its threads have had.
+        Of processor time that all its threads, and processes that it has started, have had.
     """
 
     state: str
@@ -49,11 +53,36 @@ class Activity:
 
 def activity(pid: int) -> Activity | None:
     """Look what a process does; None if it has ended."""
+    found = _look(pid)
+    if found is None:
+        return None
+    return Activity(found.state, found.seconds + sum(_seconds(child) for child in _children(pid)))
+
+
+def _look(pid: int) -> Activity | None:
+    """What a process does by itself, with the time of its children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return Activity(fields[0], (int(fields[11]) + int(fields[12])) * _TICK_SECONDS)
+    return Activity(fields[0], sum(map(int, fields[11:15])) * _TICK_SECONDS)
+
+
+def _seconds(pid: int, depth: int = 0) -> float:
+    """Processor time of a process and those that it has started."""
+    found = _look(pid)
+    if found is None or depth > _DEPTH_MAX:
+        return 0.0
+    return found.seconds + sum(_seconds(child, depth + 1) for child in _children(pid))
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that one has started and that have not ended; not every system tells."""
+    children = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children += [int(child) for child in task.read_text().split()]
+    return children
 
 
 class Patience:
@@ -108,7 +137,8 @@ class Wait:
 
     def look(self, now: float, seen: Activity) -> str:
         """Return why the worker is to be ended, as a clause; "" while it is not."""
-        moved = self._seconds is not None and seen.seconds > self._seconds
+        # Less: a process that it had started was not waited for by it.
+        moved = self._seconds is not None and seen.seconds != self._seconds
         if moved or self._seconds is None:
             self._seconds = seen.seconds
         if moved or seen.state in "RD":  # D: in the system, which is at work for it

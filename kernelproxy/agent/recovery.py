@@ -37,6 +37,13 @@ class Deaths:
         self._record, self._times = -1, 0
         self._farthest, self._fruitless = -1, 0
 
+    @property
+    def careful(self) -> bool:
+        """Whether the last worker ended by itself at a record, which may not be the one to blame:
+        a GPU's kernels fail after records that follow them were begun.
+        """
+        return self._times > 0
+
     def note(self, consumed: int, head: int, status: int | None = None) -> Verdict:
         """Judge the death of a worker that had executed the log below `consumed`.
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kernelproxy.devices.software import parse_bytes
+from kernelproxy.devices.sizes import parse_bytes
 from kernelproxy.errors import ControlError, DeviceError
 
 MIB = 1 << 20

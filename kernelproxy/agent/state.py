@@ -281,6 +281,7 @@ class DeviceState(Pages):
             gate=not prepare,
             readiness=self.disk.arrivals_fd is not None,
             prepare=prepare,
+            careful=self.deaths.careful,
         )
         fds = self.memory.worker_fds()
         try:

@@ -125,6 +125,9 @@ class Zygote:
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
         # NVML, by which the agent numbers GPUs, knows this order only.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        # So that what is executed again gives the same bytes; and asked for by programs that set
+        # `torch.use_deterministic_algorithms`, whose own variables do not get here.
+        environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         return subprocess.Popen(
             [self.python, *self._settings.zygote_command, str(fd)],

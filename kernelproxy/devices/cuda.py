@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 
 from kernelproxy.devices.device import Device
+from kernelproxy.devices.sizes import parse_bytes
 from kernelproxy.errors import DeviceError
 from kernelproxy.oplog import DeviceKind
+
+#: Of a GPU's memory, what sessions may not use: every worker has a context there, and workspaces of
+#: its libraries, that no storage is charged for. One part in so many, but at least so much.
+RESERVED_PART, RESERVED_BYTES_MIN = 32, 1 << 30
+
+#: Cores of a multiprocessor, by compute capability, where they are not 128; NVML counts cores.
+_CORES = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 
 
 def all_devices() -> list[Device]:
@@ -21,21 +30,32 @@ def all_devices() -> list[Device]:
 
 
 def parse(text: str) -> Device:
-    """Make a device from what follows ``cuda:`` in the configuration: its number.
+    """Make a device from what follows ``cuda:`` in the configuration: its number, and perhaps how
+    much of its memory sessions may use, as in ``0:20GiB``.
 
     Raises
     ------
     DeviceError
-        If it is no number, or no such GPU is visible.
+        If it is no number, no such GPU is visible, or it has less memory.
     """
-    if not text.isdigit():
-        raise DeviceError(f"{text!r} is no number of a GPU (in cuda:{text}).")
+    number, separator, size = text.partition(":")
+    if not number.isdigit():
+        raise DeviceError(f"{number!r} is no number of a GPU (in cuda:{text}).")
     with _nvml() as nvml:
         handles = _visible(nvml) if nvml is not None else []
-        if nvml is None or int(text) >= len(handles):
+        if nvml is None or int(number) >= len(handles):
             seen = f"{len(handles)} visible" if handles else "none found"
-            raise DeviceError(f"There is no GPU cuda:{text} on this machine ({seen}).")
-        return _describe(nvml, int(text), handles[int(text)])
+            if nvml is None and not _is_installed():
+                seen = "the package nvidia-ml-py, which finds them, is not installed"
+            raise DeviceError(f"There is no GPU cuda:{number} on this machine ({seen}).")
+        found = _describe(nvml, int(number), handles[int(number)])
+    if not separator:
+        return found
+    memory = parse_bytes(size)
+    if not 1 << 20 <= memory <= found.memory_total:
+        total = found.memory_total >> 20
+        raise DeviceError(f"cuda:{text} is not between 1 MiB and the {total} MiB that it may have.")
+    return replace(found, memory_total=memory)
 
 
 @contextmanager
@@ -55,6 +75,14 @@ def _nvml() -> Iterator[ModuleType | None]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def _is_installed() -> bool:
+    try:
+        import pynvml  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def _visible(nvml: ModuleType) -> list[object]:
@@ -78,5 +106,20 @@ def _visible(nvml: ModuleType) -> list[object]:
 def _describe(nvml: ModuleType, index: int, handle: object) -> Device:
     name = nvml.nvmlDeviceGetName(handle)
     name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return Device(f"cuda:{index}", DeviceKind.CUDA, name, memory, 0, f"cuda:{index}")
+    total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    memory = total - min(total // 2, max(RESERVED_BYTES_MIN, total // RESERVED_PART))
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    try:
+        cores = nvml.nvmlDeviceGetNumGpuCores(handle)
+    except nvml.NVMLError:  # an old GPU or driver does not say
+        cores = 0
+    return Device(
+        f"cuda:{index}",
+        DeviceKind.CUDA,
+        name,
+        memory,
+        0,
+        f"cuda:{index}",
+        capability=100 * major + minor,
+        processors=cores // _CORES.get((major, minor), 128),
+    )

@@ -24,6 +24,10 @@ class Device:
         Compute threads of a software device; 0 for a GPU.
     torch_device : str
         What torch calls it in a worker: ``cpu`` or ``cuda:1``.
+    capability : int
+        Compute capability of a GPU: 100 times its first number and the second; 0 if not known.
+    processors : int
+        Multiprocessors of a GPU; 0 if not known.
     """
 
     id: str
@@ -32,3 +36,5 @@ class Device:
     memory_total: int
     threads: int
     torch_device: str
+    capability: int = 0
+    processors: int = 0

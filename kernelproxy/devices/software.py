@@ -6,15 +6,14 @@ They take the same code path as GPUs, so that everything runs and is tested with
 from __future__ import annotations
 
 import os
-import re
 
 from kernelproxy.devices.device import Device
+from kernelproxy.devices.sizes import parse_bytes
 from kernelproxy.errors import DeviceError
 from kernelproxy.oplog import DeviceKind
 
 DEFAULT_COUNT = 2
 DEFAULT_BYTES = 2 << 30
-_UNITS = {"": 1, "B": 1, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def default_threads() -> int:
@@ -45,22 +44,6 @@ def parse(text: str, index: int) -> Device:
     if memory < 1 << 20:
         raise DeviceError(f"cpu:{text} has less than 1 MiB of memory.")
     return _make(index, memory, int(threads) if separator else default_threads())
-
-
-def parse_bytes(text: str) -> int:
-    """Read a size such as ``4GiB``, ``1.5 GB`` or ``1048576`` (bytes).
-
-    Raises
-    ------
-    DeviceError
-        If it is none.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
-    if found is None or (found[3] and not found[2]):
-        raise DeviceError(f"{text!r} is no size: write 4GiB, 512MiB or a number of bytes.")
-    power = _UNITS[found[2].upper()]
-    unit = 1 if power == 1 else (1 << power if found[3] else 1000 ** (power // 10))
-    return int(float(found[1]) * unit)
 
 
 def _make(index: int, memory: int, threads: int) -> Device:

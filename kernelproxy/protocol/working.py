@@ -66,6 +66,9 @@ class Open(Message):
     prepare : bool
         Load all of the snapshot while another worker executes the session; answered when that is
         done. `Adopt` may follow, and `Gate` makes it the session's worker.
+    careful : bool
+        Whether a worker before it ended by itself: on a GPU it waits for each kernel, so that one
+        which asserts is found at its own record.
     """
 
     session: str
@@ -77,6 +80,7 @@ class Open(Message):
     gate: bool
     readiness: bool = False
     prepare: bool = False
+    careful: bool = False
 
 
 @dataclass(frozen=True)

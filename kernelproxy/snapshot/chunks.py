@@ -21,11 +21,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import zstandard
-from blake3 import blake3
-
 from kernelproxy.errors import InternalError, StoreError
 from kernelproxy.snapshot.manifest import Size
+from kernelproxy.snapshot.packages import hash_of, zstandard
 
 BLOCK_BYTES = 4096
 DAMAGED = ".damaged"
@@ -106,8 +104,8 @@ class Desk:
         self._file = aligned_memory(_file_bytes(chunk_bytes))
         self.chunk_bytes = chunk_bytes
         self._room: memoryview | None = None
-        self._packer = zstandard.ZstdCompressor(level=_LEVEL)
-        self._unpacker = zstandard.ZstdDecompressor()
+        self._packer = zstandard().ZstdCompressor(level=_LEVEL)
+        self._unpacker = zstandard().ZstdDecompressor()
 
     @property
     def file(self) -> memoryview:
@@ -182,7 +180,7 @@ class Desk:
                 while done < count and (step := reader.readinto(room[done:])):
                     done += step
                 rest = reader.read(1)
-        except zstandard.ZstdError as error:
+        except zstandard().ZstdError as error:
             raise ValueError(str(error)) from error
         if done != count or rest:
             raise ValueError("its length is wrong")
@@ -367,7 +365,7 @@ class ChunkFiles:
 def _content(desk: Desk, length: int, key: str, size: Size) -> memoryview:
     """Take the content out of a desk; raises ValueError if it is not what the key names."""
     content = desk.open(length)
-    if len(content) != size.content or blake3(content).hexdigest() != key:
+    if len(content) != size.content or hash_of(content) != key:
         raise ValueError("its hash is wrong")
     return content
 

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from blake3 import blake3
-
 from kernelproxy.errors import StoreError
+from kernelproxy.snapshot.packages import hash_of
 
 FORMAT_VERSION = 1
 #: Longest chunk that is believed, in bytes: what a reader may have to allocate.
@@ -196,7 +195,7 @@ def encode(manifest: Manifest) -> bytes:
         ],
     }
     line = json.dumps(body, separators=(",", ":")).encode() + b"\n"
-    return line + b"blake3 " + blake3(line).hexdigest().encode() + b"\n"
+    return line + b"blake3 " + hash_of(line).encode() + b"\n"
 
 
 def decode(raw: bytes, what: str) -> Manifest:
@@ -208,7 +207,7 @@ def decode(raw: bytes, what: str) -> Manifest:
         ``damaged``, or ``newer`` if a later version of this package wrote it.
     """
     line, newline, rest = raw.partition(b"\n")
-    if rest != b"blake3 " + blake3(line + newline).hexdigest().encode() + b"\n":
+    if rest != b"blake3 " + hash_of(line + newline).encode() + b"\n":
         raise StoreError(f"The manifest {what} is damaged: its hash is wrong.", "damaged")
     try:
         body = json.loads(line)

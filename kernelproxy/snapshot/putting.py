@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from blake3 import blake3
-
 from kernelproxy.errors import InternalError, StoreError
 from kernelproxy.snapshot.chunks import ChunkFiles, Desk, Desks, sync_directory
 from kernelproxy.snapshot.ledger import Allowance
 from kernelproxy.snapshot.manifest import Extent, Manifest, Size, cut
+from kernelproxy.snapshot.packages import hash_of
 from kernelproxy.snapshot.together import Cancel, work_together
 
 Progress = Callable[[int, int], object]
@@ -191,7 +190,7 @@ class Putting:
     def _store(self, desk: Desk, piece: _Piece) -> None:
         content = desk.content(piece.count)
         piece.fill(content, piece.offset)
-        key = blake3(content).hexdigest()
+        key = hash_of(content)
         if key not in self.chunks:
             stored = self._keep(desk, key, piece.count)
             with self._lock:

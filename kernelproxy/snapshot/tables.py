@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kernelproxy.errors import WorkerError
 
 MAGIC = 0x31504E53474E4953
-VERSION = 2
+VERSION = 3
 PAGE_BYTES = 4096
 EXTENT_BYTES_MIN = 4096
 HEADER = struct.Struct("<QIIQQQQQQ")
@@ -140,6 +140,8 @@ def read_storages(fd: int) -> dict[int, Storage]:
             reader.skip(12)
             reader.text()
         reader.skip(12 * reader.number("<I"))  # events
+        if reader.number("<B"):  # settings
+            reader.text()
         reader.skip(4)  # failures
         if reader.number("<B"):
             reader.skip(9)

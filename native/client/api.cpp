@@ -9,6 +9,7 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/Storage.h>
 
+#include "client/capture.h"
 #include "client/device.h"
 #include "client/generators.h"
 #include "client/kernels.h"
@@ -18,6 +19,7 @@
 
 namespace {
 
+using sing::client::Capture;
 using sing::client::Session;
 
 std::string& error_text() {
@@ -43,6 +45,14 @@ PyObject* dict_of(std::initializer_list<std::pair<const char*, uint64_t>> values
     }
   }
   return dict;
+}
+
+constexpr const char* kCapture = "sing.capture";
+
+Capture& capture_of(PyObject* capsule) {
+  void* capture = PyCapsule_GetPointer(capsule, kCapture);
+  if (capture == nullptr) throw python_error();
+  return *static_cast<Capture*>(capture);
 }
 
 }  // namespace
@@ -86,13 +96,47 @@ PyObject* sing_client_memory() {
                   {"total", session.agent().memory_total.load()},
                   {"free", session.agent().memory_free.load()},
                   {"allocations", session.counters().allocations},
-                  {"frees", session.counters().frees}});
+                  {"frees", session.counters().frees},
+                  {"live_peak", session.counters().live_peak},
+                  {"bytes_allocated", session.counters().bytes_allocated},
+                  {"bytes_freed", session.counters().bytes_freed},
+                  {"out_of_memory", session.counters().out_of_memory}});
   END_HANDLE_TH_ERRORS
 }
 
 void sing_client_reset_peak() {
   if (Session::connected() && !Session::forked()) Session::get().reset_peak();
 }
+
+void sing_client_limit_memory(uint64_t bytes) {
+  if (Session::connected() && !Session::forked()) Session::get().limit_memory(bytes);
+}
+
+// Begins a capture (Note [Captures] in capture.h) and returns it, as a capsule.
+PyObject* sing_client_capture_begin() {
+  HANDLE_TH_ERRORS
+  return PyCapsule_New(Session::get().begin_capture(), kCapture, [](PyObject* capsule) {
+    if (Session::forked()) return;
+    Session::get().discard(static_cast<Capture*>(PyCapsule_GetPointer(capsule, kCapture)));
+  });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* sing_client_capture_end(PyObject* capsule) {
+  HANDLE_TH_ERRORS
+  Session::get().end_capture(capture_of(capsule));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* sing_client_replay(PyObject* capsule) {
+  HANDLE_TH_ERRORS
+  Session::get().replay(capture_of(capsule));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+int sing_client_capturing() { return Session::capturing() ? 1 : 0; }
 
 PyObject* sing_client_statistics() {
   HANDLE_TH_ERRORS
@@ -111,8 +155,10 @@ PyObject* sing_client_device() {
   HANDLE_TH_ERRORS
   const auto& agent = Session::get().agent();
   const bool software = agent.device_kind == static_cast<uint32_t>(sing::DeviceKind::software);
-  PyObject* dict =
-      dict_of({{"total", agent.memory_total.load()}, {"threads", agent.threads.load()}});
+  PyObject* dict = dict_of({{"total", agent.memory_total.load()},
+                            {"threads", agent.threads.load()},
+                            {"capability", agent.capability.load()},
+                            {"processors", agent.processors.load()}});
   const std::string name(agent.device_name, strnlen(agent.device_name, sizeof(agent.device_name)));
   if (dict != nullptr && put(dict, "kind", PyUnicode_FromString(software ? "software" : "cuda")) &&
       put(dict, "name",
@@ -150,6 +196,11 @@ PyObject* sing_client_storage_number(PyObject* storage) {
 
 // Where the next record will begin.
 uint64_t sing_client_position() { return Session::get().client().head.load(); }
+
+// One of torch's settings may have changed.
+void sing_client_note_settings() {
+  if (Session::connected() && !Session::forked()) Session::get().note_settings();
+}
 
 // A cell begins (+1) or ends (-1).
 void sing_client_cell(int running) {

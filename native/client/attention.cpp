@@ -1,5 +1,6 @@
 #include "client/attention.h"
 
+#include <algorithm>
 #include <limits>
 
 #include <ATen/native/transformers/attention.h>
@@ -7,8 +8,14 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
 
+#include "client/calls.h"
+#include "client/encode.h"
+#include "client/operators.h"
+#include "client/plans.h"
 #include "client/session.h"
+#include "client/tensors.h"
 
 namespace sing::client {
 
@@ -17,15 +24,49 @@ namespace {
 // SDPBackend of ATen/native/transformers/sdp_utils_cpp.h.
 constexpr int64_t kMath = 0;
 constexpr int64_t kFlash = 1;
-
-// In a CUDA build torch's own choice would ask the driver for the GPU's properties.
-int64_t choose_math(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                    const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) {
-  return kMath;
-}
+constexpr int64_t kEfficient = 2;
+constexpr int64_t kCudnn = 3;
+// Beyond, cuDNN has no backward pass.
+constexpr int64_t kCudnnTrainedMax = 128;
 
 bool is_software() {
   return Session::get().agent().device_kind == static_cast<uint32_t>(DeviceKind::software);
+}
+
+bool is_trained(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  return c10::GradMode::is_enabled() &&
+         (query.requires_grad() || key.requires_grad() || value.requires_grad());
+}
+
+// The worker knows its GPU and its libraries: it is asked once for operands of such geometry. In a
+// CUDA build torch's own choice would ask the driver here.
+int64_t ask_worker(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                   const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+                   std::optional<double> scale, bool enable_gqa) {
+  static Operator& op =
+      find_operator(c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_sdp_choice", ""));
+  torch::jit::Stack stack{query, key, value, mask, dropout, is_causal, scale, enable_gqa};
+  {
+    static thread_local Encoder encoder;
+    encoder.call(op, stack);
+    const Plan* plan = PlanCache::get().find(encoder.key(), false);
+    if (plan != nullptr) return plan->outputs[0].number;
+  }
+  call(op.handle, kKeys, &stack);
+  return stack[0].toInt();
+}
+
+int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+               const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+               std::optional<double> scale, bool enable_gqa) {
+  if (is_software()) return kMath;
+  const int64_t choice = ask_worker(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
+  // Nothing requires gradients there.
+  const int64_t width = std::max(query.size(-1), value.size(-1));
+  if (choice == kCudnn && width > kCudnnTrainedMax && is_trained(query, key, value)) {
+    return mask.has_value() && mask->defined() ? kEfficient : kFlash;
+  }
+  return choice;
 }
 
 std::optional<at::Tensor> additive(const std::optional<at::Tensor>& mask, at::ScalarType dtype) {
@@ -38,7 +79,7 @@ std::optional<at::Tensor> additive(const std::optional<at::Tensor>& mask, at::Sc
 }  // namespace
 
 void register_attention_choice() {
-  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_math);
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose);
 }
 
 at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tensor& key,

@@ -1,11 +1,17 @@
 #include "client/calls.h"
 
 #include <algorithm>
+#include <unordered_map>
 
+#include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include "client/capture.h"
+#include "client/compound.h"
 #include "client/encode.h"
+#include "client/generators.h"
 
 namespace sing::client {
 
@@ -44,6 +50,8 @@ c10::ArrayRef<c10::IValue> operands_of(const Operator& op, const Stack& stack) {
 // ------------------------------------------------------------------ operands on the host
 
 void check_host_operand(const Operator& op, const at::Tensor& tensor, size_t index) {
+  TORCH_CHECK(index > 0 || op.name != "aten::masked_fill_.Tensor",
+              "masked_fill: Expected inputs to be on same device");  // CUDA's kernel says it so
   TORCH_CHECK(tensor.dim() == 0 || op.host_indices,
               "Expected all tensors to be on the same device, but found at least two devices, "
               "cuda:0 and ",
@@ -101,8 +109,13 @@ void finish(const Operator& op, Stack& stack, Results&& fresh) {
   for (c10::IValue& value : fresh) stack.push_back(std::move(value));
 }
 
+void pin_operands(const Encoder& encoder) {
+  for (const at::Tensor* tensor : encoder.tensors()) Session::get().pin(slot_of(*tensor));
+}
+
 void send_in_place(Operator& op, Encoder& encoder, Stack& stack) {
   for (size_t i = 0; i < op.returns; ++i) encoder.record().put(Tag::none);
+  if (Session::capturing()) pin_operands(encoder);
   Session::get().append(RecordKind::call, encoder.record().view(), {}, encoder.flags());
   finish(op, stack, Results(op.returns));
 }
@@ -110,9 +123,15 @@ void send_in_place(Operator& op, Encoder& encoder, Stack& stack) {
 // Builds planned outputs and writes them to the record.
 class Emitter {
  public:
-  explicit Emitter(Encoder& encoder) : encoder_(encoder), out_(encoder.record()) {}
+  // `several`: later outputs may share the storages of earlier ones.
+  Emitter(Encoder& encoder, bool several)
+      : encoder_(encoder), out_(encoder.record()), several_(several) {}
 
   c10::IValue output(const Output& planned) {
+    if (planned.tag == Tag::integer) {
+      out_.put(Tag::none);
+      return planned.number;
+    }
     out_.put(planned.tag);
     switch (planned.tag) {
       case Tag::tensor: {
@@ -121,7 +140,7 @@ class Emitter {
         out_.put<uint32_t>(slot->id);
         out_.put<uint64_t>(planned.bytes);
         put_geometry(out_, planned.geometry);
-        results_.push_back(result);
+        if (several_) results_.push_back(result);
         return result;
       }
       case Tag::alias: {
@@ -130,17 +149,19 @@ class Emitter {
                                       : results_[static_cast<size_t>(-1 - planned.source)];
         out_.put<uint32_t>(slot_of(owner)->id);
         put_geometry(out_, planned.geometry);
-        results_.push_back(make_tensor(owner.storage(), planned.geometry));
-        return results_.back();
+        at::Tensor result = make_tensor(owner.storage(), planned.geometry);
+        if (several_) results_.push_back(result);
+        return result;
       }
       case Tag::list: {
         c10::List<at::Tensor> list;
+        several_ = true;
         out_.put<uint32_t>(static_cast<uint32_t>(planned.items.size()));
         for (const Output& item : planned.items) list.push_back(output(item).toTensor());
         return list;
       }
       case Tag::undefined:
-        results_.emplace_back();
+        if (several_) results_.emplace_back();
         return at::Tensor();
       default:
         return {};
@@ -150,6 +171,7 @@ class Emitter {
  private:
   Encoder& encoder_;
   Writer& out_;
+  bool several_;
   c10::SmallVector<at::Tensor, 4> results_;
 };
 
@@ -178,11 +200,13 @@ void send_planned(Operator& op, Encoder& encoder, const Plan& plan, Stack& stack
     for (const Change& change : plan.changes) apply(change, operands_of(op, stack), false);
     encoder.call(op, operands_of(op, stack));
   }
-  Emitter emitter(encoder);
+  static const Output nothing;
+  Emitter emitter(encoder, op.returns > 1);
   Results fresh(op.returns);
   for (size_t i = 0; i < op.returns; ++i) {
-    fresh[i] = emitter.output(plan.outputs.empty() ? Output{} : plan.outputs[i]);
+    fresh[i] = emitter.output(plan.outputs.empty() ? nothing : plan.outputs[i]);
   }
+  if (Session::capturing()) pin_operands(encoder);
   Session::get().append(RecordKind::call, encoder.record().view(), {}, encoder.flags());
   finish(op, stack, std::move(fresh));
 }
@@ -224,11 +248,15 @@ void call_structured(Operator& op, std::span<const std::byte> key, Stack& stack)
 
 class Request {
  public:
-  Request(Operator& op, Encoder& encoder) : op_(op), encoder_(encoder) {
+  Request(Operator& op, Encoder& encoder, c10::ArrayRef<c10::IValue> operands)
+      : op_(op), encoder_(encoder) {
     Writer& out = encoder.record();
     for (size_t i = 0; i < op.returns; ++i) {
       const c10::TypePtr& type = op.schema.returns()[i].type();
-      if (op.aliases[i] >= 0) {
+      if (may_be_compound(i, operands)) {
+        out.put(Tag::compound);
+        for (size_t k = 0; k < kPartsMax; ++k) out.put<uint32_t>(reserve()->id);
+      } else if (op.aliases[i] >= 0) {
         out.put(Tag::none);
       } else if (type->kind() == c10::TypeKind::TensorType) {
         out.put(Tag::tensor);
@@ -262,6 +290,9 @@ class Request {
       Output planned;
       results[i] = read(in, planned);
       plan->outputs.push_back(std::move(planned));
+      if (op_.aliases[i] >= 0 && results[i].isTensor()) {
+        replace(operands[static_cast<size_t>(op_.aliases[i])].toTensor(), results[i].toTensor());
+      }
     }
     const uint32_t changes = in.get_count(8);
     for (uint32_t i = 0; in.ok() && i < changes; ++i) {
@@ -280,6 +311,16 @@ class Request {
   }
 
  private:
+  // Results of operators of sparse tensors; what such an operator changes may get other parts.
+  bool may_be_compound(size_t i, c10::ArrayRef<c10::IValue> operands) const {
+    if (!encoder_.has_compound() ||
+        op_.schema.returns()[i].type()->kind() != c10::TypeKind::TensorType) {
+      return false;
+    }
+    return op_.aliases[i] < 0 ||
+           is_compound(operands[static_cast<size_t>(op_.aliases[i])].toTensor());
+  }
+
   Slot* reserve() {
     slots_.push_back(Session::get().allocate(0, false));
     return slots_.back();
@@ -335,9 +376,13 @@ class Request {
         }
         return list;
       }
-      case Tag::integer:
+      case Tag::compound:
         rememberable_ = false;
-        return in.get<int64_t>();
+        return read_compound(in);
+      case Tag::integer:
+        rememberable_ = rememberable_ && op_.counts;
+        planned.number = in.get<int64_t>();
+        return planned.number;
       case Tag::real:
         rememberable_ = false;
         return in.get<double>();
@@ -352,6 +397,21 @@ class Request {
       default:
         TORCH_CHECK(false, "unreadable answer for ", op_.name);
     }
+  }
+
+  at::Tensor read_compound(Reader& in) {
+    const Compound compound = get_compound(in);
+    TORCH_CHECK(in.ok(), "unreadable answer for ", op_.name);
+    Parts parts;
+    for (size_t i = 0; i < compound.parts(); ++i) {
+      Output planned;
+      parts.push_back(read(in, planned).toTensor());
+      // Grown in place.
+      auto* storage = parts.back().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+      const uint64_t needed = planned.geometry.storage_bytes();
+      if (needed > storage->nbytes()) adopt_size(storage, needed);
+    }
+    return assemble(compound, parts);
   }
 
   const at::Tensor& owner(uint32_t id, int32_t& source) {
@@ -382,24 +442,122 @@ void call_and_wait(Operator& op, Encoder& encoder, Stack& stack) {
   std::shared_ptr<Plan> plan;
   Results results;
   {
-    Request request(op, encoder);
+    Request request(op, encoder, operands_of(op, stack));
     results = request.run(operands_of(op, stack), plan);
   }
-  if (plan != nullptr && !op.dynamic && op.plain) PlanCache::get().insert(encoder.key(), plan);
+  if (plan != nullptr && !op.dynamic && (op.plain || op.counts))
+    PlanCache::get().insert(encoder.key(), plan);
   finish(op, stack, std::move(results));
 }
+
+// Zeros in the geometry of an operand: nobody reads them, so they take memory in the worker only.
+c10::IValue imitation(const c10::IValue& value,
+                      std::unordered_map<const c10::TensorImpl*, at::Tensor>& made) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || !on_device(tensor)) return value;
+    at::Tensor& zeros = made[tensor.unsafeGetTensorImpl()];
+    if (!zeros.defined()) {
+      zeros = make_tensor(make_storage(Session::get().allocate(tensor.storage().nbytes(), true)),
+                          geometry_of(tensor));
+      if (tensor.is_conj()) zeros._set_conj(true);
+      if (tensor.is_neg()) zeros._set_neg(true);
+    }
+    return zeros;
+  }
+  if (value.isGenerator() && value.toGenerator().defined()) return new_generator();
+  if (!value.isTensorList() && !value.isOptionalTensorList()) return value;
+  c10::List<std::optional<at::Tensor>> list;
+  for (const c10::IValue& item : value.toListRef()) {
+    const c10::IValue zeros = imitation(item, made);
+    list.push_back(zeros.isTensor() ? std::optional(zeros.toTensor()) : std::nullopt);
+  }
+  return list;
+}
+
+// What an operator would return, learnt without executing it on its operands; null if it cannot be.
+std::shared_ptr<Plan> probe(Operator& op, c10::ArrayRef<c10::IValue> operands) {
+  const Probing probing(op.handle.hasTag(at::Tag::nondeterministic_seeded));
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> made;
+  Stack stack;
+  for (const c10::IValue& operand : operands) stack.push_back(imitation(operand, made));
+  Encoder encoder;
+  encoder.call(op, stack);
+  std::shared_ptr<Plan> plan;
+  try {
+    Request(op, encoder, stack).run(stack, plan);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, op.name, " cannot be captured before it has run once on such operands; ",
+                "warm up first (", error.what_without_backtrace(), ")");
+  }
+  return plan;
+}
+
+// A dense tensor that gets a sparse one of the same size added keeps its geometry.
+bool keeps_geometry(const Operator& op, c10::ArrayRef<c10::IValue> operands) {
+  if (op.name != "aten::add_.Tensor") return false;
+  const at::Tensor &self = operands[0].toTensor(), &other = operands[1].toTensor();
+  return !is_compound(self) && self.sizes() == other.sizes() && !self.is_complex() &&
+         self.scalar_type() == other.scalar_type();
+}
+
+// An operator of sparse tensors. Where its results are dense, equal sizes make equal results.
+void call_sparse(Operator& op, Encoder& encoder, Stack& stack, bool outermost) {
+  if (keeps_geometry(op, operands_of(op, stack))) {
+    send_in_place(op, encoder, stack);
+    return;
+  }
+  const Plan* plan = op.dynamic ? nullptr : PlanCache::get().find(encoder.key(), outermost);
+  if (plan != nullptr) {
+    send_planned(op, encoder, *plan, stack);
+  } else {
+    call_and_wait(op, encoder, stack);
+  }
+}
+
+// Whether a kernel takes such dtypes and strings, no shape function says, but a native device would
+// say it now: the first call with operands of each kind waits until it was executed, and makes no
+// plan for others.
+class FirstOfItsKind {
+ public:
+  FirstOfItsKind(Operator& op, const Stack& stack)
+      : op_(op), kinds_(kinds_of(operands_of(op, stack))), known_(op.knows(kinds_)) {}
+  bool known() const { return known_; }
+  void wait() const {
+    if (known_ || Session::capturing()) return;
+    Session::get().synchronize();
+    op_.learn(kinds_);
+  }
+
+ private:
+  Operator& op_;
+  const std::string kinds_;
+  const bool known_;
+};
+
+// Note [Backward]: torch walks the graph of a device's tensors in a thread of that device, while
+// the caller waits for it, and the graph of the CPU's in the caller's. To hand it over and back
+// wakes two threads at every step, and here nothing is gained by it: operators are only written
+// down. So who uses the device walks its graphs itself.
+void begin_thread() { c10::AutogradState::get_tls_state().set_multithreading_enabled(false); }
 
 // Encoders keep their buffers; a shape function of torch may call operators while one is in use.
 class Borrowed {
  public:
   Borrowed() {
+    if (pool.empty()) begin_thread();
     if (depth >= pool.size()) pool.push_back(std::make_unique<Encoder>());
     encoder_ = pool[depth++].get();
   }
-  ~Borrowed() { --depth; }
+  ~Borrowed() {
+    encoder_->let_go();
+    --depth;
+  }
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
   Encoder& operator*() { return *encoder_; }
+  // No other call of this thread has one.
+  bool outermost() const { return depth == 1; }
 
  private:
   static thread_local std::vector<std::unique_ptr<Encoder>> pool;
@@ -420,24 +578,40 @@ void call(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) 
   Borrowed borrowed;
   Encoder& encoder = *borrowed;
   encoder.call(op, operands_of(op, *stack));
-  if (op.trusted || sized) {
+  if (encoder.has_compound()) {
+    call_sparse(op, encoder, *stack, borrowed.outermost());
+    return;
+  }
+  if (sized || (op.trusted != nullptr && op.trusted(operands_of(op, *stack)))) {
     send_in_place(op, encoder, *stack);
     return;
   }
   const bool dynamic = op.dynamic || (op.masks && encoder.has_mask());
   if (!dynamic) {
-    if (const auto plan = PlanCache::get().find(encoder.key())) {
+    if (const Plan* plan = PlanCache::get().find(encoder.key(), borrowed.outermost())) {
       send_planned(op, encoder, *plan, *stack);
       return;
     }
   }
   if (op.structured) {
-    call_structured(op, dynamic ? std::span<const std::byte>() : encoder.key(), *stack);
+    const FirstOfItsKind first(op, *stack);
+    const bool remembered = !dynamic && first.known();
+    call_structured(op, remembered ? encoder.key() : std::span<const std::byte>(), *stack);
+    first.wait();
     return;
   }
   if (op.shape != nullptr && !dynamic) {
     auto plan = std::make_shared<Plan>();
     if (op.shape(operands_of(op, *stack), *plan)) {
+      const FirstOfItsKind first(op, *stack);
+      if (first.known()) PlanCache::get().insert(encoder.key(), plan);
+      send_planned(op, encoder, *plan, *stack);
+      first.wait();
+      return;
+    }
+  }
+  if (Session::capturing() && !dynamic && op.plain) {
+    if (const std::shared_ptr<Plan> plan = probe(op, operands_of(op, *stack))) {
       PlanCache::get().insert(encoder.key(), plan);
       send_planned(op, encoder, *plan, *stack);
       return;

@@ -10,6 +10,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "client/generators.h"
+#include "client/profiler.h"
 #include "client/tensors.h"
 
 namespace sing::client {
@@ -65,6 +66,7 @@ class PinnedAllocator final : public c10::Allocator {
 // A session executes one operator after another: streams are names, and waiting for an event of
 // another stream is always done already.
 thread_local c10::StreamId current_stream = 0;
+constexpr c10::StreamId kUrgent = c10::StreamId{1} << 32;  // of a name: the priority asked for
 std::atomic<c10::StreamId> last_stream{0};
 std::atomic<uint32_t> last_event{0};
 
@@ -95,10 +97,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 
   c10::Stream getStream(c10::Device) const override { return stream(current_stream); }
   c10::Stream getDefaultStream(c10::Device) const override { return stream(0); }
-  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
-    return stream(++last_stream);
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool urgent) const override {
+    return stream(++last_stream | (urgent ? kUrgent : 0));
   }
-  c10::Stream getNewStream(c10::Device, int) const override { return stream(++last_stream); }
+  c10::Stream getNewStream(c10::Device device, int priority) const override {
+    return getStreamFromGlobalPool(device, priority < 0);
+  }
   c10::Stream exchangeStream(c10::Stream next) const override {
     const c10::Stream before = stream(current_stream);
     current_stream = next.id();
@@ -175,6 +179,10 @@ struct Hooks final : at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
+  // Which of them works is the device's affair: it ignores a preference for what it lacks.
+  bool hasMAGMA() const override { return true; }
+  bool hasCuSOLVER() const override { return true; }
+  bool hasCuBLASLt() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return 1; }
   int getNumGPUs() const override { return 1; }
@@ -207,6 +215,7 @@ void register_device() {
   static Guard guard;
   static const c10::impl::DeviceGuardImplRegistrar guard_registration(kDevice, &guard);
   c10::SetAllocator(kDevice, allocator(), 1);
+  register_profiler();
 }
 
 }  // namespace sing::client

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include "client/generators.h"
+#include "oplog/compound.h"
 
 namespace sing::client {
 
@@ -11,6 +12,7 @@ void Encoder::call(Operator& op, c10::ArrayRef<c10::IValue> operands) {
   record_.clear();
   key_.clear();
   tensors_.clear();
+  let_go();
   has_mask_ = false;
   record_.put<uint32_t>(op.number());
   record_.put<uint16_t>(static_cast<uint16_t>(op.operands));
@@ -18,6 +20,7 @@ void Encoder::call(Operator& op, c10::ArrayRef<c10::IValue> operands) {
   flags_ = c10::GradMode::is_enabled() ? kGradients : 0;
   key_.put<const void*>(&op.schema);
   key_.put<uint8_t>(flags_);
+  key_.put<uint32_t>(Session::settings_number());
   for (size_t i = 0; i < operands.size(); ++i) value(operands[i], op.relevance[i]);
 }
 
@@ -30,14 +33,14 @@ void Encoder::tensor(const at::Tensor& tensor) {
     host_tensor(tensor);
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, op_->name,
-                              ": only strided tensors live on a proxied device, not ",
-                              tensor.layout());
+  if (tensor.layout() != at::kStrided) {
+    compound(tensor);
+    return;
+  }
   both(Tag::tensor);
   record_.put<uint32_t>(slot_of(tensor)->id);
-  const size_t at = record_.size();
-  put_geometry(record_, tensor);
-  key_.put_bytes(record_.view().data() + at, record_.size() - at);
+  put_geometries(tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset(),
+                 tensor_flags(tensor), record_, key_);
   tensors_.push_back(&tensor);
   const auto dtype = tensor.scalar_type();
   has_mask_ = has_mask_ || dtype == at::kBool || dtype == at::kByte;
@@ -47,12 +50,22 @@ void Encoder::host_tensor(const at::Tensor& tensor) {
   // Larger ones were moved or refused before (calls.cpp); numbers travel in the record.
   const at::Tensor bytes = tensor.contiguous().resolve_conj().resolve_neg();
   both(Tag::host_tensor);
-  const size_t at = record_.size();
-  put_geometry(record_, bytes.scalar_type(), bytes.sizes(), bytes.strides(), 0,
-               tensor_flags(tensor) & kWrappedNumber);
-  key_.put_bytes(record_.view().data() + at, record_.size() - at);
+  put_geometries(bytes.scalar_type(), bytes.sizes(), bytes.strides(), 0,
+                 static_cast<uint8_t>(tensor_flags(tensor) & kWrappedNumber), record_, key_);
   record_.put<uint32_t>(static_cast<uint32_t>(bytes.nbytes()));
   record_.put_bytes(bytes.const_data_ptr(), bytes.nbytes());
+}
+
+void Encoder::compound(const at::Tensor& tensor) {
+  const Compound compound = compound_of(tensor);
+  both(Tag::compound);
+  const size_t at = record_.size();
+  put_compound(record_, compound);
+  key_.put_bytes(record_.view().data() + at, record_.size() - at);
+  for (at::Tensor& part : parts_of(tensor)) {
+    parts_.push_back(std::move(part));
+    this->tensor(parts_.back());
+  }
 }
 
 void Encoder::list(const c10::IValue& value) {

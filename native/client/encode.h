@@ -1,6 +1,8 @@
 // Writes an operator's operands as a call record, and the key of its geometry.
 #pragma once
 
+#include <deque>
+
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
@@ -20,12 +22,18 @@ class Encoder {
   // Device tensors among the operands, in the order of their encoding.
   const c10::SmallVectorImpl<const at::Tensor*>& tensors() const { return tensors_; }
   bool has_mask() const { return has_mask_; }
+  bool has_compound() const { return !parts_.empty(); }
+  // Forgets the operands, which would otherwise live until the next call.
+  void let_go() {
+    if (!parts_.empty()) parts_.clear();
+  }
 
  private:
   void value(const c10::IValue& value, Relevance relevance);
   void list(const c10::IValue& value);
   void tensor(const at::Tensor& tensor);
   void host_tensor(const at::Tensor& tensor);
+  void compound(const at::Tensor& tensor);
   template <class T>
   void both(T value) {
     record_.put(value);
@@ -36,6 +44,7 @@ class Encoder {
   Writer record_;
   Writer key_;
   c10::SmallVector<const at::Tensor*, 16> tensors_;
+  std::deque<at::Tensor> parts_;  // of sparse operands; tensors_ points to them
   bool has_mask_ = false;
   uint8_t flags_ = 0;
 };

@@ -10,4 +10,8 @@ const at::Generator& default_generator();
 at::Generator new_generator();
 uint32_t generator_number(const at::Generator& generator);
 
+// Keep the state of the device's default generator; let it go on from there.
+void keep_default_generator();
+void put_back_default_generator();
+
 }  // namespace sing::client

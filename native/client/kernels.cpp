@@ -8,6 +8,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/is_set_to_native.h>
@@ -21,8 +22,11 @@
 #include "client/attention.h"
 #include "client/calls.h"
 #include "client/copies.h"
+#include "client/graphs.h"
+#include "client/nested.h"
 #include "client/recurrent.h"
 #include "client/refusals.h"
+#include "client/sparse.h"
 #include "client/tensors.h"
 
 namespace sing::client {
@@ -31,6 +35,18 @@ namespace {
 
 // ------------------------------------------------------------------ storages and views: local
 
+// Under use_deterministic_algorithms, what nobody wrote has a value that shows it.
+bool must_fill() {
+  const at::Context& torch = at::globalContext();
+  return C10_UNLIKELY(torch.deterministicAlgorithms()) &&
+         torch.deterministicFillUninitializedMemory();
+}
+
+at::Tensor filled(at::Tensor made) {
+  if (must_fill()) at::native::fill_empty_deterministic_(made);
+  return made;
+}
+
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout> layout, std::optional<at::Device> device,
                  std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
@@ -38,7 +54,8 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                               "only strided tensors live on a proxied device, not ", *layout);
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
-  return at::detail::empty_generic(sizes, allocator(), kKeys, c10::dtype_or_default(dtype), format);
+  return filled(
+      at::detail::empty_generic(sizes, allocator(), kKeys, c10::dtype_or_default(dtype), format));
 }
 
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
@@ -48,8 +65,8 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                               "only strided tensors live on a proxied device, not ", *layout);
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
-  return at::detail::empty_strided_generic(sizes, strides, allocator(), kKeys,
-                                           c10::dtype_or_default(dtype));
+  return filled(at::detail::empty_strided_generic(sizes, strides, allocator(), kKeys,
+                                                  c10::dtype_or_default(dtype)));
 }
 
 void ensure_storage(const at::Tensor& self) {
@@ -62,8 +79,10 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes,
                           std::optional<at::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != sizes) {
+    const auto before = static_cast<int64_t>(self.storage().nbytes());
     impl->set_sizes_contiguous(sizes);
     ensure_storage(self);
+    if (must_fill()) at::native::fill_resize_deterministic_(self, before);
   }
   if (format.has_value() && *format != at::MemoryFormat::Preserve) {
     impl->empty_tensor_restride(*format);
@@ -133,14 +152,25 @@ void record_stream(at::Tensor&, at::Stream) {}
 
 bool is_pinned(const at::Tensor&, std::optional<at::Device>) { return false; }
 
-// Questions whether to use a GPU library, or nested tensors; not every torch asks all of them.
-constexpr std::array<const char*, 5> kQuestions = {
+// Questions whether to use a GPU library; not every torch asks all of them.
+constexpr std::array<const char*, 4> kQuestions = {
     "aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor", "aten::_use_miopen_ctc_loss",
-    "aten::_use_miopen_ctc_loss.Tensor", "aten::_nested_tensor_from_mask_left_aligned"};
+    "aten::_use_miopen_ctc_loss.Tensor"};
 
 void answer_no(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   torch::jit::drop(*stack, op.schema().arguments().size());
   stack->emplace_back(false);
+}
+
+// Composites that read a tensor's bytes, which are not in this process.
+bool reads_bytes(std::string_view name) {
+  return name.starts_with("aten::fbgemm_") || name == "aten::_saturate_weight_to_fp16" ||
+         name == "aten::choose_qparams_optimized";
+}
+
+void refuse_reader(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
+                              ": this operator works on the CPU only, not on a proxied device.");
 }
 
 void call_composite(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -192,6 +222,10 @@ bool travels_whole(std::string_view name) {
       "aten::_linalg_svd",
       "aten::linalg_matrix_exp",
       "aten::dist",
+      "aten::mode",
+      "aten::mode.values",
+      "aten::conj_physical_",
+      "aten::range.out_",
       "aten::logical_and.out",
       "aten::logical_or.out",
       "aten::logical_xor.out",
@@ -265,6 +299,11 @@ void register_shipped(torch::Library& library) {
     if (!op.has_value()) continue;
     if (std::find(kQuestions.begin(), kQuestions.end(), full) != kQuestions.end()) {
       library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_no>());
+    } else if (makes_compound(full)) {
+      library.impl(full.c_str(),
+                   torch::CppFunction::makeFromBoxedFunction<&call_here<c10::DispatchKey::CPU>>());
+    } else if (reads_bytes(full)) {
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse_reader>());
     } else if (is_shipped(*op, full)) {
       library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&call>());
     }
@@ -309,17 +348,22 @@ void register_kernels() {
   kernels->impl("is_pinned", &is_pinned);
   kernels->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
   kernels->impl("lstm.input", &lstm);
+  kernels->impl("gru.input", &gru);
 
   static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
                                              c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
   autograd->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
   autograd->impl("lstm.input", &lstm);
+  autograd->impl("gru.input", &gru);
   // Software devices lack its backward operator: it stays a composite in CUDA builds, too.
   for (torch::Library* library : {kernels, autograd}) {
     library->impl("_fused_rms_norm", torch::CppFunction::makeFromBoxedFunction<&call_composite>());
   }
   register_attention_choice();
+  register_sparse();
+  register_nested();
   register_refusals();
+  register_graphs();
 }
 
 }  // namespace sing::client

@@ -2,10 +2,11 @@
 
 #include <array>
 #include <mutex>
-#include <unordered_set>
+#include <unordered_map>
 
 #include <ATen/core/enum_tag.h>
 
+#include "client/origins.h"
 #include "client/session.h"
 #include "client/waiting.h"
 
@@ -13,16 +14,55 @@ namespace sing::client {
 
 namespace {
 
-// In-place operators that cannot be given a wrong shape: nothing is gained by waiting for them.
-bool is_trusted(const std::string& name) {
-  static const std::unordered_set<std::string> names = {
-      "aten::fill_.Scalar",     "aten::fill_.Tensor", "aten::zero_",
-      "aten::normal_",          "aten::uniform_",     "aten::random_",
-      "aten::random_.to",       "aten::random_.from", "aten::exponential_",
-      "aten::bernoulli_.float", "aten::log_normal_",  "aten::cauchy_",
-      "aten::geometric_",       "aten::copy_"};
-  return names.count(name) != 0 || name.starts_with("aten::_foreach_") ||
-         name.starts_with("aten::_fused_");
+using Operands = c10::ArrayRef<c10::IValue>;
+
+bool always(Operands) { return true; }
+
+bool is_real(const c10::IValue& self) { return at::isFloatingType(self.toTensor().scalar_type()); }
+
+bool number_of_one(Operands operands) { return operands[1].toTensor().dim() == 0; }
+
+// Of the generators of random numbers: whether the operator takes such parameters.
+bool ordered(Operands operands) {
+  return operands[2].isInt() && operands[1].toInt() < operands[2].toInt();
+}
+bool above_zero(Operands operands) { return operands[1].toInt() > 0; }
+bool between(Operands operands) {
+  return is_real(operands[0]) && operands[1].toDouble() <= operands[2].toDouble();
+}
+bool positive_second(Operands operands) {
+  return is_real(operands[0]) && operands[2].toDouble() > 0;
+}
+bool positive(Operands operands) { return is_real(operands[0]) && operands[1].toDouble() > 0; }
+bool probable(Operands operands) {
+  return operands[1].toDouble() >= 0 && operands[1].toDouble() <= 1;
+}
+bool strictly_probable(Operands operands) {
+  return operands[1].toDouble() > 0 && operands[1].toDouble() < 1;
+}
+
+// In-place operators that cannot be given a wrong shape: nothing is gained by waiting for them,
+// unless their numbers or dtypes may be wrong, of which the worker says more than we would.
+Trust trust_in(const std::string& name) {
+  static const std::unordered_map<std::string, Trust> known = {
+      {"aten::fill_.Scalar", &always},
+      {"aten::fill_.Tensor", &number_of_one},
+      {"aten::zero_", &always},
+      {"aten::copy_", &always},
+      {"aten::normal_", &positive_second},
+      {"aten::uniform_", &between},
+      {"aten::random_", &always},
+      {"aten::random_.to", &above_zero},
+      {"aten::random_.from", &ordered},
+      {"aten::exponential_", &positive},
+      {"aten::bernoulli_.float", &probable},
+      {"aten::log_normal_", &positive_second},
+      {"aten::cauchy_", &positive_second},
+      {"aten::geometric_", &strictly_probable}};
+  const auto found = known.find(name);
+  if (found != known.end()) return found->second;
+  return name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_") ? &always
+                                                                                  : nullptr;
 }
 
 bool takes_host_indices(const std::string& name) {
@@ -36,11 +76,54 @@ bool is_range(const std::string& name) {
          name.starts_with("aten::linspace") || name.starts_with("aten::logspace");
 }
 
+// Kernels of attention, which also return the lengths of sequences, and the choice among them.
+// What they return has another geometry where something is dropped.
+bool counts_lengths(const std::string& name) {
+  return name == "aten::_fused_sdp_choice" || name == "aten::_flash_attention_forward" ||
+         name == "aten::_efficient_attention_forward" || name == "aten::_cudnn_attention_forward" ||
+         name == "aten::_scaled_dot_product_flash_attention" ||
+         name == "aten::_scaled_dot_product_cudnn_attention" ||
+         name == "aten::_scaled_dot_product_efficient_attention";
+}
+
 bool is_tensors(const c10::TypePtr& type) {
   if (type->kind() == c10::TypeKind::TensorType) return true;
   const auto list = type->cast<c10::ListType>();
   return list && list->getElementType()->kind() == c10::TypeKind::TensorType;
 }
+
+void add_kind(const c10::IValue& value, std::string& kinds) {
+  char kind = 'v';
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    kind = tensor.defined() ? static_cast<char>(tensor.scalar_type()) : 'n';
+  } else if (value.isString()) {
+    kinds += value.toStringRef();
+    kind = '\n';
+  } else if (value.isNone()) {
+    kind = 'n';
+  } else if (value.isDouble()) {
+    kind = 'd';
+  } else if (value.isInt()) {
+    kind = 'i';
+  } else if (value.isBool()) {
+    kind = 'b';
+  } else if (value.isComplexDouble()) {
+    kind = 'c';
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    const size_t start = kinds.size();
+    for (const c10::IValue& item : value.toListRef()) {
+      add_kind(item, kinds);
+      // Of a long list, each kind once in a row.
+      if (kinds.size() > start + 1 && kinds.back() == kinds[kinds.size() - 2]) kinds.pop_back();
+    }
+  }
+  kinds.push_back(kind);
+}
+
+// Whose strides depend on the library that the worker uses, of which torch's shape function asks
+// this process.
+bool lies_as_library_likes(std::string_view name) { return name == "aten::_linalg_svd"; }
 
 Relevance relevance_of(const c10::TypePtr& type) {
   c10::TypePtr inner = type;
@@ -60,8 +143,10 @@ Operator::Operator(const c10::OperatorHandle& op)
                                           : schema.name() + "." + schema.overload_name()),
       operands(schema.arguments().size()),
       returns(schema.returns().size()) {
+  counts = counts_lengths(name);
   for (const c10::Argument& argument : schema.arguments()) {
-    relevance.push_back(is_range(name) ? Relevance::value : relevance_of(argument.type()));
+    relevance.push_back(is_range(name) || counts ? Relevance::value
+                                                 : relevance_of(argument.type()));
     has_out = has_out || argument.is_out();
   }
   in_place = !has_out;
@@ -80,13 +165,16 @@ Operator::Operator(const c10::OperatorHandle& op)
     plain = plain && is_tensors(result.type());
   }
   // An out= form that has such a kernel (logsumexp.out) is none of torch's structured ones: what it
-  // does to the size of its output, only the worker can tell.
-  structured = !has_out && handle.hasKernelForDispatchKey(
-                               c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+  // does to the size of its output, only the worker can tell. Nor is the shape function of this
+  // `isin` one: its kernel gives the result another size.
+  structured =
+      !has_out && !lies_as_library_likes(name) && name != "aten::isin.Scalar_Tensor" &&
+      handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
   masks = name == "aten::index.Tensor" || name == "aten::_unsafe_index.Tensor";
-  dynamic = !masks && (handle.hasTag(at::Tag::dynamic_output_shape) ||
-                       handle.hasTag(at::Tag::data_dependent_output));
-  trusted = in_place && is_trusted(name);
+  // What another library's kernels do with the sizes of their results, nobody knows.
+  dynamic = is_foreign(name) || (!masks && (handle.hasTag(at::Tag::dynamic_output_shape) ||
+                                            handle.hasTag(at::Tag::data_dependent_output)));
+  trusted = in_place ? trust_in(name) : nullptr;
   host_indices = takes_host_indices(name);
   shape = find_shape_rule(name);
 }
@@ -94,14 +182,42 @@ Operator::Operator(const c10::OperatorHandle& op)
 uint32_t Operator::number() {
   uint32_t known = number_.load(std::memory_order_acquire);
   if (known != 0) return known;
+  Writer origin;
+  if (is_foreign(name)) put_origin(origin, schema.name());
   static std::mutex mutex;
   const auto lock = lock_without_gil(mutex);
   known = number_.load(std::memory_order_acquire);
   if (known == 0) {
-    known = Session::get().define(schema.name(), schema.overload_name());
+    Session& session = Session::get();
+    known = session.define(schema.name(), schema.overload_name());
+    if (origin.size() != 0) {
+      // Once more, and where it comes from.
+      Writer out;
+      out.put<uint32_t>(known);
+      out.put_string(schema.name());
+      out.put_string(schema.overload_name());
+      out.put_bytes(origin.view().data(), origin.size());
+      session.append(RecordKind::define, out.view());
+    }
     number_.store(known, std::memory_order_release);
   }
   return known;
+}
+
+bool Operator::knows(const std::string& kinds) {
+  std::lock_guard lock(known_mutex_);
+  return known_.count(kinds) != 0;
+}
+
+void Operator::learn(const std::string& kinds) {
+  std::lock_guard lock(known_mutex_);
+  known_.insert(kinds);
+}
+
+std::string kinds_of(c10::ArrayRef<c10::IValue> operands) {
+  std::string kinds;
+  for (const c10::IValue& operand : operands) add_kind(operand, kinds);
+  return kinds;
 }
 
 // Open addressing by the schema's address: a schema lives as long as its operator, and operators

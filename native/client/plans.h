@@ -2,13 +2,19 @@
 //
 // The key holds everything a result's geometry may depend on (operator, dtypes, sizes, strides,
 // integers, …) and no storage numbers. Keys are compared whole; a hash decides nothing.
+//
+// Note [Nearby plans]: every operator looks here, so each thread keeps the plans that it used
+// lately in a table of its own, where neither a lock nor a count of users is needed. A plan never
+// changes and stays true, so nothing is ever taken out of there but to make room. That must not
+// happen while the plan is in use: a call that waits may run Python's signal handlers, which make
+// calls. So only the outermost call of a thread replaces entries; what others found is held until
+// then.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <string>
-#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -17,11 +23,12 @@
 namespace sing::client {
 
 struct Output {
-  Tag tag = Tag::none;  // none, undefined, tensor, alias, list
+  Tag tag = Tag::none;  // none, undefined, tensor, alias, list, integer
   Geometry geometry;
   uint64_t bytes = 0;  // of the storage, for a tensor
   int32_t source = 0;  // alias: an operand (>= 0) or an earlier output (-1 - index), both flat
   std::vector<Output> items;
+  int64_t number = 0;  // an integer: not sent, as the worker makes it, too
 };
 
 // An out= operand that gets another geometry.
@@ -35,6 +42,7 @@ struct Change {
 struct Plan {
   std::vector<Output> outputs;  // one per return
   std::vector<Change> changes;
+  std::vector<std::byte> key;  // once it is in the cache
 };
 
 Output tensor_output(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides);
@@ -44,21 +52,32 @@ Output undefined_output();
 class PlanCache {
  public:
   static PlanCache& get();
-  std::shared_ptr<const Plan> find(std::span<const std::byte> key) const;
+  // Null if there is none. It lives until the calling thread is in no call and looks again.
+  const Plan* find(std::span<const std::byte> key, bool outermost);
   uint64_t hits() const;
   uint64_t misses() const;
-  void insert(std::span<const std::byte> key, std::shared_ptr<const Plan> plan);
+  void insert(std::span<const std::byte> key, std::shared_ptr<Plan> plan);
 
  private:
+  class Nearby;
+  struct Key {
+    std::span<const std::byte> bytes;
+    uint64_t hash;
+    bool operator==(const Key& other) const noexcept;
+  };
+  struct Hash {
+    size_t operator()(const Key& key) const noexcept { return key.hash; }
+  };
+
+  static Key key_of(std::span<const std::byte> bytes) noexcept;
+  static Nearby& nearby();
+
   // Growing shapes make keys without end; an emptied cache fills again at no risk.
   static constexpr size_t kPlansMax = 1 << 16;
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-  };
   mutable std::mutex mutex_;
-  mutable uint64_t hits_ = 0, misses_ = 0;
-  std::unordered_map<std::string, std::shared_ptr<const Plan>, Hash, std::equal_to<>> plans_;
+  uint64_t hits_ = 0, misses_ = 0;  // hits here, and of threads that have ended
+  std::vector<const Nearby*> threads_;
+  std::unordered_map<Key, std::shared_ptr<const Plan>, Hash> plans_;  // keys lie in the plans
 };
 
 }  // namespace sing::client

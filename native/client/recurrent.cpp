@@ -1,10 +1,15 @@
 #include "client/recurrent.h"
 
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/ops/_cudnn_init_dropout_state.h>
+#include <ATen/ops/_cudnn_rnn.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/gru_native.h>
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
 #include <ATen/ops/stack.h>
@@ -18,6 +23,13 @@ namespace sing::client {
 namespace {
 
 constexpr int64_t kLstm = 2;  // ideep::rnn_kind
+// cudnnRNNMode_t.
+constexpr int64_t kCudnnLstm = 2;
+constexpr int64_t kCudnnGru = 3;
+
+bool is_software() {
+  return Session::get().agent().device_kind == static_cast<uint32_t>(DeviceKind::software);
+}
 
 bool all_on_device(at::TensorList tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
@@ -29,20 +41,90 @@ bool all_on_device(at::TensorList tensors) {
 bool uses_onednn(const at::Tensor& input, at::TensorList state, at::TensorList weights,
                  bool has_biases, int64_t layers, bool bidirectional) {
   const size_t cells = static_cast<size_t>(layers) * (bidirectional ? 2 : 1);
-  return Session::get().agent().device_kind == static_cast<uint32_t>(DeviceKind::software) &&
-         at::globalContext().userEnabledMkldnn() && at::globalContext().hasMKLDNN() &&
-         input.dim() == 3 && input.numel() != 0 && input.scalar_type() == at::kFloat &&
-         state.size() == 2 && state[0].dim() == 3 && state[0].sizes() == state[1].sizes() &&
-         weights.size() == cells * (has_biases ? 4 : 2) && all_on_device(weights) &&
-         all_on_device(state);
+  return is_software() && at::globalContext().userEnabledMkldnn() &&
+         at::globalContext().hasMKLDNN() && input.dim() == 3 && input.numel() != 0 &&
+         input.scalar_type() == at::kFloat && state.size() == 2 && state[0].dim() == 3 &&
+         state[0].sizes() == state[1].sizes() && weights.size() == cells * (has_biases ? 4 : 2) &&
+         all_on_device(weights) && all_on_device(state);
+}
+
+// The conditions of cudnn_is_acceptable() in ATen/native/cudnn; as above, wrong operands are
+// torch's.
+bool uses_cudnn(const at::Tensor& input, at::TensorList state, size_t states,
+                at::TensorList weights, bool has_biases, int64_t layers, bool bidirectional) {
+  const auto dtype = input.scalar_type();
+  if (is_software() || !at::globalContext().userEnabledCuDNN() || state.size() != states ||
+      (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf) || input.dim() != 3 ||
+      input.numel() == 0 || !all_on_device(weights) || !all_on_device(state)) {
+    return false;
+  }
+  for (const at::Tensor& each : state) {
+    if (each.dim() != 3 || each.scalar_type() != dtype) return false;
+  }
+  const bool projected = states == 2 && state[0].size(2) != state[1].size(2);
+  const size_t cells = static_cast<size_t>(layers) * (bidirectional ? 2 : 1);
+  return weights.size() == cells * ((has_biases ? 4 : 2) + (projected ? 1 : 0));
+}
+
+// What cuDNN draws its dropout from: kept by torch, too, for as long as the process lives.
+at::Tensor dropout_state(const at::Tensor& input, double dropout, bool train) {
+  if (dropout == 0 || !train) return {};
+  static auto* const states = new std::map<double, at::Tensor>();
+  static std::mutex mutex;
+  {
+    std::lock_guard lock(mutex);
+    const auto known = states->find(dropout);
+    if (known != states->end()) return known->second;
+  }
+  const auto seed = static_cast<int64_t>(c10::detail::getNonDeterministicRandom() >> 1);
+  const at::Tensor fresh =
+      at::_cudnn_init_dropout_state(dropout, train, seed, input.options().dtype(at::kByte));
+  std::lock_guard lock(mutex);
+  return states->try_emplace(dropout, fresh).first->second;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn(int64_t mode, const at::Tensor& input,
+                                                     at::TensorList state, at::TensorList weights,
+                                                     bool has_biases, int64_t layers,
+                                                     double dropout, bool train, bool bidirectional,
+                                                     bool batch_first) {
+  const at::Tensor hx = state[0].contiguous();
+  std::optional<at::Tensor> cx;
+  int64_t width = hx.size(2), projected = 0;
+  if (state.size() == 2) {
+    cx = state[1].contiguous();
+    if (cx->size(2) != width) projected = std::exchange(width, cx->size(2));
+  }
+  auto [output, hy, cy, reserve, buffer] =
+      at::_cudnn_rnn(input, weights, (has_biases ? 4 : 2) + (projected != 0 ? 1 : 0), std::nullopt,
+                     hx, cx, mode, width, projected, layers, batch_first, dropout, train,
+                     bidirectional, {}, dropout_state(input, dropout, train));
+  return {output, hy, cy};
 }
 
 }  // namespace
+
+std::tuple<at::Tensor, at::Tensor> gru(const at::Tensor& input, const at::Tensor& state,
+                                       at::TensorList weights, bool has_biases, int64_t layers,
+                                       double dropout, bool train, bool bidirectional,
+                                       bool batch_first) {
+  if (!uses_cudnn(input, state, 1, weights, has_biases, layers, bidirectional)) {
+    return at::native::gru(input, state, weights, has_biases, layers, dropout, train, bidirectional,
+                           batch_first);
+  }
+  auto [output, hy, none] = cudnn(kCudnnGru, input, state, weights, has_biases, layers, dropout,
+                                  train, bidirectional, batch_first);
+  return {output, hy};
+}
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at::TensorList state,
                                                     at::TensorList weights, bool has_biases,
                                                     int64_t layers, double dropout, bool train,
                                                     bool bidirectional, bool batch_first) {
+  if (uses_cudnn(input, state, 2, weights, has_biases, layers, bidirectional)) {
+    return cudnn(kCudnnLstm, input, state, weights, has_biases, layers, dropout, train,
+                 bidirectional, batch_first);
+  }
   if (!uses_onednn(input, state, weights, has_biases, layers, bidirectional)) {
     return at::native::lstm(input, state, weights, has_biases, layers, dropout, train,
                             bidirectional, batch_first);

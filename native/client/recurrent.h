@@ -7,12 +7,17 @@
 
 namespace sing::client {
 
-// Kernel of aten::lstm.input on the device, with and without autograd. A software device takes
-// oneDNN's layers as torch does on a CPU, so that results agree bit for bit; everything else is
-// torch's composite over fused cells.
+// Kernels of aten::lstm.input and aten::gru.input on the device, with and without autograd. A GPU
+// takes cuDNN's network, in one operator. A software device takes oneDNN's layers of an LSTM as
+// torch does on a CPU, so that results agree bit for bit; everything else is torch's composite over
+// fused cells.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at::TensorList state,
                                                     at::TensorList weights, bool has_biases,
                                                     int64_t layers, double dropout, bool train,
                                                     bool bidirectional, bool batch_first);
+std::tuple<at::Tensor, at::Tensor> gru(const at::Tensor& input, const at::Tensor& state,
+                                       at::TensorList weights, bool has_biases, int64_t layers,
+                                       double dropout, bool train, bool bidirectional,
+                                       bool batch_first);
 
 }  // namespace sing::client

@@ -23,12 +23,16 @@ namespace sing::client {
 namespace {
 
 constexpr size_t kPendingEntriesMax = 4096;
+constexpr size_t kSpareSlotsMax = 4096;
 constexpr uint64_t kPendingFreeBytes = uint64_t{4} << 20;
 constexpr auto kWait = std::chrono::milliseconds(50);  // bound on missing a signal, not a poll
 // About 30 us of spinning where a core is left for it; answers mostly come sooner.
 constexpr int kSpinsAlone = 800;
 constexpr int kSpinsCrowded = 60;
 constexpr std::string_view kBell = R"({"kind": "Bell"})";
+
+// Where the worker slept that was last woken; see Note [Waking].
+std::atomic<uint64_t> woken_at{UINT64_MAX};
 
 Session* session = nullptr;
 bool is_forked = false;
@@ -39,6 +43,18 @@ void pause_core() noexcept {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Note [Waking]: a worker that was woken counts as asleep until a core is free for it, which may be
+// many records later, and each would wake it again. A worker sleeps where it has consumed the log
+// up to, while head is no further. Whoever wakes it has moved head beyond that before, so that
+// nobody can sleep there any longer: one wake for each place is enough.
+void wake_worker(const WorkerPage& worker, const ClientPage& client) noexcept {
+  const uint64_t at = worker.consumed.load(std::memory_order_seq_cst);
+  if (at == client.head.load(std::memory_order_seq_cst)) return;  // it had been awake
+  if (at == woken_at.load(std::memory_order_acquire)) return;
+  futex_wake(low_half(client.head));
+  woken_at.store(at, std::memory_order_release);
 }
 
 }  // namespace
@@ -73,6 +89,7 @@ Session::Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bel
   head_ = client_->head.load();
   TORCH_CHECK(head_ == 0, "the log of this session belongs to another process");
   settle();
+  note_settings();
 }
 
 // What depends on the process and its surroundings, which leaving and joining may change.
@@ -107,19 +124,37 @@ void Session::write_locked(RecordKind kind, uint8_t flags, std::span<const std::
   const size_t total = padded(used);
   std::byte* at = log_ + head_ % capacity_;
   const RecordHeader header{static_cast<uint32_t>(total), static_cast<uint8_t>(kind), flags, 0};
+  // The padding lies in the last word, of which the payload then takes what it needs.
+  constexpr uint64_t zero = 0;
+  std::memcpy(at + total - sizeof(zero), &zero, sizeof(zero));
   std::memcpy(at, &header, sizeof(header));
   if (!payload.empty()) std::memcpy(at + sizeof(header), payload.data(), payload.size());
   if (!tail.empty()) {
     std::memcpy(at + sizeof(header) + payload.size(), tail.data(), tail.size());
   }
-  std::memset(at + used, 0, total - used);
   head_ += total;
   ++counters_.records;
   counters_.operators += kind == RecordKind::call;
   counters_.bytes += total;
 }
 
+// What goes before the next record.
+uint64_t Session::unwritten_locked() const noexcept {
+  uint64_t bytes = 0;
+  if (!settings_told_) bytes += padded(sizeof(RecordHeader) + 4 + sizeof(Settings));
+  if (!pending_.empty()) {
+    bytes += padded(sizeof(RecordHeader) + 8 + pending_.size() * sizeof(StorageEntry));
+  }
+  return bytes;
+}
+
 void Session::flush_locked() {
+  if (!settings_told_) {
+    Writer out;
+    put_settings(out, settings_[settings_number()]);
+    write_locked(RecordKind::settings, 0, out.view(), {});
+    settings_told_ = true;
+  }
   if (pending_.empty()) return;
   const uint32_t prefix[2] = {static_cast<uint32_t>(pending_.size()), 0};
   write_locked(RecordKind::storages, 0, std::as_bytes(std::span(prefix)),
@@ -141,7 +176,7 @@ void Session::publish_locked() {
 void Session::notify() {
   switch (static_cast<Presence>(agent_->presence.load(std::memory_order_seq_cst))) {
     case Presence::present:
-      if (worker_->asleep.load(std::memory_order_seq_cst) != 0) futex_wake(low_half(client_->head));
+      if (worker_->asleep.load(std::memory_order_seq_cst) != 0) wake_worker(*worker_, *client_);
       if (head_ - agent_->retained.load(std::memory_order_relaxed) >
           agent_->log_budget.load(std::memory_order_relaxed)) {
         ring_if_needed();
@@ -197,15 +232,15 @@ uint64_t Session::append_record(RecordKind kind, uint8_t flags, std::span<const 
                                 std::span<const std::byte> tail) {
   const uint64_t total = padded(sizeof(RecordHeader) + payload.size() + tail.size());
   TORCH_CHECK(total <= kRecordBytesMax, "operator with too many operands for one log record");
+  if (capturing() && keep(kind, flags, payload, tail)) [[unlikely]]
+    return head_;
   uint64_t end = 0;
   for (;;) {
     check_usable();
     uint64_t needed = total;
     {
       const auto lock = lock_present();
-      if (!pending_.empty()) {
-        needed += padded(sizeof(RecordHeader) + 8 + pending_.size() * sizeof(StorageEntry));
-      }
+      needed += unwritten_locked();
       if (has_room(needed)) {
         flush_locked();
         if (flags & kRequest) {
@@ -239,9 +274,7 @@ void Session::flush_storages() {
   {
     std::lock_guard lock(mutex_);
     if (pending_.empty() || place_ != Place::present) return;
-    const uint64_t needed =
-        padded(sizeof(RecordHeader) + 8 + pending_.size() * sizeof(StorageEntry));
-    if (!has_room(needed)) return;  // the next record brings them
+    if (!has_room(unwritten_locked())) return;  // the next record brings them
     flush_locked();
     publish_locked();
   }
@@ -392,6 +425,22 @@ uint32_t Session::define(const std::string& name, const std::string& overload) {
   return number;
 }
 
+void Session::note_settings() {
+  Settings now{};
+  if (!settings_.empty()) now = settings_[settings_number()];
+  read_settings(now);
+  std::lock_guard lock(mutex_);
+  const auto known = std::find(settings_.begin(), settings_.end(), now);
+  const auto number = static_cast<uint32_t>(known - settings_.begin());
+  if (known == settings_.end()) {
+    settings_.push_back(now);
+  } else if (number == settings_number()) {
+    return;
+  }
+  settings_number_.store(number, std::memory_order_relaxed);
+  settings_told_ = false;
+}
+
 // ---------------------------------------------------------------- storages
 
 bool Session::want(uint64_t bytes) {
@@ -431,15 +480,34 @@ bool Session::take_memory_locked(uint64_t wanted) noexcept {
   return false;
 }
 
+// Small results come and go with every operator: their slots are used again.
+std::unique_ptr<Slot> Session::take_slot_locked() {
+  if (spare_slots_.empty()) return std::make_unique<Slot>();
+  auto slot = std::move(spare_slots_.back());
+  spare_slots_.pop_back();
+  *slot = Slot{};  // captures may have left their marks
+  return slot;
+}
+
 Slot* Session::allocate(uint64_t bytes, bool announced) {
   const uint64_t charged = charged_bytes(bytes);
   for (;;) {
     uint64_t wanted = 0;
     {
       const auto lock = lock_present();
+      const bool kept = capturing();
+      if (kept) {
+        if (Slot* slot = take_idle_locked(bytes)) return slot;
+      }
       wanted = used_ + charged;
+      if (wanted > most_ && charged != 0) {
+        ++counters_.out_of_memory;
+        refuse_memory(bytes, used_);
+      }
       if (charged == 0 || take_memory_locked(wanted)) {
-        auto slot = std::make_unique<Slot>();
+        auto slot = take_slot_locked();
+        slot->maker = nullptr;
+        slot->freed = false;
         slot->bytes = bytes;
         slot->charged = charged;
         slot->address = addresses_.take(bytes, slot->address_class);
@@ -453,21 +521,40 @@ Slot* Session::allocate(uint64_t bytes, bool announced) {
         peak_ = std::max(peak_, used_);
         client_->memory_peak.store(peak_, std::memory_order_relaxed);
         ++counters_.allocations;
-        if (announced) {
+        counters_.bytes_allocated += charged;
+        counters_.live_peak =
+            std::max(counters_.live_peak, counters_.allocations - counters_.frees);
+        if (kept) {
+          slot->maker = capture_.load();
+          pin_locked(*capture_.load(), slot.get());
+        }
+        if (announced || kept) {
           pending_.push_back({slot->id, static_cast<uint32_t>(StorageAction::allocate), bytes});
         }
         return slot.release();
       }
     }
     if (!want(wanted)) {
-      const uint64_t total = agent_->memory_total.load();
-      raise_out_of_memory(
-          "Tried to allocate " + as_size(bytes) + ". GPU 0 has a total capacity of " +
-          as_size(total) + " of which " + as_size(agent_->memory_free.load()) +
-          " is free beyond what this kernel has. This kernel uses " + as_size(wanted - charged) +
-          ". Delete tensors that are no longer needed and try again.");
+      std::unique_lock lock(mutex_);
+      ++counters_.out_of_memory;
+      lock.unlock();
+      refuse_memory(bytes, wanted - charged);
     }
   }
+}
+
+void Session::refuse_memory(uint64_t bytes, uint64_t used) {
+  std::string text =
+      "Tried to allocate " + as_size(bytes) + ". GPU 0 has a total capacity of " +
+      as_size(agent_->memory_total.load()) + " of which " + as_size(agent_->memory_free.load()) +
+      " is free beyond what this kernel has. This kernel uses " + as_size(used) + ". ";
+  if (most_ != UINT64_MAX) text += as_size(most_) + " allowed; ";
+  raise_out_of_memory(text + "Delete tensors that are no longer needed and try again.");
+}
+
+void Session::limit_memory(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  most_ = bytes;
 }
 
 void Session::charge(Slot* slot, uint64_t bytes) {
@@ -478,6 +565,8 @@ void Session::charge(Slot* slot, uint64_t bytes) {
 void Session::resize_locked(Slot* slot, uint64_t bytes) {
   const uint64_t charged = charged_bytes(bytes);
   used_ = used_ - slot->charged + charged;
+  counters_.bytes_allocated += charged;
+  counters_.bytes_freed += slot->charged;
   peak_ = std::max(peak_, used_);
   client_->memory_used.store(used_, std::memory_order_relaxed);
   client_->memory_peak.store(peak_, std::memory_order_relaxed);
@@ -492,15 +581,19 @@ void Session::free(Slot* slot) noexcept {
   bool flush = false;
   {
     std::lock_guard lock(mutex_);
+    if (outlive_locked(slot)) [[unlikely]]
+      return;
     used_ -= slot->charged;
+    counters_.bytes_freed += slot->charged;
     client_->memory_used.store(used_, std::memory_order_relaxed);
     addresses_.give(slot->address, slot->address_class);
     pending_.push_back({slot->id, static_cast<uint32_t>(StorageAction::free), 0});
     pending_bytes_ += slot->charged;
     ++counters_.frees;
     flush = pending_bytes_ > kPendingFreeBytes || pending_.size() > kPendingEntriesMax;
+    std::unique_ptr<Slot> spare(slot);
+    if (spare_slots_.size() < kSpareSlotsMax) spare_slots_.push_back(std::move(spare));
   }
-  delete slot;
   if (flush) flush_storages();
 }
 
@@ -523,6 +616,7 @@ void Session::resize(Slot* slot, uint64_t bytes) {
 void Session::reset_peak() {
   std::lock_guard lock(mutex_);
   peak_ = used_;
+  counters_.live_peak = counters_.allocations - counters_.frees;
   client_->memory_peak.store(peak_, std::memory_order_relaxed);
 }
 

@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -29,8 +30,11 @@
 #include "client/addresses.h"
 #include "oplog/codec.h"
 #include "oplog/mapping.h"
+#include "oplog/settings.h"
 
 namespace sing::client {
+
+class Capture;
 
 // One storage as the client knows it; DataPtr contexts point to these.
 struct Slot {
@@ -39,11 +43,18 @@ struct Slot {
   uint64_t charged;        // as accounted, see charged_bytes
   std::byte* address;      // never dereferenced
   uint32_t address_class;  // size class of the address, for its reuse
+  // Note [Captures] in capture.h: captures that name it, the one that made it, and whether nobody
+  // but captures needs it.
+  uint32_t pins = 0;
+  const Capture* maker = nullptr;
+  bool freed = false;
 };
 
 struct Counters {
   uint64_t operators = 0, records = 0, bytes = 0, requests = 0;
-  uint64_t allocations = 0, frees = 0;
+  uint64_t allocations = 0, frees = 0, live_peak = 0;
+  uint64_t bytes_allocated = 0, bytes_freed = 0;  // as charged
+  uint64_t out_of_memory = 0;
 };
 
 class Session {
@@ -83,7 +94,29 @@ class Session {
   bool try_reserve(uint64_t more);
   void flush_storages();
 
+  // No more than so many bytes from here on, whatever the agent grants.
+  void limit_memory(uint64_t bytes);
+
+  // --- Note [Captures] in capture.h
+  static bool capturing() noexcept {
+    return capture_.load(std::memory_order_relaxed) != nullptr && probing_ == 0;
+  }
+  Capture* begin_capture();
+  void end_capture(Capture& capture);
+  // A call that is about to be kept names this storage.
+  void pin(Slot* slot);
+  void replay(const Capture& capture);
+  void discard(Capture* capture) noexcept;
+
   uint32_t define(const std::string& name, const std::string& overload);
+
+  // Torch may have been set to something else (by a thread that holds the GIL): the next record is
+  // preceded by what it is set to now.
+  void note_settings();
+  // A number for what torch is set to, the same whenever it is set to the same.
+  static uint32_t settings_number() noexcept {
+    return settings_number_.load(std::memory_order_relaxed);
+  }
 
   void cell(int running);
   // The daemon is gone for good: whoever waits for the device or uses it later is told so.
@@ -106,6 +139,7 @@ class Session {
   void reset_peak();
 
  private:
+  friend class Probing;
   Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
 
   enum class Place : uint8_t { present, leaving, away };
@@ -124,6 +158,7 @@ class Session {
   void write_locked(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
                     std::span<const std::byte> tail);
   void flush_locked();
+  uint64_t unwritten_locked() const noexcept;
   void publish_locked();
   void resize_locked(Slot* slot, uint64_t bytes);
   void notify();
@@ -133,6 +168,13 @@ class Session {
   void answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve);
   void wait_answer(const std::function<bool()>& ready);
   void wait_agent(const std::function<bool()>& ready);
+  bool keep(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
+            std::span<const std::byte> tail);
+  void pin_locked(Capture& capture, Slot* slot);
+  Slot* take_idle_locked(uint64_t bytes);
+  bool outlive_locked(Slot* slot);
+  [[noreturn]] void refuse_memory(uint64_t bytes, uint64_t used);
+  std::unique_ptr<Slot> take_slot_locked();
   bool take_memory_locked(uint64_t wanted) noexcept;
   bool want(uint64_t bytes);
 
@@ -155,16 +197,22 @@ class Session {
   Place place_ = Place::present;
   uint32_t engaged_ = 0;
   uint64_t head_ = 0;
-  uint64_t used_ = 0, peak_ = 0;
+  uint64_t used_ = 0, peak_ = 0, most_ = UINT64_MAX;
   std::vector<StorageEntry> pending_;
   uint64_t pending_bytes_ = 0;
   std::vector<uint32_t> free_ids_;
+  std::vector<std::unique_ptr<Slot>> spare_slots_;
   uint32_t next_id_ = 1;
   uint32_t operators_ = 1;
   uint32_t rung_ = 0;
   bool rung_once_ = false;
   Counters counters_;
   Addresses addresses_;
+  std::vector<Settings> settings_;  // that torch has been set to so far, by their numbers
+  bool settings_told_ = false;
+  static inline std::atomic<uint32_t> settings_number_{0};
+  static inline std::atomic<Capture*> capture_{nullptr};  // being made
+  static inline thread_local uint32_t probing_ = 0;
 
   std::mutex request_mutex_;
   std::mutex want_mutex_;

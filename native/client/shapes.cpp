@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/native/TypeProperties.h>
 
@@ -22,6 +23,12 @@ bool all_strided(std::initializer_list<const at::Tensor*> tensors) {
     if (!tensor->defined() || !on_device(*tensor)) return false;
   }
   return true;
+}
+
+// Of a type that norms and attention compute; of others, the worker tells.
+bool is_computed(const at::Tensor& tensor) {
+  const at::ScalarType type = tensor.scalar_type();
+  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
 }
 
 at::Tensor as_meta(const at::Tensor& tensor) {
@@ -45,7 +52,8 @@ Output pointwise(std::initializer_list<const at::Tensor*> inputs, at::ScalarType
 // The out= operand is a fresh empty tensor, as torch's composite kernels make it.
 bool into_empty(const c10::IValue& out, uint16_t operand, const Output& result, Plan& plan) {
   const at::Tensor& tensor = out.toTensor();
-  if (tensor.dim() != 1 || tensor.numel() != 0 || tensor.scalar_type() != result.geometry.dtype) {
+  if (tensor.dim() != 1 || tensor.numel() != 0 || tensor.stride(0) != 1 ||
+      tensor.scalar_type() != result.geometry.dtype) {
     return false;
   }
   Change change;
@@ -128,13 +136,25 @@ bool native_dropout(Operands operands, Plan& plan) {
   return true;
 }
 
+// The type of a norm's statistics: that of the input, or, for the short types, what the device
+// computes in. A CPU does so only where the parameters are of that type.
+at::ScalarType statistics_type(Operands operands) {
+  const at::ScalarType type = operands[0].toTensor().scalar_type();
+  if (!c10::isReducedFloatingType(type)) return type;
+  const bool software =
+      Session::get().agent().device_kind == static_cast<uint32_t>(DeviceKind::software);
+  const auto wider = [&](const c10::IValue& parameter) {
+    return parameter.isTensor() && parameter.toTensor().defined() &&
+           parameter.toTensor().scalar_type() != type;
+  };
+  return !software || wider(operands[2]) || wider(operands[3]) ? at::kFloat : type;
+}
+
 bool native_layer_norm(Operands operands, Plan& plan) {
   const at::Tensor& input = operands[0].toTensor();
   const auto normalized = operands[1].toListRef();
   const auto axis = input.dim() - static_cast<int64_t>(normalized.size());
-  // Other dtypes keep their statistics in a type that depends on the device.
-  if (!all_strided({&input}) || axis < 0 || normalized.empty() ||
-      (input.scalar_type() != at::kFloat && input.scalar_type() != at::kDouble)) {
+  if (!all_strided({&input}) || axis < 0 || normalized.empty() || !is_computed(input)) {
     return false;
   }
   for (size_t i = 0; i < normalized.size(); ++i) {
@@ -143,32 +163,39 @@ bool native_layer_norm(Operands operands, Plan& plan) {
       return false;
     }
   }
+  for (const c10::IValue& parameter : {operands[2], operands[3]}) {
+    const at::Tensor tensor = parameter.isTensor() ? parameter.toTensor() : at::Tensor();
+    if (tensor.defined() && tensor.sizes() != input.sizes().slice(static_cast<size_t>(axis))) {
+      return false;
+    }
+  }
   Dimensions statistics(input.sizes().begin(), input.sizes().end());
   for (int64_t i = axis; i < input.dim(); ++i) statistics[static_cast<size_t>(i)] = 1;
   plan.outputs.push_back(contiguous_output(input.scalar_type(), input.sizes()));
-  plan.outputs.push_back(contiguous_output(input.scalar_type(), statistics));
-  plan.outputs.push_back(contiguous_output(input.scalar_type(), statistics));
+  const at::ScalarType type = statistics_type(operands);
+  plan.outputs.push_back(contiguous_output(type, statistics));
+  plan.outputs.push_back(contiguous_output(type, statistics));
   return true;
 }
 
 // The result lies as the query does, the statistics as (batch, sequence, heads).
 bool flash_attention_for_cpu(Operands operands, Plan& plan) {
   const at::Tensor& query = operands[0].toTensor();
-  if (!all_strided({&query}) || query.dim() != 4 ||
-      (query.scalar_type() != at::kFloat && query.scalar_type() != at::kDouble)) {
+  if (!all_strided({&query}) || query.dim() != 4 || !is_computed(query)) {
     return false;
   }
   const int64_t batch = query.size(0), heads = query.size(1), rows = query.size(2);
   plan.outputs.push_back(pointwise({&query}, query.scalar_type()));
-  plan.outputs.push_back(
-      tensor_output(query.scalar_type(), {batch, heads, rows}, {rows * heads, 1, heads}));
+  plan.outputs.push_back(tensor_output(at::toOpMathType(query.scalar_type()), {batch, heads, rows},
+                                       {rows * heads, 1, heads}));
   return true;
 }
 
 bool multinomial(Operands operands, Plan& plan) {
   const at::Tensor& self = operands[0].toTensor();
   if (!all_strided({&self}) || (self.dim() != 1 && self.dim() != 2) || !operands[1].isInt() ||
-      operands[1].toInt() <= 0 || operands[2].toBool()) {
+      operands[1].toInt() <= 0 || operands[2].toBool() || operands[1].toInt() > self.size(-1) ||
+      !at::isFloatingType(self.scalar_type())) {
     return false;
   }
   Dimensions sizes;

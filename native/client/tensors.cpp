@@ -52,6 +52,8 @@ at::Tensor make_tensor(c10::Storage storage, const Geometry& geometry) {
                                                          c10::scalarTypeToTypeMeta(geometry.dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides,
                                                       geometry.offset);
+  if (geometry.flags & kConjugate) tensor._set_conj(true);
+  if (geometry.flags & kNegative) tensor._set_neg(true);
   return tensor;
 }
 

@@ -107,6 +107,26 @@ std::vector<Bytes> seeds() {
   };
   request(CallRecord(ops[9], 1, 1).tensor(a).returns_number(host.next_id()));
   request(CallRecord(ops[13], 1, 1).tensor(host.upload({1}, {})).returns_nothing());
+  const Compound coo{at::kSparse, false, 2, {2, 2}}, csr{at::kSparseCsr, false, 0, {2, 2}};
+  const Tensor indices = host.upload_indices({0, 1, 1, 0}, {2, 2});
+  const Tensor rows = host.upload_indices({0, 1, 2}, {3});
+  const Tensor columns = host.upload_indices({1, 0}, {2});
+  const Tensor values = host.upload({1, 2}, {2});
+  take();
+  const auto numbers = [&] {
+    return std::array<uint32_t, 3>{host.next_id(), host.next_id(), host.next_id()};
+  };
+  request(CallRecord(ops[0], 3, 1)
+              .sparse(coo, {indices, values})
+              .sparse(coo, {indices, values})
+              .integer(1)
+              .returns_numbers(numbers()));
+  request(CallRecord(ops[4], 2, 1)
+              .sparse(csr, {rows, columns, values})
+              .tensor(a)
+              .returns_numbers(numbers()));
+  request(
+      CallRecord(ops[12], 2, 1).sparse(coo, {indices, values}).none().returns_numbers(numbers()));
   host.append(RecordKind::read, kRequest, test::read_payload(a.id, 4, 8));
   take();
   host.append(RecordKind::synchronize, kRequest, Writer());
@@ -117,6 +137,12 @@ std::vector<Bytes> seeds() {
   Writer event;
   event.put<uint64_t>(1);
   host.append(RecordKind::event, 0, event);
+  take();
+  Writer settings;
+  Settings flags{};
+  read_settings(flags);
+  put_settings(settings, flags);
+  host.append(RecordKind::settings, 0, settings);
   take();
   Writer resize;
   resize.put<uint64_t>(a.id);
@@ -174,6 +200,11 @@ Bytes snapshot_seed() {
   const auto mm = host.define("aten::mm");
   host.call(CallRecord(mm, 2, 1).tensor(large).tensor(large).returns({host.next_id(), {4}}));
   host.generator(1, GeneratorAction::seed, 7);
+  Writer settings;
+  Settings values{};
+  read_settings(values);
+  put_settings(settings, values);
+  host.append(RecordKind::settings, 0, settings);
   while (host.worker().consumed.load() != host.head()) sched_yield();
   const File file(host.snapshot());
   Bytes bytes(file_bytes(file.fd()));

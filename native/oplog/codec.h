@@ -30,6 +30,7 @@ enum class RecordKind : uint8_t {
   synchronize = 7,  // a request without bytes: reports a pending error
   generator = 8,    // create, seed, get or set the state of a random number generator
   event = 9,        // record, free, or elapsed time between two (a request)
+  settings = 10,    // what torch is set to, from here on
 };
 
 enum RecordFlags : uint8_t {
@@ -87,7 +88,8 @@ enum class Tag : uint8_t {
   list = 12,    // any other list: count, values
   device = 13,  // 0 CPU, 1 the session's device
   generator = 14,
-  alias = 15,  // outputs only: shares the storage of an operand
+  alias = 15,     // outputs only: shares the storage of an operand
+  compound = 16,  // a sparse tensor: compound.h
 };
 
 class Writer {
@@ -108,6 +110,14 @@ class Writer {
     put<uint32_t>(static_cast<uint32_t>(text.size()));
     put_bytes(text.data(), text.size());
   }
+  // Room for so many more bytes, which the caller fills in.
+  std::byte* extend(size_t count) {
+    if (size_ + count > capacity_) [[unlikely]]
+      grow(size_ + count);
+    std::byte* at = bytes_.get() + size_;
+    size_ += count;
+    return at;
+  }
   template <class T>
   void patch(size_t offset, T value) noexcept {
     std::memcpy(bytes_.get() + offset, &value, sizeof(T));
@@ -115,12 +125,6 @@ class Writer {
 
  private:
   // Not a std::vector: its resize would zero bytes that are overwritten at once.
-  std::byte* extend(size_t count) {
-    if (size_ + count > capacity_) grow(size_ + count);
-    std::byte* at = bytes_.get() + size_;
-    size_ += count;
-    return at;
-  }
   void grow(size_t needed) {
     const size_t capacity = needed * 2 + 256;
     std::unique_ptr<std::byte[]> bytes(new std::byte[capacity]);
@@ -179,7 +183,8 @@ class Reader {
 
 // The sizes, strides and offset of a tensor without its storage. Strides are left out of the
 // encoding when they are those of a contiguous tensor.
-inline constexpr uint8_t kDimensionsMax = 64;
+// Kernels take 64 at most, and say so; tensors themselves may have more.
+inline constexpr uint8_t kDimensionsMax = 128;
 enum TensorFlags : uint8_t {
   kContiguous = 1,
   kWrappedNumber = 2,
@@ -195,7 +200,7 @@ inline bool valid(const RecordHeader& header, uint64_t available) noexcept {
   return header.bytes >= sizeof(RecordHeader) && header.bytes % 8 == 0 &&
          header.bytes <= kRecordBytesMax && header.bytes <= available &&
          header.kind >= static_cast<uint8_t>(RecordKind::define) &&
-         header.kind <= static_cast<uint8_t>(RecordKind::event) && header.reserved == 0;
+         header.kind <= static_cast<uint8_t>(RecordKind::settings) && header.reserved == 0;
 }
 
 }  // namespace sing

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
 #include "oplog/codec.h"
@@ -63,17 +64,41 @@ inline bool has_contiguous_strides(c10::IntArrayRef sizes, c10::IntArrayRef stri
   return true;
 }
 
-inline void put_geometry(Writer& out, at::ScalarType dtype, c10::IntArrayRef sizes,
-                         c10::IntArrayRef strides, int64_t offset, uint8_t flags = 0) {
+// Dimensions are few: a loop is over before a call of memcpy has begun.
+inline std::byte* put_words(std::byte* at, c10::IntArrayRef words) noexcept {
+  for (const int64_t word : words) {
+    std::memcpy(at, &word, sizeof(word));
+    at += sizeof(word);
+  }
+  return at;
+}
+
+// The same bytes to several writers. What no reader would take is refused here: a record that
+// cannot be read ends the session.
+template <class... Writers>
+void put_geometries(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                    int64_t offset, uint8_t flags, Writers&... writers) {
+  TORCH_CHECK(sizes.size() <= kDimensionsMax, "a proxied device takes tensors with up to ",
+              static_cast<int>(kDimensionsMax), " dims, not ", sizes.size());
   if (has_contiguous_strides(sizes, strides)) flags |= kContiguous;
   if (offset != 0) flags |= kHasOffset;
-  out.put<uint8_t>(static_cast<uint8_t>(dtype));
-  out.put<uint8_t>(static_cast<uint8_t>(sizes.size()));
-  out.put<uint8_t>(flags);
-  out.put<uint8_t>(0);
-  if (offset != 0) out.put<int64_t>(offset);
-  out.put_bytes(sizes.data(), sizes.size() * sizeof(int64_t));
-  if (!(flags & kContiguous)) out.put_bytes(strides.data(), strides.size() * sizeof(int64_t));
+  const uint8_t head[4] = {static_cast<uint8_t>(dtype), static_cast<uint8_t>(sizes.size()), flags,
+                           0};
+  const size_t words = sizes.size() * ((flags & kContiguous) != 0 ? 1 : 2) + (offset != 0 ? 1 : 0);
+  const auto put = [&](Writer& out) {
+    std::byte* at = out.extend(sizeof(head) + words * sizeof(int64_t));
+    std::memcpy(at, head, sizeof(head));
+    at += sizeof(head);
+    if (offset != 0) at = put_words(at, offset);
+    at = put_words(at, sizes);
+    if (!(flags & kContiguous)) put_words(at, strides);
+  };
+  (put(writers), ...);
+}
+
+inline void put_geometry(Writer& out, at::ScalarType dtype, c10::IntArrayRef sizes,
+                         c10::IntArrayRef strides, int64_t offset, uint8_t flags = 0) {
+  put_geometries(dtype, sizes, strides, offset, flags, out);
 }
 
 inline uint8_t tensor_flags(const at::Tensor& tensor) {

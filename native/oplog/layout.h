@@ -107,6 +107,9 @@ struct AgentPage {
   Word<uint64_t> memory_free;   // of the device, as last metered
   Word<uint32_t> threads;       // compute threads of a software device
   Word<uint32_t> snapshots;     // taken so far
+  // Of a GPU: 100 times its compute capability's first number and the second; multiprocessors.
+  Word<uint32_t> capability;
+  Word<uint32_t> processors;
   alignas(kLine) char device_name[64];
   char reason[256];  // zero-terminated UTF-8, for people
 };
@@ -141,6 +144,7 @@ static_assert(offsetof(AgentPage, device_kind) == 12 && offsetof(AgentPage, bell
               offsetof(AgentPage, grant_sequence) == 136 &&
               offsetof(AgentPage, memory_total) == 144 && offsetof(AgentPage, memory_free) == 152 &&
               offsetof(AgentPage, threads) == 160 && offsetof(AgentPage, snapshots) == 164 &&
+              offsetof(AgentPage, capability) == 168 && offsetof(AgentPage, processors) == 172 &&
               offsetof(AgentPage, device_name) == 192 && offsetof(AgentPage, reason) == 256);
 
 }  // namespace sing

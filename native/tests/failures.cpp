@@ -230,3 +230,25 @@ TEST(a_call_on_the_skip_list_is_not_executed) {
   EXPECT_EQ(answer.operation(), std::string("aten::zero_"));
   EXPECT(host.values(a) == (Floats{1}));
 }
+
+TEST(a_device_that_is_lost_ends_the_run_and_is_no_failure_of_an_operator) {
+  const auto thrown_with = [](int32_t code) {
+    try {
+      try {
+        throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code, "CUDA error: some");
+      } catch (...) {
+        const Failure failure = describe_exception(8, "aten::add");
+        EXPECT_EQ(failure.kind, ErrorKind::runtime);
+        EXPECT(failure.message.find("CUDA error: some") != std::string::npos);
+      }
+    } catch (const EndOfRun&) {
+      return true;
+    }
+    return false;
+  };
+  EXPECT(thrown_with(710));   // a kernel asserted
+  EXPECT(thrown_with(700));   // an illegal address
+  EXPECT(!thrown_with(1));    // an invalid value
+  EXPECT(!thrown_with(98));   // an invalid device function
+  EXPECT(!thrown_with(209));  // no kernel for this GPU
+}

@@ -157,6 +157,19 @@ CallRecord& CallRecord::returns_number(uint32_t id) {
   return *this;
 }
 
+CallRecord& CallRecord::sparse(const Compound& compound, const std::vector<Tensor>& parts) {
+  out_.put(Tag::compound);
+  put_compound(out_, compound);
+  for (const Tensor& part : parts) tensor(part);
+  return *this;
+}
+
+CallRecord& CallRecord::returns_numbers(const std::array<uint32_t, 3>& numbers) {
+  out_.put(Tag::compound);
+  for (const uint32_t number : numbers) out_.put<uint32_t>(number);
+  return *this;
+}
+
 Writer read_payload(uint32_t id, uint64_t offset, uint64_t count) {
   Writer out;
   out.put<uint32_t>(id);
@@ -340,6 +353,12 @@ void Host::write(const Tensor& tensor, const void* data) {
 
 Tensor Host::upload(const std::vector<float>& values, std::vector<int64_t> sizes) {
   const Tensor tensor = allocate(std::move(sizes));
+  write(tensor, values.data());
+  return tensor;
+}
+
+Tensor Host::upload_indices(const std::vector<int64_t>& values, std::vector<int64_t> sizes) {
+  const Tensor tensor = allocate(std::move(sizes), at::ScalarType::Long);
   write(tensor, values.data());
   return tensor;
 }

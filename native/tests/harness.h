@@ -1,6 +1,7 @@
 // Plays the client and the agent of a session, with the worker in a thread of this process.
 #pragma once
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "oplog/compound.h"
 #include "oplog/geometry.h"
 #include "oplog/mapping.h"
 #include "worker/session.h"
@@ -52,11 +54,13 @@ class CallRecord {
   CallRecord& none();
   CallRecord& number(double value);  // a number as a CPU tensor
   CallRecord& generator(uint32_t number);
+  CallRecord& sparse(const Compound& compound, const std::vector<Tensor>& parts);
   // Outputs.
   CallRecord& returns_nothing();
   CallRecord& returns(const Tensor& tensor);
   CallRecord& returns(const Tensor& tensor, const Geometry& geometry, uint64_t bytes);
-  CallRecord& returns_number(uint32_t id);  // in a request
+  CallRecord& returns_number(uint32_t id);                              // in a request
+  CallRecord& returns_numbers(const std::array<uint32_t, 3>& numbers);  // of what may be sparse
   const Writer& payload() const { return out_; }
   Writer& writer() { return out_; }
 
@@ -98,6 +102,7 @@ class Host {
   void free(uint32_t id);
   uint32_t next_id() { return id_++; }
   Tensor upload(const std::vector<float>& values, std::vector<int64_t> sizes);
+  Tensor upload_indices(const std::vector<int64_t>& values, std::vector<int64_t> sizes);
   void write(const Tensor& tensor, const void* data);
   uint64_t call(const CallRecord& call) { return append(RecordKind::call, 0, call.payload()); }
   Answer request_call(const CallRecord& call);

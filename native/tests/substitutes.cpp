@@ -2,6 +2,7 @@
 #include "worker/substitutes.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include "tests/check.h"
 
@@ -70,6 +71,13 @@ TEST(dropout_of_all_or_nothing) {
   EXPECT(!none[1].toTensor().any().item<bool>());
 }
 
+TEST(a_dropout_of_whole_numbers_goes_back_as_the_cpus_does) {
+  const auto grad = at::ones({3}, at::kLong);
+  const auto mask = grad.to(at::kBool);
+  EXPECT(same_bits(run("aten::native_dropout_backward", {grad, mask, 2.0})[0].toTensor(),
+                   at::native_dropout_backward(grad, mask, 2.0)));
+}
+
 TEST(a_fused_lstm_cell_computes_what_lstm_cell_does) {
   for (const bool bias : {true, false}) {
     const Gates g = gates(4);
@@ -133,6 +141,29 @@ TEST(a_fused_gru_cell_computes_what_gru_cell_does) {
     EXPECT(close(back[2].toTensor(), state.grad()));
     EXPECT_EQ(back[3].toTensor().defined(), bias);
     if (bias) EXPECT(close(back[4].toTensor(), hidden.grad().sum(0)));
+  }
+}
+
+TEST(a_sparse_reduction_notes_what_it_chose_where_gradients_are_wanted) {
+  const auto dense = at::randn({3, 2}), grad = at::ones({3, 2});
+  const c10::List<bool> both({true, true});
+  for (const bool wanted : {true, false}) {
+    const c10::AutoGradMode mode(wanted);
+    const auto sparse = (at::eye(3) * 2).to_sparse_csr();
+    const auto forward = run("aten::_sparse_mm_reduce_impl", {sparse.clone(), dense, "amax"});
+    EXPECT(close(forward[0].toTensor().detach(), dense * 2));
+    const auto back = [&](const at::Tensor& chosen) {
+      return run("aten::_sparse_mm_reduce_impl_backward",
+                 {sparse, grad, dense, "amax", chosen, both})[1]
+          .toTensor();
+    };
+    const at::Tensor chosen = forward[1].toTensor();
+    if (wanted) {
+      EXPECT(close(back(chosen), grad * 2));
+      EXPECT_THROWS(c10::Error, back(chosen + 4));
+    } else {
+      EXPECT_THROWS(c10::Error, back(chosen));
+    }
   }
 }
 

@@ -6,6 +6,11 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
+
+#include "worker/compound.h"
+#include "worker/origins.h"
+
 namespace sing {
 
 namespace {
@@ -28,16 +33,28 @@ int64_t element_count(const Geometry& geometry, int64_t most) {
 }
 
 // Tensors that are passed twice are one object for the operator, too: self-attention is known by
-// it. One that the operator may resize must not take others with it.
+// it. One that the operator may resize must not take others with it, unless it is empty: then only
+// by being the same object an operator (cat) knows that it would write what it reads.
 const Operand* same_tensor(const Call& call, const Operand& operand) {
   for (const Operand& other : call.operands) {
     if (&other == &operand) break;
-    if (other.id == operand.id && !other.written && !operand.written &&
+    const auto& sizes = operand.geometry.sizes;
+    if (other.id == operand.id &&
+        ((!other.written && !operand.written) ||
+         std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) &&
         other.geometry == operand.geometry && other.geometry.flags == operand.geometry.flags) {
       return &other;
     }
   }
   return nullptr;
+}
+
+void put(c10::IValue& argument, uint16_t element, const at::Tensor& tensor) {
+  if (argument.isList()) {
+    argument.toList().set(element, tensor);
+  } else {
+    argument = tensor;
+  }
 }
 
 bool covers_storage(const Slot& slot, const at::Tensor& tensor) {
@@ -74,7 +91,10 @@ std::string Decoder::parse(Reader& in, const Operator& op, uint16_t arguments, C
     call.stack.push_back(value(in, i < op.arguments.size() ? op.arguments[i] : unknown, 0));
     if (!in.ok()) throw CorruptLog("a call ends in the middle of its operands");
   }
-  if (!op.handle) return op.full_name + " does not exist in this torch";
+  if (!op.handle) {
+    const std::string why = complaint_of(op.full_name);
+    return op.full_name + (why.empty() ? " does not exist in this torch" : ": " + why);
+  }
   return std::move(complaint_);
 }
 
@@ -181,6 +201,28 @@ void Decoder::device_tensor(Reader& in, const ArgumentType& type) {
   call_->operands.push_back(std::move(operand));
 }
 
+void Decoder::compound(Reader& in, const ArgumentType& type) {
+  CompoundOperand made{argument_, element_, call_->operands.size(), get_compound(in)};
+  if (!in.ok()) return;
+  int64_t elements = 1;
+  for (const int64_t size : made.compound.sizes) {
+    if (__builtin_mul_overflow(elements, size, &elements) ||
+        elements > state_.limits.elements_max) {
+      if (complaint_.empty()) complaint_ = "a sparse tensor of too many elements";
+      elements = 0;
+    }
+  }
+  for (size_t i = 0; i < made.compound.parts(); ++i) {
+    if (in.get<Tag>() != Tag::tensor) throw CorruptLog("a part of a sparse tensor is missing");
+    device_tensor(in, type);
+    if (!in.ok()) return;
+    Operand& part = call_->operands.back();
+    part.part = true;
+    part.out = false;  // it is looked at before it is overwritten
+  }
+  call_->compounds.push_back(std::move(made));
+}
+
 c10::IValue Decoder::value(Reader& in, const ArgumentType& type, int depth) {
   const Tag tag = in.get<Tag>();
   switch (tag) {
@@ -190,6 +232,9 @@ c10::IValue Decoder::value(Reader& in, const ArgumentType& type, int depth) {
       return type.kind == Kind::tensor ? c10::IValue(at::Tensor()) : complain(tag);
     case Tag::tensor:
       device_tensor(in, type);
+      return type.kind == Kind::tensor ? c10::IValue(at::Tensor()) : complain(tag);
+    case Tag::compound:
+      compound(in, type);
       return type.kind == Kind::tensor ? c10::IValue(at::Tensor()) : complain(tag);
     case Tag::host_tensor: {
       c10::IValue tensor = host_tensor(in);
@@ -237,11 +282,14 @@ void Decoder::materialise(Call& call) {
       state_.storages.use(slot);
     }
     if (operand.changed) state_.storages.touch(slot);
-    if (argument.isList()) {
-      argument.toList().set(operand.element, operand.tensor);
-    } else {
-      argument = operand.tensor;
+    if (!operand.part) put(argument, operand.element, operand.tensor);
+  }
+  for (const CompoundOperand& made : call.compounds) {
+    Parts parts;
+    for (size_t i = 0; i < made.compound.parts(); ++i) {
+      parts.push_back(call.operands[made.first + i].tensor);
     }
+    put(call.stack[made.argument], made.element, assemble(made.compound, parts));
   }
 }
 

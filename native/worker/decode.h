@@ -11,6 +11,7 @@
 #include <string>
 
 #include "oplog/codec.h"
+#include "oplog/compound.h"
 #include "oplog/geometry.h"
 #include "worker/state.h"
 
@@ -25,17 +26,28 @@ struct Operand {
   bool changed = false;  // its bytes may be other ones after the call
   bool out = false;
   bool fresh = false;  // its storage was not in memory before this call
+  bool part = false;   // of a sparse tensor, which is the argument
   Geometry geometry;
   at::Tensor tensor;
+};
+
+// A sparse tensor: its parts are operands, the first of them at `first`.
+struct CompoundOperand {
+  uint16_t argument = 0;
+  uint16_t element = 0;
+  size_t first = 0;
+  Compound compound;
 };
 
 struct Call {
   torch::jit::Stack stack;
   c10::SmallVector<Operand, 8> operands;
+  c10::SmallVector<CompoundOperand, 1> compounds;
 
   void clear() {
     stack.clear();
     operands.clear();
+    compounds.clear();
   }
 };
 
@@ -58,6 +70,7 @@ class Decoder {
   c10::IValue list(Reader& in, Tag tag, const ArgumentType& type, int depth);
   c10::IValue host_tensor(Reader& in);
   void device_tensor(Reader& in, const ArgumentType& type);
+  void compound(Reader& in, const ArgumentType& type);
   c10::IValue complain(Tag tag);
 
   State& state_;

@@ -6,8 +6,10 @@
 #include <c10/util/Exception.h>
 #include <algorithm>
 
+#include "worker/alone.h"
 #include "worker/checking.h"
 #include "worker/clock.h"
+#include "worker/origins.h"
 
 namespace sing {
 
@@ -97,6 +99,9 @@ bool Executor::execute(uint64_t position, const RecordHeader& header,
       return generator(in);
     case RecordKind::event:
       return event(in);
+    case RecordKind::settings:
+      settings(in);
+      return true;
   }
   throw CorruptLog("a record of an unknown kind");
 }
@@ -127,8 +132,11 @@ void Executor::define(Reader& in) {
   const uint32_t number = in.get<uint32_t>();
   std::string name(in.get_string());
   std::string overload(in.get_string());
+  constexpr size_t kOriginBytes = 12;  // at least; padding is shorter
+  const Origin origin = in.remaining() >= kOriginBytes ? get_origin(in) : Origin();
   expect_end(in);
   if (name.empty()) throw CorruptLog("an operator without a name");
+  if (!origin.empty() && !state_.limits.allowed) import_origin(name, overload, origin);
   state_.operators.define(number, std::move(name), std::move(overload));
 }
 
@@ -311,6 +319,14 @@ bool Executor::event(Reader& in) {
   throw CorruptLog("an unknown action on an event");
 }
 
+void Executor::settings(Reader& in) {
+  expect_request(false);
+  const Settings values = get_settings(in);
+  expect_end(in);
+  state_.settings = values;
+  apply_settings(values);
+}
+
 // ---------------------------------------------------------------- calls
 
 bool Executor::call(Reader& in) {
@@ -416,6 +432,7 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
 }
 
 void Executor::perform(const Operator& op) {
+  const Alone alone(is_small(op, call_));
   // No graph is built (autograd is excluded), but kernels look at the mode.
   const c10::AutoGradMode gradients((header_.flags & kGradients) != 0);
   if (op.substitute) {
@@ -445,8 +462,13 @@ void Executor::check_results(Writer* answer) {
     const bool whole = overwrites(operand, slot);  // by the size that it had
     state_.storages.note_size(slot);
     if (whole || slot.filled < slot.bytes) Storages::revive(slot);
-    if (operand.tensor.sizes() == c10::IntArrayRef(operand.geometry.sizes)) continue;
-    TORCH_CHECK(answer, "internal: the operator changed the size of its output");
+    if (operand.part) continue;  // the sparse tensor is described as a result
+    if (operand.tensor.sizes() == c10::IntArrayRef(operand.geometry.sizes) &&
+        operand.tensor.strides() == c10::IntArrayRef(operand.geometry.strides) &&
+        operand.tensor.storage_offset() == operand.geometry.offset) {
+      continue;
+    }
+    TORCH_CHECK(answer, "internal: the operator changed the geometry of its output");
     answer->put<uint16_t>(operand.argument);
     answer->put<uint16_t>(operand.element);
     answer->put<uint64_t>(slot.bytes);

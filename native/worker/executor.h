@@ -61,6 +61,7 @@ class Executor {
   bool synchronize();
   bool generator(Reader& in);
   bool event(Reader& in);
+  void settings(Reader& in);
 
   void perform(const Operator& op);
   void perform_checked(const Operator& op, Writer* answer);

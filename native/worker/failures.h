@@ -35,6 +35,13 @@ class LoadFailed : public EndOfRun {
   using EndOfRun::EndOfRun;
 };
 
+// The device will not do anything for this process any more, as after a kernel that asserted or
+// followed a wrong address: the next worker begins where this one cannot go on.
+class DeviceLost : public EndOfRun {
+ public:
+  using EndOfRun::EndOfRun;
+};
+
 // Operands that hold no value because the operator that should have made them failed.
 class LostOperand : public std::runtime_error {
  public:
@@ -42,7 +49,8 @@ class LostOperand : public std::runtime_error {
       : std::runtime_error("an operand was never computed: " + cause + " failed") {}
 };
 
-// Describes the exception that is being handled, as torch would raise it.
+// Describes the exception that is being handled, as torch would raise it. Throws DeviceLost if it
+// says that.
 Failure describe_exception(uint64_t position, const std::string& operation);
 
 }  // namespace sing

@@ -109,7 +109,9 @@ constexpr std::array<Undeclared, 10> kUndeclared = {{
 // schemas of other people's operators (and of collectives) are not believed.
 void mark_changed(const Operator& op, std::vector<ArgumentType>& arguments) {
   const c10::FunctionSchema& schema = op.handle->schema();
-  const bool known = op.name.starts_with("aten::") && op.name != "aten::_cudnn_rnn_flatten_weight";
+  const bool known =
+      (op.name.starts_with("aten::") && op.name != "aten::_cudnn_rnn_flatten_weight") ||
+      op.name == "sing::prepare_graph" || op.name == "sing::run_graph";
   torch::utils::SchemaInfo info(schema);
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
@@ -120,6 +122,16 @@ void mark_changed(const Operator& op, std::vector<ArgumentType>& arguments) {
           return one.name == op.name && one.argument == name;
         });
   }
+}
+
+// See Note [Small operators].
+bool may_be_alone(std::string_view name) {
+  static constexpr std::array<std::string_view, 8> names = {
+      "aten::mm",           "aten::addmm",
+      "aten::bmm",          "aten::baddbmm",
+      "aten::_softmax",     "aten::_softmax_backward_data",
+      "aten::_log_softmax", "aten::_log_softmax_backward_data"};
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 }  // namespace
@@ -142,7 +154,8 @@ void Operators::define(uint32_t number, std::string name, std::string overload) 
     mark_changed(op, op.arguments);
     if (!op.arguments.empty() && overwrites_self(op.full_name)) op.arguments[0].out = true;
     op.returns = schema.returns().size();
-    if (software_) op.substitute = find_substitute(op.full_name);
+    op.may_be_alone = software_ && may_be_alone(op.name);
+    op.substitute = software_ ? find_substitute(op.full_name) : find_gpu_substitute(op.full_name);
   }
   if (number >= operators_.size()) operators_.resize(number + 1);
   operators_[number] = std::move(op);

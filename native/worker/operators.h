@@ -44,6 +44,7 @@ struct Operator {
   // None if this torch has no such operator: its calls fail, not the session.
   std::optional<c10::OperatorHandle> handle;
   Substitute substitute = nullptr;
+  bool may_be_alone = false;  // see Note [Small operators] in alone.h
   std::vector<ArgumentType> arguments;
   size_t returns = 0;
 };
@@ -63,7 +64,7 @@ class Operators {
   static constexpr uint32_t kCountMax = 1 << 16;
   using Allowed = Limits::Allowed;
 
-  // `software`: CUDA-only operators are computed by substitutes.
+  // `software`: CUDA-only operators are computed by substitutes; a GPU needs few.
   Operators(bool software, Allowed allowed) : software_(software), allowed_(allowed) {}
 
   // CorruptLog if the number is out of range.

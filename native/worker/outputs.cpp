@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace sing {
 
 namespace {
@@ -38,6 +40,10 @@ Expected parse_predicted(Reader& in, Tag tag) {
   return expected;
 }
 
+// Results may be marked as conjugate or negative (vdot); that they stand for a number is over.
+constexpr uint8_t kMarks = kConjugate | kNegative;
+uint8_t marks_of(const Geometry& geometry) { return geometry.flags & kMarks; }
+
 // Copies a result into a storage of its own, in which it lies as was predicted.
 void bind_copy(State& state, const Expected& expected, const at::Tensor& tensor) {
   state.storages.allocate(expected.id, expected.bytes);
@@ -45,8 +51,8 @@ void bind_copy(State& state, const Expected& expected, const at::Tensor& tensor)
   const bool covered = tensor.nbytes() == expected.bytes;
   const Geometry& to = expected.geometry;
   make_tensor(covered ? state.storages.use_raw(slot) : state.storages.use(slot),
-              {to.dtype, 0, to.offset, to.sizes, to.strides})
-      .copy_(tensor);
+              {to.dtype, marks_of(to), to.offset, to.sizes, to.strides})
+      .copy_(tensor, /*non_blocking=*/true);  // a seed that a kernel left on the host is small
   Storages::revive(slot);
 }
 
@@ -54,7 +60,7 @@ bool lies_as(const at::Tensor& tensor, const Expected& expected, c10::Device dev
   return tensor.strides() == c10::IntArrayRef(expected.geometry.strides) &&
          tensor.storage_offset() == expected.geometry.offset &&
          tensor.storage().nbytes() == expected.bytes && tensor.device() == device &&
-         !tensor.is_conj() && !tensor.is_neg();
+         (tensor_flags(tensor) & kMarks) == marks_of(expected.geometry);
 }
 
 // Whether the storage of a result is one that the client already has a number for.
@@ -69,10 +75,12 @@ const Operand* aliased_operand(const Call& call, const at::Tensor& tensor) {
 
 // A result that has bytes, all of them.
 void check_strided(const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_nested(),
-      "sparse, nested and quantized tensors are not supported on a proxied device yet; keep them "
-      "on the CPU.");
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(),
+                              "quantized tensors are not supported on a proxied device yet; keep "
+                              "them on the CPU.");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided && !tensor.is_nested(),
+                              "a sparse or nested result of an operator of ordinary tensors cannot "
+                              "be taken over by a proxied device; run it on the CPU.");
   TORCH_CHECK(!tensor._is_zerotensor(), "internal: a result without bytes is not supported");
 }
 
@@ -95,7 +103,8 @@ void bind_one(State& state, const Call& call, const Expected& expected, const at
     }
     if (slot.storage && slot.storage.is_alias_of(tensor.storage()) &&
         tensor.strides() == c10::IntArrayRef(expected.geometry.strides) &&
-        tensor.storage_offset() == expected.geometry.offset) {
+        tensor.storage_offset() == expected.geometry.offset &&
+        (tensor_flags(tensor) & kMarks) == marks_of(expected.geometry)) {
       return;
     }
     const c10::Storage& storage = state.storages.use(slot);
@@ -124,7 +133,6 @@ class Describer {
     check_strided(result);
     at::Tensor tensor = result;
     if (tensor.device() != state_.device) tensor = tensor.to(state_.device);
-    tensor = tensor.resolve_conj().resolve_neg();
     if (const Operand* operand = aliased_operand(call_, tensor)) {
       alias(operand->id, tensor);
       return;
@@ -135,14 +143,27 @@ class Describer {
         return;
       }
     }
-    TORCH_CHECK(expected.kind == Kind::tensor, "internal: a result has no number");
+    TORCH_CHECK(expected.kind == Kind::tensor && !is_bound(expected.id),
+                "internal: a result has no number");
     state_.storages.bind(expected.id, tensor.storage(), tensor.storage().nbytes());
     bound_.emplace_back(expected.id, &tensor.storage());
     kept_.push_back(tensor);
     answer_.put(Tag::tensor);
     answer_.put<uint32_t>(expected.id);
     answer_.put<uint64_t>(tensor.storage().nbytes());
-    put_geometry(answer_, tensor);
+    geometry(tensor);
+  }
+
+  // A result that may be sparse.
+  void compound(std::span<const Expected> numbers, const at::Tensor& result) {
+    if (!result.defined() || result.layout() == c10::kStrided) {
+      tensor(numbers[0], result);
+      return;
+    }
+    answer_.put(Tag::compound);
+    put_compound(answer_, compound_of(result));
+    const Parts parts = parts_of(result);
+    for (size_t i = 0; i < parts.size(); ++i) tensor(numbers[i], parts[i]);
   }
 
   void value(const c10::IValue& result) {
@@ -167,10 +188,19 @@ class Describer {
   }
 
  private:
+  bool is_bound(uint32_t id) const {
+    return std::any_of(bound_.begin(), bound_.end(),
+                       [id](const auto& bound) { return bound.first == id; });
+  }
   void alias(uint32_t id, const at::Tensor& tensor) {
     answer_.put(Tag::alias);
     answer_.put<uint32_t>(id);
-    put_geometry(answer_, tensor);
+    geometry(tensor);
+  }
+
+  void geometry(const at::Tensor& tensor) {
+    put_geometry(answer_, tensor.scalar_type(), tensor.sizes(), tensor.strides(),
+                 tensor.storage_offset(), tensor_flags(tensor) & kMarks);
   }
 
   State& state_;
@@ -198,14 +228,18 @@ void parse_outputs(Reader& in, uint16_t returns, bool request, ExpectedReturns& 
   for (uint16_t i = 0; i < returns && in.ok(); ++i) {
     const Tag tag = in.get<Tag>();
     const bool list = tag == Tag::list;
-    const uint32_t count = list ? in.get_count(request ? 4 : 1) : 1;
-    expected.returns.push_back({list, static_cast<uint32_t>(expected.items.size()), count});
+    const bool compound = request && tag == Tag::compound;
+    const uint32_t count = list       ? in.get_count(request ? 4 : 1)
+                           : compound ? static_cast<uint32_t>(kPartsMax)
+                                      : 1;
+    expected.returns.push_back(
+        {list, compound, static_cast<uint32_t>(expected.items.size()), count});
     for (uint32_t item = 0; item < count && in.ok(); ++item) {
       if (!request) {
         expected.items.push_back(parse_predicted(in, list ? in.get<Tag>() : tag));
       } else if (tag == Tag::none) {
         expected.items.emplace_back();
-      } else if (tag == Tag::tensor || list) {
+      } else if (tag == Tag::tensor || list || compound) {
         expected.items.push_back({Kind::tensor, in.get<uint32_t>(), 0, {}});
         if (expected.items.back().id >= Storages::kCountMax) {
           throw CorruptLog("an output's number is out of range");
@@ -250,7 +284,9 @@ void bind_and_describe(State& state, const Call& call, const ExpectedReturns& ex
     const auto numbers = expected.of(expected.returns[i]);
     const bool list = expected.returns[i].list;
     const c10::IValue& result = call.stack[i];
-    if (result.isTensor() && !list && numbers[0].kind == Kind::none) {
+    if (result.isTensor() && expected.returns[i].compound) {
+      describe.compound(numbers, result.toTensor());
+    } else if (result.isTensor() && !list && numbers[0].kind == Kind::none) {
       answer.put(Tag::none);  // an operand, which the client has
     } else if (result.isTensor()) {
       describe.tensor(numbers.empty() ? unnumbered : numbers[0], result.toTensor());

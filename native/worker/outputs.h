@@ -24,6 +24,7 @@ struct Expected {
 struct ExpectedReturns {
   struct Return {
     bool list = false;
+    bool compound = false;  // may be a sparse tensor: as many numbers as one can have parts
     uint32_t first = 0;
     uint32_t count = 1;
   };

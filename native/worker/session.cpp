@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <unistd.h>
@@ -19,6 +20,9 @@ namespace {
 // How much of a long log is executed between two looks at the clock.
 constexpr uint64_t kStretchBytes = 64 << 10;
 
+// How long memory that was freed is kept for the next tensors of a program that does nothing.
+constexpr std::chrono::seconds kCacheKept{2};
+
 // A program that has asked for nothing for so long is not on the way to anything.
 constexpr std::chrono::milliseconds kDry{20};
 
@@ -31,7 +35,7 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
       worker_(map_page<WorkerPage>(files.worker, true, kAnswerRingBytes)),
       agent_(map_page<AgentPage>(files.agent, false)),
       threads_(options.threads),
-      spins_(options.threads == 1 ? kSpins : kSpinsWithThreads),
+      spins_(options.device.is_cpu() && options.threads != 1 ? kSpinsWithThreads : kSpins),
       helpers_(options.threads),
       orders_(*worker_),
       state_(options.device, &agent_->memory_granted, options.limits),
@@ -40,6 +44,8 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
       executor_(state_, answers_, options.skip),
       epoch_(options.epoch),
       prepare_(options.prepare) {
+  const c10::DeviceGuard device(
+      options.device);  // that memory is taken of, where there are several
   // A load that fails is met by the main thread at its next look for orders.
   snapshots_.loads().on_failure([this] { orders_.end(); });
   if (prepare_) {
@@ -121,6 +127,7 @@ Taken Session::snapshot(Manner manner, const std::function<void()>& frozen) {
 
 void Session::adopt(int snapshot_fd) {
   if (claimed_) throw std::runtime_error("this worker executes the session already");
+  const c10::DeviceGuard device(state_.device);
   whole_ = false;
   consumed_ = snapshots_.adopt(snapshot_fd);
   snapshots_.finish_loading();
@@ -206,6 +213,7 @@ void Session::drain(uint64_t end, uint64_t head) {
     worker_->dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
     worker_->consumed.store(consumed_, std::memory_order_release);
   }
+  caches_ = !state_.device.is_cpu();
   const uint64_t now = monotonic_ns();
   busy_ns_ += now - began;
   worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
@@ -228,10 +236,23 @@ void Session::idle() {
   for (Spin spin(spins_); client_->head.load(std::memory_order_acquire) == consumed_;) {
     if (orders_.pending()) return;
     if (!spin.once()) {
-      orders_.sleep(client_->head, consumed_);
+      sleep();
       return;
     }
   }
+}
+
+// What is freed is the agent's to grant to others, but the allocator of a device keeps it for the
+// next tensors. So it is given back when none come for a while.
+void Session::sleep() {
+  if (!caches_) {
+    orders_.sleep(client_->head, consumed_);
+    return;
+  }
+  orders_.sleep(client_->head, consumed_, kCacheKept);
+  if (client_->head.load(std::memory_order_acquire) != consumed_ || orders_.pending()) return;
+  c10::getDeviceAllocator(state_.device.type())->emptyCache();
+  caches_ = false;
 }
 
 }  // namespace sing

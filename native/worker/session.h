@@ -79,6 +79,7 @@ class Session {
  private:
   void drain(uint64_t end, uint64_t head);
   void idle();
+  void sleep();
   void note_step(bool replayed) noexcept;
   uint64_t checked_head() const;
   void check_position() const;
@@ -106,6 +107,7 @@ class Session {
   uint64_t busy_ns_ = 0;
   const uint64_t epoch_;
   const bool prepare_;
+  bool caches_ = false;   // the device's allocator may keep memory that was freed
   bool whole_ = true;     // no newer snapshot was taken over in part
   bool claimed_ = false;  // by the thread that gives the orders
 };

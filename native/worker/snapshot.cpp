@@ -67,8 +67,8 @@ Snapshots::Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders&
 }
 
 unsigned Snapshots::threads() const {
-  // One stream orders the copies of a device anyway.
-  if (state_.device.type() != c10::DeviceType::CPU) return 1;
+  // Of a device, too: one stream orders its copies, but while one thread has the device copy, the
+  // others read or write the arena.
   return std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsMax);
 }
 

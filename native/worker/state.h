@@ -6,6 +6,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "oplog/settings.h"
 #include "worker/failures.h"
 #include "worker/generators.h"
 #include "worker/operators.h"
@@ -29,6 +30,7 @@ struct State {
   Operators operators;
   Generators generators;
   std::unordered_map<uint32_t, int64_t> events;  // CLOCK_MONOTONIC of each, ns
+  std::optional<Settings> settings;              // none: those that torch began with
   // The first failure that no request has reported yet, and the number of failures so far: see
   // Note [Failures] in executor.h.
   std::optional<Failure> pending;

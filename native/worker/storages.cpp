@@ -1,6 +1,7 @@
 #include "worker/storages.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -14,6 +15,11 @@ namespace sing {
 
 namespace {
 
+// A device is given more than this by pinned memory: otherwise the driver waits for what the device
+// has to do, and copies piece by piece. What is less it takes along with its command.
+constexpr uint64_t kStagedBytes = 32 << 10;
+// What is read goes through that much of it at a time.
+constexpr uint64_t kStagedPieceBytes = 4 << 20;
 constexpr uint64_t kPlainCopyBytes = 256 << 10;  // above, torch's threads help
 
 bool is_host(c10::Device device) { return device.type() == c10::DeviceType::CPU; }
@@ -66,18 +72,43 @@ void copy_in(const c10::Storage& storage, uint64_t offset, std::span<const std::
   if (is_host(storage.device())) {
     std::memcpy(static_cast<std::byte*>(storage.mutable_data()) + offset, bytes.data(),
                 bytes.size());
-  } else {
-    bytes_of(storage, offset, bytes.size()).copy_(host_bytes(bytes.data(), bytes.size()));
+    return;
   }
+  // The main thread does not wait for the device here, so that it stays ahead of it. The allocator
+  // of pinned memory knows when the copy is done.
+  at::Tensor host = host_bytes(bytes.data(), bytes.size());
+  if (bytes.size() > kStagedBytes) {
+    host = pinned_bytes(bytes.size());
+    std::memcpy(host.mutable_data_ptr(), bytes.data(), bytes.size());
+  }
+  bytes_of(storage, offset, bytes.size()).copy_(host, /*non_blocking=*/true);
 }
 
 void copy_out(const c10::Storage& storage, uint64_t offset, std::span<std::byte> into) {
   if (into.empty()) return;
   if (is_host(storage.device())) {
     std::memcpy(into.data(), static_cast<const std::byte*>(storage.data()) + offset, into.size());
-  } else {
-    host_bytes(into.data(), into.size()).copy_(bytes_of(storage, offset, into.size()));
+    return;
   }
+  if (into.size() <= kStagedBytes) {
+    host_bytes(into.data(), into.size()).copy_(bytes_of(storage, offset, into.size()));
+    return;
+  }
+  const at::Tensor staging = pinned_bytes(std::min(into.size(), kStagedPieceBytes));
+  for (uint64_t at = 0; at < into.size(); at += kStagedPieceBytes) {
+    const uint64_t count = std::min(into.size() - at, kStagedPieceBytes);
+    staging.narrow(0, 0, static_cast<int64_t>(count)).copy_(bytes_of(storage, offset + at, count));
+    std::memcpy(into.data() + at, staging.const_data_ptr(), count);
+  }
+}
+
+at::Tensor pinned_bytes(uint64_t count) {
+  return at::empty({static_cast<int64_t>(count)},
+                   at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+}
+
+std::span<std::byte> span_of(const at::Tensor& bytes) {
+  return {static_cast<std::byte*>(bytes.mutable_data_ptr()), bytes.nbytes()};
 }
 
 // ---------------------------------------------------------------- accounts

@@ -31,6 +31,9 @@ at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t count
 // Copies between a storage and host memory; done when they return.
 void copy_in(const c10::Storage& storage, uint64_t offset, std::span<const std::byte> bytes);
 void copy_out(const c10::Storage& storage, uint64_t offset, std::span<std::byte> into);
+// Host memory that the device reads and writes without help of the host's processors.
+at::Tensor pinned_bytes(uint64_t count);
+std::span<std::byte> span_of(const at::Tensor& bytes);
 
 struct Slot {
   enum class Life : uint8_t { none = 0, live = 1, lost = 2 };

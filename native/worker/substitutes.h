@@ -16,5 +16,7 @@ using Substitute = void (*)(torch::jit::Stack& stack);
 
 // Null if the operator needs none.
 Substitute find_substitute(std::string_view full_name);
+// The same on a GPU, where few operators need one.
+Substitute find_gpu_substitute(std::string_view full_name);
 
 }  // namespace sing

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "oplog/mapping.h"
+#include "worker/origins.h"
 
 namespace sing {
 
@@ -79,6 +80,35 @@ void load_operators(Reader& in, State& state) {
   }
 }
 
+void put_origins(Writer& out, const Operators& operators) {
+  uint32_t count = 0;
+  const size_t count_at = out.size();
+  out.put<uint32_t>(0);
+  for (uint32_t number = 0; number < operators.all().size(); ++number) {
+    const Origin origin = origin_of(operators.all()[number].full_name);
+    if (origin.empty()) continue;
+    ++count;
+    out.put<uint32_t>(number);
+    put_origin(out, origin);
+  }
+  out.patch<uint32_t>(count_at, count);
+}
+
+// Imports what operators come from, which do not exist before.
+void load_origins(Reader& in, State& state) {
+  const uint32_t count = in.get_count(16);
+  for (uint32_t i = 0; i < count && in.ok(); ++i) {
+    const uint32_t number = in.get<uint32_t>();
+    const Origin origin = get_origin(in);
+    if (!in.ok() || number >= state.operators.all().size()) refuse("an impossible origin");
+    const std::string name = state.operators.all()[number].name;
+    const std::string overload = state.operators.all()[number].overload;
+    if (name.empty()) refuse("an origin of no operator");
+    if (!state.limits.allowed) import_origin(name, overload, origin);
+    state.operators.define(number, name, overload);
+  }
+}
+
 // The state of a generator means nothing on a device of another kind; its seed does.
 void load_generators(Reader& in, State& state, bool same_kind) {
   const uint32_t count = in.get_count(16);
@@ -95,6 +125,15 @@ void load_generators(Reader& in, State& state, bool same_kind) {
   }
 }
 
+void load_settings(Reader& in, State& state) {
+  state.settings.reset();
+  if (in.get<uint8_t>() == 0) return;
+  const Settings values = get_settings(in);
+  if (!in.ok()) return;
+  state.settings = values;
+  apply_settings(values);
+}
+
 void load_rest(Reader& in, State& state) {
   const uint32_t events = in.get_count(12);
   if (events > State::kEventsMax) refuse("too many events");
@@ -102,6 +141,7 @@ void load_rest(Reader& in, State& state) {
     const uint32_t number = in.get<uint32_t>();
     state.events[number] = in.get<int64_t>();
   }
+  load_settings(in, state);
   state.failures = in.get<uint32_t>();
   if (in.get<uint8_t>() == 0) return;
   Failure failure;
@@ -163,10 +203,13 @@ void put_tables(Writer& out, State& state,
     out.put<uint32_t>(number);
     out.put<int64_t>(stamp);
   }
+  out.put<uint8_t>(state.settings.has_value());
+  if (state.settings) put_settings(out, *state.settings);
   out.put<uint32_t>(state.failures);
   out.put<uint8_t>(state.pending.has_value());
   if (state.pending) put_failure(out, *state.pending);
   put_storages(out, state.storages, place);
+  put_origins(out, state.operators);
 }
 
 void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
@@ -225,6 +268,7 @@ void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
     slot.stale = stale;
     slot.used = used;
   }
+  if (in.ok()) load_origins(in, state);
   if (!in.ok() || in.remaining() != 0 || index != snapshot.extents.size()) {
     refuse("its tables cannot be read");
   }

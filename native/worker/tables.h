@@ -13,7 +13,7 @@
 namespace sing {
 
 inline constexpr uint64_t kSnapshotMagic = 0x31504e53474e4953;  // "SINGSNP1"
-inline constexpr uint32_t kSnapshotVersion = 2;
+inline constexpr uint32_t kSnapshotVersion = 3;
 // Storages with fewer bytes lie in the tables: an extent takes a page.
 inline constexpr uint64_t kInlineBytes = 4096;
 inline constexpr uint64_t kInlineVersion = 1;  // of Slot::saved, for those

@@ -136,7 +136,7 @@ void Transfers::join() noexcept {
 void Transfers::settle(const TransferPtr& transfer) {
   if (!transfer->finished()) {
     const uint64_t began = monotonic_ns();
-    std::vector<std::byte> buffer;
+    at::Tensor staging;
     Lock lock(mutex_);
     urgent_ = transfer;
     try {
@@ -148,7 +148,7 @@ void Transfers::settle(const TransferPtr& transfer) {
           leave(*transfer);  // whoever makes it quicker to read is nearly done
           if (!transfer->finished()) changed_.wait(lock);
         } else if (const auto piece = claim(transfer, piece_bytes_)) {
-          move_unlocked(lock, *piece, buffer);
+          move_unlocked(lock, *piece, staging);
         } else {
           changed_.wait(lock);
         }
@@ -190,7 +190,7 @@ void Transfers::work(Pace pace) noexcept {
   const c10::DeviceGuard device(device_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::NoGradGuard no_grad;
-  std::vector<std::byte> buffer;
+  at::Tensor staging;
   Lock lock(mutex_);
   try {
     while (const auto piece = next(lock, most)) {
@@ -198,7 +198,7 @@ void Transfers::work(Pace pace) noexcept {
         become_gentle();  // for good; what is soon comes first
         gentle = true;
       }
-      move_unlocked(lock, *piece, buffer);
+      move_unlocked(lock, *piece, staging);
     }
   } catch (...) {
     fail();
@@ -255,10 +255,10 @@ void Transfers::look_for_arrivals(Lock& lock) {
   changed_.notify_all();  // the main thread may wait for one that is there now
 }
 
-void Transfers::move_unlocked(Lock& lock, const Piece& piece, std::vector<std::byte>& buffer) {
+void Transfers::move_unlocked(Lock& lock, const Piece& piece, at::Tensor& staging) {
   lock.unlock();
   try {
-    move(piece, buffer);
+    move(piece, staging);
   } catch (...) {
     lock.lock();
     throw;
@@ -271,22 +271,26 @@ void Transfers::move_unlocked(Lock& lock, const Piece& piece, std::vector<std::b
   lock.lock();
 }
 
-void Transfers::move(const Piece& piece, std::vector<std::byte>& buffer) {
+void Transfers::move(const Piece& piece, at::Tensor& staging) {
   const Transfer& transfer = *piece.transfer;
   const uint64_t at = transfer.extent.offset + piece.offset;
   std::span<std::byte> bytes(transfer.data_ + piece.offset, piece.count);
+  at::Tensor there;
   if (transfer.data_ == nullptr) {
-    buffer.resize(piece.count);
-    bytes = buffer;
+    if (!staging.defined() || staging.nbytes() < piece.count) staging = pinned_bytes(piece.count);
+    there = bytes_of(transfer.storage, piece.offset, piece.count);
+    bytes = span_of(staging).first(piece.count);
   }
+  // Of the staging memory, what this piece takes; copies wait for the device, as it is used again.
+  const auto here = [&] { return staging.narrow(0, 0, static_cast<int64_t>(piece.count)); };
   if (direction_ == Direction::save) {
-    if (transfer.data_ == nullptr) copy_out(transfer.storage, piece.offset, bytes);
+    if (there.defined()) here().copy_(there);
     arena_.write(at, bytes);
   } else if (transfer.mapped_) {
     populate(bytes);
   } else {
     arena_.read(at, bytes);
-    if (transfer.data_ == nullptr) copy_in(transfer.storage, piece.offset, bytes);
+    if (there.defined()) there.copy_(here());
   }
 }
 

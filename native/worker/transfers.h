@@ -8,6 +8,7 @@
 // it until it is saved.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
 #include <atomic>
@@ -112,8 +113,8 @@ class Transfers {
   std::optional<Piece> claim(const TransferPtr& transfer, uint64_t most);
   void look_for_arrivals(Lock& lock);
   bool arrived(const Transfer& transfer) const;
-  void move(const Piece& piece, std::vector<std::byte>& buffer);
-  void move_unlocked(Lock& lock, const Piece& piece, std::vector<std::byte>& buffer);
+  void move(const Piece& piece, at::Tensor& staging);
+  void move_unlocked(Lock& lock, const Piece& piece, at::Tensor& staging);
   c10::Storage note_moved(Transfer& transfer, uint64_t count);
   c10::Storage leave(Transfer& transfer);
   void fail() noexcept;

@@ -12,8 +12,6 @@ import dataclasses
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from jupyter_sing.scheduler.policy.checks import check
 from jupyter_sing.scheduler.policy.differing import Difference, SessionView, differences
 from jupyter_sing.scheduler.policy.errors import PolicyError
@@ -72,17 +70,15 @@ def document(policy: Policy) -> dict[str, Any]:
 
 def dump(policy: Policy) -> str:
     """Write a policy as text of which `parse` makes the same policy."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes what YAML 1.2 would take for something else than text, such as ``1e5``, too."""
+
+    def text_node(dumper: Dumper, text: str) -> yaml.Node:
+        style = None if resolved(text) == text else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+    Dumper.add_representer(str, text_node)
     written = document(policy)
-    return yaml.dump(written, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what YAML 1.2 would take for something else than text, such as ``1e5``, too."""
-
-
-def _text(dumper: _Dumper, text: str) -> yaml.Node:
-    style = None if resolved(text) == text else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
-
-
-_Dumper.add_representer(str, _text)
+    return yaml.dump(written, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -7,6 +7,8 @@ nothing recurses.
 
 Scalars are resolved by the core schema of YAML 1.2: ``no`` and ``12:30`` are texts, not a boolean
 and a number of seconds.
+
+The YAML package is imported where text is read: programs run without a policy, and without it.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
-
-import yaml
+from typing import TYPE_CHECKING, TypeAlias
 
 from jupyter_sing.scheduler.policy.errors import PolicyError, joined, quoted
+
+if TYPE_CHECKING:
+    import yaml
 
 TEXT_BYTES_MAX = 128 << 10
 VALUES_MAX = 10_000
@@ -74,6 +77,8 @@ def read(text: str | bytes) -> Node:
     PolicyError
         If it is too large or too deep, not UTF-8, not YAML, empty, or uses what policies may not.
     """
+    import yaml
+
     if len(text) > TEXT_BYTES_MAX:
         raise PolicyError("", f"is too large; {TEXT_BYTES_MAX >> 10} KiB are allowed")
     decoded = (_decoded(text) if isinstance(text, bytes) else text).removeprefix("\ufeff")
@@ -136,6 +141,8 @@ class _Builder:
         self._count = 0
 
     def take(self, event: yaml.Event) -> None:
+        import yaml
+
         line = event.start_mark.line + 1 if event.start_mark else 0
         if isinstance(event, yaml.AliasEvent):
             raise PolicyError(self._here(), "is an alias (*); write it out", line)

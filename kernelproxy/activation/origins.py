@@ -1,0 +1,123 @@
+"""Where operators come from that are not torch's: what a worker must import to have them.
+
+torch remembers the file in which an operator was defined, of compiled ones the source file. Of
+those that Python defines, the module is noted here; a compiled one is found by the name of its
+source, which its library contains.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+Origin = tuple[str, str, str]
+
+_modules: dict[str, str] = {}
+
+
+def install(library: ModuleType) -> None:
+    """Note the module of every operator that `torch.library` defines from now on."""
+    define = library.Library.define
+
+    def noting(self: Any, schema: str, *arguments: Any, **options: Any) -> Any:
+        name = f"{self.ns}::{re.split(r'[.(]', schema, maxsplit=1)[0].strip()}"
+        _modules[name] = _caller(sys._getframe(1))
+        return define(self, schema, *arguments, **options)
+
+    library.Library.define = noting
+
+
+def origin(name: str) -> Origin:
+    """Say what a worker must import for an operator: a module, its directory, a shared library.
+
+    Called by the native client at the operator's first use.
+
+    Raises
+    ------
+    RuntimeError
+        If it can be imported nowhere else.
+    """
+    if module := _modules.get(name):
+        if module == "__main__":
+            raise RuntimeError(
+                "it is defined in the notebook, without a kernel for CUDA; register one for it "
+                "that calls operators of torch, or define it in a module"
+            )
+        return module, _root(module), ""
+    import torch
+
+    described = torch._C._dispatch_dump(name)
+    defined = re.search(r"^debug: registered at (.+):\d+$", described, re.MULTILINE)
+    library = _library_with(defined[1], Path(torch.__file__).parent) if defined else ""
+    module = _module_of(library) if library else ""
+    return module, _root(module), library
+
+
+def _caller(frame: FrameType | None) -> str:
+    """Name the module that called torch."""
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "__main__")
+        top = name.split(".")[0]
+        # Decorators go through the standard library (`functools.singledispatch`).
+        if top != "torch" and top not in sys.stdlib_module_names and name != __name__:
+            return name
+        frame = frame.f_back
+    return "__main__"
+
+
+def _root(module: str) -> str:
+    """Where the import system found the package that a module belongs to."""
+    found = sys.modules.get(module.split(".")[0])
+    if found is None:
+        return ""
+    if paths := list(getattr(found, "__path__", [])):
+        return os.path.dirname(os.path.abspath(str(paths[0])))
+    file = getattr(found, "__file__", None)
+    return os.path.dirname(os.path.abspath(file)) if file else ""
+
+
+def _library_with(source: str, torch: Path) -> str:
+    """Find the loaded library that was compiled from a source file; "" if none was."""
+    wanted = source.encode() + b"\0"
+    for path in _loaded(torch):
+        try:
+            with (
+                open(path, "rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            ):
+                if content.find(wanted) >= 0:
+                    return path
+        except (OSError, ValueError):  # removed since it was loaded, or empty
+            continue
+    return ""
+
+
+def _loaded(torch: Path) -> Iterator[str]:
+    """Shared libraries of this process that are neither torch's nor the system's."""
+    seen = set()
+    for line in Path("/proc/self/maps").read_text("utf-8", errors="replace").splitlines():
+        path = line.split(maxsplit=5)[5] if line.count("/") else ""
+        others = ("/lib/", "/lib64/", "/usr/lib/", f"{torch}/", "/memfd:", "/dev/")
+        if ".so" in path and path not in seen and not path.startswith(others):
+            seen.add(path)
+            yield path
+
+
+def _module_of(library: str) -> str:
+    """Name the module that loads a shared library: itself, or the package that it lies in."""
+    for name, module in list(sys.modules.items()):
+        if "." not in name:
+            if getattr(module, "__file__", None) == library:
+                return name
+            if any(
+                library.startswith(os.path.abspath(path) + os.sep)
+                for path in getattr(module, "__path__", [])
+            ):
+                return name
+    return ""

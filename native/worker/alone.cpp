@@ -1,0 +1,78 @@
+#include "worker/alone.h"
+
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+
+namespace sing {
+
+namespace {
+
+// Of all operands: products of such matrices take some ten microseconds.
+constexpr int64_t kElementsMax = 16384;
+
+// MKL splits the sums of a product with as many rows otherwise for one thread than for two.
+constexpr int64_t kRowsSplitMin = 5, kRowsSplitMax = 11;
+
+// What torch and MKL take for the threads of the calling thread. Torch's own function also sets
+// what is the whole process's.
+struct Runtime {
+  void (*set_threads)(int) = find<void (*)(int)>("omp_set_num_threads");
+  int (*set_threads_of_mkl)(int) = find<int (*)(int)>("MKL_Set_Num_Threads_Local");
+  bool complete() const { return set_threads && set_threads_of_mkl; }
+
+  template <class Function>
+  static Function find(const char* name) {
+    return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  }
+};
+
+const Runtime& runtime() {
+  static const Runtime found;
+  return found;
+}
+
+bool splits_sums(const Operand& operand) noexcept {
+  const Dimensions& sizes = operand.geometry.sizes;
+  return sizes.size() >= 2 && std::any_of(sizes.begin(), sizes.end(), [](int64_t size) {
+           return size >= kRowsSplitMin && size <= kRowsSplitMax;
+         });
+}
+
+}  // namespace
+
+bool is_small(const Operator& op, const Call& call) noexcept {
+  if (!op.may_be_alone) return false;
+  int64_t elements = 0;
+  for (const Operand& operand : call.operands) {
+    int64_t count = 1;
+    for (const int64_t size : operand.geometry.sizes) {
+      if (size > kElementsMax) return false;  // so that nothing overflows, nor is empty by this
+      count *= size;
+      if (count > kElementsMax) return false;
+    }
+    elements += count;
+    if (elements > kElementsMax) return false;
+    if (splits_sums(operand)) return false;
+  }
+  return true;
+}
+
+Alone::Alone(bool really) noexcept {
+  if (!really || !runtime().complete()) return;
+  // Torch settles a thread's number when it is first asked for: not later, by the kernel.
+  const int threads = at::get_num_threads();
+  if (threads <= 1) return;
+  threads_ = threads;
+  runtime().set_threads(1);
+  runtime().set_threads_of_mkl(1);
+}
+
+Alone::~Alone() {
+  if (threads_ == 0) return;
+  runtime().set_threads(threads_);
+  runtime().set_threads_of_mkl(0);  // those of the process
+}
+
+}  // namespace sing
