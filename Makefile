@@ -17,7 +17,7 @@ LABEXTENSION_SOURCES := $(shell find labextension/src labextension/style labexte
   labextension/package.json labextension/tsconfig.json jupyter_sing/openapi.yaml
 LABEXTENSION_LINK := $(VENV)/share/jupyter/labextensions/jupyter-sing
 
-.PHONY: help system venv native labextension lab test test-fast test-cpp test-ts fuzz lint format bench pictures clean
+.PHONY: help system venv native labextension lab test conformance test-fast test-cpp test-ts test-torch fuzz lint format bench pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -79,6 +79,9 @@ lab: venv ## JupyterLab with the tutorial
 test: venv test-cpp test-ts fuzz ## all tests
 	$(PYTEST)
 
+conformance: venv ## PyTorch's samples of all operators, in all dtypes; an hour
+	$(BIN)/python -m tests.conformance
+
 test-fast: venv ## what is quick: under two minutes
 	$(PYTEST) -m 'not slow and not e2e'
 
@@ -90,6 +93,25 @@ test-cpp: venv
 
 test-ts: labextension
 	$(NPM) test
+
+# Another torch than that of .venv, from the index: 5 GB where it brings CUDA, which needs no GPU.
+TORCH ?= 2.11.0
+OTHER := .venv-$(TORCH)
+OTHER_BIN := $(OTHER)/bin/python
+
+$(OTHER)/.package: pyproject.toml hatch_build.py constraints.txt | system
+	$(PYTHON) -m venv $(OTHER)
+	grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
+	echo torch==$(TORCH) >> $(OTHER)/constraints.txt
+	$(OTHER_BIN) -m pip install --quiet --disable-pip-version-check \
+	  --constraint $(OTHER)/constraints.txt torch --editable '.[test]'
+	@touch $@
+
+test-torch: $(OTHER)/.package ## what depends on torch, with TORCH=2.11.0 in an environment of its own
+	$(IN_NATIVE) test BUILD=build-$(TORCH) PYTHON=$(abspath $(OTHER_BIN)) \
+	  TORCH_DIR="$$($(OTHER_BIN) -m kernelproxy.native --torch-dir)"
+	$(OTHER_BIN) -m pytest tests/unit/test_native.py tests/e2e/test_driver.py \
+	  tests/e2e/test_surface.py tests/e2e/test_behaviours.py tests/e2e/test_training_equality.py
 
 fuzz: venv
 	$(IN_NATIVE) fuzz TORCH_DIR="$(TORCH_DIR)" SECONDS=$(FUZZ_SECONDS)
@@ -119,4 +141,4 @@ pictures: venv ## the README's, from the tests that make them
 
 clean:
 	rm -rf labextension/node_modules labextension/lib jupyter_sing/labextension
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache native/build
+	rm -rf $(VENV) .venv-* build dist .mypy_cache .pytest_cache .ruff_cache native/build*
