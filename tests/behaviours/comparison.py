@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,27 +48,79 @@ def compared() -> Iterator[tuple[str, str]]:
         yield name, message
 
 
+def save(path: str, device: str, leave_out: Sequence[str]) -> None:
+    """Run all behaviours but some on one device; write what each came to."""
+    found: dict[str, Any] = {}
+    for name, (function, _) in _behaviours.items():
+        if name in leave_out:
+            continue
+        try:
+            found[name] = _on_host(_run(function, device))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    torch.save(found, path)
+
+
+def compared_files(one: str, other: str, relative: float) -> Iterator[tuple[str, str]]:
+    """Compare what two runs have saved; as `compared`, with a least tolerance."""
+    first, second = (torch.load(path, weights_only=False) for path in (one, other))
+    for name, (_, allowed) in _behaviours.items():
+        if name not in first and name not in second:
+            continue
+        if name not in first or name not in second:
+            yield name, "was run on one side only"
+            continue
+        found = _differences("", first[name], second[name], max(allowed, relative), on="cpu")
+        yield name, "\n".join(found)
+
+
+def _on_host(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return _host_copy(result)
+    if isinstance(result, Mapping):
+        return {key: _on_host(value) for key, value in result.items()}
+    if isinstance(result, (list, tuple)):
+        return type(result)([_on_host(value) for value in result])
+    return result
+
+
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor with its strides and its mark of being differentiated."""
+    detached = tensor.detach()
+    copy = detached.cpu()
+    if copy.stride() != detached.stride():
+        copy = torch.empty_strided(detached.shape, detached.stride(), dtype=detached.dtype)
+        copy.copy_(detached)
+    return copy.requires_grad_(tensor.requires_grad)
+
+
 def _run(function: Behaviour, device: str) -> object:
     torch.manual_seed(0)
     return function(device)
 
 
-def _differences(where: str, plain: Any, proxied: Any, relative: float) -> Iterator[str]:
-    """Describe each difference between two results, with its place in them."""
+def _differences(
+    where: str, plain: Any, proxied: Any, relative: float, on: str = "cuda"
+) -> Iterator[str]:
+    """Describe each difference between two results, with its place in them.
+
+    The second one's tensors must be `on` that device.
+    """
     if type(plain) is not type(proxied):
         yield f"{where}: {type(plain).__name__} became {type(proxied).__name__}"
     elif isinstance(plain, torch.Tensor):
-        yield from (f"{where}: {text}" for text in _tensor_differences(plain, proxied, relative))
+        found = _tensor_differences(plain, proxied, relative, on)
+        yield from (f"{where}: {text}" for text in found)
     elif isinstance(plain, Mapping):
         if list(plain) != list(proxied):
             yield f"{where}: keys {list(plain)} became {list(proxied)}"
         for key in plain.keys() & proxied.keys():
-            yield from _differences(f"{where}[{key!r}]", plain[key], proxied[key], relative)
+            yield from _differences(f"{where}[{key!r}]", plain[key], proxied[key], relative, on)
     elif isinstance(plain, (list, tuple)):
         if len(plain) != len(proxied):
             yield f"{where}: {len(plain)} results became {len(proxied)}"
         for index, (one, other) in enumerate(zip(plain, proxied, strict=False)):
-            yield from _differences(f"{where}[{index}]", one, other, relative)
+            yield from _differences(f"{where}[{index}]", one, other, relative, on)
     elif isinstance(plain, float) and relative:
         if not math.isclose(plain, proxied, rel_tol=relative):
             yield f"{where}: {plain!r} became {proxied!r}"
@@ -77,9 +129,9 @@ def _differences(where: str, plain: Any, proxied: Any, relative: float) -> Itera
 
 
 def _tensor_differences(
-    plain: torch.Tensor, proxied: torch.Tensor, relative: float
+    plain: torch.Tensor, proxied: torch.Tensor, relative: float, on: str
 ) -> Iterator[str]:
-    if proxied.device.type != "cuda":
+    if proxied.device.type != on:
         yield f"is on {proxied.device}"
     for name in ("dtype", "shape", "requires_grad"):
         if getattr(plain, name) != getattr(proxied, name):

@@ -29,6 +29,17 @@ def activations(device: str) -> object:
 
 
 @behaviour
+def softmax_of_low_precision_in_single_precision(device: str) -> object:
+    results = []
+    for dtype in (torch.half, torch.bfloat16):
+        x = normal(device, 5, 8).to(dtype).requires_grad_()
+        for function in (functional.softmax, functional.log_softmax):
+            y = function(x, 1, dtype=torch.float32)
+            results += [y, *torch.autograd.grad(y[:, 0].sum(), x)]
+    return results
+
+
+@behaviour
 def linear_layers(device: str) -> object:
     x = normal(device, 4, 5, 7)
     return (

@@ -214,3 +214,22 @@ def storages_are_shared_and_set(device: str) -> object:
     w.data = x * 2
     w.data[0] = 3
     return x, y, z, w.data, y.data_ptr() == x.data_ptr(), y.is_set_to(x)
+
+
+@behaviour
+def outputs_that_the_operator_lays_out(device: str) -> object:
+    x = normal(device, 5, 1)
+    reflected = torch.zeros(5, 1, device=device), torch.zeros(1, device=device)
+    torch.geqrf(x, out=reflected)
+    eigenvalues = torch.zeros(0, 2, dtype=torch.complex64, device=device).select(1, 0)
+    torch.linalg.eigvals(torch.ones(0, 0, device=device), out=eigenvalues)
+    modes = torch.zeros(5, device=device), torch.zeros(5, dtype=torch.long, device=device)
+    torch.mode(x.expand(5, 3), out=modes)
+    return reflected, eigenvalues, modes, torch.isin(1.0, torch.ones(3, device=device))
+
+
+@behaviour
+def conjugates_that_stay_lazy(device: str) -> object:
+    x, y = (normal(device, 4, dtype=torch.complex64) for _ in range(2))
+    found = [torch.vdot(x.conj(), y) for _ in range(2)]  # asked about, then known
+    return found, [each.is_conj() for each in found], x.clone().conj_physical_()

@@ -122,3 +122,20 @@ def gradients_of_reductions(device: str) -> object:
 def reductions_of_many_elements(device: str) -> object:
     x = normal(device, 300, 400)
     return x.sum(), x.mean(0), x.std(1), x.softmax(1), x.t().sum(0), x.double().sum()
+
+
+@behaviour
+def counts_of_whole_numbers(device: str) -> object:
+    # CUDA counts whole numbers exactly; the CPU has only a kernel for floating-point ones.
+    x = whole("cpu", 200, below=40)
+    kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    found = []
+    for bins, low, high in ((8, 0, 8), (5, 0, 40), (39, 0, 0), (3, 50, 50)):
+        for kind in kinds:
+            counted = x.to(device, kind if device == "cuda" else torch.float64)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # histc says that it is not deterministic
+                counts = torch.histc(counted, bins, low, high)
+            assert device == "cpu" or counts.dtype == kind
+            found.append(counts.to(torch.int64))
+    return found

@@ -98,6 +98,25 @@ def types_that_do_not_fit(device: str) -> object:
 
 
 @behaviour
+def errors_that_do_not_wait_for_a_look(device: str) -> object:
+    x = torch.ones(3, 3, device=device)
+    return [
+        refusal(function)
+        for _ in range(2)  # the second time nothing is new
+        for function in (
+            lambda: x & x,
+            lambda: functional.gelu(x, approximate="other"),
+            lambda: torch.randint(5, 5, (2,), device=device),
+            lambda: torch.empty(2, device=device).uniform_(3, 1),
+            lambda: x.clone().normal_(0, -1),
+            lambda: x.long().normal_(),
+            lambda: torch.empty(2, device=device).bernoulli_(1.5),
+            lambda: x.clone().fill_(torch.ones(2, device=device)),
+        )
+    ]
+
+
+@behaviour
 def a_failure_does_not_spread(device: str) -> object:
     x = normal(device, 5, 7)
     before = (x * 2).sum()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import os
@@ -19,6 +18,7 @@ from kernelproxy import control
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Resume, SessionReply, Status, StatusReply, Suspend
 from tests.conftest import ROOT, RunProgram, daemon_directory
+from tests.decorated import decorated
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -28,20 +28,10 @@ PROGRAM = TESTS / "programs" / "behaviours.py"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JUPYTER_SING_DEVICES": "cpu:2GiB@1"}
 
 
-def is_behaviour(node: ast.AST) -> bool:
-    """Whether a node of a module's syntax tree is a function decorated with `behaviour`."""
-    if not isinstance(node, ast.FunctionDef):
-        return False
-    names = [d.func if isinstance(d, ast.Call) else d for d in node.decorator_list]
-    return any(isinstance(name, ast.Name) and name.id == "behaviour" for name in names)
-
-
-# Read from their text: importing torch here would be another, unproxied torch.
 NAMES = [
-    node.name
+    name
     for path in sorted((TESTS / "behaviours").glob("*.py"))
-    for node in ast.parse(path.read_text("utf-8")).body
-    if is_behaviour(node)
+    for name in decorated(path, "behaviour")
 ]
 
 

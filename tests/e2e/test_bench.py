@@ -7,6 +7,7 @@ import pytest
 from benchmarks import bench
 from benchmarks.moves import Return
 from benchmarks.notebooks import Notebooks
+from benchmarks.operators import Small
 
 
 @pytest.mark.e2e
@@ -18,6 +19,10 @@ def test_small_benchmark_measures_all_that_the_large_one_does() -> None:
     for row in results.rows:
         assert row.plain > 0
         assert row.ratio_low <= row.ratio <= row.ratio_high
+    _check_small(results.small)
+    for profile in results.profiles:
+        assert min(profile.elapsed, profile.client, profile.worker, profile.kib) > 0
+        assert profile.records >= profile.operators > profile.requests
     (saved,) = results.snapshots
     assert saved.program == "large"
     assert saved.count >= 1
@@ -46,9 +51,22 @@ def test_small_benchmark_measures_all_that_the_large_one_does() -> None:
         assert len(cells.waits) == bench.SMALL.turns[1]
     page = bench.report(results)
     assert page.count("\n| mlp | 1 |") == 1
+    assert page.count("\n| mlp | ") == 2  # as a whole, and what it is made of
     assert page.count("\n| large | ") == 1
+    assert page.count("\n| relu, grad | ") == 1
     # 64 MiB: moved, migrated saved and not, to disk and back, its second snapshot, put away twice
     assert page.count("\n| 64 | ") == 7
+
+
+def _check_small(found: Small | None) -> None:
+    assert found is not None
+    assert len({each.operator for each in found.issues}) >= 10
+    for each in found.issues:
+        assert min(each.plain, each.proxied, each.ratio) > 0
+    assert 0 < found.scalar.median <= found.scalar.high
+    assert found.trips["item"] == found.trips["repr"] == 1
+    assert set(found.idle_cpu) == {"program", "worker", "daemon"}
+    assert min(found.idle_cpu.values()) >= 0
 
 
 def _check_notebooks(found: Notebooks | None) -> None:

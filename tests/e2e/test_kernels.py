@@ -79,7 +79,8 @@ def test_an_interrupted_cell_counts_as_ended() -> None:
 
 def test_a_cell_that_waits_for_the_device_can_be_interrupted() -> None:
     with kernel() as notebook:
-        notebook.run("import torch\na = torch.ones(3, device='cuda')\na.tolist()")
+        # Adds once before, as the first call of an operator waits until it is known to be possible.
+        notebook.run("import torch\na = torch.ones(3, device='cuda')\n(a + 1).tolist()")
         worker = wait_for_session(lambda found: found["worker_pid"] is not None)["worker_pid"]
         os.kill(worker, signal.SIGSTOP)  # at work for as long as it takes
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,16 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RunProgram, daemon_directory
+from tests.decorated import decorated
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "surface.py"
-# Read from its text: importing torch here would be another, unproxied torch.
+TESTS = Path(__file__).resolve().parents[1]
+PROGRAM = TESTS / "programs" / "surface.py"
 CHECKS = [
-    node.name
-    for node in ast.parse(PROGRAM.read_text("utf-8")).body
-    if isinstance(node, ast.FunctionDef)
-    and any(isinstance(d, ast.Name) and d.id == "check" for d in node.decorator_list)
+    name for path in sorted((TESTS / "surface").glob("*.py")) for name in decorated(path, "check")
 ]
 
 
@@ -41,3 +38,12 @@ def test_surface(errors: dict[str, str], name: str) -> None:
     assert name in errors, "the check did not run"
     if errors[name]:
         pytest.fail(errors[name], pytrace=False)
+
+
+@pytest.mark.usefixtures("runtime_dir")
+def test_every_public_name_does_what_the_page_says(run_program: RunProgram) -> None:
+    env = {"JUPYTER_SING_DEVICES": "cpu:2GiB"}
+    done = run_program(PROGRAM.with_name("names.py"), proxied=True, env=env)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(found) > 150
+    assert [name for name in found if name["error"]] == []

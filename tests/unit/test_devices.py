@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernelproxy.devices import DeviceKind, configured_devices
-from kernelproxy.devices.software import parse_bytes
+from kernelproxy.devices.sizes import parse_bytes
 from kernelproxy.errors import DeviceError
 
 GIB = 1 << 30
@@ -48,7 +48,13 @@ class FakeNvml:
         return f"Fake {handle}"
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(total=(handle + 1) * GIB)
+        return SimpleNamespace(total=(handle + 1) * 16 * GIB)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        return 9, handle
+
+    def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:  # noqa: N802
+        return 132 * 128
 
 
 @pytest.fixture
@@ -82,10 +88,11 @@ def test_without_nvml_there_are_software_devices(monkeypatch: pytest.MonkeyPatch
 def test_auto_takes_all_gpus(nvml: FakeNvml) -> None:
     devices = configured_devices("auto")
     assert [(each.id, each.name, each.memory_total) for each in devices] == [
-        ("cuda:0", "Fake 0", GIB),
-        ("cuda:1", "Fake 1", 2 * GIB),
+        ("cuda:0", "Fake 0", 16 * GIB - GIB),
+        ("cuda:1", "Fake 1", 32 * GIB - GIB),
     ]
     assert devices[1].torch_device == "cuda:1"
+    assert (devices[1].capability, devices[1].processors) == (901, 132)
     assert nvml.open == 0
 
 
@@ -115,6 +122,19 @@ def test_a_list_is_taken_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices[2].name == "Software device (2 CPU threads)"
 
 
+@pytest.mark.usefixtures("nvml")
+def test_a_part_of_a_gpu_is_left_to_contexts() -> None:
+    totals = [each.memory_total for each in configured_devices("auto")]
+    assert totals == [15 * GIB, 31 * GIB]
+    assert configured_devices("cuda:1:768MiB")[0].memory_total == 768 << 20
+
+
+def test_without_the_package_for_gpus_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(DeviceError, match="nvidia-ml-py"):
+        configured_devices("cuda:0")
+
+
 @pytest.mark.usefixtures("no_gpu")
 def test_threads_default_to_the_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -135,6 +155,10 @@ def test_threads_default_to_the_usable_cores(monkeypatch: pytest.MonkeyPatch) ->
         ("cpu:4GiB,", "is no device"),
         ("cuda:x", "is no number of a GPU"),
         ("cuda:2", r"no GPU cuda:2 on this machine \(2 visible\)"),
+        ("cuda:2:1GiB", r"no GPU cuda:2 on this machine \(2 visible\)"),
+        ("cuda:0:", "is no size"),
+        ("cuda:0:16GiB", "not between 1 MiB and the 15360 MiB that it may have"),
+        ("cuda:0:1KiB", "not between 1 MiB and the 15360 MiB that it may have"),
         ("cuda:0,cuda:0", "names cuda:0 twice"),
     ],
 )

@@ -18,8 +18,8 @@ KERNEL_SIDE = {
     "kernelproxy/control.py",
     "kernelproxy/agent/keeper.py",  # not there, but as small
     "kernelproxy/errors.py", "kernelproxy/frames.py", "kernelproxy/fstrack.py",
-    "kernelproxy/hoststate",
-    "kernelproxy/ipython.py",
+    "kernelproxy/graphs", "kernelproxy/hoststate",
+    "kernelproxy/imports.py", "kernelproxy/ipython.py",
     "kernelproxy/native.py",
     "kernelproxy/oplog.py", "kernelproxy/paths.py", "kernelproxy/protocol",
     "kernelproxy/revival.py", "kernelproxy/run.py", "kernelproxy/worker.py",

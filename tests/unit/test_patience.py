@@ -88,3 +88,14 @@ def test_what_a_process_does_is_seen() -> None:
             pass
         process.kill()
     assert activity(process.pid) is None
+
+
+def test_who_waits_for_a_process_that_works_is_at_work() -> None:
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
+        while (waiting := activity(process.pid)) is None or waiting.state != "S":
+            pass
+        while (later := activity(process.pid)) is None or later.seconds <= waiting.seconds + 0.05:
+            pass
+        os.killpg(process.pid, signal.SIGKILL)
+    assert activity(process.pid) is None

@@ -21,6 +21,19 @@ def test_the_third_death_in_a_row_at_a_record_skips_it() -> None:
     assert deaths.skip == [8]
 
 
+def test_after_a_death_at_a_record_the_next_worker_is_careful_until_that_is_decided() -> None:
+    deaths = Deaths()
+    careful = []
+    for consumed in (8, 4, 4, 4):  # the first was told late
+        careful.append(deaths.careful)
+        deaths.note(consumed, head=80)
+    assert careful == [False, True, True, True]
+    assert deaths.skip == [4]
+    assert not deaths.careful
+    deaths.note(8, 80, -signal.SIGKILL)
+    assert not deaths.careful
+
+
 def test_a_signal_from_outside_is_no_records_fault() -> None:
     deaths = Deaths()
     for _ in range(2 * SAME_RECORD_MAX):

@@ -110,11 +110,12 @@ def text(raw: bytes) -> bytes:
 
 
 def storages(fd: int, *entries: bytes, failure: bytes = b"\0") -> bytes:
-    """Tables with two operators, a generator, an event, and these storages."""
+    """Tables with two operators, a generator, an event, settings, and these storages."""
     operators = struct.pack("<I", 2) + text(b"aten::add_") + text(b"Tensor") + text(b"") + text(b"")
     generators = struct.pack("<IIQ", 1, 0, 42) + text(b"state")
     events = struct.pack("<IIq", 1, 3, -5)
-    found = operators + generators + events + struct.pack("<I", 2) + failure
+    settings = b"\1" + text(b"\6\0\1")
+    found = operators + generators + events + settings + struct.pack("<I", 2) + failure
     return found + struct.pack("<I", len(entries)) + b"".join(entries)
 
 

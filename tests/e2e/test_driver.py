@@ -1,0 +1,63 @@
+"""In builds of torch with CUDA, no process of ours but a GPU's worker ever asks for the driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernelproxy import native
+from tests.conftest import RunProgram
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+TESTS = Path(__file__).resolve().parents[1]
+PROGRAMS = TESTS / "programs"
+HAS_CUDA = (native.describe().directory / "lib" / "libtorch_cuda.so").exists()
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> dict[str, str]:
+    """Variables that put a driver in place which writes down who uses it."""
+    if not HAS_CUDA:
+        pytest.skip("this torch was built without CUDA: try `make test-torch`")
+    directory = tmp_path / "driver"
+    directory.mkdir()
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        source = TESTS / "doubles" / "driver.c"
+        command = [*native.compiler_command(), "-x", "c", "-shared", "-fPIC", str(source)]
+        subprocess.run([*command, "-o", str(directory / name)], check=True)
+    path = os.pathsep.join([str(directory), os.environ.get("LD_LIBRARY_PATH", "")])
+    log = str(tmp_path / "driver.log")
+    return {"LD_LIBRARY_PATH": path.rstrip(os.pathsep), "DRIVER_LOG": log}
+
+
+def used(driver: dict[str, str]) -> str:
+    log = Path(driver["DRIVER_LOG"])
+    return log.read_text() if log.exists() else ""
+
+
+def test_plain_torch_is_seen_to_use_it(driver: dict[str, str]) -> None:
+    code = "import torch; print(torch.cuda.is_available())"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **driver}, check=True)
+    assert "cuInit" in used(driver)
+
+
+@pytest.mark.usefixtures("runtime_dir")
+@pytest.mark.parametrize(
+    "program",
+    # Kineto counts GPUs when a profile is made, whatever is to be profiled; it opens none.
+    [("surface.py", "--leave-out", "markers_and_profilers_do_no_harm"), ("behaviours.py",)],
+    ids=["surface", "behaviours"],
+)
+def test_it_is_not_used_under_a_session(
+    driver: dict[str, str], run_program: RunProgram, program: tuple[str, ...]
+) -> None:
+    name, *arguments = program
+    env = {**driver, "JUPYTER_SING_DEVICES": "cpu:2GiB@1", "OMP_NUM_THREADS": "1"}
+    done = run_program(PROGRAMS / name, *arguments, proxied=True, env=env)
+    assert done.stdout
+    assert used(driver) == ""

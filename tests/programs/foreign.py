@@ -1,0 +1,108 @@
+"""Use operators of a compiled library and of a Python module, step by step.
+
+``foreign.py DIRECTORY`` names where they lie: the library ``libforeign.so``, the module
+``foreign_operators``. A line of standard input orders a step, a line of output answers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import torch
+
+
+def step(order: str, directory: Path) -> object:
+    x = torch.arange(6.0).reshape(2, 3)
+    if order == "compiled":
+        torch.ops.load_library(str(directory / "libforeign.so"))
+        return check(torch.ops.foreign.twice_plus, x, 3)
+    if order == "gradient":
+        return check(twice_with_gradient, x)
+    if order == "dynamic":  # as many results as there are positive ones
+        return [check(torch.ops.foreign.positive, x - n) for n in (2, 4)]
+    if order == "in place":
+        return check(lambda y: torch.ops.foreign.fill_(y, 2.5), x)
+    if order == "python":
+        importlib.import_module("foreign_operators")
+        return check(torch.ops.foreign_operators.thrice, x)
+    if order == "missing":
+        importlib.import_module("foreign_missing")
+        (directory / "foreign_missing.py").unlink()
+        return check(torch.ops.foreign_missing.once, x)
+    if order == "notebook":
+        torch.library.define("foreign_notebook::once", "(Tensor x) -> Tensor")
+        torch.library.impl("foreign_notebook::once", "CPU", lambda x: x + 1)
+        return check(torch.ops.foreign_notebook.once, x)
+    if order == "custom":
+        return check(custom(), x), differentiated(x)
+    raise ValueError(order)
+
+
+def check(operator: object, x: torch.Tensor, *more: object) -> bool:
+    """Whether an operator gives on the device what it gives on the CPU."""
+    proxied = operator(x.cuda(), *more)
+    torch.cuda.synchronize()
+    return proxied.is_cuda and torch.equal(proxied.cpu(), operator(x.clone(), *more))
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.foreign.twice_plus(x, 0)
+
+    @staticmethod
+    def backward(ctx: object, outer: torch.Tensor) -> torch.Tensor:
+        return torch.ops.foreign.twice_plus(outer, 0)
+
+
+def twice_with_gradient(x: torch.Tensor) -> torch.Tensor:
+    x = x.requires_grad_()
+    Twice.apply(x).square().sum().backward()
+    return x.grad
+
+
+_own: list[object] = []
+
+
+def custom() -> object:
+    """An operator of the notebook's own, of operators of torch."""
+    if not _own:
+
+        @torch.library.custom_op("foreign_custom::shifted", mutates_args=())
+        def shifted(x: torch.Tensor, by: float = 1.5) -> torch.Tensor:
+            return x.sin() + by
+
+        shifted.register_fake(lambda x, by=1.5: torch.empty_like(x))
+        shifted.register_autograd(
+            lambda ctx, outer: (outer * ctx.saved_tensors[0].cos(), None),
+            setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+        )
+        _own.append(shifted)
+    return _own[0]
+
+
+def differentiated(x: torch.Tensor) -> bool:
+    def gradient(device: str) -> torch.Tensor:
+        leaf = x.to(device).requires_grad_()
+        custom()(leaf).square().sum().backward()
+        return leaf.grad.cpu()
+
+    return torch.equal(gradient("cuda"), gradient("cpu"))
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    sys.path.append(str(directory))
+    assert torch.zeros(1, device="cuda").is_cuda
+    print("ready", flush=True)
+    for line in sys.stdin:
+        try:
+            print(step(line.strip(), directory), flush=True)
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}".splitlines()[0], flush=True)
+
+
+if __name__ == "__main__":
+    main()

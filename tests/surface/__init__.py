@@ -1,0 +1,1 @@
+"""What programs expect of ``torch.cuda``, by subject; `tests.programs.surface` runs it."""

@@ -1,0 +1,20 @@
+"""How the checks of the surface are registered, and what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+CHECKS: list[Callable[[], None]] = []
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS.append(function)
+    return function
+
+
+def refused(function: Callable[[], object], kind: type[Exception] = RuntimeError) -> str:
+    try:
+        function()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"was not refused with {kind.__name__}")

@@ -1,0 +1,57 @@
+"""What a program learns of its device."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.surface.checking import check, refused
+
+
+@check
+def the_first_operator_may_be_any() -> None:
+    assert torch.arange(6.0, device="cuda").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@check
+def there_is_one_device() -> None:
+    assert torch.cuda.is_available()
+    assert torch.cuda.device_count() == 1
+    assert torch.cuda.current_device() == 0
+    assert torch.backends.cuda.is_built()
+    assert not torch.backends.cudnn.is_available()
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    with torch.cuda.device(0), torch.cuda.device("cuda:0"):
+        torch.cuda.set_device(0)
+    assert "one device" in refused(lambda: torch.cuda.set_device(1))
+
+
+@check
+def properties_tell_name_and_size() -> None:
+    found = torch.cuda.get_device_properties(0)
+    assert found.name == torch.cuda.get_device_name()
+    assert found.total_memory == torch.cuda.mem_get_info()[1] == 2 << 30
+    # That of a software device is 8.0.
+    assert torch.cuda.get_device_capability() == (found.major, found.minor) >= (8, 0)
+    assert torch.cuda.is_bf16_supported()
+    assert found.name in repr(found)
+
+
+@check
+def the_default_device_can_be_the_device() -> None:
+    torch.set_default_device("cuda")
+    try:
+        assert torch.ones(2).is_cuda
+    finally:
+        torch.set_default_device(None)
+
+
+@check
+def legacy_tensor_types() -> None:
+    made = torch.cuda.FloatTensor([1, 2])
+    assert isinstance(made, torch.cuda.FloatTensor)
+    assert not isinstance(made, torch.cuda.LongTensor)
+    assert not isinstance(made.cpu(), torch.cuda.FloatTensor)
+    assert torch.cuda.LongTensor(2, 3).shape == (2, 3)
+    assert made.type() == "torch.cuda.FloatTensor"
+    assert torch.ones(2).type(torch.cuda.HalfTensor).dtype == torch.half
+    assert torch.ones(2).type("torch.cuda.FloatTensor").is_cuda

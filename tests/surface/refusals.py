@@ -1,0 +1,57 @@
+"""What cannot work says so."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from tests.surface.checking import check, refused
+
+
+@check
+def addresses_are_not_given_away() -> None:
+    x = torch.ones(2, device="cuda")
+    assert ".cpu()" in refused(lambda: x.__dlpack__(), BufferError)
+    assert ".cpu()" in refused(lambda: torch.utils.dlpack.to_dlpack(x), BufferError)
+    assert not hasattr(x, "__cuda_array_interface__")
+    assert torch.from_dlpack(torch.ones(2)).sum().item() == 2
+
+
+@check
+def what_cannot_work_says_so() -> None:
+    for function in (
+        torch.cuda.memory_snapshot,
+        torch.cuda.utilization,
+        torch.cuda.current_blas_handle,
+        lambda: torch.cuda.caching_allocator_alloc(10),
+        lambda: torch.cuda.Event(interprocess=True),
+        lambda: torch.cuda.ExternalStream(1234),
+        lambda: torch.ones(2, device="cuda").untyped_storage()._share_cuda_(),
+    ):
+        assert "behind a device proxy" in refused(function), function
+    assert not torch.cuda.is_current_stream_capturing()
+    assert not torch.distributed.is_nccl_available()
+
+
+@check
+def quantized_tensors_say_that_they_are_not_supported_yet() -> None:
+    x = torch.eye(3)
+    y = x.cuda()
+    with warnings.catch_warnings():
+        # Of quantized tensors themselves.
+        warnings.filterwarnings("ignore", ".*(prototype|deprecated)")
+        for function in (
+            lambda: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8),
+            lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).cuda(),
+        ):
+            text = refused(function, NotImplementedError)
+            assert "quantized tensors are not supported on a proxied device yet" in text, text
+    assert y.sum().item() == 3
+
+
+@check
+def sparse_tensors_of_the_host_do_not_mix_with_those_of_the_device() -> None:
+    x = torch.eye(3)
+    text = refused(lambda: torch.sparse.mm(x.to_sparse(), x.cuda()), RuntimeError)
+    assert "same device" in text, text
