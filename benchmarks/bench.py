@@ -23,11 +23,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import disk, moves, notebooks, packing, saving, turns
+from benchmarks import breakdown, disk, moves, notebooks, operators, packing, saving, turns
+from benchmarks.breakdown import Profile
 from benchmarks.daemon import NAME, SECOND_NAME
 from benchmarks.disk import Disk
 from benchmarks.moves import Moves
 from benchmarks.notebooks import Notebooks
+from benchmarks.operators import Small
 from benchmarks.packing import Pair
 from benchmarks.rates import memcpy_rate
 from benchmarks.saving import Snapshots
@@ -38,10 +40,24 @@ from kernelproxy.protocol import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNNER = Path(__file__).with_name("runner.py")
-PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru", "gpt2", "gpt2 generation")
+PROGRAMS = (
+    "tiny", "mlp", "cnn", "resnet", "transformer", "lstm", "gru", "gpt2", "llama", "bert", "vit",
+    "gan", "mixed precision", "recommender", "bert inference", "resnet inference",
+    "unet inference", "gpt2 generation", "llama generation",
+)  # fmt: skip
 GIB = 1 << 30
 CELL_STEPS = 5
-PARTS = ("programs", "snapshots", "moves", "disk", "notebooks", "packing", "turns")
+PARTS = (
+    "programs",
+    "operators",
+    "profile",
+    "snapshots",
+    "moves",
+    "disk",
+    "notebooks",
+    "packing",
+    "turns",
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,10 @@ class Scale:
         Tiny models.
     rounds : int
     round_seconds : float
+    small_things : tuple of (int, int, float)
+        Bursts of each small operator; numbers that are read; seconds in which nothing is done.
+    counted : int
+        Steps of each program that are counted.
     held : tuple of (int, int)
         Bytes of the states that move, and how many times.
     saved : tuple of str
@@ -69,6 +89,8 @@ class Scale:
     small: bool = False
     rounds: int = 9
     round_seconds: float = 0.5
+    small_things: tuple[int, int, float] = (21, 10_000, 10.0)
+    counted: int = 20
     held: tuple[tuple[int, int], ...] = ((GIB, 3), (GIB // 4, 5))
     saved: tuple[str, ...] = ("frozen", "large", "experts")
     snapshots: int = 5
@@ -80,6 +102,8 @@ SMALL = Scale(
     small=True,
     rounds=3,
     round_seconds=0.02,
+    small_things=(2, 100, 0.5),
+    counted=2,
     held=((GIB // 16, 2),),
     saved=("large",),
     snapshots=1,
@@ -106,6 +130,8 @@ class Results:
     """All that one run measured."""
 
     rows: list[Row] = field(default_factory=list)
+    small: Small | None = None
+    profiles: list[Profile] = field(default_factory=list)
     snapshots: list[Snapshots] = field(default_factory=list)
     moves: list[Moves] = field(default_factory=list)
     disk: list[Disk] = field(default_factory=list)
@@ -310,10 +336,19 @@ def run(
             if "programs" in parts:
                 results.rows += measure_programs(plain, proxied, programs, count, scale)
             if count == threads[0]:
+                if "operators" in parts:
+                    results.small = operators.measure_small(plain, proxied, *scale.small_things)
+                    _show(operators.report(results.small))
+                if "profile" in parts:
+                    for program in programs:
+                        found = breakdown.measure_profile(proxied, program, scale.counted)
+                        results.profiles.append(found)
+                    _show(breakdown.report(results.profiles))
                 if "snapshots" in parts:
                     for program in scale.saved:
-                        found = saving.measure_snapshots(proxied, program, scale.snapshots)
-                        results.snapshots.append(found)
+                        results.snapshots.append(
+                            saving.measure_snapshots(proxied, program, scale.snapshots)
+                        )
                     _show(saving.report(results.snapshots))
                 if "moves" in parts:
                     for held, times in scale.held:
@@ -378,6 +413,10 @@ def report(results: Results) -> str:
         f"| **{row.ratio:.2f}** | {row.ratio_low:.2f} to {row.ratio_high:.2f} |"
         for row in results.rows
     ]
+    if results.small is not None:
+        lines += ["", "## Small things", "", *operators.report(results.small)]
+    if results.profiles:
+        lines += ["", "## Where the time goes", "", *breakdown.report(results.profiles)]
     lines += [
         "",
         "## Snapshots, resuming, migration, disk",

@@ -23,7 +23,7 @@ BATCHES = 8
 VOCABULARY = 256
 
 
-def _training(
+def training(
     model: nn.Module,
     batches: list[tuple[torch.Tensor, torch.Tensor]],
     loss_of: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor],
@@ -48,15 +48,18 @@ def _training(
     return step
 
 
-def _classify(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def classify(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of what the model says."""
     return F.cross_entropy(model(inputs), targets)
 
 
-def _images(count: int, *shape: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def images(count: int, *shape: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Make batches of random numbers, of which each is of one of ten kinds."""
     return [(torch.randn(count, *shape), torch.randint(10, (count,))) for _ in range(BATCHES)]
 
 
-def _tokens(count: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def texts(count: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Make batches of random tokens, and of those that follow them."""
     sequences = [torch.randint(VOCABULARY, (count, length + 1)) for _ in range(BATCHES)]
     return [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()) for tokens in sequences]
 
@@ -70,7 +73,7 @@ def mlp(device: str, small: bool) -> Step:
         layers += [nn.Linear(width, width), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(width, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return _training(model, _images(16 if small else 128, width), _classify, optimizer, device)
+    return training(model, images(16 if small else 128, width), classify, optimizer, device)
 
 
 def large(device: str, small: bool) -> Step:
@@ -80,7 +83,7 @@ def large(device: str, small: bool) -> Step:
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(4))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     batches = [(torch.randn(32, width), torch.randint(width, (32,))) for _ in range(2)]
-    return _training(model, batches, _classify, optimizer, device)
+    return training(model, batches, classify, optimizer, device)
 
 
 def frozen(device: str, small: bool) -> Step:
@@ -93,7 +96,7 @@ def frozen(device: str, small: bool) -> Step:
         layer.weight.requires_grad_(False)
     optimizer = torch.optim.Adam(model[-1].parameters(), lr=1e-4)
     batches = [(torch.randn(32, width), torch.randint(10, (32,))) for _ in range(2)]
-    return _training(model, batches, _classify, optimizer, device)
+    return training(model, batches, classify, optimizer, device)
 
 
 def experts(device: str, small: bool) -> Step:
@@ -126,11 +129,11 @@ def cnn(device: str, small: bool) -> Step:
         nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32 * width, 10),
     ).to(device)  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = _images(8 if small else 64, 3, side, side)
-    return _training(model, batches, _classify, optimizer, device)
+    batches = images(8 if small else 64, 3, side, side)
+    return training(model, batches, classify, optimizer, device)
 
 
-class _Encoder(nn.Module):
+class Encoder(nn.Module):
     """A language model of encoder layers with dropout."""
 
     def __init__(self, width: int, heads: int, layers: int, length: int) -> None:
@@ -152,9 +155,9 @@ def transformer(device: str, small: bool) -> Step:
     """A transformer encoder with dropout, Adam."""
     torch.manual_seed(0)
     width, length, count = (32, 16, 4) if small else (128, 64, 16)
-    model = _Encoder(width, 4, 2, length).to(device)
+    model = Encoder(width, 4, 2, length).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    return _training(model, _tokens(count, length), _classify, optimizer, device)
+    return training(model, texts(count, length), classify, optimizer, device)
 
 
 class _Recurrent(nn.Module):
@@ -176,7 +179,7 @@ def _recurrent(kind: type[nn.LSTM] | type[nn.GRU], device: str, small: bool) -> 
     width, length, count = (32, 12, 4) if small else (128, 32, 32)
     model = _Recurrent(kind, width).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    return _training(model, _tokens(count, length), _classify, optimizer, device)
+    return training(model, texts(count, length), classify, optimizer, device)
 
 
 def lstm(device: str, small: bool) -> Step:
@@ -244,9 +247,9 @@ def language_model(kind: str, device: str, small: bool) -> tuple[Any, Step]:
     torch.manual_seed(0)
     model = _MODELS[kind](small).to(device)
     length, count = (16, 4) if small else (64, 8)
-    batches = [(tokens, tokens) for tokens, _ in _tokens(count, length)]
+    batches = [(tokens, tokens) for tokens, _ in texts(count, length)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return model, _training(model, batches, _labelled, optimizer, device)
+    return model, training(model, batches, _labelled, optimizer, device)
 
 
 def gpt2(device: str, small: bool) -> Step:

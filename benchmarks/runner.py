@@ -13,6 +13,13 @@ one on the proxied device, can take turns within seconds of each other:
     {"do": "reach"}                                  -> {"sum": 0.5}  an element of each
     {"do": "sum"}                                    -> {"sum": 0.5}
     {"do": "threads"}                                -> {"threads": 2}
+    {"do": "operators"}                              -> {"operators": ["add", ...]}
+    {"do": "issue", "operator": "add", "count": 9}   -> {"seconds": 0.1}
+    {"do": "scalars", "count": 10}                   -> {"median": 1.0, ...}  microseconds
+    {"do": "trips"}                                  -> {"item": 1, ...}
+    {"do": "pid"}                                    -> {"pid": 123}
+    {"do": "cell", "change": -1}                     -> {}        as between a notebook's cells
+    {"do": "count", "program": "mlp", "steps": 10}   -> {"seconds": 0.1, "operators": 100, ...}
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import argparse
 import gc
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -28,11 +36,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import programs
+from benchmarks import programs, small, workloads
+from kernelproxy import activation
 
 PROGRAMS = {
-    **programs.TRAINING, **programs.TRANSFORMERS, "gpt2 generation": programs.gpt2_generate,
-    "large": programs.large, "frozen": programs.frozen, "experts": programs.experts,
+    **workloads.PROGRAMS, "large": programs.large, "frozen": programs.frozen,
+    "experts": programs.experts,
 }  # fmt: skip
 BLOCKS = 16
 
@@ -55,6 +64,7 @@ class Runner:
         self.steps: dict[str, programs.Step] = {}
         self.held: list[torch.Tensor] = []
         self.touched: torch.Tensor | None = None
+        self.operators: dict[str, small.Operator] = {}
 
     def train(self, program: str, steps: int) -> dict[str, Any]:
         """Run some steps; the clock stops when the device is done."""
@@ -136,6 +146,50 @@ class Runner:
         """Compute threads of this process."""
         return {"threads": torch.get_num_threads()}
 
+    def list_operators(self) -> dict[str, Any]:
+        """Make the small operators, and name them."""
+        self.operators = small.operators(self.device)
+        return {"operators": list(self.operators)}
+
+    def issue(self, operator: str, count: int) -> dict[str, Any]:
+        """Issue a small operator so many times, and then wait for the device."""
+        if not self.operators:
+            self.list_operators()
+        seconds = small.issue(self.operators[operator], count)
+        self._synchronize()
+        return {"seconds": seconds}
+
+    def scalars(self, count: int) -> dict[str, Any]:
+        """Read so many numbers, one after the other."""
+        return small.read_scalars(self.device, count)
+
+    def trips(self) -> dict[str, Any]:
+        """Count round trips to the worker; of a proxied device."""
+        return small.count_trips(self.device, lambda: self._statistics()["requests"])
+
+    def count(self, program: str, steps: int) -> dict[str, Any]:
+        """Train, and count what that took; on a proxied device."""
+        before, cpu = self._statistics(), time.process_time()
+        found = self.train(program, steps)
+        found["cpu_seconds"] = time.process_time() - cpu
+        after = self._statistics()
+        return found | {name: after[name] - before[name] for name in after}
+
+    def cell(self, change: int) -> dict[str, Any]:
+        """Say that a cell has begun or ended."""
+        activation.cell(change)
+        return {}
+
+    @staticmethod
+    def _statistics() -> dict[str, int]:
+        client = activation.current().client
+        assert client is not None
+        return client.statistics()
+
+    def pid(self) -> dict[str, Any]:
+        """Id of this process."""
+        return {"pid": os.getpid()}
+
     def _synchronize(self) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize()
@@ -152,9 +206,10 @@ def main() -> None:
         name: getattr(runner, name)
         for name in (
             "train", "forget", "rewrite", "hold", "check", "reach", "sum", "threads", "touch",
+            "issue", "scalars", "trips", "pid", "cell", "count",
         )
     }  # fmt: skip
-    orders["steps"] = runner.each
+    orders |= {"steps": runner.each, "operators": runner.list_operators}
     # What was asked for must be there: a silent fallback would compare the CPU with itself.
     if torch.zeros(1, device=options.device).device.type != options.device:
         sys.exit(f"no {options.device} device")
