@@ -154,7 +154,7 @@ PyObject* sing_client_statistics() {
 PyObject* sing_client_device() {
   HANDLE_TH_ERRORS
   const auto& agent = Session::get().agent();
-  const bool software = agent.device_kind == static_cast<uint32_t>(sing::DeviceKind::software);
+  const bool software = Session::get().software();
   PyObject* dict = dict_of({{"total", agent.memory_total.load()},
                             {"threads", agent.threads.load()},
                             {"capability", agent.capability.load()},

@@ -29,10 +29,6 @@ constexpr int64_t kCudnn = 3;
 // Beyond, cuDNN has no backward pass.
 constexpr int64_t kCudnnTrainedMax = 128;
 
-bool is_software() {
-  return Session::get().agent().device_kind == static_cast<uint32_t>(DeviceKind::software);
-}
-
 bool is_trained(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   return c10::GradMode::is_enabled() &&
          (query.requires_grad() || key.requires_grad() || value.requires_grad());
@@ -59,7 +55,7 @@ int64_t ask_worker(const at::Tensor& query, const at::Tensor& key, const at::Ten
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
                std::optional<double> scale, bool enable_gqa) {
-  if (is_software()) return kMath;
+  if (Session::get().software()) return kMath;
   const int64_t choice = ask_worker(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
   // Nothing requires gradients there.
   const int64_t width = std::max(query.size(-1), value.size(-1));
@@ -87,7 +83,7 @@ at::Tensor scaled_dot_product_attention(const at::Tensor& query, const at::Tenso
                                         const std::optional<at::Tensor>& mask, double dropout,
                                         bool is_causal, std::optional<double> scale,
                                         bool enable_gqa) {
-  if (is_software() && query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
+  if (Session::get().software() && query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
       at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout, is_causal, scale,
                                         enable_gqa) == kFlash) {
     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(

@@ -188,17 +188,7 @@ uint32_t Operator::number() {
   const auto lock = lock_without_gil(mutex);
   known = number_.load(std::memory_order_acquire);
   if (known == 0) {
-    Session& session = Session::get();
-    known = session.define(schema.name(), schema.overload_name());
-    if (origin.size() != 0) {
-      // Once more, and where it comes from.
-      Writer out;
-      out.put<uint32_t>(known);
-      out.put_string(schema.name());
-      out.put_string(schema.overload_name());
-      out.put_bytes(origin.view().data(), origin.size());
-      session.append(RecordKind::define, out.view());
-    }
+    known = Session::get().define(schema.name(), schema.overload_name(), origin.view());
     number_.store(known, std::memory_order_release);
   }
   return known;

@@ -27,10 +27,6 @@ constexpr int64_t kLstm = 2;  // ideep::rnn_kind
 constexpr int64_t kCudnnLstm = 2;
 constexpr int64_t kCudnnGru = 3;
 
-bool is_software() {
-  return Session::get().agent().device_kind == static_cast<uint32_t>(DeviceKind::software);
-}
-
 bool all_on_device(at::TensorList tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
                      [](const at::Tensor& tensor) { return on_device(tensor); });
@@ -41,7 +37,7 @@ bool all_on_device(at::TensorList tensors) {
 bool uses_onednn(const at::Tensor& input, at::TensorList state, at::TensorList weights,
                  bool has_biases, int64_t layers, bool bidirectional) {
   const size_t cells = static_cast<size_t>(layers) * (bidirectional ? 2 : 1);
-  return is_software() && at::globalContext().userEnabledMkldnn() &&
+  return Session::get().software() && at::globalContext().userEnabledMkldnn() &&
          at::globalContext().hasMKLDNN() && input.dim() == 3 && input.numel() != 0 &&
          input.scalar_type() == at::kFloat && state.size() == 2 && state[0].dim() == 3 &&
          state[0].sizes() == state[1].sizes() && weights.size() == cells * (has_biases ? 4 : 2) &&
@@ -53,7 +49,8 @@ bool uses_onednn(const at::Tensor& input, at::TensorList state, at::TensorList w
 bool uses_cudnn(const at::Tensor& input, at::TensorList state, size_t states,
                 at::TensorList weights, bool has_biases, int64_t layers, bool bidirectional) {
   const auto dtype = input.scalar_type();
-  if (is_software() || !at::globalContext().userEnabledCuDNN() || state.size() != states ||
+  if (Session::get().software() || !at::globalContext().userEnabledCuDNN() ||
+      state.size() != states ||
       (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf) || input.dim() != 3 ||
       input.numel() == 0 || !all_on_device(weights) || !all_on_device(state)) {
     return false;

@@ -108,7 +108,9 @@ class Session {
   void replay(const Capture& capture);
   void discard(Capture* capture) noexcept;
 
-  uint32_t define(const std::string& name, const std::string& overload);
+  // Gives an operator a number; `origin` is what put_origin() wrote for one that is not torch's.
+  uint32_t define(const std::string& name, const std::string& overload,
+                  std::span<const std::byte> origin);
 
   // Torch may have been set to something else (by a thread that holds the GIL): the next record is
   // preceded by what it is set to now.
@@ -135,6 +137,10 @@ class Session {
 
   const ClientPage& client() const { return *client_; }
   const AgentPage& agent() const { return *agent_; }
+  // Whether the device computes on the CPU, as the CPU's own kernels do.
+  bool software() const noexcept {
+    return agent_->device_kind == static_cast<uint32_t>(DeviceKind::software);
+  }
   Counters& counters() { return counters_; }
   void reset_peak();
 

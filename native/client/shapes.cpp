@@ -141,8 +141,7 @@ bool native_dropout(Operands operands, Plan& plan) {
 at::ScalarType statistics_type(Operands operands) {
   const at::ScalarType type = operands[0].toTensor().scalar_type();
   if (!c10::isReducedFloatingType(type)) return type;
-  const bool software =
-      Session::get().agent().device_kind == static_cast<uint32_t>(DeviceKind::software);
+  const bool software = Session::get().software();
   const auto wider = [&](const c10::IValue& parameter) {
     return parameter.isTensor() && parameter.toTensor().defined() &&
            parameter.toTensor().scalar_type() != type;

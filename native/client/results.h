@@ -1,0 +1,31 @@
+// What calls whose results are known beforehand leave behind: nobody waits for the worker.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include "client/encode.h"
+#include "client/operators.h"
+#include "client/plans.h"
+
+namespace sing::client {
+
+using Results = c10::SmallVector<c10::IValue, 4>;
+
+c10::ArrayRef<c10::IValue> operands_of(const Operator& op, const torch::jit::Stack& stack);
+
+// Drops the operands and pushes the results; results that are operands are taken from them.
+void finish(const Operator& op, torch::jit::Stack& stack, Results&& fresh);
+
+// Gives an out= operand the geometry that the operator will write. `told`: the worker has written
+// it already.
+void apply(const Change& change, c10::ArrayRef<c10::IValue> operands, bool told);
+
+// Ships an operator that changes operands and makes nothing new.
+void send_in_place(Operator& op, Encoder& encoder, torch::jit::Stack& stack);
+
+// Ships an operator whose results are as planned.
+void send_planned(Operator& op, Encoder& encoder, const Plan& plan, torch::jit::Stack& stack);
+
+}  // namespace sing::client
