@@ -9,8 +9,11 @@ namespace sing {
 
 namespace {
 
-// Of all operands: products of such matrices take some ten microseconds.
+// Of all operands and results: one thread needs some ten microseconds for those of that many
+// elements. A second thread can at best halve that; more of them can be worth their while sooner.
 constexpr int64_t kElementsMax = 16384;
+constexpr int64_t kElementsOfTwoMax = 65536;
+constexpr int64_t kPointwiseElementsMax = 200'000;
 
 // MKL splits the sums of a product with as many rows otherwise for one thread than for two.
 constexpr int64_t kRowsSplitMin = 5, kRowsSplitMax = 11;
@@ -18,6 +21,7 @@ constexpr int64_t kRowsSplitMin = 5, kRowsSplitMax = 11;
 // What torch and MKL take for the threads of the calling thread. Torch's own function also sets
 // what is the whole process's.
 struct Runtime {
+  void (*set_dynamic_of_mkl)(int) = find<void (*)(int)>("MKL_Set_Dynamic");
   void (*set_threads)(int) = find<void (*)(int)>("omp_set_num_threads");
   int (*set_threads_of_mkl)(int) = find<int (*)(int)>("MKL_Set_Num_Threads_Local");
   bool complete() const { return set_threads && set_threads_of_mkl; }
@@ -40,21 +44,43 @@ bool splits_sums(const Operand& operand) noexcept {
          });
 }
 
+// False if a tensor has more elements than are left.
+bool take(const Geometry& geometry, int64_t& left) noexcept {
+  int64_t count = 1;
+  for (const int64_t size : geometry.sizes) {
+    if (size > left) return false;  // so that nothing overflows, nor is empty by this
+    count *= size;
+    if (count > left) return false;
+  }
+  left -= count;
+  return true;
+}
+
 }  // namespace
 
-bool is_small(const Operator& op, const Call& call) noexcept {
-  if (!op.may_be_alone) return false;
-  int64_t elements = 0;
+void use_threads(int count) {
+  at::set_num_threads(count);
+  let_mkl_choose();
+}
+
+void let_mkl_choose() noexcept {
+  if (runtime().set_dynamic_of_mkl != nullptr) runtime().set_dynamic_of_mkl(1);
+}
+
+bool is_small(const Operator& op, const Call& call, const ExpectedReturns& expected) noexcept {
+  if (op.sharing == Sharing::unknown) return false;
+  int64_t left = kElementsMax;
+  if (op.sharing == Sharing::elements) {
+    left = kPointwiseElementsMax;
+  } else if (at::get_num_threads() == 2) {
+    left = kElementsOfTwoMax;
+  }
   for (const Operand& operand : call.operands) {
-    int64_t count = 1;
-    for (const int64_t size : operand.geometry.sizes) {
-      if (size > kElementsMax) return false;  // so that nothing overflows, nor is empty by this
-      count *= size;
-      if (count > kElementsMax) return false;
-    }
-    elements += count;
-    if (elements > kElementsMax) return false;
-    if (splits_sums(operand)) return false;
+    if (!take(operand.geometry, left)) return false;
+    if (op.sharing == Sharing::sums && splits_sums(operand)) return false;
+  }
+  for (const Expected& result : expected.items) {
+    if (result.kind == Expected::Kind::tensor && !take(result.geometry, left)) return false;
   }
   return true;
 }

@@ -432,7 +432,7 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
 }
 
 void Executor::perform(const Operator& op) {
-  const Alone alone(is_small(op, call_));
+  const Alone alone(!is_request() && is_small(op, call_, expected_));
   // No graph is built (autograd is excluded), but kernels look at the mode.
   const c10::AutoGradMode gradients((header_.flags & kGradients) != 0);
   if (op.substitute) {

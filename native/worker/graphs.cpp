@@ -11,6 +11,7 @@
 #include <string>
 
 #include "oplog/compiled.h"
+#include "worker/alone.h"
 
 namespace sing {
 
@@ -35,6 +36,7 @@ void raise(const std::string& complaint) {
 std::string call_python(const char* name, torch::jit::Stack* stack) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
   op.callBoxed(stack);
+  let_mkl_choose();  // the thread that compiles tells torch how many threads there are
   std::string complaint = stack->back().toStringRef();
   stack->pop_back();
   return complaint;

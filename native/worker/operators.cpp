@@ -125,13 +125,26 @@ void mark_changed(const Operator& op, std::vector<ArgumentType>& arguments) {
 }
 
 // See Note [Small operators].
-bool may_be_alone(std::string_view name) {
-  static constexpr std::array<std::string_view, 8> names = {
-      "aten::mm",           "aten::addmm",
-      "aten::bmm",          "aten::baddbmm",
-      "aten::_softmax",     "aten::_softmax_backward_data",
-      "aten::_log_softmax", "aten::_log_softmax_backward_data"};
-  return std::find(names.begin(), names.end(), name) != names.end();
+Sharing sharing_of(std::string_view name) {
+  static constexpr std::array<std::string_view, 4> products = {"aten::mm", "aten::addmm",
+                                                               "aten::bmm", "aten::baddbmm"};
+  static constexpr std::array<std::string_view, 5> rows = {
+      "aten::_softmax", "aten::_softmax_backward_data", "aten::_log_softmax",
+      "aten::_log_softmax_backward_data", "aten::native_layer_norm"};
+  // Of the pointwise ones, some compute the elements at the end of a thread's share in other ways.
+  static constexpr std::array<std::string_view, 23> elements = {
+      "aten::add",   "aten::add_",     "aten::sub",      "aten::sub_",
+      "aten::mul",   "aten::mul_",     "aten::div",      "aten::div_",
+      "aten::neg",   "aten::neg_",     "aten::relu",     "aten::relu_",
+      "aten::sqrt",  "aten::sqrt_",    "aten::tanh",     "aten::tanh_",
+      "aten::where", "aten::sigmoid",  "aten::sigmoid_", "aten::threshold_backward",
+      "aten::rsqrt", "aten::addcmul_", "aten::addcdiv_"};
+  const auto among = [&](const auto& names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (among(products)) return Sharing::sums;
+  if (among(rows)) return Sharing::rows;
+  return among(elements) ? Sharing::elements : Sharing::unknown;
 }
 
 }  // namespace
@@ -154,7 +167,7 @@ void Operators::define(uint32_t number, std::string name, std::string overload) 
     mark_changed(op, op.arguments);
     if (!op.arguments.empty() && overwrites_self(op.full_name)) op.arguments[0].out = true;
     op.returns = schema.returns().size();
-    op.may_be_alone = software_ && may_be_alone(op.name);
+    if (software_) op.sharing = sharing_of(op.name);
     op.substitute = software_ ? find_substitute(op.full_name) : find_gpu_substitute(op.full_name);
   }
   if (number >= operators_.size()) operators_.resize(number + 1);

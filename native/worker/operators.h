@@ -37,6 +37,11 @@ struct ArgumentType {
   bool out = false;           // written without being read
 };
 
+// What the threads of an operator divide among them: elements or rows of the results, each of which
+// one of them computes, or, with some sizes, the sums in a product as well. See Note [Small
+// operators] in alone.h.
+enum class Sharing : uint8_t { unknown, elements, rows, sums };
+
 struct Operator {
   std::string name;      // "aten::add"
   std::string overload;  // "out"
@@ -44,7 +49,7 @@ struct Operator {
   // None if this torch has no such operator: its calls fail, not the session.
   std::optional<c10::OperatorHandle> handle;
   Substitute substitute = nullptr;
-  bool may_be_alone = false;  // see Note [Small operators] in alone.h
+  Sharing sharing = Sharing::unknown;
   std::vector<ArgumentType> arguments;
   size_t returns = 0;
 };

@@ -10,6 +10,7 @@
 #include <bit>
 #include <utility>
 
+#include "worker/alone.h"
 #include "worker/clock.h"
 #include "worker/spin.h"
 
@@ -152,7 +153,7 @@ uint64_t Session::checked_head() const {
 
 void Session::run() {
   if (prepare_ && !orders_.await_open()) return;
-  if (threads_ > 0) at::set_num_threads(threads_);  // a property of this thread
+  if (threads_ > 0) use_threads(threads_);  // a property of this thread
   const c10::DeviceGuard device(state_.device);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::NoGradGuard no_grad;
