@@ -125,3 +125,22 @@ def noise(*sizes: int, seed: int = 3) -> torch.Tensor:
 def weights(model: nn.Module) -> torch.Tensor:
     """All parameters as one vector."""
     return torch.cat([p.detach().flatten().float() for p in model.parameters()])
+
+
+def network(device: str, inputs: int = 8, outputs: int = 3, dropout: float = 0.0) -> nn.Module:
+    """Make a small network of linear layers, the same everywhere."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(inputs, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(dropout),
+        nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, outputs),
+    ).to(device)  # fmt: skip
+
+
+def convolutions(device: str, outputs: int = 4) -> nn.Module:
+    """Make a small network of convolutions, the same everywhere."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.LeakyReLU(0.2),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 8, 1), nn.InstanceNorm2d(8),
+        nn.ReLU6(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, outputs),
+    ).to(device)  # fmt: skip
