@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -85,16 +86,19 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     suite = Suite(options.device, options.small, out, options.seconds)
     outcomes: list[Outcome] = []
-    for name, seconds, function in STEPS:
-        if options.only and name not in options.only:
-            continue
-        outcomes.append(attempt(suite, name, seconds, function))
-        last = outcomes[-1]
-        print(f"{last.state:>8} {last.seconds:5.0f} s  {last.step}: {last.text}", flush=True)
-        # After each: whoever ends this run still has what there is.
-        (out / "gpu_suite.md").write_text(report(suite, outcomes), encoding="utf-8")
-        figures = {"date": time.strftime("%Y-%m-%d"), "steps": [asdict(o) for o in outcomes]}
-        (out / "gpu_suite.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    try:
+        for name, seconds, function in STEPS:
+            if options.only and name not in options.only:
+                continue
+            outcomes.append(attempt(suite, name, seconds, function))
+            last = outcomes[-1]
+            print(f"{last.state:>8} {last.seconds:5.0f} s  {last.step}: {last.text}", flush=True)
+            # After each: whoever ends this run still has what there is.
+            (out / "gpu_suite.md").write_text(report(suite, outcomes), encoding="utf-8")
+            figures = {"date": time.strftime("%Y-%m-%d"), "steps": [asdict(o) for o in outcomes]}
+            (out / "gpu_suite.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    finally:
+        shutil.rmtree(suite.scratch, ignore_errors=True)
     print()
     print(report(suite, outcomes), end="")
     return int(any(each.state in ("failed", "late") for each in outcomes))
