@@ -10,8 +10,7 @@
 // these bytes are to be those of all threads together, as many kernels add up in another order when
 // there are fewer, or compute the last elements of each share in another way: only operators are
 // treated so that do not, with sizes with which they do not (`Sharing` in operators.h,
-// tests/alone.cpp). Attention would be worth it, but MKL's sums depend on where the threads'
-// buffers lie.
+// tests/alone.cpp). Attention would be worth it, but gives other bytes.
 #pragma once
 
 #include "worker/decode.h"
