@@ -24,6 +24,7 @@
 #include "client/copies.h"
 #include "client/graphs.h"
 #include "client/nested.h"
+#include "client/norms.h"
 #include "client/recurrent.h"
 #include "client/refusals.h"
 #include "client/sparse.h"
@@ -347,12 +348,14 @@ void register_kernels() {
   kernels->impl("record_stream", &record_stream);
   kernels->impl("is_pinned", &is_pinned);
   kernels->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+  kernels->impl("group_norm", &group_norm);
   kernels->impl("lstm.input", &lstm);
   kernels->impl("gru.input", &gru);
 
   static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
                                              c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
   autograd->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+  autograd->impl("group_norm", &group_norm);
   autograd->impl("lstm.input", &lstm);
   autograd->impl("gru.input", &gru);
   // Software devices lack its backward operator: it stays a composite in CUDA builds, too.

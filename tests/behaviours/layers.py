@@ -132,6 +132,33 @@ def normalisations(device: str) -> object:
 
 
 @behaviour
+def group_norms_of_channels_that_lie_last(device: str) -> object:
+    x, tokens = normal(device, 3, 4, 5, 5), normal(device, 3, 25, 4)
+    layers = {"trained": nn.GroupNorm(2, 4), "without weights": nn.GroupNorm(2, 4, affine=False)}
+    inputs = (
+        x.to(memory_format=torch.channels_last),
+        tokens.transpose(1, 2).unflatten(2, (5, 5)),
+        tokens.transpose(1, 2),
+        x[:, :, None].to(memory_format=torch.channels_last_3d),
+    )
+    with torch.no_grad():
+        evaluated = [nn.GroupNorm(4, 4).to(device)(each) for each in inputs]
+    return evaluated, [passes_of_each(layers, each, device=device) for each in inputs]
+
+
+@behaviour
+def a_penalty_on_what_a_group_norm_passes_back(device: str) -> object:
+    x = normal(device, 3, 4, 5, 5).to(memory_format=torch.channels_last).requires_grad_()
+    norm = nn.GroupNorm(2, 4).to(device)
+    (passed,) = torch.autograd.grad(norm(x).sin().sum(), x, create_graph=True)
+    passed.square().sum().backward()
+    # The gradients of gradients come from a formula that copies: other sums, so no exact values.
+    assert x.grad is not None
+    assert norm.weight.grad is not None
+    return [(each.shape, torch.round(each * 1e3)) for each in (x.grad, norm.weight.grad)]
+
+
+@behaviour
 def embeddings(device: str) -> object:
     words = whole(device, 4, 6, below=9)
     starts = torch.tensor([0, 3, 3, 10], device=device)

@@ -20,10 +20,7 @@ from diffusers import (
 )
 from diffusers.training_utils import EMAModel
 
-from tests.libraries.programs import ROUNDING, noise, program, trained, weights
-
-# torch computes group norms of channels that lie last as they lie on the CPU, and after a copy on
-# CUDA: other sums, in which every step of the following ones begins.
+from tests.libraries.programs import noise, program, trained, weights
 
 
 def unet(device: str) -> UNet2DModel:
@@ -47,7 +44,7 @@ def denoising(model: Any, scheduler: Any, device: str, **more: Any) -> Any:
     return loss
 
 
-@program(relative=ROUNDING, tensors=1e-4)
+@program
 def a_unet_trained_with_an_average(device: str) -> object:
     model = unet(device)
     average = EMAModel(model.parameters(), decay=0.9, use_ema_warmup=True)
@@ -64,7 +61,7 @@ def a_unet_trained_with_an_average(device: str) -> object:
     return losses, averaged, torch.equal(weights(model), trained_weights)
 
 
-@program(relative=ROUNDING, tensors=1e-4)
+@program
 def a_unet_sampled_with_ddim(device: str) -> object:
     pipeline = DDIMPipeline(unet(device), DDIMScheduler())
     pipeline.set_progress_bar_config(disable=True)
@@ -79,7 +76,7 @@ def a_unet_sampled_with_ddim(device: str) -> object:
     return torch.from_numpy(drawn), torch.from_numpy(host)
 
 
-@program(relative=ROUNDING, tensors=1e-4)
+@program
 def schedules_of_noise(device: str) -> object:
     model = unet(device).eval()
     found = {}
@@ -119,7 +116,7 @@ def a_unet_under_conditions(device: str) -> object:
     return losses, trained(model, loss)
 
 
-@program(relative=ROUNDING, tensors=1e-4)
+@program
 def an_autoencoder_of_images(device: str) -> object:
     torch.manual_seed(0)
     model = AutoencoderKL(
@@ -144,7 +141,7 @@ def an_autoencoder_of_images(device: str) -> object:
         return losses, latent.mode(), drawn, whole, model.decode(drawn).sample
 
 
-@program(relative=ROUNDING, tensors=1e-4)
+@program
 def an_autoencoder_of_codes(device: str) -> object:
     torch.manual_seed(0)
     model = VQModel(
