@@ -101,6 +101,11 @@ _OF_CUDA = (
     "_CUDAPluggableAllocator",
     "_CUDAGreenContext",
 )
+_ATTENTION = (
+    "_can_use_flash_attention",
+    "_can_use_mem_efficient_attention",
+    "_can_use_cudnn_attention",
+)
 _HARMLESS = frozenset({
     "_cuda_CUDAAllocator",  # a type that nothing makes
     "_cuda_getHipblasltVersion",
@@ -169,6 +174,8 @@ def install(c: ModuleType, client: NativeClient) -> None:
     names |= _memory_names(memory) | _stream_names(c) | _graph_names(client)
     names |= setters(c, client)
     names |= {"_has_cuda": True, "_has_cudnn": False}
+    # As in builds without CUDA: which kernel is best only the worker knows, and it takes that.
+    names |= dict.fromkeys(_ATTENTION, lambda params, debug: False)
     names |= {"_nvtx": _nvtx(), "_cudart": _cudart(memory)}
     names |= _others_of_cuda(c, names)
     for name, value in names.items():
@@ -218,7 +225,9 @@ def _others_of_cuda(c: ModuleType, known: dict[str, Any]) -> dict[str, Any]:
             def new(cls: type, *args: Any, refusal: Callable[..., Any] = refusal, **kw: Any) -> Any:
                 refusal()
 
-            others[name] = type(name, (), {"__new__": new})
+            methods = [each for each in vars(getattr(c, name)) if not each.startswith("_")]
+            makers = dict.fromkeys(methods, staticmethod(refusal))
+            others[name] = type(name, (), {"__new__": new, **makers})
         else:
             others[name] = refusal
     return others

@@ -11,6 +11,7 @@ import pytest
 
 from kernelproxy import native
 from tests.conftest import RunProgram
+from tests.decorated import decorated
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -46,11 +47,19 @@ def test_plain_torch_is_seen_to_use_it(driver: dict[str, str]) -> None:
     assert "cuInit" in used(driver)
 
 
+# Kineto counts GPUs when a profile is made, whatever is to be profiled; it opens none. And children
+# that are not forked are processes without a session.
+ASKING = [
+    *decorated(TESTS / "surface" / "profiling.py", "check"),
+    "a_spawned_child_has_no_device_but_gets_tensors_of_the_host",
+    "loaders_work_however_their_workers_start",
+]
+
+
 @pytest.mark.usefixtures("runtime_dir")
 @pytest.mark.parametrize(
     "program",
-    # Kineto counts GPUs when a profile is made, whatever is to be profiled; it opens none.
-    [("surface.py", "--leave-out", "markers_and_profilers_do_no_harm"), ("behaviours.py",)],
+    [("surface.py", "--leave-out", *ASKING), ("behaviours.py",)],
     ids=["surface", "behaviours"],
 )
 def test_it_is_not_used_under_a_session(

@@ -26,7 +26,11 @@ def the_profiler_sees_operators_and_their_shapes() -> None:
     x = torch.ones(2, 4, device="cuda")
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(
-        activities=activities, record_shapes=True, profile_memory=True, with_stack=True
+        activities=activities,
+        record_shapes=True,
+        profile_memory=True,
+        with_stack=True,
+        acc_events=True,
     ) as profile:
         with torch.profiler.record_function("ours"):
             model(x).sum().backward()
@@ -46,6 +50,7 @@ def profilers_may_run_on_a_schedule() -> None:
     seen = []
     with torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=1, warmup=1, active=2),
+        acc_events=True,
         on_trace_ready=lambda profile: seen.append(len(profile.events())),
     ) as profile:
         for _ in range(4):
