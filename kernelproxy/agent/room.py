@@ -3,6 +3,9 @@
 Note [Locks]: whoever wants room holds his own session's lock, then takes the room's. While he
 holds that he suspends neighbours, and to do so takes their locks only if they are free, without
 waiting. So nobody who holds the room's lock waits for a session's, and no two can block each other.
+Who is on the device and grows does not wait for the room's lock either, but looks again when it is
+free: with his own lock held he could not make room for whoever has it, who would be denied what
+there is.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ class Answer(Enum):
 
     GRANTED = "granted"
     DENIED = "denied"
-    #: A neighbour's lock was not free, so nobody knows what it could give. The tenant, which is on
-    #: the device already, is asked to look again when it is.
+    #: The room's lock was not free, or a neighbour's, so nobody knows what it could give. The
+    #: tenant, which is on the device already, is asked to look again when it is.
     LATER = "later"
 
 
@@ -84,6 +87,8 @@ class Room:
         self.lessees: dict[str, None] = {}
         self.lessees_since = time.monotonic()
         self._lock = asyncio.Lock()
+        self._busy = 0  # who has the lock, and who waits for it
+        self._behind: list[Tenant] = []  # who looks again when somebody has done with it
         self._asking: dict[str, list[Tenant]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -106,25 +111,40 @@ class Room:
             If it is not granted, nobody was disturbed for nothing, except where a neighbour began
             to work while it was being suspended.
         """
-        async with self._lock:
-            first = not self.queue or self.queue[0] is tenant
-            if queued and not first and self.ledger.of(tenant.id) < need:
-                return Answer.DENIED
-            tried: set[str] = set()
-            while short := self.ledger.short(tenant.id, need):
-                plan = plan_room(short, self._neighbours(tenant, tried))
-                if plan is None:
-                    return Answer.DENIED if queued else self._refuse(tenant)
-                for name, grant in plan.cut.items():
-                    if not self.tenants[name].cut_grant(grant):
-                        tried.add(name)
-                for name in plan.suspend:
+        if self._busy and not queued:
+            self._behind.append(tenant)
+            return Answer.LATER
+        self._busy += 1
+        try:
+            async with self._lock:
+                answer = await self._reserve(tenant, need, queued)
+        finally:
+            self._busy -= 1
+            behind, self._behind = self._behind, []
+            for each in behind:
+                each.look()
+        if answer is Answer.GRANTED:
+            self.leave_queue(tenant)
+        return answer
+
+    async def _reserve(self, tenant: Tenant, need: int, queued: bool) -> Answer:
+        first = not self.queue or self.queue[0] is tenant
+        if queued and not first and self.ledger.of(tenant.id) < need:
+            return Answer.DENIED
+        tried: set[str] = set()
+        while short := self.ledger.short(tenant.id, need):
+            plan = plan_room(short, self._neighbours(tenant, tried))
+            if plan is None:
+                return Answer.DENIED if queued else self._refuse(tenant)
+            for name, grant in plan.cut.items():
+                if not self.tenants[name].cut_grant(grant):
                     tried.add(name)
-                    neighbour = self.tenants.get(name)
-                    if neighbour is None or not await neighbour.suspend_for(tenant.id):
-                        break  # plan again without it
-            self.ledger.hold(tenant.id, self.ledger.rounded(tenant.id, need))
-        self.leave_queue(tenant)
+            for name in plan.suspend:
+                tried.add(name)
+                neighbour = self.tenants.get(name)
+                if neighbour is None or not await neighbour.suspend_for(tenant.id):
+                    break  # plan again without it
+        self.ledger.hold(tenant.id, self.ledger.rounded(tenant.id, need))
         return Answer.GRANTED
 
     def kept_from(self, tenant: Tenant, need: int) -> str:

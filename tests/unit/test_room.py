@@ -1,0 +1,79 @@
+"""Several sessions that want memory of one device at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kernelproxy.agent.memory import Neighbour
+from kernelproxy.agent.room import Answer, Room
+from kernelproxy.devices import configured_devices
+
+MIB = 1 << 20
+
+
+class Resident:
+    """A session on the device, which can be suspended when its lock is free."""
+
+    kept = 0
+    owner = 0
+    undecided = False
+
+    def __init__(self, room: Room, name: str, granted: int) -> None:
+        self.id = self.name = name
+        self.room, self.lock, self.looks = room, asyncio.Lock(), 0
+        self.leaves = asyncio.Event()
+        self.busy = False
+        room.tenants[name] = self
+        room.ledger.hold(name, granted)
+
+    def as_neighbour(self) -> Neighbour | None:
+        if self.lock.locked():
+            return None
+        granted = self.room.ledger.of(self.id)
+        return Neighbour(self.id, granted, granted, None if self.busy else 0.0)
+
+    def cut_grant(self, grant: int) -> int:
+        return 0
+
+    async def suspend_for(self, other: str) -> bool:
+        async with self.lock:
+            await self.leaves.wait()
+            self.room.release(self)
+        return True
+
+    def look(self) -> None:
+        self.looks += 1
+
+    async def grow(self, need: int) -> Answer:
+        async with self.lock:
+            return await self.room.reserve(self, need, queued=False)
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Room:
+    monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:256MiB@1")
+    (device,) = configured_devices()
+    return Room(device, MIB)
+
+
+def test_who_grows_meanwhile_is_not_in_the_way_of_others(room: Room) -> None:
+    async def scenario() -> None:
+        first, second, third, fourth = (Resident(room, name, 60 * MIB) for name in "abcd")
+        growing = asyncio.create_task(first.grow(110 * MIB))  # suspends the second one
+        while not second.lock.locked():
+            await asyncio.sleep(0)
+        for each in (third, fourth):
+            assert await each.grow(120 * MIB) is Answer.LATER
+            assert each.looks == 0
+        second.leaves.set()
+        assert await growing is Answer.GRANTED
+        assert [third.looks, fourth.looks] == [1, 1]
+        first.busy = True
+        fourth.leaves.set()
+        # The fourth one can make room, since it has not its lock.
+        assert await third.grow(120 * MIB) is Answer.GRANTED
+        assert room.ledger.of("d") == 0
+
+    asyncio.run(scenario())
