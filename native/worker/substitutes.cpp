@@ -268,6 +268,18 @@ void product_onto_in(Stack& stack) {
                                       : at::addmm(self.to(wide), first, second, beta, alpha));
 }
 
+// The same into a tensor that is given last.
+template <void (*product)(Stack&)>
+void into_last(Stack& stack) {
+  const Tensor out = stack.back().toTensor();
+  stack.pop_back();
+  product(stack);
+  const Tensor result = stack[0].toTensor();
+  if (out.sizes() != result.sizes()) out.resize_(result.sizes());
+  out.copy_(result);
+  stack[0] = out;
+}
+
 // Counts of whole numbers, which only CUDA has a kernel for, and as it computes their bins:
 // exactly, where a floating-point quotient may fall short of the whole number that it should be.
 // Numbers too far apart wrap, as they do there.
@@ -327,7 +339,7 @@ struct Entry {
   Substitute substitute;
 };
 
-constexpr std::array<Entry, 17> kSubstitutes = {{
+constexpr std::array<Entry, 21> kSubstitutes = {{
     {"aten::_softmax.out", softmax_of_half<at::_softmax_outf>},
     {"aten::_log_softmax.out", softmax_of_half<at::_log_softmax_outf>},
     {"aten::_softmax_backward_data.out", softmax_of_half_backward<at::_softmax_backward_data_outf>},
@@ -346,6 +358,10 @@ constexpr std::array<Entry, 17> kSubstitutes = {{
     {"aten::bmm.dtype", product_in},
     {"aten::addmm.dtype", product_onto_in},
     {"aten::baddbmm.dtype", product_onto_in},
+    {"aten::mm.dtype_out", into_last<product_in>},
+    {"aten::bmm.dtype_out", into_last<product_in>},
+    {"aten::addmm.dtype_out", into_last<product_onto_in>},
+    {"aten::baddbmm.dtype_out", into_last<product_onto_in>},
 }};
 
 constexpr std::array<Entry, 2> kGpuSubstitutes = {{

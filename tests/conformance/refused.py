@@ -24,6 +24,5 @@ CUDA_ONLY = {
     r"_fused_dropout|_masked_scale": "replaced in torch by native_dropout",
     r"_?conv_depthwise[23]d(\.out)?": "a choice of convolution, which arrives whole",
     r"_philox_.*": "random numbers of a GPU's generator",
-    r"(add|badd)?b?mm\.dtype_out": "the functional forms have substitutes",
     r"_fused_rms_norm_backward": "rms_norm is made of other operators",
 }
