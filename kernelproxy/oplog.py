@@ -135,6 +135,7 @@ class ClientPage(Page):
     sleepers = Word(128, 4)
     answer_wanted = Word(136)
     answer_taken = Word(144)
+    progress_wanted = Word(152)
     memory_used = Word(192)
     memory_peak = Word(200)
     memory_wanted = Word(208)

@@ -77,10 +77,14 @@ class Pages:
 
     @property
     def awaited(self) -> bool:
-        """Whether the client cannot go on without a worker: it waits for an answer or for room."""
+        """Whether the client cannot go on without a worker.
+
+        It waits for an answer, for room in the log, or until more of it was executed.
+        """
         client, agent = self.memory.client, self.memory.agent
         over_budget = client.head - agent.retained > agent.log_budget
-        return client.answer_wanted > self.memory.worker.consumed or over_budget
+        wanted = max(client.answer_wanted, client.progress_wanted)
+        return wanted > self.memory.worker.consumed or over_budget
 
     @property
     def active_ns(self) -> int:

@@ -22,6 +22,8 @@ namespace sing::client {
 namespace {
 
 constexpr auto kWait = std::chrono::milliseconds(50);  // bound on missing a signal, not a poll
+// So many such waits without progress, and a worker stands still.
+constexpr int kStill = 20;
 // About 30 us of spinning where a core is left for it; answers mostly come sooner.
 constexpr int kSpinsAlone = 800;
 constexpr int kSpinsCrowded = 60;
@@ -232,11 +234,13 @@ uint64_t Session::append_record(RecordKind kind, uint8_t flags, std::span<const 
   uint64_t end = 0;
   for (;;) {
     check_usable();
-    uint64_t needed = total;
+    uint64_t needed = total, awaited = 0;
     {
       const auto lock = lock_present();
       needed += unwritten_locked();
-      if (has_room(needed)) {
+      if (pace_.due(counters_.records)) [[unlikely]]
+        awaited = pace_.mark(counters_.records, head_, worker_->consumed.load(), monotonic_ns(0));
+      if (awaited == 0 && has_room(needed)) {
         flush_locked();
         if (flags & kRequest) {
           client_->answer_taken.store(0, std::memory_order_relaxed);
@@ -249,6 +253,11 @@ uint64_t Session::append_record(RecordKind kind, uint8_t flags, std::span<const 
         end = head_;
         break;
       }
+      if (awaited != 0) client_->progress_wanted.store(awaited, std::memory_order_seq_cst);
+    }
+    if (awaited != 0) {
+      await_progress(awaited);
+      continue;
     }
     ring_if_needed();
     wait_agent([&] {
@@ -295,6 +304,27 @@ void Session::wait_answer(const std::function<bool()>& ready) {
     check_usable();
     const bool woken = futex_wait(&worker_->bell, bell, kWait) == Woken::woken;
     waiting.check_signals(!woken);
+  }
+}
+
+// A signal ends the wait, but raises nothing: as with CUDA, what the interpreter has called is done
+// before it looks at signals, such as a whole backward(). Only where the worker stands still is
+// that broken off, as any other wait. Several threads may wait for several places: the bell rings
+// for one of them, and the others look again in time. The process may leave its session meanwhile.
+void Session::await_progress(uint64_t position) {
+  Waiting waiting;
+  uint64_t consumed = worker_->consumed.load(std::memory_order_acquire);
+  int still = 0;
+  for (;;) {
+    const uint32_t bell = worker_->bell.load(std::memory_order_seq_cst);
+    const uint64_t now = worker_->consumed.load(std::memory_order_acquire);
+    if (now >= position) break;
+    check_usable();
+    if (now != consumed) still = 0;
+    consumed = now;
+    const Woken woken = futex_wait(&worker_->bell, bell, kWait);
+    if (woken == Woken::interrupted) break;
+    if (woken == Woken::timed_out && ++still > kStill) waiting.check_signals(true);
   }
 }
 

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "client/addresses.h"
+#include "client/pace.h"
 #include "oplog/codec.h"
 #include "oplog/mapping.h"
 #include "oplog/settings.h"
@@ -67,7 +68,8 @@ class Session {
   static void connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
 
   // Appends one record whose payload is `payload` followed by `tail`. Pending allocations and
-  // frees go before it. Blocks while the log is full.
+  // frees go before it. Blocks while the log is full, and at times while much of it is ahead of
+  // the worker (Note [Pace] in pace.h).
   void append(RecordKind kind, std::span<const std::byte> payload,
               std::span<const std::byte> tail = {}, uint8_t flags = 0);
 
@@ -174,6 +176,7 @@ class Session {
   void answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve);
   void wait_answer(const std::function<bool()>& ready);
   void wait_agent(const std::function<bool()>& ready);
+  void await_progress(uint64_t position);
   bool keep(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
             std::span<const std::byte> tail);
   void pin_locked(Capture& capture, Slot* slot);
@@ -213,6 +216,7 @@ class Session {
   uint32_t rung_ = 0;
   bool rung_once_ = false;
   Counters counters_;
+  Pace pace_;
   Addresses addresses_;
   std::vector<Settings> settings_;  // that torch has been set to so far, by their numbers
   bool settings_told_ = false;

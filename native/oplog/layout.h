@@ -49,6 +49,8 @@ struct ClientPage {
   Word<uint64_t> answer_wanted;
   // Bytes of that answer that were copied out. Futex word: the low half.
   Word<uint64_t> answer_taken;
+  // A position that some threads wait for the worker to reach, 0 if none.
+  Word<uint64_t> progress_wanted;
   // Device bytes of live storages, now and at most; bytes asked of the agent (with a sequence).
   alignas(kLine) Word<uint64_t> memory_used;
   Word<uint64_t> memory_peak;
@@ -123,10 +125,11 @@ static_assert(sizeof(ClientPage) <= kPageBytes && sizeof(WorkerPage) <= kPageByt
 static_assert(
     offsetof(ClientPage, head) == 64 && offsetof(ClientPage, sleepers) == 128 &&
     offsetof(ClientPage, answer_wanted) == 136 && offsetof(ClientPage, answer_taken) == 144 &&
-    offsetof(ClientPage, memory_used) == 192 && offsetof(ClientPage, memory_peak) == 200 &&
-    offsetof(ClientPage, memory_wanted) == 208 && offsetof(ClientPage, want_sequence) == 216 &&
-    offsetof(ClientPage, operators) == 224 && offsetof(ClientPage, cells_running) == 256 &&
-    offsetof(ClientPage, cell_changed_ns) == 264 && offsetof(ClientPage, cells_ended) == 272);
+    offsetof(ClientPage, progress_wanted) == 152 && offsetof(ClientPage, memory_used) == 192 &&
+    offsetof(ClientPage, memory_peak) == 200 && offsetof(ClientPage, memory_wanted) == 208 &&
+    offsetof(ClientPage, want_sequence) == 216 && offsetof(ClientPage, operators) == 224 &&
+    offsetof(ClientPage, cells_running) == 256 && offsetof(ClientPage, cell_changed_ns) == 264 &&
+    offsetof(ClientPage, cells_ended) == 272);
 static_assert(offsetof(WorkerPage, consumed) == 64 && offsetof(WorkerPage, bell) == 128 &&
               offsetof(WorkerPage, asleep) == 132 && offsetof(WorkerPage, gate_open) == 136 &&
               offsetof(WorkerPage, epoch) == 144 && offsetof(WorkerPage, answer_position) == 192 &&

@@ -10,6 +10,7 @@
 #include <bit>
 #include <utility>
 
+#include "oplog/futex.h"
 #include "worker/alone.h"
 #include "worker/clock.h"
 #include "worker/spin.h"
@@ -213,6 +214,7 @@ void Session::drain(uint64_t end, uint64_t head) {
     worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
     worker_->dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
     worker_->consumed.store(consumed_, std::memory_order_release);
+    tell_progress();
   }
   caches_ = !state_.device.is_cpu();
   const uint64_t now = monotonic_ns();
@@ -220,6 +222,17 @@ void Session::drain(uint64_t end, uint64_t head) {
   worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
   worker_->active_ns.store(now, std::memory_order_relaxed);
   helpers_.worked(now, now - began);
+}
+
+// Rings once where the client waits for it to come. A wish that is seen too late for this record is
+// seen after the next one: the client wishes for a place well below its head.
+void Session::tell_progress() noexcept {
+  const uint64_t wanted = client_->progress_wanted.load(std::memory_order_relaxed);
+  if (wanted == progress_told_ || wanted > consumed_) [[likely]]
+    return;
+  progress_told_ = wanted;
+  worker_->bell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(&worker_->bell);
 }
 
 // Replayed records tell nothing of how fast the program is.

@@ -81,6 +81,7 @@ class Session {
   void idle();
   void sleep();
   void note_step(bool replayed) noexcept;
+  void tell_progress() noexcept;
   uint64_t checked_head() const;
   void check_position() const;
   void claim();
@@ -105,6 +106,7 @@ class Session {
   std::atomic<uint64_t> awaited_{UINT64_MAX};  // a position that replay() waits for
   std::promise<void> reached_;
   uint64_t busy_ns_ = 0;
+  uint64_t progress_told_ = 0;  // of ClientPage::progress_wanted
   const uint64_t epoch_;
   const bool prepare_;
   bool caches_ = false;   // the device's allocator may keep memory that was freed

@@ -2,7 +2,7 @@
 
 ``member.py FIFO ANSWERS SECONDS``; SECONDS is how long others are waited for before it leaves.
 
-    grow COUNT    so many operators, which nobody waits for; "grown"
+    grow COUNT    so many operators, which nobody waits for; "grown", or how many till an interrupt
     sync          wait until all was executed; "done", or the error's first line
     begin         a thread that does both again and again; "begun"
     end           end it; how often it did
@@ -37,8 +37,12 @@ class Member:
         self._sum = torch.zeros(16, device="cuda")
 
     def grow(self, count: str) -> str:
-        for number in range(int(count)):
-            self._sum = self._sum + float(number)
+        number = 0
+        try:
+            for number in range(int(count)):
+                self._sum = self._sum + float(number)
+        except KeyboardInterrupt:
+            return str(number)
         return "grown"
 
     def sync(self) -> str:

@@ -1,0 +1,92 @@
+"""A notebook that asks for nothing back is as far ahead of its device as CUDA would let it be."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernelproxy.oplog import SessionMemory
+from kernelproxy.protocol import Left
+from tests.doubles.agent import LOG_BYTES, Agent, wake
+from tests.doubles.client import WAIT_SECONDS
+from tests.doubles.member import Process, running
+from tests.doubles.zygote import HEADER
+from tests.integration.conftest import wait_until
+
+#: As native/client/pace.h says, with what is written until it looks again.
+AHEAD_MAX = 1024 + 128
+MANY = 4 * AHEAD_MAX  # the log of this agent has room for no more than twice as many
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    made = Agent(tmp_path / "agent.sock")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(tmp_path: Path, agent: Agent) -> Iterator[Process]:
+    agent.open("first")
+    with running(Process(tmp_path), agent) as started:
+        assert (started.ask("grow 10"), started.ask("sync")) == ("grown", "done")
+        yield started
+
+
+def ahead(memory: SessionMemory) -> int:
+    """Records that were not executed."""
+    at, count = memory.worker.consumed, 0
+    while at < memory.client.head:
+        at += HEADER.unpack(os.pread(memory.fds[0], HEADER.size, at % LOG_BYTES))[0]
+        count += 1
+    return count
+
+
+def held_up(agent: Agent, process: Process) -> SessionMemory:
+    """Have it go ahead of a worker that does nothing, until it waits."""
+    memory = agent.sessions["first"]
+    agent.workers["first"].gate.clear()
+    process.tell(f"grow {MANY}")
+    wait_until(lambda: memory.client.progress_wanted > memory.worker.consumed)
+    return memory
+
+
+def test_it_waits_for_the_worker(agent: Agent, process: Process) -> None:
+    memory = held_up(agent, process)
+    # Some are executed by then: a gate is closed between two looks at it.
+    assert AHEAD_MAX / 2 < ahead(memory) <= AHEAD_MAX
+    agent.workers["first"].gate.set()
+    assert process.answer() == "grown"
+    assert process.ask("sync") == "done"
+    assert agent.workers["first"].records > MANY
+
+
+def test_an_interrupt_finds_it_at_once_and_leaves_little_to_do(
+    agent: Agent, process: Process
+) -> None:
+    memory = held_up(agent, process)
+    os.kill(process.pid, signal.SIGINT)
+    assert 0 < int(process.answer()) <= AHEAD_MAX
+    assert ahead(memory) <= AHEAD_MAX
+    agent.workers["first"].gate.set()
+    assert (process.ask("sync"), process.ask("grow 10"), process.ask("sync")) == (
+        "done", "grown", "done",
+    )  # fmt: skip
+
+
+def test_it_can_leave_and_join_meanwhile(agent: Agent, process: Process) -> None:
+    memory = held_up(agent, process)
+    said = agent.leave()
+    assert isinstance(said, Left), said
+    head = memory.client.head
+    agent.workers["first"].gate.set()
+    wait_until(lambda: agent.drained("first"))
+    wake(process.pid, said.wake_fd, restored=False, session="first")
+    assert agent.hellos.get(timeout=WAIT_SECONDS).session == "first"
+    assert process.answer() == "grown"
+    assert process.ask("sync") == "done"
+    assert memory.client.head > head
