@@ -25,7 +25,11 @@ beforeEach(() => {
   vi.stubGlobal('requestIdleCallback', (call: () => void) => window.setTimeout(call, 0));
   vi.stubGlobal('CSS', { escape: (text: string) => text });
   vi.spyOn(HTMLCanvasElement.prototype, 'getContext').mockReturnValue(null);
-  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'setInterval', 'clearInterval'] });
+  // What goes on says for how long, which must not change while a test looks.
+  vi.useFakeTimers({
+    now: 1_800_000_000_000,
+    toFake: ['Date', 'setTimeout', 'clearTimeout', 'setInterval', 'clearInterval']
+  });
   const day = aDay({ until: Date.now() / 1000, devices: 2, spanCount: 60 });
   answer = async () => day;
 });
