@@ -46,11 +46,12 @@ bool same_operator(const std::string& name, const std::string& functional) {
 void check_host_operand(const Operator& op, const at::Tensor& tensor, size_t index) {
   TORCH_CHECK(index > 0 || op.name != "aten::masked_fill_.Tensor",
               "masked_fill: Expected inputs to be on same device");  // CUDA's kernel says it so
-  TORCH_CHECK(tensor.dim() == 0 || op.host_indices,
+  const std::string& name = op.schema.arguments()[index].name();
+  TORCH_CHECK(tensor.dim() == 0 || (op.host_indices && name != "values"),
               "Expected all tensors to be on the same device, but found at least two devices, "
               "cuda:0 and ",
-              tensor.device(), "! (when checking argument for argument ",
-              op.schema.arguments()[index].name(), " in method ", op.name, ")");
+              tensor.device(), "! (when checking argument for argument ", name, " in method ",
+              op.name, ")");
 }
 
 bool must_move(const at::Tensor& tensor) {

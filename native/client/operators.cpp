@@ -65,9 +65,11 @@ Trust trust_in(const std::string& name) {
                                                                                   : nullptr;
 }
 
+// x[indices] and what is assigned to it, not index_select() and the like.
 bool takes_host_indices(const std::string& name) {
-  return name.starts_with("aten::index") || name.starts_with("aten::_index_put") ||
-         name.starts_with("aten::_unsafe_index") || name.starts_with("aten::_ctc_loss");
+  return name.starts_with("aten::index.") || name.starts_with("aten::index_put") ||
+         name.starts_with("aten::_index_put") || name.starts_with("aten::_unsafe_index") ||
+         name.starts_with("aten::_ctc_loss");
 }
 
 // Operators whose numbers decide how large the result is.

@@ -46,7 +46,7 @@ struct Operator {
       false;             // torch has a C++ shape function (CompositeExplicitAutogradNonFunctional)
   bool dynamic = false;  // the result's shape depends on data
   bool masks = false;    // …only if an index is a mask
-  bool host_indices = false;  // CPU tensors are allowed as indices
+  bool host_indices = false;  // indices may be CPU tensors
   bool plain = true;          // returns tensors only, so that its answer can be cached
   bool counts = false;        // …or also integers, which depend on geometry alone
   ShapeRule shape = nullptr;

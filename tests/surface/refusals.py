@@ -51,6 +51,30 @@ def quantized_tensors_say_that_they_are_not_supported_yet() -> None:
 
 
 @check
+def tensors_of_the_host_do_not_mix_with_those_of_the_device_but_as_indices() -> None:
+    x, rows = torch.eye(3), torch.tensor([0, 2])
+    y = x.cuda()
+    for function in (
+        lambda: x + y,
+        lambda: torch.mm(x, y),
+        lambda: torch.cat([y, x]),
+        lambda: torch.nn.functional.linear(x, y),
+        lambda: torch.nn.functional.embedding(rows, y),
+        lambda: y.index_select(0, rows),
+        lambda: y.index_add(0, rows, y[:2]),
+        lambda: y.index_copy(0, rows, y[:2]),
+        lambda: y.index_fill(0, rows, 1),
+        lambda: y.gather(0, rows[None]),
+        lambda: y.index_put((rows.cuda(),), x[:2]),
+    ):
+        text = refused(function, RuntimeError)
+        assert "same device" in text, text
+    assert y[rows].sum().item() == 2
+    y[rows] = 2.0
+    assert y.sum().item() == 13
+
+
+@check
 def sparse_tensors_of_the_host_do_not_mix_with_those_of_the_device() -> None:
     x = torch.eye(3)
     text = refused(lambda: torch.sparse.mm(x.to_sparse(), x.cuda()), RuntimeError)
