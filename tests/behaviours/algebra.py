@@ -128,6 +128,21 @@ def fourier_transforms(device: str) -> object:
 
 
 @behaviour
+def windows(device: str) -> object:
+    return [
+        make(7, device=device, **more)
+        for make in (
+            torch.bartlett_window,
+            torch.blackman_window,
+            torch.hamming_window,
+            torch.hann_window,
+            torch.kaiser_window,
+        )
+        for more in ({}, {"periodic": False}, {"dtype": torch.float64})
+    ] + [torch.kaiser_window(6, periodic=True, beta=10.0, device=device)]
+
+
+@behaviour
 def spectrograms(device: str) -> object:
     x, window = normal(device, 2, 400), torch.hann_window(64, device=device)
     spectrum = torch.stft(x, 64, 16, window=window, return_complex=True)
