@@ -1,5 +1,6 @@
 #include "client/copies.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -103,6 +104,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
   if (self.is_same(source)) return self;
   const at::Tensor expanded = source.sizes() == self.sizes() ? source : source.expand(self.sizes());
   if (self.numel() == 0) return self;
+  at::assert_no_internal_overlap(self);
+  at::assert_no_partial_overlap(self, source);
   if (on_device(self) && on_device(source)) {
     copy_on_device(self, expanded);
   } else if (on_device(self)) {

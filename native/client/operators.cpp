@@ -99,6 +99,8 @@ void add_kind(const c10::IValue& value, std::string& kinds) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     kind = tensor.defined() ? static_cast<char>(tensor.scalar_type()) : 'n';
+    // Where there is nothing to do, a kernel may not look at the types.
+    if (tensor.defined() && tensor.numel() == 0) kinds.push_back('e');
   } else if (value.isString()) {
     kinds += value.toStringRef();
     kind = '\n';

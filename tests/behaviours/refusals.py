@@ -117,6 +117,30 @@ def errors_that_do_not_wait_for_a_look(device: str) -> object:
 
 
 @behaviour
+def errors_of_types_that_go_well_where_there_are_no_elements(device: str) -> object:
+    def log_softmax(size: int) -> torch.Tensor:
+        return torch.zeros(size, 3, dtype=torch.complex64, device=device).log_softmax(0)
+
+    return [refusal(lambda size=size: log_softmax(size)) for size in (0, 2, 0, 2)]
+
+
+@behaviour
+def copies_onto_themselves(device: str) -> object:
+    x = torch.arange(6.0, device=device)
+    return [
+        refusal(function)
+        for function in (
+            lambda: x[1:].copy_(x[:-1]),
+            lambda: x[:3].copy_(x[:1]),
+            lambda: x[:1].expand(3).copy_(x[3:]),
+            lambda: x[:1].expand(3).copy_(torch.ones(3)),
+            lambda: x[:3].copy_(x[3:]),
+            lambda: x.copy_(x.view(6)),
+        )
+    ], x
+
+
+@behaviour
 def a_failure_does_not_spread(device: str) -> object:
     x = normal(device, 5, 7)
     before = (x * 2).sum()
