@@ -128,6 +128,19 @@ TEST(an_out_operand_of_a_failed_call_holds_nothing) {
   EXPECT_EQ(host.read(out).kind(), ErrorKind::lost_operand);
 }
 
+TEST(a_failed_change_of_nothing_loses_nothing) {
+  Host host;
+  host.start();
+  const auto mm = host.define("aten::mm", "out"), fill = host.define("aten::fill_", "Tensor");
+  const auto a = host.upload({1, 2, 3, 4, 5, 6}, {2, 3});
+  const auto empty = host.allocate({0, 3});
+  host.call(CallRecord(mm, 3, 1).tensor(a).tensor(a).tensor(empty).returns_nothing());
+  EXPECT(!host.synchronize().ok());
+  const auto one = host.upload({1}, {});
+  host.call(CallRecord(fill, 2, 1).tensor(empty).tensor(one).returns_nothing());
+  EXPECT(host.synchronize().ok());
+}
+
 TEST(a_failing_request_reports_itself) {
   Host host;
   host.start();

@@ -141,6 +141,13 @@ def copies_onto_themselves(device: str) -> object:
 
 
 @behaviour
+def a_failure_does_not_lose_what_has_no_elements(device: str) -> object:
+    empty = torch.zeros(1, 0, 3).to(device)
+    mask = torch.ones(2, 2, dtype=torch.bool, device=device)
+    return refusal(lambda: empty.masked_fill_(mask, 1)), empty + 1, empty.sum()
+
+
+@behaviour
 def a_failure_does_not_spread(device: str) -> object:
     x = normal(device, 5, 7)
     before = (x * 2).sum()
