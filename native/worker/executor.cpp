@@ -404,7 +404,9 @@ void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
   for (const Operand& operand : call_.operands) {
     if (!operand.written) continue;
     Slot& slot = state_.storages.at(operand.id);
-    if (slot.life == Slot::Life::lost || slot.bytes == 0) continue;
+    if (slot.life == Slot::Life::lost) continue;
+    // Without bytes there is nothing to lose, but what an output was to get.
+    if (slot.bytes == 0 && !operand.out) continue;
     if (operand.fresh || !slot.in_memory()) {
       state_.storages.lose(operand.id, cause, slot.bytes);
     } else if (state_.pending) {
