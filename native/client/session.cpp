@@ -24,6 +24,8 @@ namespace {
 constexpr auto kWait = std::chrono::milliseconds(50);  // bound on missing a signal, not a poll
 // So many such waits without progress, and a worker stands still.
 constexpr int kStill = 20;
+// The log grows by so much at a time: some thousand small operators.
+constexpr uint64_t kPopulatedBytes = uint64_t{256} << 10;
 // About 30 us of spinning where a core is left for it; answers mostly come sooner.
 constexpr int kSpinsAlone = 800;
 constexpr int kSpinsCrowded = 60;
@@ -115,11 +117,22 @@ bool Session::has_room(uint64_t bytes) const noexcept {
   return head_ + bytes - agent_->retained.load(std::memory_order_acquire) <= capacity_;
 }
 
+// The log's pages come into being as it grows, many at a time: a fault for each would be a tenth of
+// what small operators cost. A kernel that cannot do this has the faults.
+void Session::populate_locked(uint64_t bytes) noexcept {
+  const uint64_t begin = head_ / kPageBytes * kPageBytes;
+  const uint64_t end = (head_ + bytes + kPopulatedBytes - 1) / kPopulatedBytes * kPopulatedBytes;
+  madvise(log_ + begin % capacity_, end - begin, MADV_POPULATE_WRITE);
+  populated_ = end;
+}
+
 void Session::write_locked(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
                            std::span<const std::byte> tail) {
   const size_t used = sizeof(RecordHeader) + payload.size() + tail.size();
   const size_t total = padded(used);
   std::byte* at = log_ + head_ % capacity_;
+  if (head_ + total > populated_) [[unlikely]]
+    populate_locked(total);
   const RecordHeader header{static_cast<uint32_t>(total), static_cast<uint8_t>(kind), flags, 0};
   // The padding lies in the last word, of which the payload then takes what it needs.
   constexpr uint64_t zero = 0;

@@ -163,6 +163,7 @@ class Session {
   uint64_t append_record(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
                          std::span<const std::byte> tail);
   bool has_room(uint64_t bytes) const noexcept;
+  void populate_locked(uint64_t bytes) noexcept;
   void write_locked(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
                     std::span<const std::byte> tail);
   void flush_locked();
@@ -206,6 +207,7 @@ class Session {
   Place place_ = Place::present;
   uint32_t engaged_ = 0;
   uint64_t head_ = 0;
+  uint64_t populated_ = 0;  // a position up to which the log has pages
   uint64_t used_ = 0, peak_ = 0, most_ = UINT64_MAX;
   std::vector<StorageEntry> pending_;
   uint64_t pending_bytes_ = 0;
