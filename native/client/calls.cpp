@@ -54,10 +54,6 @@ void check_host_operand(const Operator& op, const at::Tensor& tensor, size_t ind
               op.name, ")");
 }
 
-bool must_move(const at::Tensor& tensor) {
-  return tensor.defined() && !on_device(tensor) && tensor.dim() != 0;
-}
-
 // Index tensors on the host are allowed, as on a GPU: they are moved here.
 void prepare_operands(const Operator& op, Stack& stack) {
   const size_t base = stack.size() - op.operands;
@@ -123,6 +119,19 @@ void call_structured(Operator& op, std::span<const std::byte> key, Stack& stack)
   if (!kept.empty()) remember(kept, op, stack);
 }
 
+void finish_in_place(Operator& op, Encoder& encoder, Stack& stack) {
+  send_in_place(op, encoder);
+  finish(op, stack, Results(op.returns));
+}
+
+void finish_planned(Operator& op, Encoder& encoder, const Plan& plan, Stack& stack) {
+  if (!plan.changes.empty()) {
+    for (const Change& change : plan.changes) apply(change, operands_of(op, stack), false);
+    encoder.call(op, operands_of(op, stack));
+  }
+  finish(op, stack, send_planned(op, encoder, plan));
+}
+
 // A dense tensor that gets a sparse one of the same size added keeps its geometry.
 bool keeps_geometry(const Operator& op, c10::ArrayRef<c10::IValue> operands) {
   if (op.name != "aten::add_.Tensor") return false;
@@ -134,12 +143,12 @@ bool keeps_geometry(const Operator& op, c10::ArrayRef<c10::IValue> operands) {
 // An operator of sparse tensors. Where its results are dense, equal sizes make equal results.
 void call_sparse(Operator& op, Encoder& encoder, Stack& stack, bool outermost) {
   if (keeps_geometry(op, operands_of(op, stack))) {
-    send_in_place(op, encoder, stack);
+    finish_in_place(op, encoder, stack);
     return;
   }
   const Plan* plan = op.dynamic ? nullptr : PlanCache::get().find(encoder.key(), outermost);
   if (plan != nullptr) {
-    send_planned(op, encoder, *plan, stack);
+    finish_planned(op, encoder, *plan, stack);
   } else {
     call_and_wait(op, encoder, stack);
   }
@@ -199,6 +208,19 @@ thread_local size_t Borrowed::depth = 0;
 
 }  // namespace
 
+std::optional<Results> call_known(Operator& op, c10::function_ref<void(Encoder&)> encode) {
+  if (op.dynamic || op.trusted != nullptr) return std::nullopt;  // there are no plans for it
+  const SizedBy inner(nullptr);
+  Borrowed borrowed;
+  Encoder& encoder = *borrowed;
+  encoder.begin(op);
+  encode(encoder);
+  if (encoder.has_compound() || (op.masks && encoder.has_mask())) return std::nullopt;
+  const Plan* plan = PlanCache::get().find(encoder.key(), borrowed.outermost());
+  if (plan == nullptr || !plan->changes.empty()) return std::nullopt;
+  return send_planned(op, encoder, *plan);
+}
+
 void call(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
   Operator& op = find_operator(handle);
   const bool sized =
@@ -213,13 +235,13 @@ void call(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) 
     return;
   }
   if (sized || (op.trusted != nullptr && op.trusted(operands_of(op, *stack)))) {
-    send_in_place(op, encoder, *stack);
+    finish_in_place(op, encoder, *stack);
     return;
   }
   const bool dynamic = op.dynamic || (op.masks && encoder.has_mask());
   if (!dynamic) {
     if (const Plan* plan = PlanCache::get().find(encoder.key(), borrowed.outermost())) {
-      send_planned(op, encoder, *plan, *stack);
+      finish_planned(op, encoder, *plan, *stack);
       return;
     }
   }
@@ -235,7 +257,7 @@ void call(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) 
     if (op.shape(operands_of(op, *stack), *plan)) {
       const FirstOfItsKind first(op, *stack);
       if (first.known()) PlanCache::get().insert(encoder.key(), plan);
-      send_planned(op, encoder, *plan, *stack);
+      finish_planned(op, encoder, *plan, *stack);
       first.wait();
       return;
     }
@@ -243,7 +265,7 @@ void call(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) 
   if (Session::capturing() && !dynamic && op.plain) {
     if (const std::shared_ptr<Plan> plan = probe(op, operands_of(op, *stack))) {
       PlanCache::get().insert(encoder.key(), plan);
-      send_planned(op, encoder, *plan, *stack);
+      finish_planned(op, encoder, *plan, *stack);
       return;
     }
   }

@@ -7,7 +7,7 @@
 
 namespace sing::client {
 
-void Encoder::call(Operator& op, c10::ArrayRef<c10::IValue> operands) {
+void Encoder::begin(Operator& op) {
   op_ = &op;
   record_.clear();
   key_.clear();
@@ -21,7 +21,17 @@ void Encoder::call(Operator& op, c10::ArrayRef<c10::IValue> operands) {
   key_.put<const void*>(&op.schema);
   key_.put<uint8_t>(flags_);
   key_.put<uint32_t>(Session::settings_number());
+}
+
+void Encoder::call(Operator& op, c10::ArrayRef<c10::IValue> operands) {
+  begin(op);
   for (size_t i = 0; i < operands.size(); ++i) value(operands[i], op.relevance[i]);
+}
+
+void Encoder::add(const at::ITensorListRef& operand, Relevance) {
+  both(Tag::list);
+  both(static_cast<uint32_t>(operand.size()));
+  for (const at::Tensor& item : operand) tensor(item);
 }
 
 void Encoder::tensor(const at::Tensor& tensor) {

@@ -3,6 +3,7 @@
 
 #include <deque>
 
+#include <ATen/core/IListRef.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
@@ -15,6 +16,11 @@ class Encoder {
  public:
   // The operands of `op`; raises NotImplementedError for what cannot travel.
   void call(Operator& op, c10::ArrayRef<c10::IValue> operands);
+  // The same in steps: begin(), then one operand after the other.
+  void begin(Operator& op);
+  void add(const at::Tensor& operand, Relevance) { tensor(operand); }
+  void add(const at::ITensorListRef& operand, Relevance);
+  void add(const c10::IValue& operand, Relevance relevance) { value(operand, relevance); }
 
   std::span<const std::byte> key() const { return key_.view(); }
   Writer& record() { return record_; }

@@ -29,6 +29,7 @@
 #include "client/refusals.h"
 #include "client/sparse.h"
 #include "client/tensors.h"
+#include "client/unboxed.h"
 
 namespace sing::client {
 
@@ -289,7 +290,10 @@ bool is_shipped(const c10::OperatorHandle& op, const std::string& name) {
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return false;
   }
-  return travels_whole(name) || op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) ||
+  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+                         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  return travels_whole(name) || (op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !composite) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) ||
          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
 }
 
@@ -309,7 +313,7 @@ void register_shipped(torch::Library& library) {
     } else if (reads_bytes(full)) {
       library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse_reader>());
     } else if (is_shipped(*op, full)) {
-      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&call>());
+      library.impl(full.c_str(), shipping_kernel(*op));
     }
   }
 }

@@ -88,11 +88,10 @@ void finish(const Operator& op, Stack& stack, Results&& fresh) {
   for (c10::IValue& value : fresh) stack.push_back(std::move(value));
 }
 
-void send_in_place(Operator& op, Encoder& encoder, Stack& stack) {
+void send_in_place(const Operator& op, Encoder& encoder) {
   for (size_t i = 0; i < op.returns; ++i) encoder.record().put(Tag::none);
   if (Session::capturing()) pin_operands(encoder);
   Session::get().append(RecordKind::call, encoder.record().view(), {}, encoder.flags());
-  finish(op, stack, Results(op.returns));
 }
 
 void apply(const Change& change, c10::ArrayRef<c10::IValue> operands, bool told) {
@@ -110,11 +109,7 @@ void apply(const Change& change, c10::ArrayRef<c10::IValue> operands, bool told)
                               change.geometry.offset);
 }
 
-void send_planned(Operator& op, Encoder& encoder, const Plan& plan, Stack& stack) {
-  if (!plan.changes.empty()) {
-    for (const Change& change : plan.changes) apply(change, operands_of(op, stack), false);
-    encoder.call(op, operands_of(op, stack));
-  }
+Results send_planned(const Operator& op, Encoder& encoder, const Plan& plan) {
   static const Output nothing;
   Emitter emitter(encoder, op.returns > 1);
   Results fresh(op.returns);
@@ -123,7 +118,7 @@ void send_planned(Operator& op, Encoder& encoder, const Plan& plan, Stack& stack
   }
   if (Session::capturing()) pin_operands(encoder);
   Session::get().append(RecordKind::call, encoder.record().view(), {}, encoder.flags());
-  finish(op, stack, std::move(fresh));
+  return fresh;
 }
 
 }  // namespace sing::client

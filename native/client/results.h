@@ -23,9 +23,9 @@ void finish(const Operator& op, torch::jit::Stack& stack, Results&& fresh);
 void apply(const Change& change, c10::ArrayRef<c10::IValue> operands, bool told);
 
 // Ships an operator that changes operands and makes nothing new.
-void send_in_place(Operator& op, Encoder& encoder, torch::jit::Stack& stack);
+void send_in_place(const Operator& op, Encoder& encoder);
 
-// Ships an operator whose results are as planned.
-void send_planned(Operator& op, Encoder& encoder, const Plan& plan, torch::jit::Stack& stack);
+// Ships an operator whose results are as planned; results that are operands are left out.
+Results send_planned(const Operator& op, Encoder& encoder, const Plan& plan);
 
 }  // namespace sing::client

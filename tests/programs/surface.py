@@ -12,6 +12,7 @@ import warnings
 
 # Each registers its checks when imported.
 from tests.surface import (  # noqa: F401
+    calls,
     device,
     files,
     graphs,
