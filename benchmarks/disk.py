@@ -109,6 +109,7 @@ def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int
     firsts: list[int] = []
     returns: list[Return] = []
     agains: list[tuple[int, int]] = []
+    one.order("touch")  # it has begun, and has its session
     name = session(NAME)["id"]
     for seed in range(times):  # other bytes each time: the store has those of before
         expected = one.order("hold", bytes=count, seed=seed)["sum"]
