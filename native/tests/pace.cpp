@@ -3,6 +3,10 @@
 
 #include <sched.h>
 
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+
 #include "tests/check.h"
 #include "tests/harness.h"
 
@@ -29,6 +33,15 @@ struct Notebook {
     return 0;
   }
 };
+
+// What another thread is about to do.
+void await(const std::function<bool()>& done) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > end) throw std::runtime_error("it never came");
+    sched_yield();
+  }
+}
 
 }  // namespace
 
@@ -95,11 +108,11 @@ TEST(the_bell_rings_once_where_the_notebook_waits_for_the_worker) {
   const auto& bell = host.worker().bell;
   const uint32_t before = bell.load();
   host.start();
-  while (host.worker().consumed.load() != host.head()) sched_yield();
+  await([&] { return host.worker().consumed.load() == host.head(); });
   EXPECT_EQ(bell.load(), before + 1);
   // One that comes too late is heard after the next record.
   host.client().progress_wanted.store(middle + 1);
   host.allocate({4});
-  while (bell.load() == before + 1) sched_yield();
+  await([&] { return bell.load() != before + 1; });
   EXPECT_EQ(bell.load(), before + 2);
 }

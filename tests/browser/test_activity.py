@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
-from tests.browser.lab import SECONDS_MAX, Lab, Screen, patient, write_notebook
+from tests.browser.lab import Lab, Screen, patient, write_notebook
+from tests.doubles.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -19,14 +17,6 @@ weights = torch.randn(256, 256, device="cuda")
 while not pathlib.Path("stop").exists():
     weights = torch.tanh(weights @ weights.T / 16)
     weights.sum().item()"""
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.2)
 
 
 @pytest.mark.parametrize(

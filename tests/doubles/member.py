@@ -13,7 +13,7 @@ from kernelproxy.process import sandbox
 from kernelproxy.process.form import Form
 from tests.doubles.agent import Agent
 from tests.doubles.client import WAIT_SECONDS
-from tests.integration.conftest import wait_until
+from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMBER = ROOT / "tests" / "programs" / "member.py"

@@ -11,9 +11,7 @@ import select
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,14 +77,6 @@ while True:
             answer = repr(error)
         connection.sendall(answer.encode())
 """
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
-    deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        pause.wait(0.005)
 
 
 def end(process: subprocess.Popen[bytes], pid: int) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from jupyter_sing import cli
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import Kernel, kernel, sessions, wait_for_session
-from tests.integration.conftest import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

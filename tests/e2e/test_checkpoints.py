@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from jupyter_sing import cli
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import Kernel, kernel, sessions, wait_for_session
 from tests.e2e.trainers import agent_pid
-from tests.integration.conftest import keeper_of, kill_at_once, lives, wait_until
+from tests.integration.conftest import keeper_of, kill_at_once, lives
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import kernel, sessions
 from tests.e2e.trainers import Program, program, session_of, status
-from tests.integration.conftest import kill_at_once, lives, wait_until
+from tests.integration.conftest import kill_at_once, lives
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -12,8 +12,8 @@ import pytest
 
 from kernelproxy import control
 from kernelproxy.protocol import Resume, SessionReply, Stop, Suspend
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import kernel, sessions, wait_for_session, wait_for_sessions
-from tests.integration.conftest import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -15,8 +15,9 @@ import pytest
 from kernelproxy.agent.session import START_ATTEMPTS_MAX
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate
+from tests.doubles.waiting import wait_until
 from tests.e2e.trainers import agent_pid, program, status, verb
-from tests.integration.conftest import children_of, lives, wait_until
+from tests.integration.conftest import children_of, lives
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 

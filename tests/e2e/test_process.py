@@ -15,9 +15,10 @@ from kernelproxy.control import connect
 from kernelproxy.errors import ProcessError
 from kernelproxy.process import form as forms
 from kernelproxy.protocol import Checkpoints, CheckpointsReply
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, Kernel, kernel, sessions, wait_for_session
 from tests.e2e.trainers import agent_pid
-from tests.integration.conftest import keeper_of, kill_at_once, wait_until
+from tests.integration.conftest import keeper_of, kill_at_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -39,8 +39,9 @@ from kernelproxy.protocol import (
 )
 from tests.doubles.agent import Agent, wake
 from tests.doubles.client import WAIT_SECONDS
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, Kernel
-from tests.integration.conftest import ROOT, lives, wait_until
+from tests.integration.conftest import ROOT, lives
 
 pytestmark = pytest.mark.e2e
 

@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from tornado.websocket import websocket_connect
 from kernelproxy.agent.hibernation import REASON
 from kernelproxy.attendant import SOCKET_NAME, directory
 from kernelproxy.control import credentials, open_socket
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, sessions, wait_for_session
 from tests.e2e.test_server import Server, hang_up, run, wait_for_ready
 
@@ -90,14 +89,6 @@ def end(server: Server, number: int) -> None:
     """End a server by a signal."""
     server.process.send_signal(number)
     server.process.wait(SECONDS_MAX)
-
-
-def wait_until(condition: Callable[[], Any]) -> Any:
-    deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        pause.wait(0.05)
-    return found
 
 
 @contextlib.contextmanager

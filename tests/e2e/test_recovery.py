@@ -13,8 +13,9 @@ import pytest
 
 from kernelproxy import control
 from kernelproxy.protocol import Resume, Suspend
+from tests.doubles.waiting import wait_until
 from tests.e2e.trainers import Program, agent_pid, program, status, verb
-from tests.integration.conftest import lives, wait_until
+from tests.integration.conftest import lives
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -24,8 +24,9 @@ from jupyter_core.paths import jupyter_runtime_dir
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from jupyter_sing import cli
+from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, wait_for_session
-from tests.integration.conftest import command_of, wait_until
+from tests.integration.conftest import command_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

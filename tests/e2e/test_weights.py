@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kernelproxy.protocol import Resume, Suspend
+from tests.doubles.waiting import wait_until
 from tests.e2e.trainers import (
     WEIGHTS,
     Program,
@@ -24,7 +25,6 @@ from tests.e2e.trainers import (
     status,
     verb,
 )
-from tests.integration.conftest import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 

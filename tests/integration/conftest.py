@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from kernelproxy.process import form as forms
 from kernelproxy.protocol import OpenSession, SessionOpened, Status, StatusReply
 from tests.conftest import stop_daemon
 from tests.doubles.client import WAIT_SECONDS, ToyClient
+from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -181,15 +181,6 @@ def command_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
-
-
-def wait_until(condition, seconds: float = WAIT_SECONDS):
-    """Wait for what nobody announces, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
-    return value
 
 
 def from_outside(request) -> None:

@@ -16,8 +16,9 @@ from kernelproxy import control
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import CloseSession, OpenSession, Prepare, Resume, Status, Suspend
 from tests.doubles.client import ToyClient
+from tests.doubles.waiting import wait_until
 from tests.doubles.zygote import step
-from tests.integration.conftest import ToyHost, from_outside, lives, wait_until
+from tests.integration.conftest import ToyHost, from_outside, lives
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]

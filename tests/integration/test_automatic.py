@@ -31,7 +31,8 @@ from kernelproxy.protocol import (
     Wish,
 )
 from tests.doubles.client import WAIT_SECONDS, ToyClient
-from tests.integration.conftest import ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost
 from tests.integration.test_checkpoints import hand_over, host_state, listed, take_out
 
 StartHost = Callable[..., ToyHost]

@@ -34,7 +34,8 @@ from kernelproxy.protocol import (
 )
 from kernelproxy.snapshot.together import Cancel, file_lock
 from tests.doubles.client import WAIT_SECONDS
-from tests.integration.conftest import ROOT, ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ROOT, ToyHost
 
 StartHost = Callable[..., ToyHost]
 ABOUT = {"saved": [{"name": "x", "kind": "int", "bytes": 3}], "omitted": []}

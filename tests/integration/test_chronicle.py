@@ -12,7 +12,8 @@ from kernelproxy import paths
 from kernelproxy.agent import activity
 from kernelproxy.agent.scribe import opened
 from kernelproxy.protocol import Activity, ActivityReply, CloseSession, Migrate, Resume, Suspend
-from tests.integration.conftest import ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost
 
 TWO = "cpu:1GiB@1,cpu:1GiB@1"
 MIB = 1 << 20

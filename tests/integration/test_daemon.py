@@ -18,7 +18,8 @@ from kernelproxy import control, paths
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import CloseSession, Prepare, Status, StatusReply, Stop
 from tests.doubles.client import WAIT_SECONDS
-from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives
 
 ASK = (
     "from kernelproxy import control, protocol; import os\n"

@@ -26,7 +26,8 @@ from kernelproxy.protocol import (
     Suspend,
 )
 from tests.doubles.toytender import ToyTender
-from tests.integration.conftest import ROOT, ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ROOT, ToyHost
 from tests.integration.test_checkpoints import hand_over, host_state
 
 StartHost = Callable[..., ToyHost]

@@ -19,7 +19,8 @@ from kernelproxy import paths
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate
 from tests.doubles.client import ToyClient
-from tests.integration.conftest import ToyHost, kill_at_once, lives, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost, kill_at_once, lives
 
 MIB = 1 << 20
 Start = Callable[..., ToyHost]

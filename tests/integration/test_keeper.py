@@ -29,7 +29,8 @@ from kernelproxy.protocol import (
     Suspend,
 )
 from tests.doubles.client import WAIT_SECONDS, ToyClient
-from tests.integration.conftest import ROOT, ToyHost, from_outside, lives, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ROOT, ToyHost, from_outside, lives
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]

@@ -18,7 +18,7 @@ from tests.conftest import RunProgram
 from tests.doubles.agent import Agent, wake
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.member import Process, running
-from tests.integration.conftest import wait_until
+from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"

@@ -14,7 +14,8 @@ import pytest
 from kernelproxy.agent.session import START_ATTEMPTS_MAX
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate, Suspend
-from tests.integration.conftest import ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost
 
 MIB = 1 << 20
 TWO = "cpu:256MiB@1,cpu:256MiB@1"

@@ -14,8 +14,8 @@ from kernelproxy.protocol import Left
 from tests.doubles.agent import LOG_BYTES, Agent, wake
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.member import Process, running
+from tests.doubles.waiting import wait_until
 from tests.doubles.zygote import HEADER
-from tests.integration.conftest import wait_until
 
 #: As native/client/pace.h says, with what is written until it looks again.
 AHEAD_MAX = 1024 + 128

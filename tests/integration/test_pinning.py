@@ -13,7 +13,8 @@ from kernelproxy.agent.arbiter import TIERS
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate, Pin, Resume, SetPriority, Suspend
 from tests.doubles.client import ToyClient
-from tests.integration.conftest import ToyHost, kill_at_once, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost, kill_at_once
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]

@@ -19,7 +19,8 @@ from kernelproxy.agent.settings import Settings
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import CloseSession, GetPolicy, OpenSession, SetPolicy, Suspend
 from tests.doubles.client import ToyClient
-from tests.integration.conftest import ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "policies"
 StartHost = Callable[..., ToyHost]

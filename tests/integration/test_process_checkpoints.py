@@ -20,7 +20,8 @@ from kernelproxy.protocol import (
 )
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.toytender import ToyTender
-from tests.integration.conftest import ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost
 
 StartHost = Callable[..., ToyHost]
 StartTender = Callable[..., ToyTender]

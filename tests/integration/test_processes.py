@@ -21,7 +21,8 @@ from kernelproxy.errors import ProcessError
 from kernelproxy.process import criu, images, sandbox
 from kernelproxy.process.form import Form
 from tests.doubles import sandboxed
-from tests.doubles.sandboxed import SECONDS_MAX, SETUP, STEP, SUM, Program, closing, wait_until
+from tests.doubles.sandboxed import SECONDS_MAX, SETUP, STEP, SUM, Program, closing
+from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 IS_ROOT = os.geteuid() == 0

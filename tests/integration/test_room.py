@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 
 from kernelproxy.protocol import CloseSession, Resume, Suspend
-from tests.integration.conftest import ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.system import WAIT_SECONDS, Machine, build, finish, processes_of
-from tests.integration.conftest import lives, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import lives
 
 pytestmark = [
     pytest.mark.slow,

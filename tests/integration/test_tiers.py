@@ -13,7 +13,8 @@ from kernelproxy.protocol import CloseSession, Resume, Suspend
 from kernelproxy.snapshot.store import Store
 from kernelproxy.snapshot.together import Cancel, file_lock
 from tests.doubles.client import ToyClient
-from tests.integration.conftest import ToyHost, from_outside, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost, from_outside
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]

@@ -16,7 +16,8 @@ import pytest
 
 from kernelproxy.protocol import Checkpoints, CloseSession, Migrate, Resume, Suspend
 from tests.doubles.client import ToyClient
-from tests.integration.conftest import ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from kernelproxy.protocol import Resume, Suspend
-from tests.integration.conftest import ToyHost, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import ToyHost
 
 StartHost = Callable[..., ToyHost]
 

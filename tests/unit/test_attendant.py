@@ -24,7 +24,8 @@ from kernelproxy.errors import ControlError
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.protocol import AdoptKernel, AskKernel, Error, StartKernel
 from kernelproxy.provisioner import SingProvisioner
-from tests.integration.conftest import lives, wait_until
+from tests.doubles.waiting import wait_until
+from tests.integration.conftest import lives
 
 WAIT = "import sys, time\nprint('up', flush=True)\nwhile True: time.sleep(1)"
 RECORD = Record("k", "python3", "", "", {}, "/")

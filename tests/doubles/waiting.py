@@ -1,0 +1,21 @@
+"""Waiting for what another process does, which nobody announces."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tests.doubles.client import WAIT_SECONDS
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], seconds: float = WAIT_SECONDS) -> T:
+    """Wait until something is so, and return it."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it never came"
+        pause.wait(0.01)
+    return value
