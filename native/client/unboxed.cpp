@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -63,8 +64,8 @@ torch::CppFunction changing(const Handle& handle) {
   });
 }
 
-// One letter for each argument, and what is returned: 'T' a tensor, 'W' one that is changed, 'L' a
-// list of tensors, 'S' a number, 'i', 'I', 'b' an integer, one that may be symbolic, a truth value.
+// A letter for each argument, and for what is returned: 'T' a tensor, 'W' one that is changed, 'S'
+// a number, 'i', 'I', 'b' an integer, one that may be symbolic, a truth value, '?' anything else.
 std::string signature_of(const c10::FunctionSchema& schema) {
   const auto letter = [](const c10::Argument& argument) {
     const bool changed = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -80,10 +81,6 @@ std::string signature_of(const c10::FunctionSchema& schema) {
         return 'I';
       case c10::TypeKind::BoolType:
         return 'b';
-      case c10::TypeKind::ListType:
-        return type->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::TensorType
-                   ? 'L'
-                   : '?';
       default:
         return '?';
     }
