@@ -216,7 +216,7 @@ std::optional<Results> call_known(Operator& op, c10::function_ref<void(Encoder&)
   encoder.begin(op);
   encode(encoder);
   if (encoder.has_compound() || (op.masks && encoder.has_mask())) return std::nullopt;
-  const Plan* plan = PlanCache::get().find(encoder.key(), borrowed.outermost());
+  const Plan* plan = PlanCache::get().find_nearby(encoder.key());
   if (plan == nullptr || !plan->changes.empty()) return std::nullopt;
   return send_planned(op, encoder, *plan);
 }

@@ -16,8 +16,8 @@ namespace sing::client {
 // shape function where it has one, a rule of shapes.cpp, or the worker's answer.
 void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// The same for one whose operands `encode` adds, if its results are in the cache. Otherwise nothing
-// was done.
+// The same for one whose operands `encode` adds, if this thread had such results lately. Otherwise
+// nothing was done: call() looks in the cache, and there is counted what is not known.
 std::optional<Results> call_known(Operator& op, c10::function_ref<void(Encoder&)> encode);
 
 // An operand on the host which is no number: it goes to the device first, or is refused.

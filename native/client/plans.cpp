@@ -134,6 +134,10 @@ const Plan* PlanCache::find(std::span<const std::byte> bytes, bool outermost) {
   return known;
 }
 
+const Plan* PlanCache::find_nearby(std::span<const std::byte> bytes) {
+  return nearby().find(key_of(bytes));
+}
+
 uint64_t PlanCache::hits() const {
   std::lock_guard lock(mutex_);
   uint64_t sum = hits_;

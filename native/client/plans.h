@@ -54,6 +54,8 @@ class PlanCache {
   static PlanCache& get();
   // Null if there is none. It lives until the calling thread is in no call and looks again.
   const Plan* find(std::span<const std::byte> key, bool outermost);
+  // The same, of the plans that this thread has used lately.
+  const Plan* find_nearby(std::span<const std::byte> key);
   uint64_t hits() const;
   uint64_t misses() const;
   void insert(std::span<const std::byte> key, std::shared_ptr<Plan> plan);
