@@ -183,10 +183,13 @@ void Session::publish_locked() {
 
 // After head was published. The worker and the agent set their words before they look at head
 // again, so one of both sides always sees the other.
-void Session::notify() {
+void Session::notify(bool requested) {
   switch (static_cast<Presence>(agent_->presence.load(std::memory_order_seq_cst))) {
     case Presence::present:
-      if (worker_->asleep.load(std::memory_order_seq_cst) != 0) wake_worker(*worker_, *client_);
+      if (const auto rest = static_cast<Rest>(worker_->asleep.load(std::memory_order_seq_cst));
+          rest == Rest::asleep || (rest == Rest::napping && requested)) {
+        wake_worker(*worker_, *client_);
+      }
       if (head_ - agent_->retained.load(std::memory_order_relaxed) >
           agent_->log_budget.load(std::memory_order_relaxed)) {
         ring_if_needed();
@@ -278,7 +281,7 @@ uint64_t Session::append_record(RecordKind kind, uint8_t flags, std::span<const 
       return has_room(needed);
     });
   }
-  notify();
+  notify((flags & kRequest) != 0);
   return end;
 }
 
@@ -295,7 +298,7 @@ void Session::flush_storages() {
     flush_locked();
     publish_locked();
   }
-  notify();
+  notify(false);
 }
 
 // ---------------------------------------------------------------- waiting

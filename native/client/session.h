@@ -170,7 +170,7 @@ class Session {
   uint64_t unwritten_locked() const noexcept;
   void publish_locked();
   void resize_locked(Slot* slot, uint64_t bytes);
-  void notify();
+  void notify(bool requested);
   void ring() noexcept;
   void ring_if_needed() noexcept;
   void check_usable() const;

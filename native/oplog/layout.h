@@ -72,7 +72,7 @@ struct WorkerPage {
   alignas(kLine) Word<uint64_t> consumed;
   // Futex word: counts everything a client may wait for from the worker.
   alignas(kLine) Word<uint32_t> bell;
-  // Nonzero while the worker sleeps on ClientPage::head or ::answer_taken.
+  // Rest: how the worker sleeps on ClientPage::head or ::answer_taken.
   Word<uint32_t> asleep;
   Word<uint32_t> gate_open;
   Word<uint64_t> epoch;  // incarnations of the worker, the first is 1
@@ -116,6 +116,8 @@ struct AgentPage {
   char reason[256];  // zero-terminated UTF-8, for people
 };
 
+// Who naps wakes by itself soon; only for a request that is too late (Note [Naps]).
+enum class Rest : uint32_t { awake = 0, asleep = 1, napping = 2 };
 enum class DeviceKind : uint32_t { software = 0, cuda = 1 };
 enum class AnswerStatus : uint32_t { ok = 0, error = 1 };
 

@@ -287,16 +287,19 @@ void Host::wait(Ready ready) {
   client_->sleepers.fetch_sub(1);
 }
 
-void Host::publish() {
+void Host::publish(bool requested) {
   client_->head.store(head_, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (worker_->asleep.load() != 0) futex_wake(low_half(client_->head));
+  const auto rest = static_cast<Rest>(worker_->asleep.load());
+  if (rest == Rest::asleep || (rest == Rest::napping && requested)) {
+    futex_wake(low_half(client_->head));
+  }
 }
 
 uint64_t Host::append_raw(const void* bytes, size_t count) {
   std::memcpy(log_.data() + head_ % capacity_, bytes, count);
   head_ += count;
-  publish();
+  publish(true);
   return head_;
 }
 
@@ -310,7 +313,7 @@ uint64_t Host::append(RecordKind kind, uint8_t flags, const Writer& payload) {
   std::memcpy(at, &header, sizeof(header));
   if (payload.size()) std::memcpy(at + sizeof(header), payload.view().data(), payload.size());
   head_ += bytes;
-  publish();
+  publish((flags & kRequest) != 0);
   return head_;
 }
 

@@ -134,7 +134,7 @@ class Host {
  private:
   template <class Ready>
   void wait(Ready ready);
-  void publish();
+  void publish(bool requested);
   SessionFiles files(int snapshot_fd, int readiness_fd = -1) const;
   void run();
 

@@ -41,15 +41,16 @@ bool Orders::obey() {
   return !end_;
 }
 
-void Orders::sleep(const Word<uint64_t>& word, uint64_t seen, std::chrono::nanoseconds limit) {
+void Orders::sleep(const Word<uint64_t>& word, uint64_t seen, std::chrono::nanoseconds limit,
+                   Rest how) {
   sleeps_on_.store(&word, std::memory_order_seq_cst);
-  page_.asleep.store(1, std::memory_order_seq_cst);
+  page_.asleep.store(static_cast<uint32_t>(how), std::memory_order_seq_cst);
   // Who changes the word, or orders, does so before it looks whether we sleep: one sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (word.load(std::memory_order_seq_cst) == seen && !pending_.load(std::memory_order_seq_cst)) {
     futex_wait(low_half(word), static_cast<uint32_t>(seen), limit);
   }
-  page_.asleep.store(0, std::memory_order_relaxed);
+  page_.asleep.store(static_cast<uint32_t>(Rest::awake), std::memory_order_relaxed);
   sleeps_on_.store(nullptr, std::memory_order_release);
 }
 

@@ -28,10 +28,11 @@ class Orders {
   bool pending() const noexcept { return pending_.load(std::memory_order_relaxed); }
   // Parks while the gate is closed or something is done meanwhile. False: the run is to end.
   bool obey();
-  // Sleeps until the client changes `word` from `seen`, or orders come, or for no reason; or for as
-  // long as `limit`.
+  // Sleeps until the client changes `word` from `seen` (of a nap: by a request), or orders come, or
+  // for no reason; or for as long as `limit`.
   void sleep(const Word<uint64_t>& word, uint64_t seen,
-             std::chrono::nanoseconds limit = std::chrono::nanoseconds::max());
+             std::chrono::nanoseconds limit = std::chrono::nanoseconds::max(),
+             Rest how = Rest::asleep);
 
   // --- any thread ---
   void gate(bool open);

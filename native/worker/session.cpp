@@ -5,6 +5,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <bit>
@@ -24,6 +25,19 @@ constexpr uint64_t kStretchBytes = 64 << 10;
 
 // How long memory that was freed is kept for the next tensors of a program that does nothing.
 constexpr std::chrono::seconds kCacheKept{2};
+
+// Note [Naps]: a program that asks for nothing, and issues its operators more slowly than they are
+// executed, gains nothing by a worker that waits for each of them, and loses what that one takes of
+// its core: the two may be threads of one core, and the host of a virtual machine spins for a while
+// after its guest has gone to sleep. So the worker of a software device naps, and then executes
+// many records at once. A request wakes it, and finds the work of a nap undone: naps are a small
+// part of the time for which nothing has been asked. A nap that nothing was written in ends in
+// sleep.
+constexpr uint64_t kNapPart = 16;
+constexpr uint64_t kNapLeastNs = 300'000;
+constexpr uint64_t kNapMostNs = 1'000'000;
+// Timers are late by 50 us otherwise.
+constexpr unsigned long kTimerSlackNs = 1'000;
 
 // A program that has asked for nothing for so long is not on the way to anything.
 constexpr std::chrono::milliseconds kDry{20};
@@ -154,6 +168,7 @@ uint64_t Session::checked_head() const {
 
 void Session::run() {
   if (prepare_ && !orders_.await_open()) return;
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   if (threads_ > 0) use_threads(threads_);  // a property of this thread
   const c10::DeviceGuard device(state_.device);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -195,6 +210,7 @@ void Session::let_go() {
 // Executes the records that begin below `end`, or up to the next order.
 void Session::drain(uint64_t end, uint64_t head) {
   const uint64_t began = monotonic_ns();
+  bool asked = false;
   while (consumed_ < end && !orders_.pending()) {
     const uint64_t furthest = worker_->furthest.load(std::memory_order_relaxed);
     state_.storages.enforce(consumed_ >= furthest);
@@ -209,6 +225,7 @@ void Session::drain(uint64_t end, uint64_t head) {
       break;
     }
     if (!executor_.execute(consumed_, header, payload)) break;
+    asked |= (header.flags & kRequest) != 0;
     note_step(consumed_ < furthest);
     consumed_ += header.bytes;
     worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
@@ -219,6 +236,7 @@ void Session::drain(uint64_t end, uint64_t head) {
   caches_ = !state_.device.is_cpu();
   const uint64_t now = monotonic_ns();
   busy_ns_ += now - began;
+  if (asked) requested_ns_ = now;
   worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
   worker_->active_ns.store(now, std::memory_order_relaxed);
   helpers_.worked(now, now - began);
@@ -247,6 +265,18 @@ void Session::note_step(bool replayed) noexcept {
 }
 
 void Session::idle() {
+  if (napped_at_ == consumed_) {
+    sleep();
+    return;
+  }
+  if (state_.device.is_cpu()) {
+    const uint64_t nap = std::min((monotonic_ns() - requested_ns_) / kNapPart, kNapMostNs);
+    if (nap >= kNapLeastNs) {
+      napped_at_ = consumed_;
+      orders_.sleep(client_->head, consumed_, std::chrono::nanoseconds(nap), Rest::napping);
+      return;
+    }
+  }
   for (Spin spin(spins_); client_->head.load(std::memory_order_acquire) == consumed_;) {
     if (orders_.pending()) return;
     if (!spin.once()) {

@@ -106,7 +106,9 @@ class Session {
   std::atomic<uint64_t> awaited_{UINT64_MAX};  // a position that replay() waits for
   std::promise<void> reached_;
   uint64_t busy_ns_ = 0;
-  uint64_t progress_told_ = 0;  // of ClientPage::progress_wanted
+  uint64_t requested_ns_ = 0;        // when the client last asked for something
+  uint64_t napped_at_ = UINT64_MAX;  // the position
+  uint64_t progress_told_ = 0;       // of ClientPage::progress_wanted
   const uint64_t epoch_;
   const bool prepare_;
   bool caches_ = false;   // the device's allocator may keep memory that was freed
