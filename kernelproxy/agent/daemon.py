@@ -20,6 +20,7 @@ from dataclasses import replace
 from kernelproxy import paths
 from kernelproxy.agent.arbiter import Arbiter
 from kernelproxy.agent.channel import Channel
+from kernelproxy.agent.conversations import Conversations
 from kernelproxy.agent.deposits import Deposits, Estate, end_workers, take_over
 from kernelproxy.agent.guests import Guests, Modesty
 from kernelproxy.agent.service import Agent
@@ -74,7 +75,7 @@ class Daemon:
         arbiter: Arbiter | None = None,
     ) -> None:
         self._place, self._settings, self._estate = place, agent_settings, estate
-        self._conversations: set[asyncio.Task[None]] = set()
+        self._conversing: set[asyncio.Task[None]] = set()
         self._guests = Guests() if place.system else None
         self._timer: asyncio.TimerHandle | None = None
         devices = configured_devices()
@@ -82,6 +83,7 @@ class Daemon:
         keep = Keep(list(command), str(place.socket))
         self._deposits = Deposits(keep, lock, self._listener, lambda: self._agent.deposit())
         self._agent = Agent(devices, agent_settings, self._deposits, self._on_quiet, arbiter)
+        self._conversations = Conversations(self._agent)
 
     def _listen(self) -> socket.socket:
         """Bind the socket; the lock on the directory is held, so one that exists is stale."""
@@ -120,9 +122,10 @@ class Daemon:
         self._listener.close()
         await self._deposits.close()
         await self._agent.close()
-        for task in self._conversations:
+        await self._conversations.say_farewell()
+        for task in self._conversing:
             task.cancel()
-        await asyncio.gather(*self._conversations, return_exceptions=True)
+        await asyncio.gather(*self._conversing, return_exceptions=True)
 
     def _accept(self) -> bool:
         """Take all waiting connections; return whether there was one."""
@@ -134,9 +137,9 @@ class Daemon:
                 channel = Channel(sock) if self._guests is None else self._guests.admit(sock)
                 if channel is None:
                     continue
-                task = asyncio.create_task(self._agent.converse(channel))
-                self._conversations.add(task)
-                task.add_done_callback(self._conversations.discard)
+                task = asyncio.create_task(self._conversations.converse(channel))
+                self._conversing.add(task)
+                task.add_done_callback(self._conversing.discard)
         return accepted
 
     def _on_quiet(self) -> None:
@@ -162,7 +165,7 @@ class Daemon:
             self._on_quiet()
             return
         # Who only watches may do that elsewhere.
-        if self._accept() or len(self._conversations) > self._agent.watchers:
+        if self._accept() or len(self._conversing) > self._conversations.watchers:
             os.close(lock)
             self._on_quiet()
             return

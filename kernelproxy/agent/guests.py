@@ -1,13 +1,15 @@
-"""How much of the system daemon one user may take for himself."""
+"""What is believed of users, and how much of the system daemon one may take for himself."""
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections import Counter
 from pathlib import Path
 
+from kernelproxy.agent import report
 from kernelproxy.agent.channel import Channel
 from kernelproxy.agent.foreign import Guard
 from kernelproxy.agent.owners import Owner
@@ -15,6 +17,7 @@ from kernelproxy.errors import ControlError
 from kernelproxy.protocol import OpenSession
 
 SESSIONS_MAX = 64
+USER_LENGTH_MAX = 200
 CONNECTIONS_MAX = 256
 _TEXT_CHARACTERS_MAX = 1000
 _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
@@ -75,6 +78,29 @@ def tame(text: str) -> str:
     """What a user wrote, as far as it may stand in a line of the log."""
     cut = text[:_TEXT_CHARACTERS_MAX]
     return "".join(each if each.isprintable() else "?" for each in cut)
+
+
+def user_of(claim: str, uid: int) -> str:
+    """Say who a session is for.
+
+    Parameters
+    ----------
+    claim : str
+        Whom a front end has named; "": nobody.
+    uid : int
+        User number of that front end: whoever is not this daemon's own user, nor root, speaks for
+        themselves.
+
+    Raises
+    ------
+    ControlError
+        If that is no name.
+    """
+    if not claim or uid not in (os.getuid(), 0):
+        return report.user_name(uid)
+    if len(claim) > USER_LENGTH_MAX or not claim.isprintable():
+        raise ControlError("A user's name is one line of at most 200 characters.", "bad-request")
+    return claim
 
 
 def check_request(request: OpenSession, sessions: int) -> None:

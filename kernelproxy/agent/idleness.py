@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kernelproxy.agent.arbiter import Allowance
+from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
+from kernelproxy.protocol import OpenSession
 
 if TYPE_CHECKING:
     from kernelproxy.agent.wanted import Wanted
+
+
+def waits(request: OpenSession, settings: Settings, allowance: Allowance) -> tuple[float, float]:
+    """Say how long a session may be unused.
+
+    What was asked for can be shorter than what is allowed; it can be longer, or never, only where
+    nothing is said about that.
+
+    Returns
+    -------
+    tuple of float
+        Seconds until it is suspended, and until it hibernates; 0 or less: never.
+    """
+    asked = request.idle_timeout
+    suspend = settings.idle_timeout if asked is None else asked
+    hibernate = request.hibernate_timeout
+    if (allowed := allowance.suspend_after) is not None:
+        suspend = min(allowed, asked if asked is not None and asked > 0 else math.inf)
+    if (allowed := allowance.hibernate_after) is not None:
+        hibernate = min(allowed, hibernate if hibernate > 0 else math.inf)
+    return (0.0 if suspend == math.inf else suspend, 0.0 if hibernate == math.inf else hibernate)
 
 
 class Idleness:

@@ -35,7 +35,7 @@ def describe_session(session: Session) -> dict[str, Any]:
     worker = state.worker if state.worker and not state.worker.broken else None
     step = session.turn.watch.step
     queued_since = session.since if session.state is State.QUEUED else None
-    outlook = session.outlook()
+    outlook = session.returning.outlook()
     return {
         "id": session.id,
         "name": session.name,

@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
 from typing import TypeVar
 
 from kernelproxy.agent import report
-from kernelproxy.agent.arbiter import Allowance, Arbiter, Outlook, Terms
+from kernelproxy.agent.arbiter import Allowance, Arbiter, Terms
 from kernelproxy.agent.attachment import Attachment
 from kernelproxy.agent.audience import Audience
 from kernelproxy.agent.automatic import Automatic, Rule
@@ -32,13 +31,13 @@ from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.hibernation import Hibernation
 from kernelproxy.agent.holding import Hold
 from kernelproxy.agent.hostmemory import HostMemory
-from kernelproxy.agent.idleness import Idleness
+from kernelproxy.agent.idleness import Idleness, waits
 from kernelproxy.agent.images import ImageDirectories
 from kernelproxy.agent.memory import Neighbour
 from kernelproxy.agent.migration import Migration
 from kernelproxy.agent.pages import Wish
 from kernelproxy.agent.past import Past, Runs
-from kernelproxy.agent.recovery import Verdict
+from kernelproxy.agent.returning import Returning
 from kernelproxy.agent.room import Answer, Room
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
@@ -49,38 +48,15 @@ from kernelproxy.agent.upkeep import Upkeep
 from kernelproxy.agent.verbs import Verbs
 from kernelproxy.agent.wanted import Wanted
 from kernelproxy.agent.workers import Worker
-from kernelproxy.agent.zygotes import Zygote, Zygotes
-from kernelproxy.errors import ControlError, InternalError, StoreError, WorkerDiedError, WorkerError
+from kernelproxy.agent.zygotes import Zygotes
+from kernelproxy.errors import ControlError, InternalError, WorkerError
 from kernelproxy.oplog import Presence
 from kernelproxy.protocol import OpenSession
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-START_ATTEMPTS_MAX = 10
-START_REFUSALS_MAX = 3
 _WITH_WORKER = {State.IDLE, State.RUNNING, State.RESTORING}
-
-
-def waits(request: OpenSession, settings: Settings, allowance: Allowance) -> tuple[float, float]:
-    """Say how long a session may be unused.
-
-    What was asked for can be shorter than what is allowed; it can be longer, or never, only where
-    nothing is said about that.
-
-    Returns
-    -------
-    tuple of float
-        Seconds until it is suspended, and until it hibernates; 0 or less: never.
-    """
-    asked = request.idle_timeout
-    suspend = settings.idle_timeout if asked is None else asked
-    hibernate = request.hibernate_timeout
-    if (allowed := allowance.suspend_after) is not None:
-        suspend = min(allowed, asked if asked is not None and asked > 0 else math.inf)
-    if (allowed := allowance.hibernate_after) is not None:
-        hibernate = min(allowed, hibernate if hibernate > 0 else math.inf)
-    return (0.0 if suspend == math.inf else suspend, 0.0 if hibernate == math.inf else hibernate)
 
 
 class Session:
@@ -138,7 +114,7 @@ class Session:
         #: Whether the daemon is not its owner's alone, and believes him nothing.
         self.shared = settings.system
         self.kernel = Attachment(self, zygotes)
-        self._settings = settings
+        self.settings = settings
         #: What it is served as, if anybody says.
         self.served_as: str | None = None
         self.device_state = state
@@ -155,14 +131,12 @@ class Session:
         self._on_closed, self._audience, self.chronicle = on_closed, audience, chronicle
         self._withdrawn = False  # nothing of it is deposited any more
         self.hold: Hold | None = None
-        self._must_run = False  # a worker is wanted though the log may ask for none
-        self._died = False  # its worker did, and the next one is not there yet
-        self._why_died = ""  # if that was our doing: a sentence
         self._lock, self.claims, self._looking = asyncio.Lock(), 0, False
         self._looks, self.wishes = asyncio.Event(), asyncio.Event()
         self.left_queue: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._burying: asyncio.Task[None] | None = None  # of the worker, when it has failed
+        self.returning = Returning(self)
         self.verbs, self.chilling = Verbs(self), Chilling(self)
         self.arbiter, self.turn = arbiter, Turn(self, arbiter)
         self.checkpointing = Checkpointing(self, checkpoints, images)
@@ -188,7 +162,7 @@ class Session:
 
     def allow(self, allowance: Allowance) -> None:
         """Let other limits hold from now on."""
-        waited = waits(self.request, self._settings, allowance)
+        waited = waits(self.request, self.settings, allowance)
         self.idleness.timeout, self.hibernation.timeout = waited
         self.served_as = allowance.tier
         self.host.cold.allow(self.user, allowance.disk)
@@ -254,7 +228,7 @@ class Session:
             ended = failed or page.presence == Presence.ENDED
             state.announce(Presence.ENDED if ended else Presence.ABSENT, self.reason)
         elif state.memory.client.head or page.memory_granted:
-            self._must_run = self._died = True
+            self.returning.lost()
             grant = page.memory_granted
             if was is not State.QUEUED and not self.room.ledger.short(self.id, grant):
                 self.room.ledger.hold(self.id, grant)  # before those who waited for room
@@ -294,7 +268,7 @@ class Session:
         if state.disk.arrived:
             await state.disk.fetched()
         if state.worker is not None and (state.worker.broken or state.worker.corrupt is not None):
-            await self._bury()
+            await self.returning.bury()
         if self.idleness.seconds_left() <= 0:
             if self.automatic.before_rest():
                 self.idleness.note_use()
@@ -303,9 +277,9 @@ class Session:
                 await self.suspend_if_idle(f"Not used for {timeout}")
         if (wish := state.wish) and wish.bytes > self.room.ledger.total:
             # Denied, without waiting for a worker.
-            self._publish_grant(state.memory.agent.memory_granted, wish)
+            self.publish_grant(state.memory.agent.memory_granted, wish)
         if self.wants_worker():
-            await self.come_back()
+            await self.returning.come_back()
         if state.worker is not None:
             await self.turn.start()
             await self._grant()
@@ -329,133 +303,12 @@ class Session:
         state = self.device_state
         if self.state is State.FAILED:
             return False
-        wanted = self._must_run or not state.drained or state.wants_memory
+        wanted = self.returning.needed or not state.drained or state.wants_memory
         if self.hold is None or not wanted:
             return wanted
         if self.hold.is_over(state) or self.checkpointing.asked:
             self.hold = None
         return self.hold is None
-
-    async def come_back(self) -> None:
-        """Let it execute, on its device, or wait for its turn."""
-        self._must_run = self._must_run or self.device_state.worker is None
-        if self.shared and self.device_state.worker is None:
-            # Before it has anything for which others wait: this may take as long as it likes.
-            with contextlib.suppress(WorkerError):  # said below, when it was tried again
-                await self.zygotes.get(self.python, self.kernel.torch_version)
-        self.turn.ask()
-        if not self.turn.held:
-            if self.device_state.worker is None and not self.wanted.pinned:
-                self.room.release(self)  # whose turn it is may need what a dead worker had
-            self.become(State.QUEUED, self._kept_out() or self._why_waiting(self.turn.reason))
-        elif self.device_state.worker is None:
-            await self._restore()
-
-    async def _zygote(self) -> Zygote:
-        """What forks its worker, while it holds room on a device; raises WorkerError."""
-        limit = self._settings.order_seconds if self.shared else None
-        try:
-            async with asyncio.timeout(limit):
-                return await self.zygotes.get(self.python, self.kernel.torch_version)
-        except TimeoutError as error:
-            raise WorkerError(f"{self.python} does not start.") from error
-
-    async def _restore(self) -> None:
-        """Bring it onto its device, or into the queue for room there."""
-        state, room = self.device_state, self.room
-        wish, need = state.wish, self._need()
-        if state.disk.error is not None:
-            return await self._strand(state.disk.error)
-        self._must_run = True
-        if await room.reserve(self, need, queued=True) is not Answer.GRANTED:
-            room.ledger.release(self.id)  # held still if a worker died
-            self.turn.bring(away=False)  # what it takes tells nothing of the device any more
-            state.announce(Presence.ABSENT)
-            kept = room.kept_from(self, need)
-            if kept and not self.arbiter.keeps:  # others can use the turn
-                self.become(State.QUEUED, kept)
-                return self.turn.cannot(kept)
-            place = room.enqueue(self)
-            waits = (
-                f"Waits for {report.size(need)} on {room.device.id} (place {place} in the queue): "
-                "resumes when its neighbours are idle or leave."
-            )
-            self.become(State.QUEUED, kept or waits)
-            return None
-        rebuilt = self._why_died or report.REBUILT
-        self.become(State.RESTORING, rebuilt if self._died else report.RESTORED)
-        self._died, self._why_died = False, ""
-        self._publish_grant(room.ledger.of(self.id), wish)  # replaying may need all of it
-        state.announce(Presence.PRESENT)  # from now on nobody needs to ring
-        refusals = 0
-        for attempt in range(1, START_ATTEMPTS_MAX + 1):
-            try:
-                state.disk.fetch(self.host.cold, self.look)
-                await state.start_worker(await self._zygote(), self.look)
-                break
-            except StoreError as error:
-                return await self._strand(error)
-            except WorkerError as error:
-                if state.disk.error is not None:
-                    return await self._strand(state.disk.error)
-                log.warning("Session %s: attempt %d to start: %s", self.id, attempt, error)
-                refusals += not isinstance(error, WorkerDiedError)
-                if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX:
-                    return self.fail(f"Its device process could not be started: {error}")
-        self._must_run = False
-        if not self.turn.held:  # any more
-            state.announce(Presence.ABSENT)
-        self.idleness.note_use()
-        self.observe()
-        return None
-
-    def _need(self) -> int:
-        """Bytes of a device that it must have to execute."""
-        state = self.device_state
-        wish, granted = state.wish, state.memory.agent.memory_granted
-        wanted = wish.bytes if wish else state.memory.client.memory_used
-        return min(max(granted, state.replay_grant, wanted), self.room.ledger.total)
-
-    def outlook(self) -> Outlook | None:
-        """What it can expect while it waits for its turn, or for room; None: nobody can say."""
-        if self.state is not State.QUEUED:
-            return None
-        if place := self.room.place(self):
-            return Outlook(place, None, self.reason)
-        found = self.arbiter.outlook(self.id)
-        if found is None:
-            return None
-        kept = self._kept_out()
-        seconds = None if kept else found.seconds
-        return Outlook(found.position, seconds, kept or self._why_waiting(found.reason))
-
-    def _kept_out(self) -> str:
-        """Say who keeps it out even when it is its turn; "" if nobody does."""
-        if self.device_state.worker is not None:
-            return ""
-        bound = self.request.device is not None or self.wanted.pinned
-        rooms = [self.room] if bound else self.room.rooms
-        kept = {room: room.kept_from(self, self._need()) for room in rooms}
-        return kept[self.room] if all(kept.values()) else ""
-
-    def _why_waiting(self, reason: str) -> str:
-        """Say why it has not its turn, and why it needs one if its worker died."""
-        return f"{self._why_died} {reason}".strip()
-
-    async def _strand(self, error: StoreError) -> None:
-        """Leave it on disk, from where it cannot be brought back now, and let its client know."""
-        state = self.device_state
-        state.drop_worker()
-        with contextlib.suppress(StoreError):
-            await state.disk.fetched()
-        reason = f"Its state is on disk and cannot be brought back: {error}"
-        self._must_run, self._died = False, False
-        client = state.memory.client
-        self.hold = Hold(False, client.cell_changed_ns or 1, client.head)
-        self.become(State.SUSPENDED, reason)
-        # It must not wait for what does not come; the next cell, or `resume`, tries again.
-        state.announce(Presence.ENDED, reason)
-        self.room.release(self)
 
     async def _grant(self) -> None:
         """Answer the client's wish for memory."""
@@ -467,9 +320,9 @@ class Session:
             answer = await self.room.reserve(self, wish.bytes, queued=False)
             if answer is Answer.LATER:
                 return
-        self._publish_grant(self.room.ledger.of(self.id), wish)
+        self.publish_grant(self.room.ledger.of(self.id), wish)
 
-    def _publish_grant(self, grant: int, answered: Wish | None) -> None:
+    def publish_grant(self, grant: int, answered: Wish | None) -> None:
         """Tell the client its grant, and which of its wishes that answers."""
         self.device_state.set_grant(grant, self.room.ledger.free, answered)
 
@@ -493,24 +346,6 @@ class Session:
             await asyncio.wait({task})
             raise
         return task.result()
-
-    async def _bury(self) -> None:
-        """Take leave of a dead worker; `come_back` follows if the verdict allows."""
-        worker = self.device_state.worker
-        if worker is not None and worker.hung:
-            self._why_died = f"{worker.hung}: it was ended, and its state is rebuilt."
-            log.warning("Session %s: %s", self.id, self._why_died)
-        verdict, corrupt = await self.device_state.bury()
-        log.warning("Session %s: its worker died: %s", self.id, verdict.value)
-        self._must_run = self._died = True
-        self.turn.lost(self._why_died)
-        self.chronicle.happened(self, "lost", self._why_died or report.REBUILT)
-        if corrupt is not None:
-            self.fail(f"Its log is corrupt: {corrupt}")
-        elif self.device_state.forgone:
-            self.fail(f"Its device process died. {self.upkeep.obstacle}")
-        elif verdict is Verdict.FAIL:
-            self.fail("Its device process died again and again, and replaying does not help.")
 
     # ---------------------------------------------------------------- suspending
 
@@ -542,7 +377,7 @@ class Session:
             state.replay_grant = 0
             state.cut_grant(0)
             state.replay_grant = state.memory.agent.memory_granted
-        self._must_run = False
+        self.returning.needed = False
         self.upkeep.cancel()
         self.become(State.SUSPENDED, reason)
         state.announce(Presence.ABSENT)
@@ -618,7 +453,9 @@ class Session:
         if not with_worker or self.state not in _WITH_WORKER | {State.QUEUED}:
             return
         if self.turn.waiting:
-            self.become(State.QUEUED, self._kept_out() or self._why_waiting(self.turn.reason))
+            self.become(
+                State.QUEUED, self.returning.kept_out() or self.returning.why(self.turn.reason)
+            )
         elif not self.device_state.idle:
             self.become(State.RUNNING, report.running(self))
         elif self.wanted.pinned:

@@ -77,7 +77,7 @@ class Verbs:
             session.check_usable()
             session.hold = None
             if session.device_state.worker is None:
-                await session.come_back()
+                await session.returning.come_back()
             session.look()
         while session.state is State.QUEUED:
             session.left_queue = session.left_queue or asyncio.get_running_loop().create_future()

@@ -13,8 +13,8 @@ from jupyter_sing import cli
 from jupyter_sing.controller import journal
 from kernelproxy import control, paths
 from kernelproxy.agent.arbiter import Allowance
-from kernelproxy.agent.service import user_of
-from kernelproxy.agent.session import waits
+from kernelproxy.agent.guests import user_of
+from kernelproxy.agent.idleness import waits
 from kernelproxy.agent.settings import Settings
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import CloseSession, GetPolicy, OpenSession, SetPolicy, Suspend

@@ -16,6 +16,7 @@ from tornado.httpclient import HTTPClientError
 from jupyter_sing import cli
 from kernelproxy import activation
 from kernelproxy.agent.channel import Channel
+from kernelproxy.agent.conversations import Conversations
 from kernelproxy.agent.service import Agent
 from kernelproxy.agent.settings import Settings
 from kernelproxy.control import Control
@@ -163,7 +164,7 @@ def test_what_is_anothers(
 
     async def ask(agent: Agent, request: Message) -> Any:
         ours, theirs = socket.socketpair()
-        serving = asyncio.create_task(agent.converse(Channel(theirs)))
+        serving = asyncio.create_task(Conversations(agent).converse(Channel(theirs)))
         with Control(ours) as control:
             try:
                 return await asyncio.to_thread(control.call, request, WAIT_SECONDS)

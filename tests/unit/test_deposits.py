@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kernelproxy.agent.conversations import Conversations
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited
 from kernelproxy.agent.keeper import end_processes
 from kernelproxy.agent.service import Agent
@@ -94,7 +95,7 @@ def adopt(
     async def take_over() -> tuple[list[dict[str, Any]], str]:
         agent = Agent(configured_devices(), Settings(), kept, lambda: None)  # type: ignore[arg-type]
         agent.adopt([Deposited("s", record, fds, stuck)])
-        sessions = agent._status(0).sessions
+        sessions = Conversations(agent).status(0).sessions
         ended = page.reason if page.presence == Presence.ENDED else ""
         await agent.close()
         return sessions, ended

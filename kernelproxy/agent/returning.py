@@ -1,0 +1,193 @@
+"""How a session gets its worker back: at its turn, with room on its device, from its state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from kernelproxy.agent import report
+from kernelproxy.agent.arbiter import Outlook
+from kernelproxy.agent.holding import Hold
+from kernelproxy.agent.recovery import Verdict
+from kernelproxy.agent.room import Answer
+from kernelproxy.agent.states import State
+from kernelproxy.agent.zygotes import Zygote
+from kernelproxy.errors import StoreError, WorkerDiedError, WorkerError
+from kernelproxy.oplog import Presence
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session import Session
+
+log = logging.getLogger(__name__)
+
+START_ATTEMPTS_MAX = 10
+START_REFUSALS_MAX = 3
+
+
+class Returning:
+    """Whether one session must come back, and how it does. Called under the session's lock.
+
+    Parameters
+    ----------
+    session : Session
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        #: A worker is wanted though the log may ask for none.
+        self.needed = False
+        self._died = False  # its worker did, and the next one is not there yet
+        self._why_died = ""  # if that was our doing: a sentence
+
+    def lost(self) -> None:
+        """Take note that its worker is gone, with what it had not saved."""
+        self.needed = self._died = True
+
+    async def come_back(self) -> None:
+        """Let it execute, on its device, or wait for its turn."""
+        session = self._session
+        self.needed = self.needed or session.device_state.worker is None
+        if session.shared and session.device_state.worker is None:
+            # Before it has anything for which others wait: this may take as long as it likes.
+            with contextlib.suppress(WorkerError):  # said below, when it was tried again
+                await session.zygotes.get(session.python, session.kernel.torch_version)
+        session.turn.ask()
+        if not session.turn.held:
+            if session.device_state.worker is None and not session.wanted.pinned:
+                session.room.release(session)  # whose turn it is may need what a dead worker had
+            session.become(State.QUEUED, self.kept_out() or self.why(session.turn.reason))
+        elif session.device_state.worker is None:
+            await self._restore()
+
+    async def _zygote(self) -> Zygote:
+        """What forks its worker, while it holds room on a device; raises WorkerError."""
+        session = self._session
+        limit = session.settings.order_seconds if session.shared else None
+        try:
+            async with asyncio.timeout(limit):
+                return await session.zygotes.get(session.python, session.kernel.torch_version)
+        except TimeoutError as error:
+            raise WorkerError(f"{session.python} does not start.") from error
+
+    async def _restore(self) -> None:
+        """Bring it onto its device, or into the queue for room there."""
+        session = self._session
+        state, room = session.device_state, session.room
+        wish, need = state.wish, self._need()
+        if state.disk.error is not None:
+            return await self._strand(state.disk.error)
+        self.needed = True
+        if await room.reserve(session, need, queued=True) is not Answer.GRANTED:
+            room.ledger.release(session.id)  # held still if a worker died
+            session.turn.bring(away=False)  # what it takes tells nothing of the device any more
+            state.announce(Presence.ABSENT)
+            kept = room.kept_from(session, need)
+            if kept and not session.arbiter.keeps:  # others can use the turn
+                session.become(State.QUEUED, kept)
+                return session.turn.cannot(kept)
+            place = room.enqueue(session)
+            waits = (
+                f"Waits for {report.size(need)} on {room.device.id} (place {place} in the queue): "
+                "resumes when its neighbours are idle or leave."
+            )
+            session.become(State.QUEUED, kept or waits)
+            return None
+        rebuilt = self._why_died or report.REBUILT
+        session.become(State.RESTORING, rebuilt if self._died else report.RESTORED)
+        self._died, self._why_died = False, ""
+        session.publish_grant(room.ledger.of(session.id), wish)  # replaying may need all of it
+        state.announce(Presence.PRESENT)  # from now on nobody needs to ring
+        refusals = 0
+        for attempt in range(1, START_ATTEMPTS_MAX + 1):
+            try:
+                state.disk.fetch(session.host.cold, session.look)
+                await state.start_worker(await self._zygote(), session.look)
+                break
+            except StoreError as error:
+                return await self._strand(error)
+            except WorkerError as error:
+                if state.disk.error is not None:
+                    return await self._strand(state.disk.error)
+                log.warning("Session %s: attempt %d to start: %s", session.id, attempt, error)
+                refusals += not isinstance(error, WorkerDiedError)
+                if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX:
+                    return session.fail(f"Its device process could not be started: {error}")
+        self.needed = False
+        if not session.turn.held:  # any more
+            state.announce(Presence.ABSENT)
+        session.idleness.note_use()
+        session.observe()
+        return None
+
+    def _need(self) -> int:
+        """Bytes of a device that it must have to execute."""
+        session = self._session
+        state = session.device_state
+        wish, granted = state.wish, state.memory.agent.memory_granted
+        wanted = wish.bytes if wish else state.memory.client.memory_used
+        return min(max(granted, state.replay_grant, wanted), session.room.ledger.total)
+
+    def outlook(self) -> Outlook | None:
+        """What it can expect while it waits for its turn, or for room; None: nobody can say."""
+        session = self._session
+        if session.state is not State.QUEUED:
+            return None
+        if place := session.room.place(session):
+            return Outlook(place, None, session.reason)
+        found = session.arbiter.outlook(session.id)
+        if found is None:
+            return None
+        kept = self.kept_out()
+        seconds = None if kept else found.seconds
+        return Outlook(found.position, seconds, kept or self.why(found.reason))
+
+    def kept_out(self) -> str:
+        """Say who keeps it out even when it is its turn; "" if nobody does."""
+        session = self._session
+        if session.device_state.worker is not None:
+            return ""
+        bound = session.request.device is not None or session.wanted.pinned
+        rooms = [session.room] if bound else session.room.rooms
+        kept = {room: room.kept_from(session, self._need()) for room in rooms}
+        return kept[session.room] if all(kept.values()) else ""
+
+    def why(self, reason: str) -> str:
+        """Say why it has not its turn, and why it needs one if its worker died."""
+        return f"{self._why_died} {reason}".strip()
+
+    async def _strand(self, error: StoreError) -> None:
+        """Leave it on disk, from where it cannot be brought back now, and let its client know."""
+        session = self._session
+        state = session.device_state
+        state.drop_worker()
+        with contextlib.suppress(StoreError):
+            await state.disk.fetched()
+        reason = f"Its state is on disk and cannot be brought back: {error}"
+        self.needed, self._died = False, False
+        client = state.memory.client
+        session.hold = Hold(False, client.cell_changed_ns or 1, client.head)
+        session.become(State.SUSPENDED, reason)
+        # It must not wait for what does not come; the next cell, or `resume`, tries again.
+        state.announce(Presence.ENDED, reason)
+        session.room.release(session)
+
+    async def bury(self) -> None:
+        """Take leave of a dead worker; `come_back` follows if the verdict allows."""
+        session = self._session
+        worker = session.device_state.worker
+        if worker is not None and worker.hung:
+            self._why_died = f"{worker.hung}: it was ended, and its state is rebuilt."
+            log.warning("Session %s: %s", session.id, self._why_died)
+        verdict, corrupt = await session.device_state.bury()
+        log.warning("Session %s: its worker died: %s", session.id, verdict.value)
+        self.lost()
+        session.turn.lost(self._why_died)
+        session.chronicle.happened(session, "lost", self._why_died or report.REBUILT)
+        if corrupt is not None:
+            session.fail(f"Its log is corrupt: {corrupt}")
+        elif session.device_state.forgone:
+            session.fail(f"Its device process died. {session.upkeep.obstacle}")
+        elif verdict is Verdict.FAIL:
+            session.fail("Its device process died again and again, and replaying does not help.")
