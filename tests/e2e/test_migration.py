@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent.session import START_ATTEMPTS_MAX
+from kernelproxy.agent.returning import START_ATTEMPTS_MAX
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate
 from tests.doubles.waiting import wait_until

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kernelproxy.agent.session import START_ATTEMPTS_MAX
+from kernelproxy.agent.returning import START_ATTEMPTS_MAX
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import Migrate, Suspend
 from tests.doubles.waiting import wait_until
