@@ -90,7 +90,10 @@ def test_the_second_checkpoint_of_a_process_costs_little(
 def test_a_kernel_without_a_device_has_a_process_too(
     toy_host: StartHost, tended: StartTender
 ) -> None:
-    tender = tended(toy_host(), listens=True)
+    host = toy_host()
+    tender = tended(host, listens=True)
+    # Who listens does not wait for the answer.
+    wait_until(lambda: sessions(host)[tender.session]["kernel_pid"] is not None)
     made = tender.kernel.ask("checkpoint", "one")
     assert made["forms"] == ["namespace", "process"]
     tender.kernel.ask("take_over", "one")
