@@ -1,6 +1,11 @@
 // A worker whose client asks for nothing: see Note [Naps] in worker/session.cpp.
 #include <sched.h>
 
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "oplog/futex.h"
 #include "tests/check.h"
 #include "tests/harness.h"
 
@@ -43,7 +48,7 @@ TEST(a_nap_without_records_ends_in_sleep) {
   }
 }
 
-TEST(requests_and_orders_end_naps) {
+TEST(requests_and_orders_are_met_in_naps) {
   Host host;
   host.start();
   for (int i = 0; i < 20; ++i) {
@@ -52,4 +57,27 @@ TEST(requests_and_orders_end_naps) {
     lull(host);
     close(host.snapshot());
   }
+}
+
+// Naps of days: only who is woken returns.
+TEST(orders_and_the_clients_wake_end_a_nap) {
+  constexpr std::chrono::hours kDays{100};
+  const auto page = std::make_unique<WorkerPage>();
+  Orders orders(*page);
+  Word<uint64_t> head{0};
+  const auto napping = [&] {
+    while (page->asleep.load() != static_cast<uint32_t>(Rest::napping)) sched_yield();
+  };
+  {
+    const std::jthread main([&] { orders.sleep(head, 0, kDays, Rest::napping); });
+    napping();
+    orders.wake();
+  }
+  {
+    const std::jthread main([&] { orders.sleep(head, 0, kDays, Rest::napping); });
+    napping();
+    head.store(1);
+    while (futex_wake(low_half(head)) == 0 && page->asleep.load() != 0) sched_yield();
+  }
+  EXPECT_EQ(page->asleep.load(), static_cast<uint32_t>(Rest::awake));
 }
