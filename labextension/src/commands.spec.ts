@@ -97,12 +97,12 @@ test.each([
 
 test('what cannot be done says why', async () => {
   model.put(aSession({ state: 'suspended' }));
-  expect(registry.caption(CommandIDs.suspend, { session })).toBe('It is suspended already.');
+  expect(registry.caption(CommandIDs.suspend, { session })).toBe('It is already suspended.');
   await registry.execute(CommandIDs.suspend, { session });
   expect(client['suspend']).not.toHaveBeenCalled();
-  expect(told()).toEqual([['info', 'It is suspended already.']]);
+  expect(told()).toEqual([['info', 'It is already suspended.']]);
   model.devices = [aDevice()];
-  expect(registry.caption(CommandIDs.migrate, { session })).toBe('There is no other device.');
+  expect(registry.caption(CommandIDs.migrate, { session })).toBe('There is no other GPU.');
 });
 
 test('nothing can be asked of the sessions of others', () => {
@@ -159,7 +159,7 @@ test('a session is moved to the device that is chosen; the emptiest is proposed'
     ]);
     return inputs;
   });
-  expect(chosen[1].parentElement?.textContent).toContain('has room');
+  expect(chosen[1].parentElement?.textContent).toContain('free');
   await answer('Move');
   await doing;
   expect(client['migrate']).toHaveBeenCalledWith(session, 'cpu:1');
@@ -205,7 +205,7 @@ test('the notebook of a session is opened, if this server has it', async () => {
   model.put(aSession({ kernel_id: 'elsewhere' }));
   await registry.execute(CommandIDs.openNotebook, { session });
   expect(opened).toHaveBeenCalledTimes(1);
-  expect(told()).toEqual([['info', 'train.ipynb has no notebook on this server.']]);
+  expect(told()).toEqual([['info', 'This server has no notebook train.ipynb.']]);
 });
 
 test('what shows commands is told when they change, and only then', async () => {

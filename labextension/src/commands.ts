@@ -68,33 +68,33 @@ class Commands {
     const { _sing: sing, _trans: trans } = this;
     this._add(CommandIDs.suspend, 'suspend', {
       label: [trans.__('Suspend'), trans.__('Suspend Session')],
-      caption: trans.__('Free the device, and keep what is in its memory'),
+      caption: trans.__('Free the GPU and keep the state; nothing is lost'),
       icon: stateIcons.suspended,
       execute: session => this._suspend(session)
     });
     this._add(CommandIDs.resume, 'resume', {
       label: [trans.__('Resume'), trans.__('Resume Session')],
-      caption: trans.__('Bring the session back onto its device'),
+      caption: trans.__('Move the state back to the GPU now'),
       icon: stateIcons.running,
       execute: session => this._resume(session)
     });
     this._add(CommandIDs.migrate, 'migrate', {
-      label: [trans.__('Move…'), trans.__('Move Session to Another Device…')],
-      caption: trans.__('Move the session to another device; cells go on'),
+      label: [trans.__('Move…'), trans.__('Move Session to Another GPU…')],
+      caption: trans.__('Move the session to another GPU; cells keep running'),
       icon: stateIcons.migrating,
-      obstacle: () => (sing.model.devices.length < 2 ? trans.__('There is no other device.') : ''),
+      obstacle: () => (sing.model.devices.length < 2 ? trans.__('There is no other GPU.') : ''),
       execute: (session, args) => this._migrate(session, args['device'])
     });
     this._add(CommandIDs.checkpoint, 'checkpoint', {
       label: [trans.__('Save Checkpoint…'), trans.__('Save Checkpoint of Session…')],
-      caption: trans.__('Put the notebook away on disk: its variables, and what is on the device'),
+      caption: trans.__('Save the notebook to disk: its variables and its GPU memory'),
       icon: checkpointIcon,
-      obstacle: session => (session.kernel_id ? '' : trans.__('This is no notebook.')),
+      obstacle: session => (session.kernel_id ? '' : trans.__('Only notebooks can be saved.')),
       execute: session => this._checkpoint(session)
     });
     this._add(CommandIDs.pin, 'pin', {
       label: [trans.__('Keep on GPU'), trans.__('Keep Session on GPU')],
-      caption: trans.__('Keep the memory of the session on its device, also when it is idle'),
+      caption: trans.__('Keep the memory on the GPU, even when idle'),
       icon: pinIcon,
       isToggled: session => session?.pinned ?? false,
       execute: session => this._pin(session)
@@ -109,7 +109,7 @@ class Commands {
     // The command itself is the checkpoints' part, and knows nothing of this menu.
     this._app.commands.addCommand(RESTORE_HERE, {
       label: trans.__('Restore Checkpoint…'),
-      caption: trans.__('Take a notebook out that was put away, in the place of this one'),
+      caption: trans.__('Replace the variables of this notebook by those of a checkpoint'),
       icon: checkpointIcon,
       isEnabled: args => {
         const session = this._session(args);
@@ -123,7 +123,7 @@ class Commands {
     });
     this._app.commands.addCommand(CommandIDs.refresh, {
       label: args => (args['isPalette'] ? trans.__('Refresh GPU Sessions') : trans.__('Refresh')),
-      caption: trans.__('Ask the server what devices and sessions do'),
+      caption: trans.__('Get the current state of GPUs and sessions'),
       icon: args => (args['isPalette'] ? undefined : refreshIcon),
       execute: () => sing.model.refresh(),
       describedBy: { args: { type: 'object', properties: {} } }
@@ -182,7 +182,7 @@ class Commands {
       return undefined;
     }
     return this._do(session, sing.client.suspend(session.id), {
-      doing: trans.__('Suspends %1…', sessionName(session, trans)),
+      doing: trans.__('Suspending %1…', sessionName(session, trans)),
       done: () => trans.__('%1 is suspended.', sessionName(session, trans))
     });
   }
@@ -190,8 +190,8 @@ class Commands {
   private _resume(session: Session): Promise<Session | undefined> {
     const { _trans: trans } = this;
     return this._do(session, this._sing.client.resume(session.id), {
-      doing: trans.__('Resumes %1…', sessionName(session, trans)),
-      done: () => trans.__('%1 is back on its device.', sessionName(session, trans))
+      doing: trans.__('Resuming %1…', sessionName(session, trans)),
+      done: () => trans.__('%1 is back on its GPU.', sessionName(session, trans))
     });
   }
 
@@ -204,7 +204,7 @@ class Commands {
     }
     const name = sessionName(session, trans);
     return this._do(session, sing.client.migrate(session.id, target), {
-      doing: trans.__('Moves %1 to %2…', name, deviceName(target)),
+      doing: trans.__('Moving %1 to %2…', name, deviceName(target)),
       done: moved => movedText(moved, name, trans)
     });
   }
@@ -214,9 +214,11 @@ class Commands {
     const pinned = !session.pinned;
     const name = sessionName(session, trans);
     return this._do(session, this._sing.client.pin(session.id, pinned), {
-      doing: pinned ? trans.__('Pins %1…', name) : trans.__('Unpins %1…', name),
+      doing: pinned ? trans.__('Pinning %1…', name) : trans.__('Unpinning %1…', name),
       done: () =>
-        pinned ? trans.__('%1 stays on its device.', name) : trans.__('%1 may leave.', name)
+        pinned
+          ? trans.__('%1 stays on its GPU.', name)
+          : trans.__('%1 may leave its GPU when others need it.', name)
     });
   }
 
@@ -232,9 +234,9 @@ class Commands {
       session.id,
       sing.client.checkpoint(session.id, wanted),
       {
-        doing: trans.__('Saves a checkpoint of %1…', name),
+        doing: trans.__('Saving a checkpoint of %1…', name),
         done: ({ name: saved, stored }) =>
-          trans.__('%1 is saved as %2 (%3).', name, saved, bytesText(stored ?? 0))
+          trans.__('Saved %1 as checkpoint %2 (%3).', name, saved, bytesText(stored ?? 0))
       }
     );
     return made?.name;
@@ -273,7 +275,7 @@ class Commands {
     if (served === undefined) {
       Notification.info(
         isMine(session)
-          ? trans.__('%1 has no notebook on this server.', sessionName(session, trans))
+          ? trans.__('This server has no notebook %1.', sessionName(session, trans))
           : stateSentence(session, trans)
       );
       return;
@@ -327,9 +329,9 @@ const SESSION_SCHEMA = {
   properties: {
     session: {
       type: 'string',
-      description: 'Id of a device session; default: that of the notebook in front'
+      description: 'Id of a session; default: that of the current notebook'
     },
-    device: { type: 'string', description: 'Where to move it, such as cuda:1; default: asks' }
+    device: { type: 'string', description: 'Where to move it, such as cuda:1; default: ask' }
   }
 } as const;
 

@@ -19,7 +19,7 @@ export async function mayBeSuspended(
   const answer = await showDialog({
     title: trans.__('Suspend %1?', sessionName(session, trans)),
     body: trans.__(
-      'A cell is running. It waits as soon as it needs the device, until you resume the session or run the next cell. Nothing is lost.'
+      'A cell is running. It pauses until you resume the session or run a cell. Nothing is lost.'
     ),
     checkbox: { label: trans.__('Do not ask again'), checked: false },
     buttons: [
@@ -39,8 +39,8 @@ export async function askForName(
   trans: TranslationBundle
 ): Promise<string | null> {
   const answer = await InputDialog.getText({
-    title: trans.__('Save a checkpoint of %1', sessionName(session, trans)),
-    label: trans.__('Name; if there is none, it says what and when'),
+    title: trans.__('Save checkpoint of %1', sessionName(session, trans)),
+    label: trans.__('Name (optional)'),
     text: checkpointName(session, new Date()),
     pattern: '[0-9A-Za-z][0-9A-Za-z._@+\\-]*',
     okLabel: trans.__('Save')
@@ -86,7 +86,7 @@ class DevicePicker extends ReactWidget implements Dialog.IBodyWidget<string | nu
     return (
       <UseSignal signal={this._model.changed}>
         {() => (
-          <fieldset aria-label={this._trans.__('Devices')}>
+          <fieldset aria-label={this._trans.__('GPUs')}>
             {this._model.devices.map(each => this._choice(each))}
           </fieldset>
         )}

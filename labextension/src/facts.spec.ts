@@ -1,7 +1,15 @@
 import { nullTranslator } from '@jupyterlab/translation';
 import { expect, test } from 'vitest';
-import { checkpointText, devicesText, neighbours, queueText, waitingCount } from './facts';
+import {
+  checkpointText,
+  devicesText,
+  neighbours,
+  queueText,
+  waitingCount,
+  withoutTurn
+} from './facts';
 import { aDevice, aSession } from './testing/sessions';
+import { deviceName, readable, sentenceBeside } from './words';
 
 const trans = nullTranslator.load('');
 const GB = 2 ** 30;
@@ -21,12 +29,12 @@ test('only those are neighbours who take room on the device', () => {
 });
 
 test.each([
-  [1, 4.2, 'Next in line, about 4 s'],
-  [3, 120, 'Place 3 in line, about 2 min'],
-  [1, 0.4, 'Next in line, any moment now'],
-  [1, -2, 'Next in line, any moment now'],
-  [1, -4, 'Next in line; takes longer than expected'],
-  [2, null, 'Place 2 in line']
+  [1, 4.2, 'You are next, about 4 s'],
+  [3, 120, 'Place 3 in the queue, about 2 min'],
+  [1, 0.4, 'You are next, any moment now'],
+  [1, -2, 'You are next, any moment now'],
+  [1, -4, 'You are next; this takes longer than expected'],
+  [2, null, 'Place 2 in the queue']
 ])('at place %s with %s s left it says: %s', (position, left, text) => {
   expect(queueText(position, left, trans)).toBe(text);
 });
@@ -40,7 +48,7 @@ test('says when the last checkpoint was made, with the date if that was not toda
   };
   expect(made(new Date(2026, 10, 22, 10, 42))).toBe('Last checkpoint: 10:42, automatic');
   expect(made(new Date(2026, 10, 20, 10, 42), { automatic: false, earlier: true })).toBe(
-    'Last checkpoint: 20 Nov 2026, 10:42, by hand, of an earlier kernel'
+    'Last checkpoint: 20 Nov 2026, 10:42, by you, from an earlier kernel'
   );
   expect(checkpointText(aSession(), now, 'en-GB', trans)).toBe('No checkpoint yet');
 });
@@ -53,7 +61,7 @@ test('says how full devices are, and how many wait for them', () => {
   const other = { ...device, id: 'cuda:0', memory_used: GB };
   expect(devicesText([other, device], 1, trans)).toBe('2 GPUs: 13/160 GB · 1 waiting');
   const software = aDevice({ memory_used: GB, memory_total: 2 * GB });
-  expect(devicesText([other, software], 0, trans)).toBe('2 devices: 2/82 GB');
+  expect(devicesText([other, software], 0, trans)).toBe('2 GPUs: 2/82 GB');
 });
 
 test('those wait for a device who are queued for it', () => {
@@ -64,4 +72,35 @@ test('those wait for a device who are queued for it', () => {
   ];
   expect(waitingCount(sessions)).toBe(2);
   expect(waitingCount(sessions, aDevice())).toBe(1);
+});
+
+test('a sentence that is said beside its word and its turn says neither again', () => {
+  const told = 'Waiting for Simulated GPU 0 (in use by bob). You are next, about 1 s.';
+  expect(withoutTurn(told)).toBe('Waiting for Simulated GPU 0 (in use by bob).');
+  expect(withoutTurn('Waiting for GPU 1. Place 12 in the queue, about 3 min.')).toBe(
+    'Waiting for GPU 1.'
+  );
+  expect(sentenceBeside('Idle', 'Idle. Suspends at 09:12; nothing is lost.')).toBe(
+    'Suspends at 09:12; nothing is lost.'
+  );
+  expect(sentenceBeside('Running', 'Running on the GPU.')).toBe('Running on the GPU.');
+});
+
+test.each([
+  ['Idle. Suspends at %; nothing is lost.', new Date(2026, 10, 23, 9, 12), '09:12'],
+  ['Paused by root, %, in the middle of a cell.', new Date(2026, 10, 23, 0, 5), '00:05'],
+  ['Suspends at %.', new Date(2026, 10, 24, 9, 12), '24 Nov 2026, 09:12']
+])('moments in a sentence are read on the clock of the browser: %s', (text, moment, clock) => {
+  const now = new Date(2026, 10, 23, 8, 0);
+  const told = text.replace('%', moment.toISOString().replace(':00.000Z', 'Z'));
+  expect(readable(told, now, 'en-GB')).toBe(text.replace('%', clock));
+  expect(readable(text.replace('%', moment.toISOString()), now, 'en-GB')).toContain(clock);
+});
+
+test.each([
+  ['cuda:1', 'GPU 1'],
+  ['cpu:0', 'Simulated GPU 0'],
+  ['other', 'other']
+])('people call %s %s', (id, name) => {
+  expect(deviceName(id)).toBe(name);
 });

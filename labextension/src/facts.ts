@@ -1,6 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Device, Session } from './tokens';
-import { deviceName, occupancyText, secondsText } from './words';
+import { deviceName, momentText, occupancyText, secondsText } from './words';
 
 /** Those who have state on a device, apart from one session: its neighbours. */
 export function neighbours(session: Session, sessions: readonly Session[]): Session[] {
@@ -22,22 +22,28 @@ export function waitingCount(sessions: readonly Session[], device?: Device): num
 }
 
 /**
- * Say when it is the turn of a session that waits: `Next in line, about 4 s`.
+ * Say when it is the turn of a session that waits: `You are next, about 4 s`.
  *
  * @param left - Seconds that are left of what was expected, less than none if it is overdue;
  *   null if nobody can say.
  */
 export function queueText(position: number, left: number | null, trans: TranslationBundle): string {
-  const place = position === 1 ? trans.__('Next in line') : trans.__('Place %1 in line', position);
+  const place =
+    position === 1 ? trans.__('You are next') : trans.__('Place %1 in the queue', position);
   if (left === null) {
     return place;
   }
   if (left < -OVERDUE_SECONDS) {
-    return trans.__('%1; takes longer than expected', place);
+    return trans.__('%1; this takes longer than expected', place);
   }
   return left < 1
     ? trans.__('%1, any moment now', place)
     : trans.__('%1, about %2', place, secondsText(left, trans));
+}
+
+/** A sentence of the daemon's without the turn that `queueText` says, which changes all the time. */
+export function withoutTurn(sentence: string): string {
+  return sentence.replace(/ (?:You are next|Place \d+ in the queue)[^.]*\./, '');
 }
 
 /** By how much an expectation may be wrong before that is said. */
@@ -55,19 +61,10 @@ export function checkpointText(
     return trans.__('No checkpoint yet');
   }
   const made = momentText(new Date(last.created), now, language);
-  const how = last.automatic ? trans.__('automatic') : trans.__('by hand');
+  const how = last.automatic ? trans.__('automatic') : trans.__('by you');
   return last.earlier
-    ? trans.__('Last checkpoint: %1, %2, of an earlier kernel', made, how)
+    ? trans.__('Last checkpoint: %1, %2, from an earlier kernel', made, how)
     : trans.__('Last checkpoint: %1, %2', made, how);
-}
-
-/** A time of today; of other days the date, too. */
-function momentText(moment: Date, now: Date, language: string | undefined): string {
-  const isToday = moment.toDateString() === now.toDateString();
-  return new Intl.DateTimeFormat(language || undefined, {
-    timeStyle: 'short',
-    ...(isToday ? {} : { dateStyle: 'medium' })
-  }).format(moment);
 }
 
 /** Say how full devices are, and how many wait: `GPU 1: 12/80 GB · 2 waiting`. */
@@ -80,9 +77,9 @@ export function devicesText(
   const name =
     count === 1
       ? deviceName(devices[0].id)
-      : devices.every(each => each.kind === 'cuda')
+      : devices.some(each => each.kind === 'cuda')
         ? trans._n('%1 GPU', '%1 GPUs', count, count)
-        : trans._n('%1 device', '%1 devices', count, count);
+        : trans._n('%1 simulated GPU', '%1 simulated GPUs', count, count);
   const all = devices.reduce((sum, each) => ({
     ...sum,
     memory_used: sum.memory_used + each.memory_used,

@@ -43,7 +43,7 @@ const DIED = {
   session: 'session-1',
   kernel_id: 'kernel-1',
   state: 'failed',
-  reason: 'Its kernel died: %sing restore evening takes out its last checkpoint.',
+  reason: 'Its kernel died. Run %sing restore evening to restore the last checkpoint.',
   checkpoint: 'evening',
   command: '%sing restore evening'
 } as const;
@@ -58,7 +58,7 @@ test('a checkpoint is restored into the next kernel of a notebook whose kernel d
   tell({ session: 'session-1', ended: true });
   tell(DIED);
   expect(told()).toEqual([
-    ['warning', 'The kernel of train.ipynb has died. The checkpoint evening gives it back.']
+    ['warning', 'The kernel of train.ipynb died. Restore checkpoint evening to continue.']
   ]);
   press();
   expect(restored).not.toHaveBeenCalled();
@@ -80,11 +80,11 @@ test('nothing is restored when people hide what says that it will be', () => {
 test.each([
   // what it was, what is told, and of which kind a notification is
   ['running', false, 'failed', 'Its device process died.', 'error'],
-  ['running', false, 'suspended', 'Made room for session 7: resumes on request.', 'warning'],
-  ['idle', true, 'suspended', 'The device is gone: resumes when you run a cell.', 'warning'],
-  ['running', false, 'suspended', 'Suspended in JupyterLab: resumes on request.', undefined],
-  ['idle', false, 'suspended', 'Unused for 10 minutes: resumes when you run a cell.', undefined],
-  ['running', false, 'queued', 'Waits for its turn.', undefined]
+  ['running', false, 'suspended', 'Made room for b.ipynb. Resumes on request.', 'warning'],
+  ['idle', true, 'suspended', 'The device is gone. Resumes when you run a cell.', 'warning'],
+  ['running', false, 'suspended', 'Suspended in JupyterLab. Resumes on request.', undefined],
+  ['idle', false, 'suspended', 'Not used for 10 minutes. Resumes when you run a cell.', undefined],
+  ['running', false, 'queued', 'Waiting for its turn.', undefined]
 ] as const)('of %s (pinned: %s) that is %s now: %s', (before, pinned, state, reason, type) => {
   model.put(aSession({ state: before, pinned }));
   // The change of the model comes after the event.

@@ -5,7 +5,7 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { ISessionEvent } from './stream';
 import { CommandIDs, DOMAIN, ISing, type Session } from './tokens';
 import { isMine } from './verbs';
-import { sessionName } from './words';
+import { readable, sessionName } from './words';
 
 /** How a suspension begins that somebody asked for, see `jupyter_sing/routes.py` and its verbs. */
 const ASKED_FOR = /^Suspended\b/;
@@ -77,7 +77,7 @@ class Notices {
 
   private _tell(session: Session, type: 'error' | 'warning'): void {
     const { _trans: trans } = this;
-    const text = trans.__('%1: %2', sessionName(session, trans), session.reason);
+    const text = trans.__('%1: %2', sessionName(session, trans), readable(session.reason));
     const open = () =>
       void this._commands.execute(CommandIDs.openNotebook, { session: session.id });
     Notification.emit(text, type, {
@@ -91,14 +91,14 @@ class Notices {
     const checkpoint = event.checkpoint ?? '';
     const known = (before?.name ?? this._gone.get(event.session))?.split('/').pop();
     const text = known
-      ? trans.__('The kernel of %1 has died. The checkpoint %2 gives it back.', known, checkpoint)
-      : trans.__('A kernel has died. The checkpoint %1 gives its notebook back.', checkpoint);
+      ? trans.__('The kernel of %1 died. Restore checkpoint %2 to continue.', known, checkpoint)
+      : trans.__('A kernel died. Restore checkpoint %1 to continue.', checkpoint);
     Notification.warning(text, {
       autoClose: false,
       actions: [
         {
           label: trans.__('Restore'),
-          caption: trans.__('Restore %1 as soon as there is a kernel again', checkpoint),
+          caption: trans.__('Restore %1 when the kernel is back', checkpoint),
           displayType: 'accent',
           callback: () => this._restore(event.kernel_id, event.session, checkpoint)
         }
@@ -121,7 +121,7 @@ class Notices {
       return;
     }
     const waiting = Notification.emit(
-      this._trans.__('Restores %1 when the kernel is there: restart it.', name),
+      this._trans.__('Restart the kernel: %1 is restored then.', name),
       'in-progress',
       { autoClose: false }
     );

@@ -50,7 +50,7 @@ function popover(): Element | null {
 test.each<[Partial<Session>, string]>([
   [{ state: 'running' }, 'Running'],
   [{ state: 'idle' }, 'Idle'],
-  [{ state: 'queued', queue_position: 2 }, 'Queued (2)'],
+  [{ state: 'queued', queue_position: 2 }, 'Queued, place 2'],
   [{ state: 'suspended' }, 'Suspended'],
   [{ state: 'restoring' }, 'Restoring'],
   [{ state: 'migrating' }, 'Migrating'],

@@ -30,7 +30,7 @@ export class Pill extends ReactWidget {
     super();
     this.addClass('jp-SingPill');
     const { model, context, trans } = options;
-    this._popover = new StatePopover(this.node, trans.__('State of the GPU session'), options);
+    this._popover = new StatePopover(this.node, trans.__('GPU session of this kernel'), options);
     this._popover.toggled.connect(this.update, this);
     model.changed.connect(this.update, this);
     context.kernelChanged.connect(this.update, this);
@@ -270,8 +270,8 @@ export const pill: JupyterFrontEndPlugin<void> = {
       );
     };
     commands.addCommand(CommandIDs.showState, {
-      label: trans.__('Show GPU State of This Kernel'),
-      caption: trans.__('Show what the session of this kernel does, and why'),
+      label: trans.__('Show GPU Session of This Kernel'),
+      caption: trans.__('Show what the GPU session of this kernel is doing, and why'),
       isEnabled: args => find(args.session) !== undefined,
       execute: args => find(args.session)?.open()
     });

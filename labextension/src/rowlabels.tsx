@@ -34,7 +34,9 @@ export function DeviceLabel(
   return (
     <span className="jp-Sing-row">
       <deviceIcon.react className="jp-Sing-rowIcon" tag="span" />
-      <span className="jp-Sing-rowName">{row.name}</span>
+      <span className="jp-Sing-rowName" title={props.id}>
+        {row.name}
+      </span>
       {row.waiting > 0 && <Waiting count={row.waiting} trans={props.trans} />}
       <MemoryBar device={row.name} used={row.used} text={row.occupancy} trans={props.trans} />
       <span className="jp-Sing-rowOccupancy">{row.occupancy}</span>
@@ -81,10 +83,14 @@ export function SessionLabel(
     >
       <StateIcon shown={row.shown} />
       <span className="jp-Sing-rowName">{row.name}</span>
-      {row.owner && row.name !== row.owner && <span className="jp-Sing-rowOwner">{row.owner}</span>}
+      {row.owner && row.name !== row.owner && (
+        <span className="jp-Sing-rowOwner" title={row.owner}>
+          {row.owner}
+        </span>
+      )}
       <span className="jp-Sing-rowNext">{row.sentence}</span>
       {row.pinned && (
-        <span role="img" aria-label={trans.__('Kept on its device')} className="jp-Sing-rowPin">
+        <span role="img" aria-label={trans.__('Stays on its GPU')} className="jp-Sing-rowPin">
           <pinIcon.react tag="span" />
         </span>
       )}

@@ -165,14 +165,14 @@ export class Rows {
   private _noted(): string {
     const { isReady, problem, sessions } = this._model;
     if (problem) {
-      return isReady ? this._trans.__('%1 What is shown may be out of date.', problem) : problem;
+      return isReady ? this._trans.__('%1 This list may be out of date.', problem) : problem;
     }
     if (!isReady) {
-      return this._trans.__('Asks the server…');
+      return this._trans.__('Loading…');
     }
     return sessions.length > 0
       ? ''
-      : this._trans.__('No device session yet: run a cell that uses CUDA.');
+      : this._trans.__('No GPU session yet. Run a cell that uses CUDA.');
   }
 
   private _sessions: ReadonlyMap<string, ISessionRow> = new Map();

@@ -64,7 +64,7 @@ const button = (id: string) => row(id).querySelector('button');
 test.each([
   ['running', {}, 'Running', 'Suspend train.ipynb'],
   ['idle', {}, 'Idle', 'Suspend train.ipynb'],
-  ['queued', { queue_position: 2 }, 'Queued (2)', 'Suspend train.ipynb'],
+  ['queued', { queue_position: 2 }, 'Queued, place 2', 'Suspend train.ipynb'],
   ['suspended', { memory: 0 }, 'Suspended', 'Resume train.ipynb'],
   ['restoring', {}, 'Restoring', null],
   ['migrating', {}, 'Migrating', null],
@@ -84,7 +84,7 @@ test('a device says how full it is, and how many wait', () => {
   model.sessions = [aSession(), aSession({ id: 'session-2', state: 'queued', name: 'b.ipynb' })];
   model.changed.emit();
   render();
-  expect(part('cpu:0', 'Name')).toBe('cpu:0');
+  expect(part('cpu:0', 'Name')).toBe('Simulated GPU 0');
   expect(part('cpu:0', 'Occupancy')).toBe('0.3/2 GB');
   expect(part('cpu:0', 'Waiting')).toContain('1 waiting');
   expect(row('cpu:0').querySelector('[role=meter]')?.getAttribute('aria-valuenow')).toBe('13');
@@ -140,8 +140,8 @@ test('Enter opens the notebook of the item that has the focus, and leaves button
 test('sessions of others offer nothing', () => {
   model.put(aSession({ reason: '', name: '', owner: 'bob', kernel_id: '' }));
   render();
-  expect(part('session-1', 'Name')).toBe('A session of bob');
-  expect(part('session-1', 'Next')).toBe('Is used by bob.');
+  expect(part('session-1', 'Name')).toBe('Session of bob');
+  expect(part('session-1', 'Next')).toBe('In use by bob.');
   expect(button('session-1')).toBeNull();
   const item = place.querySelector('[data-context="session-1"]');
   expect(item?.classList.contains('jp-mod-mine')).toBe(false);
@@ -170,12 +170,12 @@ test('rows change by themselves; all are listed anew only when some come, go or 
 });
 
 test.each([
-  [{ isReady: true, problem: '' }, 'No device session yet: run a cell that uses CUDA.'],
-  [{ isReady: false, problem: '' }, 'Asks the server…'],
+  [{ isReady: true, problem: '' }, 'No GPU session yet. Run a cell that uses CUDA.'],
+  [{ isReady: false, problem: '' }, 'Loading…'],
   [{ isReady: false, problem: 'The server is away.' }, 'The server is away.'],
   [
     { isReady: true, problem: 'The server is away.' },
-    'The server is away. What is shown may be out of date.'
+    'The server is away. This list may be out of date.'
   ]
 ])('without sessions %j reads %s', (state, text) => {
   Object.assign(model, state, { sessions: [] });
@@ -188,7 +188,7 @@ test('the search of JupyterLab finds what labels show', () => {
   const texts = manager
     .running({ mode: 'list' })
     .map(each => (each.label() as React.ReactElement<{ children: string[] }>).props.children);
-  expect(texts).toEqual([['train.ipynb', '', 'Running', 'cpu:0']]);
+  expect(texts).toEqual([['train.ipynb', '', 'Running', 'Simulated GPU 0']]);
 });
 
 test('the button for all suspends those that have nothing to do, and may leave', () => {
@@ -200,7 +200,7 @@ test('the button for all suspends those that have nothing to do, and may leave',
     aSession({ id: 'e', state: 'idle', worker_pid: null })
   ];
   expect(manager.shutdownAllLabel).toBe('Suspend Idle');
-  expect(manager.shutdownAllConfirmationText()).toContain('One idle session');
+  expect(manager.shutdownAllConfirmationText()).toContain('Suspend one idle session?');
   manager.shutdownAll();
   expect(asked.mock.calls).toEqual([[CommandIDs.suspend, { session: 'a' }]]);
   model.sessions = [];

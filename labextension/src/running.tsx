@@ -101,10 +101,10 @@ export class RunningDevices implements IRunningSessions.IManager {
   shutdownAllConfirmationText = (): string => {
     const count = this._idle().length;
     return count === 0
-      ? this._trans.__('None of your sessions is idle and may leave its device.')
+      ? this._trans.__('None of your sessions is idle.')
       : this._trans._n(
-          'One idle session leaves its device. It keeps everything, and resumes when you run a cell.',
-          '%1 idle sessions leave their devices. They keep everything, and resume when you run a cell.',
+          'Suspend one idle session? Nothing is lost: it resumes when you run a cell.',
+          'Suspend %1 idle sessions? Nothing is lost: they resume when you run a cell.',
           count
         );
   };

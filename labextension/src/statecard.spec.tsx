@@ -59,9 +59,9 @@ const label = (each: Element) =>
 const button = (text: string) => buttons().find(each => label(each) === text)!;
 
 test.each<[Partial<Session>, string[]]>([
-  [{ state: 'running' }, ['Suspend', 'Keep on GPU', 'Checkpoint', 'Activity']],
-  [{ state: 'queued' }, ['Suspend', 'Keep on GPU', 'Checkpoint', 'Activity']],
-  [{ state: 'suspended' }, ['Resume now', 'Keep on GPU', 'Checkpoint', 'Activity']]
+  [{ state: 'running' }, ['Suspend', 'Keep on GPU', 'Save checkpoint', 'Activity']],
+  [{ state: 'queued' }, ['Suspend', 'Keep on GPU', 'Save checkpoint', 'Activity']],
+  [{ state: 'suspended' }, ['Resume now', 'Keep on GPU', 'Save checkpoint', 'Activity']]
 ])('of %j it offers %j', async (told, labels) => {
   await show(aSession(told));
   expect(buttons().map(label)).toEqual(labels);
@@ -81,7 +81,7 @@ test('its buttons are about its session, and its links lead elsewhere', async ()
 test('what cannot be done says why, and is not done', async () => {
   obstacle = 'A checkpoint is being saved.';
   await show(aSession());
-  const disabled = button('Checkpoint');
+  const disabled = button('Save checkpoint');
   disabled.click();
   expect(executed).not.toHaveBeenCalled();
   expect(disabled.getAttribute('aria-disabled')).toBe('true');
@@ -116,17 +116,17 @@ test('names those on its device: notebooks of ours, owners of others', async () 
     aSession({ id: 'away', name: 'away.ipynb', state: 'suspended', memory: 0 })
   );
   const others = [...card.node.querySelectorAll('li')].map(each => each.textContent);
-  expect(others).toEqual(['compare.ipynbIdle256 MB', 'A session of bobRunning256 MB']);
-  expect(text()).toContain('0.3/2 GB on cpu:0');
-  expect(text()).toContain('256 MB by this notebook');
+  expect(others).toEqual(['compare.ipynbIdle256 MB', 'Session of bobRunning256 MB']);
+  expect(text()).toContain('0.3/2 GB on Simulated GPU 0');
+  expect(text()).toContain('256 MB used by this notebook');
 });
 
 test('counts down between two estimates', async () => {
   const now = vi.spyOn(Date, 'now').mockReturnValue(0);
   await show(aSession({ state: 'queued', queue_position: 1, expected_wait: 20 }));
-  expect(text()).toContain('Next in line, about 20 s');
+  expect(text()).toContain('You are next, about 20 s');
   now.mockReturnValue(5000);
-  await until(() => text().includes('Next in line, about 15 s'));
+  await until(() => text().includes('You are next, about 15 s'));
   now.mockReturnValue(60_000);
   await until(() => text().includes('takes longer than expected'));
 });
@@ -136,7 +136,7 @@ test('shows how far a checkpoint is', async () => {
   await show(aSession({ progress }));
   const bar = card.node.querySelector('[role=progressbar]');
   expect(bar?.getAttribute('aria-valuenow')).toBe('25');
-  expect(text()).toContain('Saves checkpoint evening');
+  expect(text()).toContain('Saving checkpoint evening');
 });
 
 test('says what may be out of date', async () => {

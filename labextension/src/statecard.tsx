@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import { checkpointText, neighbours, queueText } from './facts';
+import { checkpointText, neighbours, queueText, withoutTurn } from './facts';
 import { checkpointIcon, pinIcon, stateIcons } from './icons';
 import { fraction } from './progress';
 import { Room } from './room';
@@ -10,6 +10,7 @@ import {
   bytesText,
   deviceName,
   occupancyText,
+  sentenceBeside,
   sessionName,
   shown,
   stateSentence,
@@ -35,14 +36,15 @@ export function StateCard(props: IStateCardProps): React.JSX.Element {
   const { model, session, trans } = props;
   const device = model.devices.find(each => each.id === session?.device);
   const state = shown(session);
+  const word = stateWord(session, trans);
   return (
     <div className="jp-SingCard">
       <div className="jp-SingCard-title" data-state={state}>
         <StateIcon session={session} />
-        <span>{stateWord(session, trans)}</span>
-        {session?.pinned && <span className="jp-SingCard-note">{trans.__('kept on GPU')}</span>}
+        <span>{word}</span>
+        {session?.pinned && <span className="jp-SingCard-note">{trans.__('stays on GPU')}</span>}
       </div>
-      <p role="status">{stateSentence(session, trans)}</p>
+      <p role="status">{sentenceBeside(word, withoutTurn(stateSentence(session, trans)))}</p>
       {session === undefined && <Remedy trans={trans} />}
       {session?.queue_position != null && (
         <Turn {...{ session, trans }} place={session.queue_position} />
@@ -76,7 +78,7 @@ function Remedy({ trans }: { trans: TranslationBundle }): React.JSX.Element {
   return (
     <p className="jp-SingCard-minor">
       {trans.__(
-        'To use a GPU, restart a Python kernel. If it still has none, run "jupyter sing doctor" in a terminal: it says what is missing.'
+        'To use a GPU, start or restart a Python kernel. If it still has none, run "jupyter sing doctor" in a terminal: it says what is missing.'
       )}
     </p>
   );
@@ -120,8 +122,8 @@ function Work(props: { session: Session; trans: TranslationBundle }): React.JSX.
   const { verb, checkpoint } = session.progress;
   const text =
     verb === 'restore'
-      ? trans.__('Restores %1', checkpoint)
-      : trans.__('Saves checkpoint %1', checkpoint);
+      ? trans.__('Restoring %1', checkpoint)
+      : trans.__('Saving checkpoint %1', checkpoint);
   const done = fraction(session);
   const percent = done === null ? undefined : Math.round(100 * done);
   return (
@@ -155,11 +157,11 @@ function Occupancy(props: {
   const text = trans.__('%1 on %2', occupancyText(device), deviceName(device.id));
   return (
     <div className="jp-SingCard-device">
-      <span>{text}</span>
+      <span title={device.id}>{text}</span>
       <span className="jp-SingCard-minor">
         {session.memory > 0
-          ? trans.__('%1 by this notebook', bytesText(session.memory))
-          : trans.__('nothing by this notebook')}
+          ? trans.__('%1 used by this notebook', bytesText(session.memory))
+          : trans.__('none used by this notebook')}
       </span>
       <div className="jp-SingCard-bar" role="img" aria-label={text}>
         <span className="jp-SingCard-own" style={{ width: part(session.memory) }} />
@@ -169,7 +171,7 @@ function Occupancy(props: {
         />
       </div>
       {others.length > 0 && (
-        <ul aria-label={trans.__('Who else is on %1', deviceName(device.id))}>
+        <ul aria-label={trans.__('Also on %1', deviceName(device.id))}>
           {others.slice(0, NAMED_MAX).map(each => (
             <li key={each.id}>
               <StateIcon session={each} />
@@ -214,7 +216,7 @@ function Actions(props: IStateCardProps & { session: Session }): React.JSX.Eleme
       ? { command: CommandIDs.resume, label: resume, room: [suspend] }
       : { command: CommandIDs.suspend, label: suspend, room: [resume] },
     { command: CommandIDs.pin, label: trans.__('Keep on GPU'), pressed: session.pinned },
-    { command: CommandIDs.checkpoint, label: trans.__('Checkpoint') }
+    { command: CommandIDs.checkpoint, label: trans.__('Save checkpoint') }
   ]
     .filter(each => commands.hasCommand(each.command))
     .map(each => ({

@@ -59,7 +59,7 @@ export class StatusItem extends ReactWidget {
       <button
         type="button"
         className="jp-SingStatus jp-StatusBar-TextItem jp-mod-highlighted"
-        title={[...details, trans.__('Click to see who is on them.')].join('\n')}
+        title={[...details, trans.__('Click to see who uses them.')].join('\n')}
         onClick={onClick}
       >
         <deviceIcon.react tag="span" className="jp-SingStatus-icon" />

@@ -24,7 +24,7 @@ export function obstacle(
   trans: TranslationBundle
 ): string {
   if (session === undefined) {
-    return trans.__('There is no device session here.');
+    return trans.__('There is no GPU session here.');
   }
   if (!isMine(session)) {
     return trans.__('This session belongs to %1.', session.owner || trans.__('another user'));
@@ -48,18 +48,18 @@ function misfit(
 ): string {
   if (UNDERWAY.includes(state)) {
     return state === 'migrating'
-      ? trans.__('It is being moved.')
-      : trans.__('It is on its way back onto its device.');
+      ? trans.__('It is moving to another GPU.')
+      : trans.__('It is resuming.');
   }
   if (verb === 'suspend' && state === 'suspended') {
-    return trans.__('It is suspended already.');
+    return trans.__('It is already suspended.');
   }
   if (verb === 'suspend' && state === 'idle' && worker === null) {
-    return trans.__('It does not use its device yet.');
+    return trans.__('It does not use a GPU yet.');
   }
   if (verb === 'resume' && state !== 'suspended') {
     return state === 'queued'
-      ? trans.__('It waits for its turn.')
+      ? trans.__('It is waiting for its turn.')
       : trans.__('It is not suspended.');
   }
   return '';
@@ -83,13 +83,13 @@ export function roomOn(device: Device, session: Session): Room {
 export function roomText(room: Room, trans: TranslationBundle): string {
   switch (room) {
     case 'here':
-      return trans.__('it is here');
+      return trans.__('current GPU');
     case 'room':
-      return trans.__('has room');
+      return trans.__('free');
     case 'full':
-      return trans.__('others have to leave first');
+      return trans.__('full: others move out first');
     case 'small':
-      return trans.__('is too small');
+      return trans.__('too small');
   }
 }
 
@@ -120,5 +120,5 @@ export function checkpointName(session: Session, now: Date): string {
 
 /** The device a session was moved to, in a sentence. */
 export function movedText(session: Session, name: string, trans: TranslationBundle): string {
-  return trans.__('%1 is on %2 now.', name, session.device ? deviceName(session.device) : '');
+  return trans.__('%1 is now on %2.', name, session.device ? deviceName(session.device) : '');
 }

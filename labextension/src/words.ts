@@ -10,7 +10,11 @@ export function shown(session: Stated | undefined): Shown {
   return session?.state ?? 'cpu';
 }
 
-/** The word for a state: `Queued (2)`. */
+function queuedWord(place: number, trans: TranslationBundle): string {
+  return place === 1 ? trans.__('Queued, next') : trans.__('Queued, place %1', place);
+}
+
+/** The word for a state: `Queued, next`. */
 export function stateWord(session: Stated | undefined, trans: TranslationBundle): string {
   switch (shown(session)) {
     case 'running':
@@ -19,7 +23,7 @@ export function stateWord(session: Stated | undefined, trans: TranslationBundle)
       return trans.__('Idle');
     case 'queued':
       return session?.queue_position
-        ? trans.__('Queued (%1)', session.queue_position)
+        ? queuedWord(session.queue_position, trans)
         : trans.__('Queued');
     case 'suspended':
       return trans.__('Suspended');
@@ -37,9 +41,41 @@ export function stateWord(session: Stated | undefined, trans: TranslationBundle)
 /** What happens next, in a sentence; other users' sessions say nothing of it themselves. */
 export function stateSentence(session: Session | undefined, trans: TranslationBundle): string {
   if (session === undefined) {
-    return trans.__('This kernel has no device session: it computes on the CPU.');
+    return trans.__('This kernel has no GPU session: it runs on the CPU.');
   }
-  return session.reason || trans.__('Is used by %1.', session.owner || trans.__('another user'));
+  return session.reason
+    ? readable(session.reason)
+    : trans.__('In use by %1.', session.owner || trans.__('another user'));
+}
+
+/** A sentence beside the word for the state, which it need not say again. */
+export function sentenceBeside(word: string, sentence: string): string {
+  return sentence.startsWith(`${word}. `) ? sentence.slice(word.length + 2) : sentence;
+}
+
+/**
+ * A sentence of the daemon's as people read it: it holds moments as they are in every zone
+ * (`2026-11-23T09:12Z`), and these become times of the browser's clock, of other days with the date.
+ */
+export function readable(sentence: string, now = new Date(), language = pageLanguage()): string {
+  return sentence.replace(MOMENT, found => momentText(new Date(found), now, language));
+}
+
+const MOMENT = /\b\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d)/g;
+
+/** A time of today; of other days the date, too. */
+export function momentText(moment: Date, now: Date, language: string | undefined): string {
+  const isToday = moment.toDateString() === now.toDateString();
+  return new Intl.DateTimeFormat(language || undefined, {
+    timeStyle: 'short',
+    hourCycle: 'h23',
+    ...(isToday ? {} : { dateStyle: 'medium' })
+  }).format(moment);
+}
+
+/** The language of the page. */
+function pageLanguage(): string | undefined {
+  return document.documentElement.lang || undefined;
 }
 
 /** A number of bytes: `1.5 GB`, in the units in which memory is sold and named. */
@@ -88,11 +124,11 @@ export function sessionName(
   trans: TranslationBundle
 ): string {
   const name = session.name.split('/').pop();
-  return name || trans.__('A session of %1', session.owner || trans.__('another user'));
+  return name || trans.__('Session of %1', session.owner || trans.__('another user'));
 }
 
-/** A device's short name: `GPU 1`; software devices are called by their ids. */
+/** What people call a device: `GPU 1`, `Simulated GPU 0`. */
 export function deviceName(id: string): string {
   const [kind, number] = id.split(':');
-  return kind === 'cuda' ? `GPU ${number}` : id;
+  return kind === 'cuda' ? `GPU ${number}` : kind === 'cpu' ? `Simulated GPU ${number}` : id;
 }

@@ -24,7 +24,7 @@ def test_a_notebook_is_put_away_and_restored_from_the_view(lab: Lab, screen: Scr
     made = screen.cell(0).locator(".jp-OutputArea-output").inner_text().strip()
 
     screen.pill.click()
-    screen.popover.get_by_role("button", name="Checkpoint", exact=True).click()
+    screen.popover.get_by_role("button", name="Save checkpoint", exact=True).click()
     screen.page.locator(".jp-Dialog input").fill("before-lunch")
     screen.page.locator(".jp-Dialog .jp-mod-accept").click()
     screen.command("Checkpoints")

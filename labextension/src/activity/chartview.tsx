@@ -427,7 +427,7 @@ export function Chart(props: IChartProps): React.ReactElement {
       {shownAim && <Tip {...shownAim} until={until} now={now} clock={clock} trans={trans} />}
       <div className="jp-SingActivity-hidden" id="jp-SingActivity-keys">
         {trans.__(
-          'Left and right arrow: what was before and after. Shift with an arrow, page up and page down: move in time. Plus and minus: zoom. Enter: open the notebook.'
+          'Left and right arrow: previous and next entry. Shift with an arrow, Page Up and Page Down: move in time. Plus and minus: zoom. Enter: open the notebook.'
         )}
       </div>
       <div className="jp-SingActivity-hidden" aria-live="polite">

@@ -60,7 +60,7 @@ export function Header(props: IHeaderProps): React.ReactElement {
         <button
           type="button"
           aria-pressed={follows}
-          title={trans.__('Keep the present in view')}
+          title={trans.__('Keep the current time in view')}
           onClick={props.onFollow}
         >
           <fastForwardIcon.react tag="span" className="jp-SingActivity-icon" />

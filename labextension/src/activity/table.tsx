@@ -35,13 +35,13 @@ export function ActivityTable(props: {
   return (
     <div className="jp-SingActivity-tables" tabIndex={0}>
       <table className="jp-SingActivity-table">
-        <caption>{trans.__('Devices, %1', clock.range({ start, end: last }))}</caption>
+        <caption>{trans.__('GPUs, %1', clock.range({ start, end: last }))}</caption>
         <thead>
           <tr>
-            <th scope="col">{trans.__('Device')}</th>
+            <th scope="col">{trans.__('GPU')}</th>
             <th scope="col">{trans.__('In use')}</th>
-            <th scope="col">{trans.__('Most memory in use')}</th>
-            <th scope="col">{trans.__('Most that waited')}</th>
+            <th scope="col">{trans.__('Peak memory')}</th>
+            <th scope="col">{trans.__('Longest queue')}</th>
           </tr>
         </thead>
         <tbody>
@@ -70,8 +70,8 @@ export function ActivityTable(props: {
             <th scope="col">{trans.__('From')}</th>
             <th scope="col">{trans.__('To')}</th>
             <th scope="col">{trans.__('Duration')}</th>
-            <th scope="col">{trans.__('Device')}</th>
-            <th scope="col">{trans.__('What')}</th>
+            <th scope="col">{trans.__('GPU')}</th>
+            <th scope="col">{trans.__('State')}</th>
             <th scope="col">{trans.__('Session')}</th>
             <th scope="col">{trans.__('Owner')}</th>
           </tr>

@@ -58,7 +58,7 @@ test('a span is said in one sentence, of which nobody sees whose session it is',
   );
   const other = { ...item, span: { ...span, name: '' } };
   expect(itemSentence(other, 'cpu:1', noon + 900, noon + 900, clock, trans)).toMatch(
-    /^A session of ada: Running on cpu:1/
+    /^Session of ada: Running on Simulated GPU 1/
   );
 });
 
@@ -66,7 +66,7 @@ test('an event says what happened and what the server says of it', () => {
   const event = { ...span, at: noon, kind: 'swapped_out' as const, text: 'Others need it.' };
   const item = { type: 'event' as const, event, start: noon };
   expect(itemSentence(item, 'cuda:0', noon, noon, clock, trans)).toBe(
-    'Swapped to disk: train.ipynb, 12:00:00. Others need it.'
+    'Moved to disk: train.ipynb, 12:00:00. Others need it.'
   );
-  expect(itemFacts(item, trans)).toEqual({ word: 'Swapped to disk', text: 'Others need it.' });
+  expect(itemFacts(item, trans)).toEqual({ word: 'Moved to disk', text: 'Others need it.' });
 });

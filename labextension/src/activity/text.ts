@@ -1,5 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { bytesText, deviceName, secondsText, sessionName, stateWord } from '../words';
+import { bytesText, deviceName, readable, secondsText, sessionName, stateWord } from '../words';
 import { endOf, type Kind, type Span } from './data';
 import type { Item } from './layout';
 import { type IRange, type ITick } from './range';
@@ -12,7 +12,7 @@ export function kindWord(kind: Kind, trans: TranslationBundle): string {
     case 'resumed':
       return trans.__('Resumed');
     case 'swapped_out':
-      return trans.__('Swapped to disk');
+      return trans.__('Moved to disk');
     case 'migrated':
       return trans.__('Moved');
     case 'checkpoint':
@@ -102,7 +102,7 @@ export function spanFacts(
 export function itemFacts(item: Item, trans: TranslationBundle): { word: string; text: string } {
   return item.type === 'span'
     ? { word: stateWord(item.span, trans), text: '' }
-    : { word: kindWord(item.event.kind, trans), text: item.event.text };
+    : { word: kindWord(item.event.kind, trans), text: readable(item.event.text) };
 }
 
 /** Say what something of a timeline is, in one sentence: for those who hear it. */
@@ -117,7 +117,7 @@ export function itemSentence(
   if (item.type === 'event') {
     const { kind, at, text } = item.event;
     const who = sessionName(item.event, trans);
-    return trans.__('%1: %2, %3. %4', kindWord(kind, trans), who, clock.exact(at), text);
+    return trans.__('%1: %2, %3. %4', kindWord(kind, trans), who, clock.exact(at), readable(text));
   }
   const { name, owner, state, time, duration } = spanFacts(item.span, until, now, clock, trans);
   const where = deviceName(device);

@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React, { useLayoutEffect, useRef } from 'react';
 import { stateIcons } from '../icons';
-import { secondsText, sessionName } from '../words';
+import { readable, secondsText, sessionName } from '../words';
 import { kindIcons } from './icons';
 import type { Happening, Span } from './data';
 import { type Clock, kindWord, spanFacts } from './text';
@@ -56,7 +56,7 @@ export function Tip(props: {
                 )}
                 <time>{clock.exact(event.at)}</time>
               </div>
-              <div>{event.text}</div>
+              <div>{readable(event.text)}</div>
             </div>
           );
         })}

@@ -121,7 +121,7 @@ test('it says so where nothing was done', async () => {
   const devices = day.devices.map(device => ({ ...device, held: [] }));
   answer = async () => ({ ...day, devices, events: [] });
   const node = await shown();
-  expect(node.textContent).toContain('No device was used in the last day.');
+  expect(node.textContent).toContain('No GPU was used in the last 24 hours.');
 });
 
 test.each([

@@ -143,7 +143,7 @@ export function ActivityView(props: IViewProps): React.ReactElement {
         <Notice
           icon={activityIcon}
           text={trans.__(
-            'No device was used in the last day. Run a cell that uses one, and what it does is shown here.'
+            'No GPU was used in the last 24 hours. Run a cell that uses CUDA to see it here.'
           )}
         />
       ) : isTable ? (

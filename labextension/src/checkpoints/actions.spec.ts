@@ -88,7 +88,7 @@ const told = () => Notification.manager.notifications.map(each => each.message);
 test('restores into a notebook, and says what came back', async () => {
   await actions.restore(aCheckpoint(), here);
   expect(order).toEqual(['restore before-lunch into session-1']);
-  expect(told()).toEqual(['Restored 2 variables and 1 file of before-lunch into train.ipynb.']);
+  expect(told()).toEqual(['Restored 2 variables and 1 file from before-lunch into train.ipynb.']);
 });
 
 test('what did not come back stays to be seen, with its details', async () => {
@@ -112,7 +112,7 @@ test('a slow one shows that it goes on, and then only what came of it', async ()
   answer({ ...OUTCOME, form: 'process' });
   await restoring;
   expect(told()).toEqual([
-    'train.ipynb goes on in the process of before-lunch, with 2 variables and 1 file.'
+    'Restored the process of before-lunch into train.ipynb, with 2 variables and 1 file.'
   ]);
 });
 
@@ -125,7 +125,7 @@ test('restores into a new notebook as soon as its kernel has a session', async (
   await restoring;
   expect(order.at(-1)).toBe('restore before-lunch into session-2');
   expect(told()).toEqual([
-    'Restored 2 variables and 1 file of before-lunch into train-Copy1.ipynb.'
+    'Restored 2 variables and 1 file from before-lunch into train-Copy1.ipynb.'
   ]);
 });
 
@@ -134,7 +134,7 @@ test('a new notebook whose kernel has no session is said to have none', async ()
   await vi.advanceTimersByTimeAsync(60_000);
   await restoring;
   expect(restore).not.toHaveBeenCalled();
-  expect(told()[0]).toContain('The kernel of train-Copy1.ipynb has no device session');
+  expect(told()[0]).toContain('The kernel of train-Copy1.ipynb has no GPU session');
 });
 
 test('a notebook that cannot be made or started is told, and nothing is restored', async () => {
@@ -143,7 +143,7 @@ test('a notebook that cannot be made or started is told, and nothing is restored
   expect(told()).toEqual(['No space left.']);
   notebooks.start.mockResolvedValueOnce({ path: 'a.ipynb', kernelId: null });
   await actions.restoreIntoNew(aCheckpoint());
-  expect(told()[0]).toBe('a.ipynb has no kernel: choose one first.');
+  expect(told()[0]).toBe('a.ipynb has no kernel: select one first.');
   expect(restore).not.toHaveBeenCalled();
 });
 
@@ -159,8 +159,10 @@ test('asks first, as long as people want to be asked', async () => {
   await vi.advanceTimersByTimeAsync(10);
   const dialog = Dialog.tracker.currentWidget!;
   expect(dialog.node.textContent).toContain('Restore before-lunch into train.ipynb?');
-  expect(dialog.node.textContent).toContain('The variables of train.ipynb are replaced');
-  expect(dialog.node.textContent).toContain('This runs the code that the checkpoint holds.');
+  expect(dialog.node.textContent).toContain('This replaces the variables of train.ipynb');
+  expect(dialog.node.textContent).toContain(
+    'Only restore checkpoints made by you or someone you trust.'
+  );
   dialog.node.querySelector<HTMLInputElement>('input[type="checkbox"]')!.click();
   dialog.resolve(1);
   await restoring;
@@ -188,5 +190,5 @@ test('who says no has lost nothing', async () => {
 test('what could not be deleted is told', async () => {
   store.delete.mockResolvedValueOnce(new Map([['before-lunch', 'Somebody reads it.']]));
   expect(await actions.delete([aCheckpoint()])).toBe(false);
-  expect(told()).toEqual(['before-lunch is still there: Somebody reads it.']);
+  expect(told()).toEqual(['before-lunch was not deleted: Somebody reads it.']);
 });

@@ -36,7 +36,7 @@ export class CheckpointActions {
     const { client, model } = this._sing;
     await this._store.during('restore', name, async () => {
       const session = await this._telling(sessionOf(model, notebook, this._trans), {
-        doing: this._trans.__('Waiting for the session of %1', PathExt.basename(notebook.path))
+        doing: this._trans.__('Waiting for the GPU session of %1', PathExt.basename(notebook.path))
       });
       if (session === undefined) {
         return;
@@ -63,7 +63,7 @@ export class CheckpointActions {
     };
     const notebook = await this._store.during('restore', checkpoint.name, () =>
       this._telling(making(), {
-        doing: this._trans.__('Starting a notebook for %1', checkpoint.name)
+        doing: this._trans.__('Creating a notebook for %1', checkpoint.name)
       })
     );
     if (notebook !== undefined) {
@@ -78,7 +78,7 @@ export class CheckpointActions {
     }
     const failed = await this._store.delete(checkpoints.map(each => each.name));
     failed.forEach((why, name) =>
-      Notification.error(this._trans.__('%1 is still there: %2', name, why), { autoClose: false })
+      Notification.error(this._trans.__('%1 was not deleted: %2', name, why), { autoClose: false })
     );
     return failed.size < checkpoints.length;
   }
@@ -92,7 +92,7 @@ export class CheckpointActions {
     const isWhole = outcome.problems.length === 0;
     const details = {
       label: this._trans.__('Details'),
-      caption: this._trans.__('What came back, and what did not'),
+      caption: this._trans.__('What was restored, and what was not'),
       callback: () => void showOutcome(outcome, where, this._trans)
     };
     Notification.emit(outcomeText(outcome, where, this._trans), isWhole ? 'success' : 'warning', {

@@ -23,10 +23,9 @@ export function Details(details: IDetails): React.JSX.Element {
     return (
       <div className="jp-Sing-details">
         <p>
-          {trans.__('This checkpoint cannot be restored, as not all of it can be read:')}{' '}
-          {checkpoint.problem}
+          {trans.__('This checkpoint is damaged and cannot be restored:')} {checkpoint.problem}
         </p>
-        <p>{trans.__('Deleting it gives back the space that it takes.')}</p>
+        <p>{trans.__('Delete it to free its space.')}</p>
       </div>
     );
   }
@@ -35,12 +34,12 @@ export function Details(details: IDetails): React.JSX.Element {
       <Variables {...details} />
       <div>
         <Omissions
-          title={trans.__('Left out')}
+          title={trans.__('Not saved')}
           omissions={checkpoint.omitted ?? []}
           trans={trans}
         />
         <Omissions
-          title={trans.__('Only with its process')}
+          title={trans.__('Saved only with the process')}
           omissions={checkpoint.only_process ?? []}
           trans={trans}
         />
@@ -114,28 +113,23 @@ function Facts({ checkpoint, openNotebook, trans }: IDetails): React.JSX.Element
         notebook || session
       )
     ],
-    [trans.__('Made'), `${momentText(checkpoint)}. ${howTitle(checkpoint, trans)}`],
-    [trans.__('Comes back'), formTitle(checkpoint, trans)],
+    [trans.__('Created'), `${momentText(checkpoint)}. ${howTitle(checkpoint, trans)}`],
+    [trans.__('Restores'), formTitle(checkpoint, trans)],
     [
       trans.__('Files'),
       checkpoint.files
-        ? trans._n(
-            '%1 file that it has changed',
-            '%1 files that it has changed',
-            checkpoint.files,
-            checkpoint.files
-          )
+        ? trans._n('%1 changed file', '%1 changed files', checkpoint.files, checkpoint.files)
         : trans.__('none')
     ],
     [
-      trans.__('Device'),
-      torch ? trans.__('%1, torch %2', deviceName(device ?? ''), torch) : trans.__('not used')
+      trans.__('GPU'),
+      torch ? trans.__('%1, torch %2', deviceName(device ?? ''), torch) : trans.__('none')
     ],
     [trans.__('Size'), sizeTitle(checkpoint, trans)]
   ];
   return (
     <section>
-      <h3>{trans.__('About it')}</h3>
+      <h3>{trans.__('Details')}</h3>
       <dl>
         {facts.map(([term, value]) => (
           <React.Fragment key={term}>

@@ -35,7 +35,11 @@ export async function mayRestore(
     body: (
       <div className="jp-Sing-question">
         <p className="jp-Sing-questionFacts">
-          {trans.__('%1, made %2.', contentsText(checkpoint, trans), labelText(checkpoint, trans))}
+          {trans.__(
+            '%1, created %2.',
+            contentsText(checkpoint, trans),
+            labelText(checkpoint, trans)
+          )}
         </p>
         <p>{where ? restoreWarning(where, trans) : newNotebookText(checkpoint, trans)}</p>
         <p>{trustWarning(trans)}</p>
@@ -86,8 +90,8 @@ export async function chooseCheckpoint(
   const others = sound.filter(each => !isOf(each, notebook));
   if (sound.length === 0) {
     await showDialog({
-      title: trans.__('There is no checkpoint to restore'),
-      body: trans.__('“%sing checkpoint” in a cell makes one.'),
+      title: trans.__('No checkpoint to restore'),
+      body: trans.__('Run “%sing checkpoint” in a cell to save one.'),
       buttons: [Dialog.okButton({ label: trans.__('Close') })]
     });
     return null;
@@ -132,12 +136,12 @@ export async function showOutcome(
         )}
         {aside.length > 0 && (
           <section>
-            <h3>{trans.__('Set aside, as they were in the way')}</h3>
+            <h3>{trans.__('Renamed, because they were in the way')}</h3>
             <dl>
               {aside.map(([path, now]) => (
                 <React.Fragment key={path}>
                   <dt>{path}</dt>
-                  <dd>{trans.__('is now %1', now)}</dd>
+                  <dd>{trans.__('now %1', now)}</dd>
                 </React.Fragment>
               ))}
             </dl>
@@ -171,8 +175,8 @@ class Picker extends ReactWidget implements Dialog.IBodyWidget<string | null> {
     return (
       <>
         <div className="jp-Sing-pickerList">
-          {this._group(this._trans.__('Of %1', this._where), this._own)}
-          {this._group(this._trans.__('Of other notebooks'), this._others)}
+          {this._group(this._trans.__('From %1', this._where), this._own)}
+          {this._group(this._trans.__('From other notebooks'), this._others)}
         </div>
         <p>{restoreWarning(this._where, this._trans)}</p>
         <p>{trustWarning(this._trans)}</p>
@@ -212,8 +216,8 @@ class Picker extends ReactWidget implements Dialog.IBodyWidget<string | null> {
 
 function newNotebookText(checkpoint: Checkpoint, trans: TranslationBundle): string {
   return checkpoint.path
-    ? trans.__('A copy of %1 is made beside it, with a kernel of its own.', checkpoint.path)
-    : trans.__('A notebook is made, with a kernel of its own.');
+    ? trans.__('This creates a copy of %1 beside it, with a new kernel.', checkpoint.path)
+    : trans.__('This creates a new notebook with a new kernel.');
 }
 
 async function accepted(

@@ -61,7 +61,7 @@ export const checkpoints: JupyterFrontEndPlugin<void> = {
     };
     commands.addCommand(CommandIDs.openCheckpoints, {
       label: args => (args.isPalette ? trans.__('Show Checkpoints') : trans.__('Checkpoints')),
-      caption: trans.__('Notebooks that were put away: restore and delete them'),
+      caption: trans.__('Show, restore and delete saved notebooks'),
       icon: args => (args.isPalette ? undefined : checkpointIcon),
       describedBy: { args: { type: 'object', properties: { isPalette: { type: 'boolean' } } } },
       execute: () => {
@@ -85,13 +85,13 @@ export const checkpoints: JupyterFrontEndPlugin<void> = {
     commands.addCommand(CommandIDs.restore, {
       label: trans.__('Restore Checkpoint…'),
       icon: args => (args.isPalette ? undefined : stateIcons.restoring),
-      caption: trans.__('Put a checkpoint in the place of the variables of a notebook'),
+      caption: trans.__('Replace the variables of a notebook by those of a checkpoint'),
       describedBy: {
         args: {
           type: 'object',
           properties: {
             session: { type: 'string', description: 'Id; default: that of the current notebook' },
-            name: { type: 'string', description: 'Of the checkpoint; default: somebody is asked' }
+            name: { type: 'string', description: 'Of the checkpoint; default: ask' }
           }
         }
       },

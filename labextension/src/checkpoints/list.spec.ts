@@ -96,10 +96,10 @@ test('what a checkpoint holds and lacks is said in words', () => {
   expect(contentsText(lunch, trans)).toBe('2 variables and 1 file');
   expect(contentsText(tea, trans)).toBe('1 variable');
   expect(contentsText(damaged, trans)).toBe('Damaged: Its hash is wrong.');
-  expect(leftOutText(lunch, trans)).toBe('1 left out');
+  expect(leftOutText(lunch, trans)).toBe('1 not saved');
   expect(leftOutText(tea, trans)).toBe('');
   expect([formText(lunch, trans), formText(tea, trans)]).toEqual(['Whole process', 'Variables']);
-  expect(sizeTitle(lunch, trans)).toContain('Deleting it frees 1 MB. It takes 2 MB on disk');
+  expect(sizeTitle(lunch, trans)).toContain('Deleting it frees 1 MB. It uses 2 MB on disk');
   expect(totalText([lunch, tea, damaged], trans)).toBe('3 checkpoints');
   expect(selectionText([lunch, damaged], trans)).toBe('2 selected, deleting frees 1 MB');
 });
@@ -107,7 +107,7 @@ test('what a checkpoint holds and lacks is said in words', () => {
 test('before checkpoints are deleted it is said what that frees, as far as that is known', () => {
   expect(deletionTexts([lunch], trans)).toEqual({
     title: 'Delete checkpoint before-lunch?',
-    body: 'This frees 1 MB. It cannot be undone.'
+    body: 'This frees 1 MB. This cannot be undone.'
   });
   expect(deletionTexts([lunch, tea], trans).title).toBe('Delete 2 checkpoints?');
   expect(deletionTexts([lunch, tea], trans).body).toContain('at least');
@@ -124,7 +124,7 @@ test('of what came back it is said where, in which form and what did not', () =>
     form: 'process' as const
   };
   expect(outcomeText(whole, 'train.ipynb', trans)).toBe(
-    'train.ipynb goes on in the process of before-lunch, with 2 variables.'
+    'Restored the process of before-lunch into train.ipynb, with 2 variables.'
   );
   const part = {
     ...whole,
@@ -135,7 +135,7 @@ test('of what came back it is said where, in which form and what did not', () =>
     problems: [{ name: 'frame', why: 'there is no module pandas', partly: false }]
   };
   expect(outcomeText(part, 'train.ipynb', trans)).toBe(
-    'Restored 2 variables and 1 file of before-lunch into train.ipynb. 1 thing did not come back. 1 file was set aside.'
+    'Restored 2 variables and 1 file from before-lunch into train.ipynb. 1 not restored. 1 file was renamed.'
   );
-  expect(formOutcomeText(part, trans)).toContain('without the process: CRIU is not installed.');
+  expect(formOutcomeText(part, trans)).toContain('not the process: CRIU is not installed.');
 });

@@ -114,7 +114,7 @@ export async function sessionOf(
 ): Promise<Session> {
   const name = PathExt.basename(notebook.path);
   if (notebook.kernelId === null) {
-    throw new SingError(trans.__('%1 has no kernel: choose one first.', name), 'no-kernel');
+    throw new SingError(trans.__('%1 has no kernel: select one first.', name), 'no-kernel');
   }
   const found = model.ofKernel(notebook.kernelId);
   if (found) {
@@ -134,7 +134,7 @@ export async function sessionOf(
   try {
     void model.refresh();
     return await within(appeared, SESSION_MS_MAX, () =>
-      trans.__('The kernel of %1 has no device session: nothing can be restored into it.', name)
+      trans.__('The kernel of %1 has no GPU session, so it cannot restore a checkpoint.', name)
     );
   } finally {
     model.changed.disconnect(look);

@@ -86,7 +86,7 @@ export function Row(row: IRow): React.JSX.Element {
             className="jp-Sing-checkpointCaret"
             tabIndex={-1}
             aria-hidden="true"
-            title={isExpanded ? trans.__('Hide what is in it') : trans.__('Show what is in it')}
+            title={isExpanded ? trans.__('Hide contents') : trans.__('Show contents')}
             onClick={() => actions.toggle(name)}
           >
             {isExpanded ? <caretDownIcon.react tag="span" /> : <caretRightIcon.react tag="span" />}
@@ -186,7 +186,7 @@ export function ArrivingRow({
         <div>
           <div className="jp-Sing-checkpointTitle">{arriving.name}</div>
           <div className="jp-Sing-checkpointFacts">
-            <Bar done={doing?.done ?? null} label={trans.__('Being stored')} />
+            <Bar done={doing?.done ?? null} label={trans.__('Saving')} />
           </div>
         </div>
       </td>
@@ -219,7 +219,7 @@ function Contents({
           <Word
             icon={stateIcons.failed}
             text={leftOut}
-            title={trans.__('Could not be saved; expand the row to see what and why')}
+            title={trans.__('Open the row to see what was not saved, and why')}
           />
         </>
       )}
@@ -242,7 +242,7 @@ function Actions(row: IRow): React.JSX.Element {
             title={
               where
                 ? trans.__('Restore %1 into %2', checkpoint.name, where)
-                : trans.__('Open the notebook first into which it is to be restored')
+                : trans.__('Open the notebook to restore into first')
             }
             onClick={() => actions.restore(checkpoint)}
           />
@@ -317,7 +317,7 @@ function Word({
 function doingText(doing: IDoing, trans: TranslationBundle): string {
   switch (doing.verb) {
     case 'checkpoint':
-      return trans.__('Being stored');
+      return trans.__('Saving');
     case 'restore':
       return trans.__('Restoring');
     case 'delete':

@@ -37,18 +37,18 @@ export function contentsText(checkpoint: Checkpoint, trans: TranslationBundle): 
 /** How many things it lacks; empty if it has all. */
 export function leftOutText(checkpoint: Checkpoint, trans: TranslationBundle): string {
   const count = checkpoint.omitted?.length ?? 0;
-  return count > 0 ? trans._n('%1 left out', '%1 left out', count, count) : '';
+  return count > 0 ? trans._n('%1 not saved', '%1 not saved', count, count) : '';
 }
 
 /** Who made it. */
 export function howText(checkpoint: Checkpoint, trans: TranslationBundle): string {
-  return checkpoint.automatic ? trans.__('Automatic') : trans.__('By hand');
+  return checkpoint.automatic ? trans.__('Automatic') : trans.__('You');
 }
 
 export function howTitle(checkpoint: Checkpoint, trans: TranslationBundle): string {
   return checkpoint.automatic
-    ? trans.__('Made by itself. It is deleted by itself, too, when there are enough newer ones.')
-    : trans.__('Somebody asked for it. It is kept until somebody deletes it.');
+    ? trans.__('Created automatically. Deleted automatically when there are enough newer ones.')
+    : trans.__('Created by you. It is kept until you delete it.');
 }
 
 /** In which form a notebook comes back. */
@@ -59,15 +59,17 @@ export function formText(checkpoint: Checkpoint, trans: TranslationBundle): stri
 export function formTitle(checkpoint: Checkpoint, trans: TranslationBundle): string {
   return holdsProcess(checkpoint)
     ? trans.__(
-        'The kernel goes on in the process that was saved, with its threads and all that cannot be saved by itself; where that does not work, its variables come back.'
+        'Restores the kernel process as it was, threads included. If that fails, restores its variables.'
       )
-    : trans.__('Variables, files, history and random streams come back, in another process.');
+    : trans.__(
+        'Restores variables, files, history and random number generators into a new process.'
+      );
 }
 
 /** What its sizes mean. */
 export function sizeTitle(checkpoint: Checkpoint, trans: TranslationBundle): string {
   return trans.__(
-    'Deleting it frees %1. It takes %2 on disk, what it shares with other checkpoints included, and restores %3.',
+    'Deleting it frees %1. It uses %2 on disk, including data shared with other checkpoints, and restores %3.',
     bytesText(checkpoint.exclusive ?? 0),
     bytesText(checkpoint.stored ?? 0),
     bytesText(checkpoint.bytes ?? 0)
@@ -115,11 +117,11 @@ export function deletionTexts(
         : trans._n('Delete %1 checkpoint?', 'Delete %1 checkpoints?', count, count),
     body: [
       unknown
-        ? trans.__('How much this frees is not known, as not all of it can be read.')
+        ? trans.__('It is damaged, so how much this frees is not known.')
         : count === 1
           ? trans.__('This frees %1.', frees)
           : trans.__('This frees at least %1.', frees),
-      trans.__('It cannot be undone.')
+      trans.__('This cannot be undone.')
     ].join(' ')
   };
 }
@@ -127,7 +129,7 @@ export function deletionTexts(
 /** What is to be known before a notebook is replaced. */
 export function restoreWarning(where: string, trans: TranslationBundle): string {
   return trans.__(
-    'The variables of %1 are replaced, and files that the checkpoint holds are put back: those in the way are set aside.',
+    'This replaces the variables of %1 and restores the files in the checkpoint. Files in the way are renamed, not deleted.',
     where
   );
 }
@@ -135,7 +137,7 @@ export function restoreWarning(where: string, trans: TranslationBundle): string 
 /** What is to be known of checkpoints that others have made. */
 export function trustWarning(trans: TranslationBundle): string {
   return trans.__(
-    'This runs the code that the checkpoint holds. Restore only what you have made, or somebody whom you trust.'
+    'A checkpoint contains code that runs when you restore it. Only restore checkpoints made by you or someone you trust.'
   );
 }
 
@@ -144,16 +146,16 @@ export function outcomeText(outcome: Outcome, where: string, trans: TranslationB
   const counts = countsText(outcome.variables, outcome.files, trans);
   const texts = [
     outcome.form === 'process'
-      ? trans.__('%1 goes on in the process of %2, with %3.', where, outcome.checkpoint, counts)
-      : trans.__('Restored %1 of %2 into %3.', counts, outcome.checkpoint, where)
+      ? trans.__('Restored the process of %2 into %1, with %3.', where, outcome.checkpoint, counts)
+      : trans.__('Restored %1 from %2 into %3.', counts, outcome.checkpoint, where)
   ];
   const lost = outcome.problems.length;
   if (lost > 0) {
-    texts.push(trans._n('%1 thing did not come back.', '%1 things did not come back.', lost, lost));
+    texts.push(trans._n('%1 not restored.', '%1 not restored.', lost, lost));
   }
   const aside = Object.keys(outcome.aside).length;
   if (aside > 0) {
-    texts.push(trans._n('%1 file was set aside.', '%1 files were set aside.', aside, aside));
+    texts.push(trans._n('%1 file was renamed.', '%1 files were renamed.', aside, aside));
   }
   return texts.join(' ');
 }
@@ -161,8 +163,8 @@ export function outcomeText(outcome: Outcome, where: string, trans: TranslationB
 /** That only variables came back, and why. */
 export function formOutcomeText(outcome: Outcome, trans: TranslationBundle): string {
   return outcome.why
-    ? trans.__('The kernel has the variables, without the process: %1', outcome.why)
-    : trans.__('The kernel is the one that was there, with the variables of the checkpoint.');
+    ? trans.__('Only variables were restored, not the process: %1', outcome.why)
+    : trans.__('The variables were restored into the running kernel.');
 }
 
 function freed(checkpoints: readonly Checkpoint[]): number {

@@ -82,9 +82,9 @@ test('is a tree grid with one row that the tab key comes to', async () => {
   expect(rows().map(each => each.tabIndex)).toEqual([0, -1, -1]);
   expect(row('tea').getAttribute('aria-expanded')).toBe('false');
   expect(row('tea').getAttribute('aria-label')).toMatch(
-    /^tea, 2 variables and 1 file, 1 left out, .* in other.ipynb, By hand, Whole process, /
+    /^tea, 2 variables and 1 file, 1 not saved, .* in other.ipynb, You, Whole process, /
   );
-  expect(node.querySelector('th[aria-sort="descending"]')!.textContent).toBe('Made');
+  expect(node.querySelector('th[aria-sort="descending"]')!.textContent).toBe('Created');
 });
 
 test('arrow keys lead from row to row, Enter opens one, Delete deletes it', async () => {
@@ -137,7 +137,7 @@ test('shows those of the current notebook only, if that is wanted', async () => 
   current = { path: 'nothing.ipynb', kernelId: null };
   await render();
   expect(names()).toEqual([]);
-  expect(node.textContent).toContain('There is no checkpoint of this notebook yet');
+  expect(node.textContent).toContain('No checkpoint of this notebook yet');
 });
 
 test('restores into the current notebook, and into none if there is none', async () => {
@@ -146,7 +146,7 @@ test('restores into the current notebook, and into none if there is none', async
   expect(actions.restore).toHaveBeenCalledWith(tea, current);
   current = null;
   await render();
-  expect(button('Open the notebook first into which it is to be restored').disabled).toBe(true);
+  expect(button('Open the notebook to restore into first').disabled).toBe(true);
   button('Restore tea into a new notebook').click();
   expect(actions.restoreIntoNew).toHaveBeenCalledWith(tea);
 });
@@ -177,10 +177,10 @@ test('one that is being stored comes first', async () => {
 test('says that there is none, and what is wrong if nobody knows', async () => {
   all = [];
   await render();
-  expect(node.textContent).toContain('There is no checkpoint yet');
+  expect(node.textContent).toContain('No checkpoint yet');
   store = { ...store, isReady: false, problem: 'The Jupyter server cannot be reached.' };
   await render();
-  expect(node.textContent).not.toContain('There is no checkpoint yet');
+  expect(node.textContent).not.toContain('No checkpoint yet');
   expect(node.querySelector('[role="status"]')!.textContent).toBe(
     'The Jupyter server cannot be reached.'
   );

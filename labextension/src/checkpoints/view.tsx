@@ -138,24 +138,24 @@ export function View(view: IView): React.JSX.Element {
         <Status {...view} shown={shown} chosen={chosen} />
         <ToolbarButtonComponent
           icon={checkpointIcon}
-          label={trans.__('Save')}
+          label={trans.__('Save checkpoint')}
           tooltip={
             where
-              ? trans.__('Save a checkpoint of %1', where)
-              : trans.__('Open the notebook first of which one is to be saved')
+              ? trans.__('Save checkpoint of %1', where)
+              : trans.__('Open a notebook with a GPU session first')
           }
           enabled={view.make !== null}
           onClick={() => view.make?.()}
         />
         <ToolbarButtonComponent
           icon={deleteIcon}
-          tooltip={trans.__('Delete what is selected')}
+          tooltip={trans.__('Delete selected')}
           enabled={chosen.length > 0}
           onClick={() => void remove(chosen)}
         />
         <ToolbarButtonComponent
           icon={refreshIcon}
-          tooltip={trans.__('Look again')}
+          tooltip={trans.__('Refresh')}
           onClick={() => void store.refresh()}
         />
         <div className="jp-Sing-checkpointsWorking">
@@ -189,13 +189,13 @@ export function View(view: IView): React.JSX.Element {
               </th>
               {sortable('name', trans.__('Name'))}
               {sortable('notebook', trans.__('Notebook'))}
-              {sortable('created', trans.__('Made'))}
-              {sortable('how', trans.__('How'))}
-              {sortable('form', trans.__('Form'))}
+              {sortable('created', trans.__('Created'))}
+              {sortable('how', trans.__('Created by'))}
+              {sortable('form', trans.__('Saved as'))}
               {sortable(
                 'size',
                 trans.__('Size'),
-                trans.__('What deleting it frees, of what it takes on disk')
+                trans.__('Freed by deleting it, and total on disk')
               )}
               <th role="columnheader" className="jp-Sing-checkpointActions">
                 <span className="jp-Sing-unseen">{trans.__('Actions')}</span>
@@ -289,7 +289,7 @@ function Nothing({
   if (isFiltered && !isHere) {
     return (
       <div className="jp-Sing-checkpointsNothing">
-        <p>{trans.__('No checkpoint is like that.')}</p>
+        <p>{trans.__('No checkpoint matches.')}</p>
       </div>
     );
   }
@@ -297,18 +297,16 @@ function Nothing({
     <div className="jp-Sing-checkpointsNothing">
       <checkpointIcon.react tag="span" width="48px" height="48px" />
       <h2>
-        {isHere
-          ? trans.__('There is no checkpoint of this notebook yet')
-          : trans.__('There is no checkpoint yet')}
+        {isHere ? trans.__('No checkpoint of this notebook yet') : trans.__('No checkpoint yet')}
       </h2>
       <p>
         {trans.__(
-          'A checkpoint keeps a notebook as it is at one moment: its variables, what is on its device, the files that it has changed, and its process where that can be saved.'
+          'A checkpoint saves a notebook as it is now: variables, GPU memory, changed files and, where possible, the whole process.'
         )}
       </p>
       <p>
         {trans.__(
-          '“%sing checkpoint” in a cell makes one, and “%sing auto 10m” one every 10 minutes.'
+          'Run “%sing checkpoint” in a cell to save one, or “%sing auto 10m” to save one every 10 minutes.'
         )}
       </p>
     </div>

@@ -13,7 +13,7 @@ export class CheckpointsWidget extends MainAreaWidget<CheckpointsContent> {
     super({ content: new CheckpointsContent(view) });
     this.id = 'jupyter-sing-checkpoints';
     this.title.label = view.trans.__('Checkpoints');
-    this.title.caption = view.trans.__('Notebooks that were put away');
+    this.title.caption = view.trans.__('Saved notebooks');
     this.title.icon = checkpointIcon;
     this.toolbar.hide();
   }

@@ -26,7 +26,7 @@ export function aSession(told: Partial<Session> = {}): Session {
     queued_for: 0,
     queue_position: null,
     expected_wait: null,
-    reason: 'Works on what a cell asked for.',
+    reason: 'Running on the GPU.',
     pinned: false,
     priority: null,
     loading: 0,
