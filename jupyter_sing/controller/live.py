@@ -46,7 +46,14 @@ log = logging.getLogger(__name__)
 COPY_RATE, SWITCH_SECONDS = 2e9, 0.05
 
 #: Sessions that fit onto a device together change places in milliseconds, so turns are short.
-LIVE = Settings(quanta=(2.0, 2.0, 4.0, 4.0), compare_after=1.0)
+LIVE = Settings(
+    quanta=(0.5, 1.0, 4.0, 4.0),
+    compare_after=0.5,
+    run_min=0.5,
+    turn_switches=4.0,
+    move_lag=10.0,
+    swap_share=0.2,
+)
 
 #: Rounds of the loop in which all sessions that an agent has taken over come to ask.
 GATHER_ROUNDS = 100

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from jupyter_sing.scheduler.fairness import Flow, Ledger
-from jupyter_sing.scheduler.feedback import AGING, level_end, level_of
+from jupyter_sing.scheduler.feedback import AGING, level_end, level_of, turn_of
 from jupyter_sing.scheduler.limits import Limiter
 from jupyter_sing.scheduler.running import Running
 from jupyter_sing.scheduler.settings import Settings
@@ -71,7 +71,7 @@ class Agenda:
         """Seconds of a turn that begins now."""
         level = level_of(session.attained_at(now), self.settings)
         stretch = max((device.budget.stretch(now) for device in session.devices), default=1.0)
-        return self.settings.quanta[level] * stretch
+        return turn_of(level, session.switch, self.settings) * stretch
 
     def level(self, session: Session, now: float) -> int:
         """Level at which a session waits or executes, what it rose by waiting included."""

@@ -11,9 +11,6 @@ from bisect import bisect_right
 
 from jupyter_sing.scheduler.settings import Settings
 
-RUN_MIN = 1.0
-"""Seconds that anybody may run once it has started."""
-
 AGING = 10.0
 """Quanta of waiting after which a session rises one level."""
 
@@ -29,7 +26,7 @@ def level_end(attained: float, settings: Settings) -> float | None:
     return settings.levels[level] - attained if level < len(settings.levels) else None
 
 
-def run_min(level: int, switch: float, settings: Settings, floor: float = RUN_MIN) -> float:
+def run_min(level: int, switch: float, settings: Settings, floor: float | None = None) -> float:
     """Seconds for which a lease is not taken away, given the switch that it has cost.
 
     At the interactive levels a switch may cost half of the time that follows; below, by default, a
@@ -37,7 +34,12 @@ def run_min(level: int, switch: float, settings: Settings, floor: float = RUN_MI
     long ones are done no sooner.
     """
     factor = 2.0 if level <= 1 else settings.run_min_switches
-    return max(floor, factor * switch)
+    return max(settings.run_min if floor is None else floor, factor * switch)
+
+
+def turn_of(level: int, switch: float, settings: Settings) -> float:
+    """Seconds of a turn at a level, given the switch that it has cost."""
+    return max(settings.quanta[level], settings.turn_switches * switch)
 
 
 class SwapBudget:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from jupyter_sing.scheduler.agenda import Agenda
-from jupyter_sing.scheduler.feedback import AGING, level_of, run_min
+from jupyter_sing.scheduler.feedback import AGING, level_of, run_min, turn_of
 from jupyter_sing.scheduler.leases import Leases
 from jupyter_sing.scheduler.memory import room
 from jupyter_sing.scheduler.settings import Settings
@@ -175,7 +175,7 @@ class Forecast:
             attained=attained,
             protected=protected,
             exposed=protected,
-            expires=start + settings.quanta[level],
+            expires=start + turn_of(level, switch, settings),
             held=start + settings.max_hold.get(session.tier, math.inf),
             urgent_until=self._urgent_until(session, level, start, attained),
             throttled=self._is_throttled(session, level),

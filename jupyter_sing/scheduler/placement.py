@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jupyter_sing.scheduler.memory import room
 from jupyter_sing.scheduler.quotas import Quota
-from jupyter_sing.scheduler.running import Running
+from jupyter_sing.scheduler.running import Running, behind
 from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session
 from jupyter_sing.scheduler.waiting import INTERACTIVE
 
@@ -94,8 +94,9 @@ class Placement:
             return Choice((free,), (), "the device is free")
         if at_home is not None:
             return at_home
+        lag = self._lag(session, home, now)
         victim = self._running.find(
-            session, level, now, lambda v: self._cost(session, level, v, now)
+            session, level, now, lambda v: self._cost(session, level, v, now, lag)
         )
         if victim is None:
             return None if held is None else Later(held)
@@ -149,8 +150,29 @@ class Placement:
             return Choice((device,), (), why)
         return self._at_home(session, level, device, now)
 
-    def _cost(self, session: Session, level: int, victim: Session, now: float) -> float | None:
+    def _lag(self, session: Session, home: DeviceState | None, now: float) -> float:
+        """Seconds that a session has to be behind who executes elsewhere to take that one's place.
+
+        Who takes turns with others at home moves for a share that they miss, not for one turn: if
+        everybody went wherever a turn ends first, all would have as much, and move each time. A
+        cell that has had little is soon far behind, measured by that.
+        """
+        if home is None or not home.healthy:
+            return 0.0
+        holder = home.incoming or next(iter(home.lessees), None)
+        if holder is None or not self._running.is_reachable(session, holder):
+            return 0.0
+        if not holder.may_preempt or holder.tier is not session.tier:
+            return 0.0
+        return min(self._running.settings.move_lag, session.attained_at(now))
+
+    def _cost(
+        self, session: Session, level: int, victim: Session, now: float, lag: float = 0.0
+    ) -> float | None:
         device = victim.devices[0]
+        alike = victim.tier is session.tier and victim.running_level <= max(level, INTERACTIVE)
+        if lag and alike and behind(session, victim, now) < lag:
+            return None
         victims = self._stoppable(session, level, device, now)
         if victims is None:
             return None

@@ -34,14 +34,17 @@ def misses(session: Session, quantum: float, now: float) -> bool:
     return session.account.slack(session.goal) < threshold(session.switch, quantum)
 
 
-def owed_more(one: Session, other: Session, now: float) -> bool:
-    """Whether fairness puts `one` before `other`, where their paths from the root part."""
+def behind(one: Session, other: Session, now: float) -> float:
+    """Seconds of weighted service by which `one` is behind `other`, where their paths part.
+
+    That is from the root. Negative: it is ahead.
+    """
     mine, theirs = one.flow, other.flow
     while mine.parent is not theirs.parent:
         assert mine.parent
         assert theirs.parent
         mine, theirs = mine.parent, theirs.parent
-    return mine.at(now) < theirs.at(now)
+    return theirs.at(now) - mine.at(now)
 
 
 class Running:
@@ -172,7 +175,7 @@ class Running:
                 return theirs and (expired or level < victim.running_level)
         if level != victim.running_level:
             return level < victim.running_level
-        return expired and owed_more(waiting, victim, now)
+        return expired and behind(waiting, victim, now) > 0.0
 
     def within(
         self, waiting: Session, level: int, quota: Quota, devices: int, now: float

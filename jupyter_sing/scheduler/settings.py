@@ -76,9 +76,16 @@ class Settings:
         Seconds of a lease after which a session of a tier gives way to whoever waits.
     host_memory
         Bytes of parked sessions per node; what does not fit goes to disk.
+    run_min
+        Seconds that a lease runs at least, once it has started.
     run_min_switches
         How many times the switch that it cost a lease runs at the lower levels before it can be
         taken away.
+    turn_switches
+        How many times the switch that it cost a turn lasts at least; 0: only `quanta` counts.
+    move_lag
+        Seconds of weighted service that a long cell has to be behind who executes on another
+        device before it takes that one's place there: until then it takes turns at home.
     swap_share
         Share of a device's time that switches may take before quanta there are doubled.
     duty
@@ -103,7 +110,10 @@ class Settings:
     targets: Mapping[Tier, float] = field(default_factory=lambda: dict(TARGETS))
     max_hold: Mapping[Tier, float] = field(default_factory=dict)
     host_memory: int = 1 << 50
+    run_min: float = 1.0
     run_min_switches: float = 15.0
+    turn_switches: float = 0.0
+    move_lag: float = 0.0
     swap_share: float = 0.05
     duty: float = 0.05
     burst: float = 120.0

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.feedback import RUN_MIN
 from jupyter_sing.scheduler.guarantees.configuration import Configuration
 from jupyter_sing.scheduler.guarantees.leases import Leases
 from jupyter_sing.scheduler.settings import Device, Settings, Tier
@@ -22,7 +21,7 @@ GB = 10**9
 MEMORY = 16 * GB
 DELAY = 0.05
 # Others stop, their memory leaves, one's own is loaded; for longer than that nobody waits.
-GRACE = RUN_MIN + 2 * DELAY + 2 * MEMORY / 20e9
+GRACE = Settings().run_min + 2 * DELAY + 2 * MEMORY / 20e9
 
 
 @dataclass(frozen=True)

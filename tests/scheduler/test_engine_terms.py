@@ -85,10 +85,10 @@ class TestPremium:
             (Tier.PREMIUM, Tier.BASIC),
         ],
     )
-    def test_between_all_others_a_second_is_left(self, first: Tier, second: Tier) -> None:
+    def test_between_all_others_the_minimum_run_is_left(self, first: Tier, second: Tier) -> None:
         engine, now = self.begun(first)
         assert self.comes(engine, second, now) == ["Queued"]
-        assert self.begun(first)[0].next_tick() == pytest.approx(1.005)
+        assert self.begun(first)[0].next_tick() == pytest.approx(0.005 + LIVE.run_min)
 
     def test_the_switch_that_a_basic_lease_has_cost_protects_it(self) -> None:
         host = machine(1)
@@ -109,11 +109,11 @@ class TestPremium:
         host.run_until(300.0)
         assert host.served("basic") == pytest.approx(5.0)
 
-    def test_who_has_waited_for_long_keeps_the_second(self) -> None:
+    def test_who_has_waited_for_long_keeps_the_minimum_run(self) -> None:
         host = machine(1, LIVE)
         begin(host, "rigid", 60.0, may_preempt=False)
         begin(host, "basic", 100.0, memory=0, tier=Tier.BASIC)
-        host.run_until(60.5)
+        host.run_until(60.3)
         assert host.executing("node0/gpu0") == ["basic"]
         begin(host, "premium", 1.0, tier=Tier.PREMIUM)
         host.run_until(70.0)
@@ -121,7 +121,7 @@ class TestPremium:
         begun = next(
             at for at, e in host.log if isinstance(e, events.Started) and e.session == "basic"
         )
-        assert at == pytest.approx(begun + 1.0)
+        assert at == pytest.approx(begun + LIVE.run_min)
 
     def test_a_second_premium_session_goes_before_a_basic_one_as_well(self) -> None:
         host = machine(1, LIVE)
