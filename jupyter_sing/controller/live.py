@@ -227,21 +227,25 @@ class Controller:
         self._tell(events.WorkerDied(self._clock(), session))
         self._tell(events.CellSubmitted(self._clock(), session))
 
-    def moved(self, session: str, device: str) -> None:
+    def moved(self, session: str, device: str, *, resident: bool) -> None:
         """See `Arbiter`."""
-        self._tell(events.Moved(self._clock(), session, device))
+        self._tell(events.Moved(self._clock(), session, device, resident))
 
     def evicted(self, session: str, device: str) -> None:
         """See `Arbiter`."""
         self._note_end(session, resident=False)
         self._tell(events.Evicted(self._clock(), session, device))
 
-    def failed(self, session: str, device: str, decision: str, token: int, why: str) -> None:
+    def refused(self, session: str, token: int, why: str) -> None:
         """See `Arbiter`."""
-        log.warning("Session %s: %s: %s", session, decision, why)
-        if decision in ("grant", "preempt"):
-            self._note_end(session)
-        self._tell(events.Failed(self._clock(), session, device, decision, token, why))
+        log.warning("Session %s could not use its turn: %s", session, why)
+        self._note_end(session)
+        self._tell(events.Refused(self._clock(), session, token, why))
+
+    def stayed(self, session: str, device: str, why: str) -> None:
+        """See `Arbiter`."""
+        log.warning("Session %s could not leave %s: %s", session, device, why)
+        self._tell(events.Stayed(self._clock(), session, device, why))
 
     def measured(
         self,
@@ -391,10 +395,10 @@ class Controller:
                 self._hands.preempt(session, token, within)
             case Evict(session, device, to):
                 why = f"Its memory goes from {device} to {to}: {why}."
-                self._hands.evict(session, why.rstrip("."))
+                self._hands.evict(session, device, why.rstrip("."))
             case Migrate(session, source, target):
                 why = f"It moves from {source} to {target}: {why}."
-                self._hands.migrate(session, target)
+                self._hands.migrate(session, source, target)
             case Queued(session):
                 outlook = self._outlooks.of(session)
                 if outlook is None:

@@ -11,7 +11,7 @@ from jupyter_sing.scheduler.agenda import Agenda
 from jupyter_sing.scheduler.explaining import Explaining
 from jupyter_sing.scheduler.fairness import Ledger
 from jupyter_sing.scheduler.feedback import level_of, run_min
-from jupyter_sing.scheduler.leases import FAILURE_PAUSE, Leases
+from jupyter_sing.scheduler.leases import Leases
 from jupyter_sing.scheduler.packing import Packing
 from jupyter_sing.scheduler.serving import Serving
 from jupyter_sing.scheduler.settings import Settings, Tier
@@ -97,8 +97,11 @@ class Cells:
             self.violations += 1
         self._ledger.deactivate(session.flow, now)
 
-    def stop(self, session: Session, now: float) -> None:
-        """End whatever a session holds or waits for. Its phase is the caller's to set."""
+    def stop(self, session: Session, now: float, *, turned_back: bool = False) -> None:
+        """End whatever a session holds or waits for. Its phase is the caller's to set.
+
+        `turned_back`: its memory has not come to the devices of its lease.
+        """
         self._serving.withdraw(session)
         self._running.remove(session)
         self._packing.withdraw(session)
@@ -112,7 +115,8 @@ class Cells:
             session.clean_at = now + max(
                 (device.transfer(session.memory) for device in session.devices), default=0.0
             )
-            self._leases.started(session)
+            if not turned_back:
+                self._leases.arrived(session)
         if session.phase in HOLDING or session.phase is Phase.RESERVED:
             self._leases.end(session, now)
         if pack is not None:
@@ -125,10 +129,10 @@ class Cells:
         if seconds > 0.0 and session.flow.parent:
             self._ledger.burst(session.flow.parent, seconds * session.gpus, now)
 
-    def lose(self, session: Session, now: float) -> None:
+    def lose(self, session: Session, now: float, *, turned_back: bool = False) -> None:
         """Let a session wait that held a lease or a reservation."""
         if session.phase in HOLDING or session.phase is Phase.RESERVED:
-            self.stop(session, now)
+            self.stop(session, now, turned_back=turned_back)
             self.wait_again(session, now)
 
     # Answers.
@@ -144,7 +148,7 @@ class Cells:
         if session is None or session.phase is Phase.RUNNING:
             return
         now = event.at
-        self._leases.started(session)
+        self._arrived(session, resident=True)
         if session.phase is Phase.STOPPING:  # it is to stop already
             session.attained, session.run_since = session.attained_at(now), now
             return
@@ -185,25 +189,33 @@ class Cells:
         if session is None or device is None:
             return
         if session.phase in HOLDING:
-            if device in session.devices:
-                return  # the move that its lease has asked for
+            if device in session.devices:  # the move that its lease has asked for
+                self._arrived(session, resident=event.resident)
+                return
             self.lose(session, event.at)
-        self._leases.moved(session, device, event.at)
+        self._leases.moved(session, device, event.at, resident=event.resident)
 
-    def failed(self, event: events.Failed) -> None:
-        now = event.at
-        if event.decision in ("grant", "preempt"):
-            session = self._current(event.session, event.token)
-            if session is not None:
-                session.not_before = now + FAILURE_PAUSE
-                self.lose(session, now)
-                self._agenda.look_again(session.not_before)
-        else:
-            session = self._sessions.get(event.session)
-            device = self._leases.devices.get(event.device)
-            if session is not None and device is not None and session.moving:
-                self._leases.stayed(session, device, now)
-                self._agenda.look_again(session.stays_until)
+    def _arrived(self, session: Session, *, resident: bool) -> None:
+        self._leases.arrived(session, resident=resident)
+        if resident:
+            self._leases.refusals.forget(session)
+        if session.pinned_on is not None:
+            (session.pinned_on,) = session.devices
+
+    def refused(self, event: events.Refused) -> None:
+        session, now = self._current(event.session, event.token), event.at
+        if session is not None:
+            for device in session.devices:
+                self._agenda.look_again(self._leases.refusals.note(session, device, now))
+            self._leases.turn_back(session, now)
+            self.lose(session, now, turned_back=True)
+
+    def stayed(self, event: events.Stayed) -> None:
+        session = self._sessions.get(event.session)
+        device = self._leases.devices.get(event.device)
+        if session is not None and device is not None and device in session.moving:
+            self._leases.stayed(session, device, event.at)
+            self._agenda.look_again(session.stays_until)
 
     def worker_died(self, event: events.WorkerDied) -> None:
         session = self._sessions.get(event.session)

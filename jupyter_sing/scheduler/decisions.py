@@ -17,9 +17,9 @@ from jupyter_sing.scheduler.events import DeviceId, SessionId
 class Grant:
     """Load the session on these devices, if it is not there, and open its gate.
 
-    Answered by `Started`. The room for its memory is free already. If it is resident elsewhere, it
-    moves: its memory there is free once it has started here. `quantum` is how long it will run
-    before others of its kind get their turn; the engine says `Preempt` itself.
+    Answered by `Started` or `Refused`. The room for its memory is free already. If it is resident
+    elsewhere, it moves: its memory there is free once it has started here. `quantum` is how long it
+    will run before others of its kind get their turn; the engine says `Preempt` itself.
     """
 
     session: SessionId
@@ -31,7 +31,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Close the gate between two operators. Answered by `Released`, or by `CellFinished`.
+    """Close the gate between two operators. Answered by `Released`, `CellFinished` or `Refused`.
 
     If the memory nadir of a step comes within `at_nadir_within` seconds, close it there: less has
     to be moved then.
@@ -45,7 +45,10 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Take the memory of a session that holds no lease off the device. Answered by `Evicted`."""
+    """Take the memory of a session that holds no lease off the device.
+
+    Answered by `Evicted` or `Stayed`.
+    """
 
     session: SessionId
     device: DeviceId
@@ -55,7 +58,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Move the memory of a session that holds no lease. Answered by `Moved`."""
+    """Move the memory of a session that holds no lease. Answered by `Moved` or `Stayed`."""
 
     session: SessionId
     source: DeviceId

@@ -25,7 +25,7 @@ from jupyter_sing.scheduler.state import Phase, Session
 from jupyter_sing.scheduler.statistics import Statistics
 from jupyter_sing.scheduler.tiers import Admission, admit
 
-ANNOUNCED = (events.CellSubmitted, events.Released, events.WorkerDied, events.Failed)
+ANNOUNCED = (events.CellSubmitted, events.Released, events.WorkerDied, events.Refused)
 """After these a session may have to wait, which people are told."""
 
 
@@ -108,7 +108,8 @@ class Engine:
             events.Released: self._cells.released,
             events.Evicted: self._cells.evicted,
             events.Moved: self._cells.moved,
-            events.Failed: self._cells.failed,
+            events.Refused: self._cells.refused,
+            events.Stayed: self._cells.stayed,
             events.WorkerDied: self._cells.worker_died,
             events.DeviceFailed: self._cells.device_failed,
             events.DeviceHealed: self._cells.device_healed,
@@ -286,12 +287,15 @@ class Engine:
 
     def _pin(self, session: Session, pinned: bool, device: str | None) -> None:
         """Keep a session on the device that it holds or is on, or no more."""
+        if session.pinned and not pinned:
+            for home in session.homes:
+                self._leases.refusals.relent(home)
         session.pinned = pinned
         if not pinned or session.gpus > 1:
             session.pinned_on = None
         elif session.pinned_on is None:
             here = [*session.devices, *session.homes][:1]
-            session.pinned_on = here[0] if here else self._leases.devices.get(device or "")
+            session.pinned_on = self._leases.devices.get(device or "", here[0] if here else None)
 
     def _admit(self, session: Session) -> Admission:
         healthy = sum(device.healthy for device in self._leases.devices.values())
@@ -307,6 +311,7 @@ class Engine:
         if session.phase is not Phase.IDLE:
             self._cells.rest(session, event.at)
         self._leases.forget(session, event.at)
+        self._leases.refusals.forget(session)
         self._packing.forget(session)
         self._serving.placement.shapes[session.gpus] -= 1
         self._count_promise(session, -1)

@@ -134,28 +134,37 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Answer to `Migrate`: it is resident on `device`, and nowhere else. Unasked, it also ends a
-    lease of another device.
+    """Answer to `Migrate`: it belongs to `device`, and its memory is nowhere else: there, if it is
+    `resident`. Unasked, it also ends a lease of another device.
     """
 
     at: float
     session: SessionId
     device: DeviceId
+    resident: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """A decision could not be carried out; `decision` is the name of its class, in small letters.
+class Refused:
+    """Nothing came of a `Grant`: its lease is over, and the memory of the session is where it was
+    before. Also an answer to a `Preempt` that has overtaken the grant.
+    """
 
-    A failed grant or preemption ends the lease of `token`. A failed eviction or migration leaves
-    the session where it was.
+    at: float
+    session: SessionId
+    token: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stayed:
+    """Nothing came of an `Evict` or `Migrate`: the session is still on `device`, which it was to
+    leave.
     """
 
     at: float
     session: SessionId
     device: DeviceId
-    decision: str
-    token: int
     why: str
 
 
@@ -247,7 +256,8 @@ Event: TypeAlias = (
     | Released
     | Evicted
     | Moved
-    | Failed
+    | Refused
+    | Stayed
     | WorkerDied
     | DeviceFailed
     | DeviceHealed

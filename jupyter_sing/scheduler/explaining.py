@@ -93,7 +93,7 @@ class Explaining:
                 limited.setdefault(limit.flow, []).append((key, session, limit))
         expected = self._look(free, self._leases.devices.values(), now)
         for _, session in free:
-            held_up = session.moving or now < session.not_before
+            held_up = session.moving or self._leases.tried_again(session, now) > now
             where = "" if held_up else _where(expected[session].devices)
             place, seconds = line.place(session.only), expected[session].seconds
             found[session.id] = Outlook(place, seconds, self._usual(session, now), where)
@@ -155,7 +155,7 @@ class Explaining:
     def _usual(self, session: Session, now: float) -> str:
         if session.moving:
             return "its memory is on the way to another place"
-        if now < session.not_before:
+        if self._leases.tried_again(session, now) > now:
             return "what was tried last has failed, and is tried again soon"
         count = len(self._waiting)
         devices = len(self._leases.devices)

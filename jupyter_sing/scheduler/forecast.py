@@ -77,6 +77,7 @@ class Forecast:
         now: float,
     ) -> None:
         self._agenda = agenda
+        self._leases = leases
         self._nodes = leases.nodes
         self._typical = typical
         self._now = now
@@ -96,7 +97,8 @@ class Forecast:
         queue: list[_Entry] = []
         for number, (key, session) in enumerate(order):
             leaving = (device.transfer(session.memory) for device in session.moving)
-            since = max(self._now + max(leaving, default=0.0), session.not_before)
+            tried_again = self._leases.tried_again(session, self._now)
+            since = max(self._now + max(leaving, default=0.0), tried_again)
             began, boost = session.waiting_since, session.boost
             wish = self._wish(session, session.attained, began, boost, session.urgent)
             queue.append((key, number, wish, since))

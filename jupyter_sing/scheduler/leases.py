@@ -28,6 +28,7 @@ from jupyter_sing.scheduler.fairness import Ledger
 from jupyter_sing.scheduler.guarantees.errors import RequestError
 from jupyter_sing.scheduler.limits import Limiter
 from jupyter_sing.scheduler.memory import NO_VICTIMS, HostMemory, room
+from jupyter_sing.scheduler.refusals import Refusals
 from jupyter_sing.scheduler.settings import Device, Settings
 from jupyter_sing.scheduler.state import HOLDING, DeviceState, FreeDevices, Phase, Session
 from jupyter_sing.scheduler.waiting import INTERACTIVE
@@ -89,6 +90,7 @@ class Leases:
             self.nodes.setdefault(device.node, []).append(device)
             self.free.update(device)
         self.host = HostMemory(settings.host_memory)
+        self.refusals = Refusals()
         self.out: list[Decision] = []
         self.sessions: dict[str, Session] = {}
         self.switches = 0
@@ -124,6 +126,11 @@ class Leases:
             first, _ = next(iter(reservation.leaving))
             return seconds, f"the memory of {first.id} makes room first"
         return seconds, "its devices are being prepared"
+
+    def tried_again(self, session: Session, now: float) -> float:
+        """When a session may be granted a device: later than now if all have been refused it."""
+        usable = self.devices.values() if session.only is None else [session.only]
+        return self.refusals.until(session, (d for d in usable if d.healthy), now)
 
     def reserved(self, session: Session) -> tuple[DeviceState, ...]:
         """Return the devices of a session with a reservation."""
@@ -165,6 +172,7 @@ class Leases:
             return False
         devices = tuple(self.devices[name] for name in answer.devices)
         elsewhere = session.only is not None and devices != (session.only,)
+        elsewhere = elsewhere or any(self.refusals.holds(session, d, now) for d in devices)
         if elsewhere or any(d.incoming not in (None, session) or not d.healthy for d in devices):
             self._undo(session, answer)
             return False
@@ -293,7 +301,7 @@ class Leases:
         if may_move and len(victim.homes) == 1:
             for other in self.free.roomiest(1):
                 if room(victim, other, now) == NO_VICTIMS:
-                    victim.moving[device] = None
+                    victim.moving[device] = other
                     other.put(victim, size)
                     self.free.update(other)
                     victim.migrated_at = now
@@ -331,6 +339,7 @@ class Leases:
             self.switches += 1
         for quota in session.quotas:
             quota.expect(session, 0)
+        session.arriving = tuple(d for d in reservation.devices if session not in d.residents)
         for device in reservation.devices:
             device.budget.spend(session.switch, now)
             device.incoming = None
@@ -355,13 +364,26 @@ class Leases:
 
     # Giving devices back.
 
-    def started(self, session: Session) -> None:
-        """Note that a lease executes: it has left its former devices."""
+    def arrived(self, session: Session, *, resident: bool = True) -> None:
+        """Note that a session has left its former devices for those of its lease.
+
+        If it is not `resident`, its memory is yet to come.
+        """
         for home in session.homes:
             if home not in session.devices:
                 home.drop(session)
                 self.free.update(home)
         session.homes = list(session.devices)
+        if resident:
+            session.arriving = ()
+
+    def turn_back(self, session: Session, now: float) -> None:
+        """Note that the memory of a session does not come to the devices of its lease."""
+        for device in session.arriving:
+            device.drop(session)
+            session.homes.remove(device)
+            self.free.update(device)
+        session.arriving = ()
 
     def end(self, session: Session, now: float) -> None:
         """End the lease of a session, or its reservation, and let those go on who waited for it."""
@@ -382,7 +404,7 @@ class Leases:
             for other in device.lessees:
                 self._leave_alone(other, session, device, why, now)
         session.rides = False
-        session.devices = ()
+        session.devices = session.arriving = ()
         session.right = ""
         for waiting in [s for s, r in self._reservations.items() if session in r.victims]:
             self._freed(waiting, session, now)
@@ -470,41 +492,50 @@ class Leases:
         if device in session.homes:
             session.homes.remove(device)
         self.free.update(device)
-        self._gone(session, device, now)
+        self.refusals.relent(device)
+        self._settle(session, now)
 
-    def moved(self, session: Session, target: DeviceState, now: float) -> None:
-        """Note the end of a migration."""
+    def moved(self, session: Session, target: DeviceState, now: float, *, resident: bool) -> None:
+        """Note that a session belongs to a device from now on, and is `resident` there or not."""
         session.moving.clear()
+        if resident:
+            self.host.leave(session)
         if session.bound is not None:
             session.bound = target
         if session.pinned_on is not None:
             session.pinned_on = target
-        for home in list(session.homes):
-            if home is not target:
-                home.drop(session)
-                session.homes.remove(home)
-                self.free.update(home)
-                self._gone(session, home, now)
-        if target not in session.homes:
+        before = list(session.homes)
+        for device in self.devices.values():
+            if device is not target or not resident:
+                device.drop(session)
+        session.homes = [target] if resident else []
+        if resident:
             target.put(session, session.memory)
-            self.free.update(target)
-            session.homes.append(target)
+        for device in dict.fromkeys([*before, target]):
+            self.free.update(device)
+            if device is not target:
+                self.refusals.relent(device)
+        self._settle(session, now)
 
     def stayed(self, session: Session, device: DeviceState, now: float) -> None:
         """Note that an eviction or migration has failed: who wanted the room waits again."""
-        session.moving.pop(device, None)
+        target = session.moving.pop(device)
         session.stays_until = now + FAILURE_PAUSE
         self.host.leave(session)
-        for other in self.devices.values():
-            if other not in session.homes and session in other.residents:
-                other.drop(session)
-                self.free.update(other)
-        for waiting in [s for s, r in self._reservations.items() if (session, device) in r.leaving]:
-            self.give_up(waiting, now)
+        if target is not None and target not in session.homes:
+            target.drop(session)
+            self.free.update(target)
+        self._settle(session, now)
 
-    def _gone(self, session: Session, device: DeviceState, now: float) -> None:
+    def _settle(self, session: Session, now: float) -> None:
+        """Let those go on for whom a session has left a device; if it stays, they wait again."""
         for waiting, reservation in list(self._reservations.items()):
-            if (session, device) in reservation.leaving:
+            for device in [d for leaving, d in reservation.leaving if leaving is session]:
+                if waiting not in self._reservations or device in session.moving:
+                    continue
+                if session in device.residents:
+                    self.give_up(waiting, now)
+                    continue
                 del reservation.leaving[session, device]
                 self._grant_if_ready(waiting, now)
 
@@ -517,12 +548,15 @@ class Leases:
             if session in device.residents:
                 device.drop(session)
                 self.free.update(device)
-                self._gone(session, device, now)
+                self.refusals.relent(device)
+        self._settle(session, now)
 
     def resize(self, session: Session, memory: int) -> None:
         """Note how many bytes per device a session holds."""
-        session.memory = memory
+        less, session.memory = memory < session.memory, memory
         for device in session.homes:
+            if less:
+                self.refusals.relent(device)
             if session in device.residents:
                 device.put(session, memory)
                 self.free.update(device)

@@ -72,7 +72,7 @@ class Packing:
         hosts = sorted(islice(self._hosts, LOOKS), key=lambda s: (s.utilisation, s.number))
         guests = sorted(islice(self._guests, LOOKS), key=lambda s: (s.utilisation, s.number))
         for guest in guests:
-            if guest.moving or now < guest.not_before or not self._may_come(guest, now):
+            if guest.moving or not self._may_come(guest, now):
                 continue
             for host in hosts:
                 if self._suits(host, guest, now):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from jupyter_sing.scheduler.memory import room
 from jupyter_sing.scheduler.quotas import Quota
+from jupyter_sing.scheduler.refusals import Refusals
 from jupyter_sing.scheduler.running import Running, behind
 from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session
 from jupyter_sing.scheduler.waiting import INTERACTIVE
@@ -64,11 +65,16 @@ class Placement:
     """Chooses devices; changes nothing."""
 
     def __init__(
-        self, nodes: Mapping[str, list[DeviceState]], free: FreeDevices, running: Running
+        self,
+        nodes: Mapping[str, list[DeviceState]],
+        free: FreeDevices,
+        running: Running,
+        refusals: Refusals,
     ) -> None:
         self._nodes = nodes
         self._free = free
         self._running = running
+        self._refusals = refusals
         self.shapes: dict[int, int] = {}
         self.cramped = False  # the last choice failed for want of memory, not of devices
 
@@ -80,7 +86,7 @@ class Placement:
         if session.only is not None:
             return self._bound(session, level, session.only, now)
         home = session.homes[0] if session.homes else None
-        if home is not None and home.is_free and room(session, home, now) is not None:
+        if home is not None and self._is_free(session, home, now):
             return Choice((home,), (), "its memory is there")
         at_home = self._at_home(session, level, home, now)
         if at_home is not None and level <= 1:
@@ -128,6 +134,8 @@ class Placement:
         else:
             candidates = [*session.homes[:1], *freed, *self._free.roomiest(1)]
         for device in candidates:
+            if self._refusals.holds(session, device, now):
+                continue
             if device in freed or device.is_free:
                 victims = gone
             else:
@@ -144,7 +152,7 @@ class Placement:
     ) -> Choice | None:
         """Find the only device that will do; that it is taken says nothing about others."""
         self.cramped = True
-        if device.is_free and room(session, device, now) is not None:
+        if self._is_free(session, device, now):
             pinned = device is session.pinned_on
             why = "it is pinned to it" if pinned else "it is the device that was asked for"
             return Choice((device,), (), why)
@@ -157,7 +165,7 @@ class Placement:
         everybody went wherever a turn ends first, all would have as much, and move each time. A
         cell that has had little is soon far behind, measured by that.
         """
-        if home is None or not home.healthy:
+        if home is None or not home.healthy or self._refusals.holds(session, home, now):
             return 0.0
         holder = home.incoming or next(iter(home.lessees), None)
         if holder is None or not self._running.is_reachable(session, holder):
@@ -165,6 +173,14 @@ class Placement:
         if not holder.may_preempt or holder.tier is not session.tier:
             return 0.0
         return min(self._running.settings.move_lag, session.attained_at(now))
+
+    def _is_free(self, session: Session, device: DeviceState, now: float) -> bool:
+        """Whether nobody has to stop for a session on a device, which has room or can make it."""
+        return (
+            device.is_free
+            and not self._refusals.holds(session, device, now)
+            and room(session, device, now) is not None
+        )
 
     def _cost(
         self, session: Session, level: int, victim: Session, now: float, lag: float = 0.0
@@ -187,6 +203,9 @@ class Placement:
     ) -> tuple[Session, ...] | None:
         """Everybody who executes on a device, if the session goes before all of them."""
         if not device.lessees or device.incoming is not None or not device.healthy:
+            return None
+        if self._refusals.holds(session, device, now):
+            self.cramped = True
             return None
         for victim in device.lessees:
             if not self._running.may_preempt(session, level, victim, now):
@@ -214,6 +233,8 @@ class Placement:
         if home is None or not home.healthy or home.incoming is not None or not home.lessees:
             return None
         holder = home.lessees[0]
+        if self._refusals.holds(session, home, now):
+            return None
         if holder.phase is not Phase.RUNNING or not self._running.is_reachable(session, holder):
             return None
         protected = max(0.0, holder.protected_until - now)
@@ -236,7 +257,8 @@ class Placement:
         best: tuple[float, float, int, int] | None = None
         chosen: DeviceState | None = None
         for device in self._free.roomiest(CANDIDATES):
-            made = room(session, device, now)
+            held_back = self._refusals.holds(session, device, now)
+            made = None if held_back else room(session, device, now)
             if made is None:
                 self.cramped = True
                 continue
@@ -316,6 +338,9 @@ class Placement:
         now: float,
         gone: tuple[Session, ...],
     ) -> tuple[int, float] | None:
+        if self._refusals.holds(session, device, now):
+            self.cramped = True
+            return None
         freed = device.incoming is None and device.healthy
         if freed and all(lessee in gone for lessee in device.lessees):
             made = room(session, device, now, leaving=gone)

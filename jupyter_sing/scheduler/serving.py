@@ -47,7 +47,7 @@ class Serving:
         self._waiting, self._running = agenda.waiting, agenda.running
         self._limiter = agenda.limiter
         self._packing = packing
-        self.placement = Placement(leases.nodes, leases.free, agenda.running)
+        self.placement = Placement(leases.nodes, leases.free, agenda.running, leases.refusals)
         self.promised = promised
         self.widest = leases.widest()
         self.yielded: dict[Session, None] = {}
@@ -136,7 +136,7 @@ class Serving:
         if session in self.yielded:
             self._agenda.look_again(now + YIELD_PAUSE)
             return False
-        return not session.moving and now >= session.not_before
+        return not session.moving
 
     def _put_aside(self, session: Session, now: float) -> None:
         """Let a session wait for room within its limits."""

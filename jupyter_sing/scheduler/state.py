@@ -63,10 +63,11 @@ class Session:
         It waits for room within this limit of memory.
     pinned_on
         Device that it was pinned to: it is granted there only, until it is unpinned.
-    not_before
-        It is not considered until then: a decision about it has failed.
+    arriving
+        Devices of its lease where its memory was not when that was granted, and is not yet.
     moving
-        Devices that its memory is leaving: nothing else is done with it until that is answered.
+        Devices that its memory is leaving, and where it goes (None: off all devices): nothing else
+        is done with it until that is answered.
     stays_until
         Its memory could not be taken away, which is not tried again until then.
     rate_alone
@@ -85,6 +86,7 @@ class Session:
         "account",
         "aged",
         "arrival",
+        "arriving",
         "attained",
         "boost",
         "bound",
@@ -106,7 +108,6 @@ class Session:
         "migrated_at",
         "moving",
         "nadir",
-        "not_before",
         "number",
         "phase",
         "pinned",
@@ -152,6 +153,7 @@ class Session:
         self.phase = Phase.IDLE
         self.attained = 0.0
         self.aged = False
+        self.arriving: tuple[DeviceState, ...] = ()
         self.arrival = number
         self.boost = 0
         self.bound: DeviceState | None = None
@@ -164,9 +166,8 @@ class Session:
         self.homes: list[DeviceState] = []
         self.measured_at = event.at
         self.migrated_at = float("-inf")
-        self.moving: dict[DeviceState, None] = {}
+        self.moving: dict[DeviceState, DeviceState | None] = {}
         self.nadir: float | None = None
-        self.not_before = float("-inf")
         self.pinned_on: DeviceState | None = None
         self.protected_until = 0.0
         self.quantum_end = 0.0

@@ -95,22 +95,28 @@ class Outlook:
 
 
 class Hands(Protocol):
-    """What an arbiter has done. A session or token that is gone by now is no error."""
+    """What an arbiter has done. A session or token that is gone by now is no error.
+
+    Each of the first four is always answered, by one of the calls of `Arbiter` that it names, or by
+    `lost` or `closed`. A preemption that overtakes a grant is answered by `refused`.
+    """
 
     def grant(self, session: str, device: str, token: int) -> None:
-        """Bring a session onto a device, if it is not there, and let it execute: `started`."""
+        """Bring a session onto a device, if it is not there, and let it execute: `started`, or
+        `refused`.
+        """
 
     def preempt(self, session: str, token: int, within: float = 0.0) -> None:
-        """Let a session execute no more, from the next operator on: `released`.
+        """Let a session execute no more, from the next operator on: `released`, or `done`.
 
         If its memory is least within so many seconds, it stops there instead.
         """
 
-    def evict(self, session: str, reason: str) -> None:
-        """Take a session without a lease off its device: `evicted`, or `failed`."""
+    def evict(self, session: str, device: str, reason: str) -> None:
+        """Take a session without a lease off a device: `evicted`, or `stayed`."""
 
-    def migrate(self, session: str, device: str) -> None:
-        """Move a session without a lease: `moved`, or `failed`."""
+    def migrate(self, session: str, source: str, target: str) -> None:
+        """Move a session without a lease from one device to another: `moved`, or `stayed`."""
 
     def explain(self, session: str, reason: str) -> None:
         """Say why a session waits, in a sentence for people."""
@@ -160,16 +166,21 @@ class Arbiter(Protocol):
         was decided here.
         """
 
-    def moved(self, session: str, device: str) -> None:
+    def moved(self, session: str, device: str, *, resident: bool) -> None:
         """It belongs to a device from now on: a lease of another one is over, and it wants one
-        here if it had, or waited for, one there.
+        here if it had, or waited for, one there. `resident`: whether its memory is there.
         """
 
     def evicted(self, session: str, device: str) -> None:
         """It is off its device."""
 
-    def failed(self, session: str, device: str, decision: str, token: int, why: str) -> None:
-        """What was decided (``grant``, ``evict``, ``migrate``) could not be done."""
+    def refused(self, session: str, token: int, why: str) -> None:
+        """Nothing came of a lease, which is over. It wants another one, and its memory is where it
+        was before.
+        """
+
+    def stayed(self, session: str, device: str, why: str) -> None:
+        """It was to leave a device, for another one or none, and is there still."""
 
     def measured(
         self,
@@ -289,13 +300,16 @@ class Everybody:
     def lost(self, session: str, why: str = "") -> None:
         self._grant(session)
 
-    def moved(self, session: str, device: str) -> None:
+    def moved(self, session: str, device: str, *, resident: bool) -> None:
         self._devices[session] = device
 
     def evicted(self, session: str, device: str) -> None:
         pass
 
-    def failed(self, session: str, device: str, decision: str, token: int, why: str) -> None:
+    def refused(self, session: str, token: int, why: str) -> None:
+        pass
+
+    def stayed(self, session: str, device: str, why: str) -> None:
         pass
 
     def measured(

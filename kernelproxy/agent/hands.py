@@ -1,15 +1,22 @@
-"""What the agent does for its arbiter."""
+"""What the agent does for its arbiter.
+
+Note [Answers]: the arbiter waits for the answer to what it has decided, and keeps devices for it
+meanwhile. So everything that is begun here ends with one: what was done says so itself, and what
+was not, for whatever reason, is said to be `refused` (a grant), or to have `stayed` (an eviction or
+a migration). A session that is closed has no answers left to give.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING
 
 from kernelproxy.agent.arbiter import Allowance, Arbiter
 from kernelproxy.agent.room import Room
-from kernelproxy.errors import SingError
+from kernelproxy.errors import ControlError, SingError
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -45,15 +52,26 @@ class AgentHands:
         found.turn.bring(away=not here or found.device_state.worker is None)
         if here:
             found.turn.grant(token)
-        else:
-            self._begin(self._move(found, device, token))
-
-    async def _move(self, session: Session, device: str, token: int) -> None:
-        try:
-            await session.verbs.migrate(self._rooms[device])
-        except SingError as error:
-            self._arbiter.failed(session.id, device, "grant", token, str(error))
             return
+
+        def refuse(why: str) -> None:
+            found.turn.withdraw(token)
+            self._arbiter.refused(session, token, why)
+            found.look()  # there may be nothing to wait for any more
+
+        found.turn.promise(token, device)
+        self._begin(self._bring(found, device, token), refuse)
+
+    async def _bring(self, session: Session, device: str, token: int) -> None:
+        def check() -> None:
+            if not session.turn.is_promised(token):
+                raise ControlError("Its turn was over before it was there.")
+            if session.wanted.pinned:
+                raise ControlError("It is pinned.")
+
+        await session.verbs.migrate(self._rooms[device], check)
+        if not session.turn.is_promised(token):
+            raise ControlError("Its turn was over when it was there.")
         session.turn.grant(token)
 
     def preempt(self, session: str, token: int, within: float = 0.0) -> None:
@@ -61,34 +79,30 @@ class AgentHands:
         if found := self._sessions.get(session):
             found.turn.preempt(token, within)
 
-    def evict(self, session: str, reason: str) -> None:
+    def evict(self, session: str, device: str, reason: str) -> None:
         """See `Hands`."""
         if found := self._sessions.get(session):
-            self._begin(self._evict(found, reason))
+            stay = functools.partial(self._arbiter.stayed, session, device)
+            self._begin(self._evict(found, device, reason), stay)
 
-    async def _evict(self, session: Session, reason: str) -> None:
-        device = session.room.device.id
-        try:
-            if await session.evict(reason):
-                return  # it has said so itself
-            why = "It is pinned." if session.wanted.pinned else "It works."
-        except SingError as error:
-            why = str(error)
-        self._arbiter.failed(session.id, device, "evict", 0, why)
+    async def _evict(self, session: Session, device: str, reason: str) -> None:
+        if not await session.evict(device, reason):  # otherwise it has said so itself
+            raise ControlError("It is pinned." if session.wanted.pinned else "It is in use.")
 
-    def migrate(self, session: str, device: str) -> None:
+    def migrate(self, session: str, source: str, target: str) -> None:
         """See `Hands`."""
         if found := self._sessions.get(session):
-            self._begin(self._migrate(found, device))
+            stay = functools.partial(self._arbiter.stayed, session, source)
+            self._begin(self._migrate(found, source, target), stay)
 
-    async def _migrate(self, session: Session, device: str) -> None:
-        if session.wanted.pinned:
-            self._arbiter.failed(session.id, device, "migrate", 0, "It is pinned.")
-            return
-        try:
-            await session.verbs.migrate(self._rooms[device])
-        except SingError as error:
-            self._arbiter.failed(session.id, device, "migrate", 0, str(error))
+    async def _migrate(self, session: Session, source: str, target: str) -> None:
+        def check() -> None:
+            if session.wanted.pinned:
+                raise ControlError("It is pinned.")
+            if session.room.device.id != source:
+                raise ControlError(f"It is on {session.room.device.id}.")
+
+        await session.verbs.migrate(self._rooms[target], check)
 
     def explain(self, session: str, reason: str) -> None:
         """See `Hands`."""
@@ -102,16 +116,22 @@ class AgentHands:
         if found := self._sessions.get(session):
             found.allow(allowance)
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+    def _begin(self, work: Coroutine[None, None, None], answer: Callable[[str], object]) -> None:
+        """Do something, and answer why not if it cannot be done: Note [Answers]."""
+        task = asyncio.create_task(self._carry_out(work, answer))
         self._tasks.add(task)
-        task.add_done_callback(self._end)
+        task.add_done_callback(self._tasks.discard)
 
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.error("What was decided could not be done", exc_info=error)
+    async def _carry_out(
+        self, work: Coroutine[None, None, None], answer: Callable[[str], object]
+    ) -> None:
+        try:
+            await work
+        except SingError as error:
+            answer(str(error))
+        except Exception as error:
+            log.exception("What was decided could not be done")
+            answer(f"Something is wrong with jupyter_sing itself: {error}")
 
     async def close(self) -> None:
         """End what is under way."""

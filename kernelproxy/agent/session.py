@@ -381,6 +381,7 @@ class Session:
         self.upkeep.cancel()
         self.become(State.SUSPENDED, reason)
         state.announce(Presence.ABSENT)
+        self.turn.suspended()
         self.arbiter.evicted(self.id, self.room.device.id)
         self.room.release(self)
         self.host.changed()
@@ -424,10 +425,12 @@ class Session:
         self.room.ledger.hold(self.id, after)
         return before - after
 
-    async def evict(self, reason: str) -> bool:
-        """Suspend it, if it does not execute; return whether it is off its device."""
+    async def evict(self, device: str, reason: str) -> bool:
+        """Suspend it, if it does not execute and is on a device; return whether it is off it."""
         self.device_state.hurry()
         async with self.exclusive():
+            if self.room.device.id != device:
+                return False
             if self.device_state.worker is None:
                 self.arbiter.evicted(self.id, self.room.device.id)
                 return True
@@ -497,9 +500,11 @@ class Session:
 
     async def _end_failed(self, worker: Worker) -> None:
         """End its worker, and its turn: the next one may execute when this one is gone."""
-        await worker.kill()
-        worker.close()
-        self.turn.close()
+        try:
+            await worker.kill()
+            worker.close()
+        finally:
+            self.turn.close()
 
     @property
     def closing(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ from kernelproxy.oplog import Presence
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
+
+log = logging.getLogger(__name__)
 
 #: A cell that computes elsewhere gives the device to who waits for it after so many seconds.
 REST_SECONDS = 0.1
@@ -41,6 +44,7 @@ class Turn:
         #: Why it waits, for people.
         self.reason = "Waits for its turn."
         self._token: int | None = None
+        self._promised: tuple[int, str] | None = None  # the token that it has on another device
         self._asked = self._started = self._closed = False
         self._taking: asyncio.Task[None] | None = None
         self._resting: int | None = None  # the token that is being given back unasked
@@ -77,22 +81,38 @@ class Turn:
         here = not away or not self._session.device_state.position
         self._bringing = None if here else (time.monotonic(), size)
 
+    def promise(self, token: int, device: str) -> None:
+        """It is granted a device to which it is moved first; then comes `grant`."""
+        if not self._closed:
+            self._promised = (token, device)
+
+    def is_promised(self, token: int) -> bool:
+        """Whether it still may have the lease for which it is moved."""
+        return self._promised is not None and self._promised[0] == token
+
+    def withdraw(self, token: int) -> None:
+        """It may have that no more; whoever moves it finds that out, and answers the arbiter."""
+        if self.is_promised(token):
+            self._promised = None
+
     def grant(self, token: int) -> None:
         """It may execute from the next look on."""
         if self._closed:
             return
-        self._asked, self._token, self._started = True, token, False
+        self._asked, self._token, self._promised, self._started = True, token, None, False
         self._session.device_state.lease = (token, True)
         self._session.look()
 
     def cannot(self, why: str) -> None:
-        """Give back a lease of which nothing can be made now; it goes on waiting."""
+        """Give back a lease of which nothing can be made now: there is no room for its memory. It
+        goes on waiting.
+        """
         token = self._token
         if token is not None and self._taking is None:
             self._token = None
             self._session.device_state.lease = (token, False)
-            device = self._session.room.device.id
-            self._arbiter.failed(self._session.id, device, "grant", token, why)
+            self._arbiter.refused(self._session.id, token, why)
+            self._arbiter.evicted(self._session.id, self._session.room.device.id)
 
     def preempt(self, token: int, within: float = 0.0) -> None:
         """It may execute no more; a token that is not the present one changes nothing.
@@ -103,6 +123,7 @@ class Turn:
             self._resting = None  # now somebody waits for that
         elif token == self._token and self._taking is None:
             self._taking = asyncio.create_task(self._take(token, within))
+        self.withdraw(token)
 
     async def start(self) -> None:
         """Let its worker, if there is one, make use of a lease that is new."""
@@ -124,7 +145,13 @@ class Turn:
 
     async def _take(self, token: int, within: float) -> None:
         """Have its worker stop, and tell the arbiter."""
-        await self._stop(token, lambda: True, within)
+        try:
+            await self._stop(token, lambda: True, within)
+        except Exception as error:  # nobody knows whether it executes
+            log.exception("Session %s: its turn could not be ended", self._session.id)
+            self._taking = None
+            self._session.fail(f"Something is wrong with jupyter_sing itself: {error}")
+            return
         self._token = self._taking = None
         self._rate()
         self._arbiter.released(self._session.id, token)
@@ -148,6 +175,8 @@ class Turn:
         session, token = self._session, self._token
         if not self._asked or self._arbiter.keeps or self._taking is not None or self._closed:
             return
+        if self._promised is not None:
+            return  # it looks again when it is there, or is refused
         if session.wants_worker() or not self._over():
             if self.held and self._arbiter.contended(session.id):
                 self._look_later()
@@ -191,6 +220,8 @@ class Turn:
             if over:
                 self._end_taking()
                 self._token = None
+                if self._promised and self._promised[1] != self._session.room.device.id:
+                    self._promised = None  # somebody else has moved it
 
     async def go_on(self) -> None:
         """Called when it was not replaced after all."""
@@ -210,9 +241,22 @@ class Turn:
             return
         self._end_taking()
         self.watch.end()
-        self._token, self._asked = None, True
+        self._token, self._promised, self._asked = None, None, True
         self._session.device_state.lease = (self._session.device_state.lease[0], False)
         self._arbiter.lost(self._session.id, why)
+
+    def suspended(self) -> None:
+        """It is off its device: a lease that it has is over, and it asks anew when it needs one.
+
+        Who waits for a lease goes on waiting.
+        """
+        if self._token is None or self._arbiter.keeps or self._closed:
+            return
+        self._end_taking()
+        self._session.device_state.lease = (self._token, False)
+        self._token, self._asked = None, False
+        self._rate()
+        self._arbiter.done(self._session.id)
 
     def _end_taking(self) -> None:
         if self._taking is not None:
@@ -229,5 +273,5 @@ class Turn:
         if self._timer is not None:
             self._timer.cancel()
         state = self._session.device_state
-        self._token, state.lease = None, (state.lease[0], False)
+        self._token, self._promised, state.lease = None, None, (state.lease[0], False)
         self._arbiter.closed(self._session.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent import report
@@ -88,34 +88,37 @@ class Verbs:
         session.check_usable()
         return report.describe_session(session)
 
-    async def migrate(self, room: Room) -> dict[str, Any]:
+    async def migrate(self, room: Room, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Move it to another device while it goes on; returns when it is there.
 
-        A session without a worker just belongs to the other device from then on.
+        A session without a worker just belongs to the other device from then on. `check` is called
+        when it is about to be moved; what it raises leaves it where it is.
         """
-        return await self._as_verb(self._migrate(room))
+        return await self._as_verb(self._migrate(room, check))
 
-    async def _migrate(self, room: Room) -> dict[str, Any]:
+    async def _migrate(self, room: Room, check: Callable[[], None]) -> dict[str, Any]:
         session = self._session
         session.device_state.hurry()
         async with session.exclusive():
             session.check_usable()
+            check()
             if room is not session.room:
                 moved = f"Moved from {session.room.device.id} to {room.device.id}."
                 if session.device_state.worker is None:
                     self._settle_in(room)
                 else:
-                    await self._move_to(room)
+                    await self._move_to(room, check)
                 session.chronicle.happened(session, "migrated", moved)
             session.look()
         return report.describe_session(session)
 
-    async def _move_to(self, room: Room) -> None:
+    async def _move_to(self, room: Room, check: Callable[[], None]) -> None:
         """Move its worker's state to a device, or leave it where it was."""
         session = self._session
         state, here = session.device_state, session.room
 
-        def check_room() -> None:
+        def check_again() -> None:
+            check()
             grant = here.ledger.of(session.id)
             if room.ledger.short(session.id, grant):
                 raise ControlError(f"{room.device.id} has no room for what it grew to.", "no-room")
@@ -136,7 +139,7 @@ class Verbs:
                 f"Moves from {here.device.id} to {room.device.id}, and goes on meanwhile.",
             )
             session.migration = await session.meanwhile(
-                migrate(state, zygote, room.device, check_room, session.look)
+                migrate(state, zygote, room.device, check_again, session.look)
             )
         except WorkerError as error:
             raise ControlError(
@@ -164,7 +167,8 @@ class Verbs:
         session.deposit()
         session.chronicle.became(session)
         session.turn.pause(over=True)
-        session.arbiter.moved(session.id, room.device.id)
+        resident = session.device_state.worker is not None
+        session.arbiter.moved(session.id, room.device.id, resident=resident)
         if session.device_state.device is not room.device:
             session.device_state.settle_on(room.device)
             session.device_state.memory.agent.ring()

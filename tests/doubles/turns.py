@@ -97,7 +97,7 @@ class Turns:
         self.free(session)
         self.next(device)
 
-    def moved(self, session: str, device: str) -> None:
+    def moved(self, session: str, device: str, *, resident: bool) -> None:
         before = self.device[session]
         held = self.holders.get(before, ("", 0))[0] == session
         waits = session in self.queues[before]
@@ -114,7 +114,10 @@ class Turns:
     def evicted(self, session: str, device: str) -> None:
         pass
 
-    def failed(self, session: str, device: str, decision: str, token: int, why: str) -> None:
+    def refused(self, session: str, token: int, why: str) -> None:
+        raise AssertionError(why)
+
+    def stayed(self, session: str, device: str, why: str) -> None:
         raise AssertionError(why)
 
     def measured(

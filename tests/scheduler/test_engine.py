@@ -308,10 +308,11 @@ def test_stale_tokens_and_unknown_sessions_change_nothing() -> None:
     for event in (
         events.Released(5.0, "a", token - 1),
         events.Started(5.0, "a", token + 7),
-        events.Failed(5.0, "a", "node0/gpu0", "grant", token + 1, "late"),
+        events.Refused(5.0, "a", token + 1, "late"),
         events.CellFinished(5.0, "nobody"),
         events.SessionClosed(5.0, "nobody"),
         events.Evicted(5.0, "a", "node0/gpu0"),
+        events.Stayed(5.0, "a", "node0/gpu0", "nobody asked"),
         events.Moved(5.0, "nobody", "node0/gpu0"),
         events.WorkerDied(5.0, "nobody"),
         events.Measured(5.0, "nobody", 1, 1.0),
@@ -402,7 +403,7 @@ def test_a_grant_that_failed_is_tried_again() -> None:
     host.notebooks["a"].left = 1.0
     (grant,) = host.engine.handle(events.CellSubmitted(0.0, "a"))
     assert isinstance(grant, Grant)
-    failed = events.Failed(0.1, "a", "node0/gpu0", "grant", grant.token, "no process")
+    failed = events.Refused(0.1, "a", grant.token, "no process")
     (queued,) = host.engine.handle(failed)
     assert isinstance(queued, Queued)
     tick = host.engine.next_tick()
@@ -486,7 +487,7 @@ def test_an_eviction_that_failed_is_not_tried_again_at_once() -> None:
     (evict,) = (
         d for d in host.engine.handle(events.CellSubmitted(5.0, "new")) if isinstance(d, Evict)
     )
-    failed = events.Failed(5.0, "stuck", evict.device, "evict", 0, "no memory on the host")
+    failed = events.Stayed(5.0, "stuck", evict.device, "no memory on the host")
     assert not any(isinstance(d, Evict) for d in host.engine.handle(failed))
     tick = host.engine.next_tick()
     assert tick is not None
@@ -610,3 +611,69 @@ def test_nobody_waits_without_end() -> None:
     host.submit("basic", 3.0)
     host.run_until(200.0)
     assert host.served("basic") == pytest.approx(3.0)
+
+
+def test_who_was_refused_a_device_is_served_by_another_one() -> None:
+    """The pause doubles from one attempt to the next, and the first device is not tried in it."""
+    engine = controller(2).engine
+    engine.handle(events.SessionOpened(0.0, "a", "default", "a", device="node0/gpu0", memory=GB))
+    now, tried = 0.0, list[tuple[float, str]]()
+    decisions = engine.handle(events.CellSubmitted(now, "a"))
+    while len(tried) < 8:
+        for grant in (each for each in decisions if isinstance(each, Grant)):
+            tried.append((now, *grant.devices))
+            refused = events.Refused(now, "a", grant.token, "no room")
+            decisions = engine.handle(refused)
+            break
+        else:
+            now = engine.next_tick() or 0.0
+            decisions = engine.handle(events.Tick(now))
+    assert {device for _, device in tried[:2]} == {"node0/gpu0", "node0/gpu1"}
+    assert [at for at, _ in tried] == pytest.approx([0, 0, 1, 1, 3, 3, 7, 7])
+
+
+def test_a_refused_session_is_where_it_was() -> None:
+    """Not on the device of which nothing came, but where its memory was before."""
+    host = controller(2)
+    host.open("a", GB, device="node0/gpu0")
+    host.open("long", GB, bound="node0/gpu0")
+    host.submit("long", 100.0)
+    host.run_until(0.1)
+    home, other = host.engine._leases.devices.values()
+    (grant,) = host.engine.handle(events.CellSubmitted(0.1, "a"))
+    assert isinstance(grant, Grant)
+    assert grant.devices == (other.id,)
+    host.engine.handle(events.Refused(0.1, "a", grant.token, "no room"))
+    host.engine.handle(events.CellFinished(0.2, "a"))
+    assert {each.id for each in home.residents} == {"a", "long"}
+    assert not other.residents
+    assert other.is_free
+
+
+@pytest.mark.parametrize("answer", ["stays", "moves", "died", "closed"])
+def test_a_migration_is_answered_and_who_waits_for_it_goes_on(answer: str) -> None:
+    """Two sessions were stopped for good by one that stayed."""
+    host = controller(2, memory=10 * GB)
+    host.open("idle", 6 * GB, device="node0/gpu0")
+    host.open("new", 6 * GB, bound="node0/gpu0")
+    host.notebooks["new"].left = 1.0
+    (move,) = host.engine.handle(events.CellSubmitted(5.0, "new"))
+    assert isinstance(move, Migrate)
+    said = {
+        "stays": events.Stayed(6.0, "idle", "node0/gpu0", "no room"),
+        "moves": events.Moved(6.0, "idle", "node0/gpu1"),
+        "died": events.WorkerDied(6.0, "idle"),
+        "closed": events.SessionClosed(6.0, "idle"),
+    }[answer]
+    decided = [*host.engine.handle(said), *host.engine.handle(events.Tick(8.0))]
+    if answer == "stays":
+        (again,) = decided  # it was moved lately
+        assert isinstance(again, Evict)
+        decided = host.engine.handle(events.Evicted(9.0, "idle", "node0/gpu0"))
+    assert [type(each) for each in decided] == [Grant]
+    (grant,) = decided
+    host.engine.handle(events.Started(9.0, "new", grant.token))
+    host.engine.handle(events.CellFinished(9.5, "new"))
+    left, right = host.engine._leases.devices.values()
+    assert [left.incoming, left.lessees, right.incoming, right.lessees] == [None, [], None, []]
+    assert [each.id for each in right.residents] == (["idle"] if answer == "moves" else [])

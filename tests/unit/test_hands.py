@@ -1,0 +1,169 @@
+"""Whatever the arbiter decides is answered: what cannot be done, and why, as what is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernelproxy.agent.hands import AgentHands
+from kernelproxy.agent.turn import Turn
+from kernelproxy.errors import ControlError, InternalError
+
+HERE, THERE = "cpu:0", "cpu:1"
+
+
+class Told:
+    """An arbiter that notes what it is told."""
+
+    keeps = False
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: self.calls.append((name, *args))
+
+
+class Fake:
+    """A session on `HERE`, of which nothing is asked but to move and to leave."""
+
+    def __init__(self, arbiter: Told, error: Exception | None) -> None:
+        self.id, self.error, self.closing = "s", error, False
+        self.room = SimpleNamespace(device=SimpleNamespace(id=HERE, memory_total=1))
+        self.wanted = SimpleNamespace(pinned=False)
+        client = SimpleNamespace(memory_used=0)
+        self.device_state = SimpleNamespace(
+            worker=None, position=0, lease=(0, False), memory=SimpleNamespace(client=client)
+        )
+        self.looks = 0
+        self.lock = asyncio.Lock()
+        self.verbs = SimpleNamespace(migrate=self.migrate)
+        self.turn = Turn(self, arbiter)  # type: ignore[arg-type]
+
+    async def migrate(self, room: Any, check: Callable[[], None]) -> None:
+        async with self.lock:
+            check()
+            if self.error is not None:
+                raise self.error
+            self.room = room
+
+    async def evict(self, device: str, reason: str) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.room.device.id == device and not self.wanted.pinned
+
+    def look(self) -> None:
+        self.looks += 1
+
+
+Do = Callable[[AgentHands, Fake, Told], Any]
+
+
+def run(do: Do, error: Exception | None = None) -> list[tuple[Any, ...]]:
+    async def main() -> list[tuple[Any, ...]]:
+        told = Told()
+        session = Fake(told, error)
+        there = SimpleNamespace(device=SimpleNamespace(id=THERE, memory_total=1))
+        hands = AgentHands(told, {"s": session}, {HERE: session.room, THERE: there})  # type: ignore
+        result = do(hands, session, told)
+        if result is not None:
+            await result
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await hands.close()
+        return told.calls
+
+    return asyncio.run(main())
+
+
+ERRORS = [
+    pytest.param(ControlError("There is no room.", "no-room"), id="sing"),
+    pytest.param(InternalError("An invariant is broken."), id="internal"),
+    pytest.param(ValueError("A mistake."), id="other"),
+    pytest.param(KeyError("A mistake."), id="key"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_grant_elsewhere_that_fails_is_refused(error: Exception) -> None:
+    ((name, session, token, why),) = run(lambda h, s, t: h.grant("s", THERE, 7), error)
+    assert (name, session, token) == ("refused", "s", 7)
+    assert str(error) in why
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("act", ["evict", "migrate"])
+def test_what_was_to_leave_and_cannot_has_stayed(act: str, error: Exception) -> None:
+    third = "makes room" if act == "evict" else THERE
+    ((name, session, device, why),) = run(lambda h, s, t: getattr(h, act)("s", HERE, third), error)
+    assert (name, session, device) == ("stayed", "s", HERE)
+    assert str(error) in why
+
+
+@pytest.mark.parametrize(
+    ("act", "args"),
+    [("grant", (THERE, 7)), ("evict", (HERE, "makes room")), ("migrate", (HERE, THERE))],
+)
+def test_a_pin_in_between_is_heeded_and_answered(act: str, args: tuple[Any, ...]) -> None:
+    def do(hands: AgentHands, session: Fake, told: Told) -> None:
+        getattr(hands, act)("s", *args)
+        session.wanted.pinned = True
+
+    ((name, *rest),) = run(do)
+    assert name == ("refused" if act == "grant" else "stayed")
+    assert rest[-1] == "It is pinned."
+
+
+@pytest.mark.parametrize("act", ["evict", "migrate"])
+def test_who_was_moved_meanwhile_is_left_alone(act: str) -> None:
+    def do(hands: AgentHands, session: Fake, told: Told) -> None:
+        getattr(hands, act)("s", HERE, THERE)
+        session.room = SimpleNamespace(device=SimpleNamespace(id="cpu:2"))
+
+    ((name, _, device, _),) = run(do)
+    assert (name, device) == ("stayed", HERE)
+
+
+def test_a_preemption_that_overtakes_a_grant_is_answered_and_it_executes_nothing() -> None:
+    def do(hands: AgentHands, session: Fake, told: Told) -> None:
+        hands.grant("s", THERE, 7)
+        hands.preempt("s", 7)
+        assert not session.turn.held
+
+    ((name, _, token, _),) = run(do)
+    assert (name, token) == ("refused", 7)
+
+
+def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
+    async def do(hands: AgentHands, session: Fake, told: Told) -> None:
+        async with session.lock:
+            hands.grant("s", THERE, 7)
+            await asyncio.sleep(0)
+            session.turn.lost("")
+            hands.grant("s", HERE, 8)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert session.turn._token == 8
+
+    assert [call[:3] for call in run(do)] == [("lost", "s", ""), ("refused", "s", 7)]
+
+
+def test_a_turn_that_cannot_be_ended_ends_the_session() -> None:
+    """Nobody knows whether it still executes, and nobody else may execute beside it."""
+
+    async def do(hands: AgentHands, session: Any, told: Told) -> None:
+        async def broken(*_: object) -> None:
+            raise ValueError("A mistake.")
+
+        session.device_state.worker = SimpleNamespace(take_lease=broken)
+        session.fail = lambda why: told.failed(why)
+        hands.grant("s", HERE, 7)
+        hands.preempt("s", 7)
+
+    ((name, why),) = run(do)
+    assert name == "failed"
+    assert "A mistake." in why
