@@ -24,8 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import breakdown, disk, moves, notebooks, operators, packing, saving, turns
+from benchmarks import breakdown, crowd, disk, moves, notebooks, operators, packing, saving, turns
 from benchmarks.breakdown import Profile
+from benchmarks.crowd import Crowd
 from benchmarks.daemon import NAME, SECOND_NAME
 from benchmarks.disk import Disk
 from benchmarks.moves import Moves
@@ -58,6 +59,7 @@ PARTS = (
     "notebooks",
     "packing",
     "turns",
+    "crowd",
 )
 
 
@@ -85,6 +87,8 @@ class Scale:
         Seconds for which two users train side by side; cells of each pair of users.
     packing : tuple of (float, float)
         Seconds until it is decided whether a pair shares a device, and for which it is observed.
+    crowd : tuple of (int, float)
+        Notebooks that start at once, and seconds for which they run cells.
     """
 
     small: bool = False
@@ -97,6 +101,7 @@ class Scale:
     snapshots: int = 5
     turns: tuple[float, int] = (60.0, 24)
     packing: tuple[float, float] = (20.0, 20.0)
+    crowd: tuple[int, float] = (8, 60.0)
 
 
 SMALL = Scale(
@@ -110,6 +115,7 @@ SMALL = Scale(
     snapshots=1,
     turns=(3.0, 2),
     packing=(0.5, 1.0),
+    crowd=(2, 1.0),
 )
 
 
@@ -139,6 +145,7 @@ class Results:
     notebooks: Notebooks | None = None
     turns: Turns | None = None
     packing: list[Pair] = field(default_factory=list)
+    crowd: Crowd | None = None
     memcpy_gb_per_second: float = 0.0
 
 
@@ -298,6 +305,13 @@ def measure_turns(scale: Scale) -> Turns:
         return turns.measure_turns(start, *scale.turns, steps=CELL_STEPS)
 
 
+def measure_crowd(scale: Scale) -> Crowd:
+    """Have notebooks start at once."""
+    with daemon_of_its_own(1):
+        os.environ["JUPYTER_SING_DEVICES"] = crowd.devices()
+        return crowd.measure_crowd(lambda name: proxied_side(name, scale), *scale.crowd)
+
+
 @contextmanager
 def daemon_for_pairs(threads: int, pack: bool) -> Iterator[None]:
     """Start a daemon with one device, which may let sessions share it, or may not."""
@@ -372,6 +386,9 @@ def run(
     if "packing" in parts:
         results.packing = measure_packing(scale)
         _show(packing.report(results.packing))
+    if "crowd" in parts:
+        results.crowd = measure_crowd(scale)
+        _show(crowd.report(results.crowd))
     return results
 
 
@@ -441,6 +458,8 @@ def report(results: Results) -> str:
     if results.packing:
         lines += ["## Programs that share a device at once", "", *packing.report(results.packing)]
         lines += [""]
+    if results.crowd is not None:
+        lines += ["## Notebooks that start at once", "", *crowd.report(results.crowd), ""]
     return "\n".join(lines)
 
 

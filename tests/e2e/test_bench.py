@@ -49,6 +49,9 @@ def test_small_benchmark_measures_all_that_the_large_one_does() -> None:
     assert min(results.turns.equality.served) > 0
     for cells in results.turns.cells:
         assert len(cells.waits) == bench.SMALL.turns[1]
+    assert results.crowd is not None
+    assert len(results.crowd.first) == bench.SMALL.crowd[0]
+    assert min(results.crowd.waits) > 0
     page = bench.report(results)
     assert page.count("\n| mlp | 1 |") == 1
     assert page.count("\n| mlp | ") == 2  # as a whole, and what it is made of
