@@ -137,6 +137,7 @@ class Controller:
                 self._clock(), terms.session, standing.vc, terms.user, standing.tier,
                 memory=terms.memory, pinned=terms.pinned, may_pack=standing.may_pack,
                 device=terms.device, bound=terms.device if terms.bound else None,
+                resident=False,  # an agent begins with no worker, whoever it has taken over
             )
         )  # fmt: skip
         if terms.session in self._before:

@@ -253,7 +253,7 @@ class Engine:
         self._promise(session)
         if event.bound is not None and event.gpus == 1:
             session.bound = self._leases.devices[event.bound]
-        if event.device is not None and event.gpus == 1 and event.memory:
+        if event.device is not None and event.resident and event.gpus == 1 and event.memory:
             home = self._leases.devices[event.device]
             if home.healthy and home.used + event.memory <= home.memory:
                 home.put(session, event.memory)

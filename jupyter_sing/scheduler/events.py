@@ -37,7 +37,7 @@ class SessionOpened:
     may_pack
         Its user allows another session to execute on its device at the same time.
     device
-        Where it is resident already, or should start if that costs nothing; its home.
+        Its home: where it is `resident` already, and, if it is pinned, where it is to execute.
     may_preempt
         Whether its gate can be closed in the middle of a cell. Where suspension is impossible, it
         is scheduled at the borders of cells.
@@ -59,6 +59,7 @@ class SessionOpened:
     device: DeviceId | None = None
     may_preempt: bool = True
     bound: DeviceId | None = None
+    resident: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,527 @@
+"""A machine in virtual time on which everything may fail: what is true, beside what is believed.
+
+The controller, its engine, the agent's hands, turns, verbs and rooms are the real ones. Sessions
+and their workers are made here: they take time, break, are late, and are overtaken by their users.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from jupyter_sing.controller import bookkeeping, live
+from kernelproxy.agent import turn as turns
+from kernelproxy.agent import verbs
+from kernelproxy.agent.arbiter import Allowance, Terms
+from kernelproxy.agent.hands import AgentHands
+from kernelproxy.agent.memory import Neighbour
+from kernelproxy.agent.room import Answer, Room
+from kernelproxy.agent.states import State
+from kernelproxy.agent.turn import Turn
+from kernelproxy.agent.verbs import Verbs
+from kernelproxy.devices import Device
+from kernelproxy.errors import ControlError, InternalError, WorkerError
+from kernelproxy.oplog import Presence
+
+MIB = 1 << 20
+
+
+class Chance:
+    """What fails, and how long things take.
+
+    Attributes
+    ----------
+    trouble
+        The part of all actions that do not go as they should.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.trouble = Random(seed), 0.25
+
+    async def act(self, seconds: float) -> None:
+        """Take so long; fail at once, fail late, or be late."""
+        fate = self.random.random() / self.trouble if self.trouble else 1.0
+        if fate < 0.3:
+            raise self.error("at once")
+        await asyncio.sleep(seconds if fate >= 0.6 else 20.0 * self.random.random())
+        if fate < 0.6:
+            raise self.error("late")
+
+    def error(self, when: str) -> Exception:
+        """One of ours, or one that nobody expects."""
+        kinds = (WorkerError, InternalError, ControlError, ValueError)
+        return self.random.choice(kinds)(f"It fails {when}.")
+
+
+class Store:
+    """What the controllers of a machine write down, without a file."""
+
+    def __init__(self) -> None:
+        self.accounts: Any = None
+
+    def note(self, entry: Any) -> None:
+        assert entry.reason
+
+    def keep(self, accounts: Any) -> None:
+        self.accounts = accounts
+
+    def close(self) -> None:
+        pass
+
+
+class Worker:
+    """Executes the cell of a notebook while it has a lease."""
+
+    broken = False
+
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook, self.since, self.seen = notebook, None, 0
+        self.timer: asyncio.TimerHandle | None = None
+
+    since: float | None
+
+    async def set_lease(self, token: int, given: bool, within: float = 0.0) -> None:
+        await asyncio.sleep(0.001)
+        if self.broken or token < self.seen:
+            return
+        self.seen = token
+        (self.go if given else self.stop)()
+
+    async def take_lease(self, token: int, wanted: Callable[[], bool], within: float = 0.0) -> None:
+        """Between two operators, which may take their time."""
+        await asyncio.sleep(0.01 if self.notebook.machine.chance.random.random() < 0.9 else 3.0)
+        await self.set_lease(token, False)
+
+    def go(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self.since is None:
+            self.since = loop.time()
+            self.timer = loop.call_later(self.notebook.left, self.over)
+
+    def stop(self) -> None:
+        if self.since is not None and self.timer is not None:
+            self.timer.cancel()
+            done = asyncio.get_running_loop().time() - self.since
+            self.notebook.left = max(0.0, self.notebook.left - done)
+        self.since = None
+
+    def over(self) -> None:
+        self.stop()
+        self.notebook.left = 0.0
+        self.notebook.look()
+
+    def die(self) -> None:
+        self.stop()
+        self.broken = True
+        self.notebook.look()
+
+
+class Watch:
+    """Measures nothing but memory."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook, self.memory = notebook, notebook.memory
+
+    def begin(self) -> None:
+        pass
+
+    def measure(self) -> None:
+        self.notebook.arbiter.measured(self.notebook.id, self.memory, 0.0)
+
+    def end(self) -> None:
+        pass
+
+
+class DeviceState:
+    """What a notebook has on a device."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook, self.device = notebook, notebook.room.device
+        self.worker: Worker | None = None
+        self.position, self.lease = int(notebook.used), (0, False)
+        agent = SimpleNamespace(presence=Presence.ABSENT, ring=lambda: None)
+        client = SimpleNamespace(memory_used=notebook.memory, cell_changed_ns=0, head=0)
+        self.memory = SimpleNamespace(agent=agent, client=client)
+
+    @property
+    def idle(self) -> bool:
+        return not self.notebook.left
+
+    def announce(self, presence: Presence, reason: str = "") -> None:
+        self.memory.agent.presence = presence
+
+    def hurry(self) -> None:
+        pass
+
+    def settle_on(self, device: Device) -> None:
+        self.device = device
+
+
+class Notebook:
+    """A session, as hands, turns, verbs and rooms need it."""
+
+    shared = script = False
+    python, kernel = "python", SimpleNamespace(torch_version="2", pid=1)
+    migration = None
+
+    def __init__(
+        self, machine: Machine, name: str, user: str, memory: int, room: Room, bound: bool
+    ) -> None:
+        self.machine, self.id, self.name, self.user = machine, name, name, user
+        self.memory, self.room, self.bound, self.owner = memory, room, bound, 1
+        self.left, self.used = 0.0, False
+        self.begin(pinned=False)
+
+    def begin(self, *, pinned: bool) -> None:
+        """Belong to the agent that there is."""
+        self.arbiter = self.machine.controller
+        self.wanted = SimpleNamespace(pinned=pinned)
+        self.closing, self.held_off, self.needed, self.claims = False, False, False, 0
+        self.state, self.waits_since = State.IDLE, None
+        self.device_state = DeviceState(self)
+        self.idleness = SimpleNamespace(dry=lambda: 0.0)
+        self.zygotes = SimpleNamespace(get=self._zygote)
+        self.chronicle = SimpleNamespace(
+            happened=lambda *a: None, became=lambda s: None, opened=lambda s: None
+        )
+        self.lock, self.looks = asyncio.Lock(), asyncio.Event()
+        self.verbs, self.turn = Verbs(self), Turn(self, self.arbiter)  # type: ignore[arg-type]
+        self.turn.watch = Watch(self)  # type: ignore[assignment]
+        self.room.tenants[self.id] = self  # type: ignore[assignment]
+        self.attending = asyncio.create_task(self._attend())
+        self.arbiter.opened(self.terms())
+
+    def terms(self) -> Terms:
+        return Terms(
+            self.id, self.name, 1, self.room.device.id, self.memory, self.bound, self.user,
+            self.wanted.pinned,
+        )  # fmt: skip
+
+    # What users do.
+
+    def run(self, seconds: float) -> None:
+        """Run a cell."""
+        self.left, self.used = self.left + seconds, True
+        worker = self.device_state.worker
+        if worker is not None and worker.since is not None:
+            worker.stop()
+            worker.go()
+        self.held_off = False
+        self.look()
+
+    def pin(self, pinned: bool) -> None:
+        self.wanted.pinned = pinned
+        self.arbiter.changed(self.terms())
+        self.look()
+
+    async def close(self) -> None:
+        """Its kernel ends."""
+        self.closing = True
+        if self.device_state.worker is not None:
+            self.device_state.worker.die()
+        self.turn.close()
+        tasks = [self.attending, *self.verbs.running]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with self.lock:
+            self.room.leave_queue(self)  # type: ignore[arg-type]
+            del self.room.tenants[self.id]
+            self.room.release(self)  # type: ignore[arg-type]
+        self.left = 0.0
+        self.machine.notebooks.pop(self.id, None)
+
+    # What the agent asks.
+
+    def look(self) -> None:
+        self.looks.set()
+
+    def deposit(self) -> None:
+        pass
+
+    def allow(self, allowance: Allowance) -> None:
+        assert allowance.tier
+
+    def fail(self, why: str) -> None:
+        raise AssertionError(why)
+
+    def check_usable(self) -> None:
+        if self.closing:
+            raise ControlError("It has ended.", "ended")
+
+    def become(self, state: State, reason: str) -> None:
+        self.state = state
+
+    def suspended(self, reason: str) -> None:
+        self._off()
+
+    def wants_worker(self) -> bool:
+        return (self.needed or self.left > 0.0) and not self.held_off
+
+    def others_wait(self) -> bool:
+        return self.arbiter.contended(self.id)
+
+    @contextlib.asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        self.claims += 1
+        try:
+            async with self.lock:
+                yield
+        except ControlError:
+            raise
+        except ValueError as error:  # a real one ends for that: what is left is its answer
+            raise InternalError(str(error)) from error
+        finally:
+            self.claims -= 1
+            if not self.claims:
+                self.room.decided(self)  # type: ignore[arg-type]
+
+    async def meanwhile(self, work: Any) -> Any:
+        return await work
+
+    async def _zygote(self, python: str, torch: str) -> None:
+        await self.machine.chance.act(0.01)
+
+    async def move(self, target: Device, check: Callable[[], object]) -> None:
+        """Stands for `migration.migrate`."""
+        await self.machine.chance.act(0.2)
+        if self.device_state.worker.broken:
+            raise WorkerError("It died.")
+        self.device_state.worker.stop()
+        try:
+            check()
+            await self.machine.chance.act(0.01)
+        except BaseException:
+            if self.turn.held and not self.device_state.worker.broken:
+                self.device_state.worker.go()
+            raise
+        self.device_state.worker, self.device_state.device = Worker(self), target
+
+    # Its memory.
+
+    @property
+    def kept(self) -> int:
+        return self.room.ledger.of(self.id) if self.wanted.pinned else 0
+
+    @property
+    def undecided(self) -> bool:
+        return False
+
+    def cut_grant(self, grant: int) -> int:
+        return 0
+
+    def as_neighbour(self) -> Neighbour | None:
+        worker, granted = self.device_state.worker, self.room.ledger.of(self.id)
+        if worker is None or worker.broken or self.claims or self.closing:
+            return None
+        stays = self.wanted.pinned or (self.turn.held and worker.since is not None)
+        return Neighbour(self.id, granted, granted, None if stays else 0.0)
+
+    async def suspend_for(self, other: str) -> bool:
+        async with self.exclusive():
+            return await self._suspend(unless_busy=True)
+
+    async def evict(self, device: str, reason: str) -> bool:
+        async with self.exclusive():
+            if self.room.device.id != device:
+                return False
+            if self.device_state.worker is None:
+                self.arbiter.evicted(self.id, device)
+                return True
+            return not self.turn.held and await self._suspend(unless_busy=True)
+
+    async def suspend(self) -> None:
+        """As its user asks."""
+        async with self.exclusive():
+            self.held_off = True
+            await self._suspend(unless_busy=False)
+
+    async def _suspend(self, *, unless_busy: bool) -> bool:
+        worker = self.device_state.worker
+        if unless_busy and (self.wanted.pinned or (self.turn.held and self.left)):
+            return False
+        if worker is None:
+            return True
+        try:
+            await self.machine.chance.act(0.1)
+        except Exception:
+            return False
+        if worker.broken or (unless_busy and self.turn.held and self.left):
+            self.look()
+            return False
+        worker.stop()
+        self._off()
+        return True
+
+    def _off(self) -> None:
+        """As `Session.suspended`."""
+        self.device_state.worker, self.needed = None, False
+        self.become(State.SUSPENDED, "")
+        self.device_state.announce(Presence.ABSENT)
+        self.turn.suspended()
+        self.arbiter.evicted(self.id, self.room.device.id)
+        self.room.release(self)  # type: ignore[arg-type]
+        self.look()
+
+    # Its task.
+
+    async def _attend(self) -> None:
+        while True:
+            await self.looks.wait()
+            self.looks.clear()
+            async with self.exclusive():
+                await self._serve()
+
+    async def _serve(self) -> None:
+        state = self.device_state
+        if state.worker is not None and state.worker.broken:
+            state.worker, self.needed = None, True
+            self.turn.lost("")
+        if self.wants_worker():
+            await self._come_back()
+        if state.worker is not None:
+            await self.turn.start()
+        await self.turn.rest()
+        if not self.turn.waiting:
+            self.waits_since = None
+        elif self.waits_since is None:
+            self.waits_since = asyncio.get_running_loop().time()
+
+    async def _come_back(self) -> None:
+        """As `Returning.come_back`."""
+        state = self.device_state
+        self.needed = self.needed or state.worker is None
+        self.turn.ask()
+        if not self.turn.held:
+            if state.worker is None and not self.wanted.pinned:
+                self.room.release(self)  # type: ignore[arg-type]
+            return None
+        if state.worker is not None:
+            return None
+        answer = await self.room.reserve(self, self.memory, queued=True)  # type: ignore[arg-type]
+        if answer is not Answer.GRANTED:
+            self.room.ledger.release(self.id)
+            return self.turn.cannot("There is no room.")
+        try:
+            await self.machine.chance.act(0.3)
+        except Exception as error:
+            self.room.release(self)  # type: ignore[arg-type]
+            return self.turn.cannot(str(error))
+        state.worker, self.needed, state.position = Worker(self), False, 1
+        return None
+
+    def __repr__(self) -> str:
+        turn, state = self.turn, self.device_state
+        session = self.machine.controller._engine._sessions.get(self.id)
+        engine = session and {
+            key: getattr(session, key)
+            for key in ("phase", "token", "devices", "homes", "moving", "bound", "pinned_on")
+        }
+        return (
+            f"{self.id} on {self.room.device.id}: left {self.left:.3f}, {self.state}, "
+            f"needed {self.needed}, held off {self.held_off}, pinned {self.wanted.pinned}, "
+            f"worker {state.worker and vars(state.worker)}, lock {self.lock.locked()}, "
+            f"turn {turn._token, turn._promised, turn._asked, turn._taking, turn._closed}; {engine}"
+        )
+
+
+class Counting(live.Controller):
+    """Counts what could not be done."""
+
+    answers: Counter[str]
+
+    def refused(self, session: str, token: int, why: str) -> None:
+        self.answers["refused"] += 1
+        super().refused(session, token, why)
+
+    def stayed(self, session: str, device: str, why: str) -> None:
+        self.answers["stayed"] += 1
+        super().stayed(session, device, why)
+
+
+class Machine:
+    """Devices, notebooks on them, and an agent that may be started again."""
+
+    def __init__(self, seed: int, directory: Path, devices: dict[str, Device]) -> None:
+        self.chance, self.directory, self.devices = Chance(seed), directory, devices
+        self.notebooks: dict[str, Notebook] = {}
+        self.numbers = itertools.count(1)
+        #: What could not be done, by how that is told.
+        self.answers: Counter[str] = Counter()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start an agent."""
+        clock = asyncio.get_running_loop().time
+        self.rooms = {name: Room(device, MIB) for name, device in self.devices.items()}
+        for room in self.rooms.values():
+            room.rooms = list(self.rooms.values())
+        self.controller = Counting(clock=clock, directory=self.directory)
+        self.controller.answers = self.answers
+        self.hands = AgentHands(self.controller, self.notebooks, self.rooms)  # type: ignore[arg-type]
+        self.controller.begin(self.hands, {n: d.memory_total for n, d in self.devices.items()})
+
+    async def restart(self) -> None:
+        """The agent dies, and all workers with it; the next one goes on with the same sessions."""
+        await self.hands.close()
+        controller, before = self.controller, list(self.notebooks.values())
+        tasks = []
+        for each in before:
+            each.closing = True
+            if each.device_state.worker is not None:
+                each.device_state.worker.die()
+            each.turn._closed = True  # it says nothing more
+            tasks += [each.attending, *each.verbs.running]
+            each.turn._end_taking()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        controller._books.close()
+        if controller._timer is not None:
+            controller._timer.cancel()
+        self.notebooks.clear()
+        self.begin()
+        for each in before:
+            each.room = self.rooms[each.room.device.id]
+            self.notebooks[each.id] = each
+            each.begin(pinned=each.wanted.pinned)
+            each.needed = each.used
+            each.look()
+
+    def open(self, user: str, memory: int, device: str, *, bound: bool) -> Notebook:
+        """Start a kernel."""
+        name = f"{next(self.numbers):012x}"
+        found = Notebook(self, name, user, memory, self.rooms[device], bound)
+        self.notebooks[name] = found
+        return found
+
+    def holders(self, device: str) -> list[Notebook]:
+        """Who may execute on a device."""
+        return [e for e in self.notebooks.values() if e.turn.held and e.room.device.id == device]
+
+
+def patch(monkeypatch: Any) -> None:
+    """Put doubles into the places of what a machine needs no real ones of."""
+    store = Store()
+    monkeypatch.setattr(live, "Journal", lambda directory: store)
+    monkeypatch.setattr(live, "read_accounts", lambda directory: store.accounts)
+
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    for module in (turns, live, bookkeeping):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now, time=now))
+
+    async def migrate(state: Any, zygote: Any, target: Any, check: Any, on_change: Any) -> None:
+        await on_change.__self__.move(target, check)
+
+    monkeypatch.setattr(verbs, "migrate", migrate)
+    words = SimpleNamespace(describe_session=lambda s: {}, RUNNING="", size=str)
+    monkeypatch.setattr(verbs, "report", words)
