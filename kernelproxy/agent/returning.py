@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from kernelproxy.agent import report
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 START_ATTEMPTS_MAX = 10
 START_REFUSALS_MAX = 3
+#: Seconds for which it waits for room in its turn; then it gives the turn back.
+ROOM_SECONDS = 1.0
 
 
 class Returning:
@@ -39,6 +42,7 @@ class Returning:
         #: A worker is wanted though the log may ask for none.
         self.needed = False
         self._died = False  # its worker did, and the next one is not there yet
+        self._queued_since: float | None = None  # for room on its device
         self._why_died = ""  # if that was our doing: a sentence
 
     def lost(self) -> None:
@@ -55,6 +59,7 @@ class Returning:
                 await session.zygotes.get(session.python, session.kernel.torch_version)
         session.turn.ask()
         if not session.turn.held:
+            self._leave_queue()  # whose turn it is comes first
             if session.device_state.worker is None and not session.wanted.pinned:
                 session.room.release(session)  # whose turn it is may need what a dead worker had
             session.become(State.QUEUED, self.kept_out() or self.why(session.turn.reason))
@@ -84,16 +89,21 @@ class Returning:
             session.turn.bring(away=False)  # what it takes tells nothing of the device any more
             state.announce(Presence.ABSENT)
             kept = room.kept_from(session, need)
-            if kept and not session.arbiter.keeps:  # others can use the turn
-                session.become(State.QUEUED, kept)
-                return session.turn.cannot(kept)
             place = room.enqueue(session)
+            self._queued_since = self._queued_since or time.monotonic()
+            long = time.monotonic() - self._queued_since > ROOM_SECONDS
+            if (kept or long) and not session.arbiter.keeps:  # others can use the turn
+                self._leave_queue()
+                why = kept or f"{room.device.id} has no room for {report.size(need)} now."
+                session.become(State.QUEUED, why)
+                return session.turn.cannot(why)
             waits = (
                 f"Waits for {report.size(need)} on {room.device.id} (place {place} in the queue): "
                 "resumes when its neighbours are idle or leave."
             )
             session.become(State.QUEUED, kept or waits)
             return None
+        self._queued_since = None
         rebuilt = self._why_died or report.REBUILT
         session.become(State.RESTORING, rebuilt if self._died else report.RESTORED)
         self._died, self._why_died = False, ""
@@ -120,6 +130,11 @@ class Returning:
         session.idleness.note_use()
         session.observe()
         return None
+
+    def _leave_queue(self) -> None:
+        """Wait for room no more: somebody else may."""
+        self._queued_since = None
+        self._session.room.leave_queue(self._session)
 
     def _need(self) -> int:
         """Bytes of a device that it must have to execute."""
