@@ -97,17 +97,13 @@ def status() -> Any:
     session_id = _session_id()
     if not session_id:
         return None
-    found = _call(StatusReply, Status())
-    for session in found.sessions:
-        if session["id"] == session_id:
-            memory = table.bytes_text(session["memory"])
-            where = session["device"] or "no device"
-            print(f"{table.state_text(session)} [{memory} on {where}]")
-            for line in table.checkpoint_lines(session):
-                print(line)
-            return table.sessions_table([session])
-    _complain(UNKNOWN)
-    return None
+    session = _described(session_id)
+    memory = table.bytes_text(session["memory"])
+    where = session["device"] or "no device"
+    print(f"{table.state_text(session)} [{memory} on {where}]")
+    for line in table.checkpoint_lines(session):
+        print(line)
+    return table.sessions_table([session])
 
 
 def suspend() -> None:
@@ -127,7 +123,8 @@ def resume() -> None:
     session_id = _session_id()
     if session_id:
         with Bar("Resuming", session_id):
-            session = _call(SessionReply, Resume(session_id)).session
+            _call(SessionReply, Resume(session_id))
+        session = _described(session_id)
         print(f"{table.state_text(session)} on {session['device'] or 'no device'}")
 
 
@@ -136,8 +133,8 @@ def migrate(device: str) -> None:
     session_id = _session_id()
     if session_id:
         with Bar("Moving", session_id):
-            found = _call(SessionReply, Migrate(session_id, device))
-        print(table.migration_text(found.session))
+            _call(SessionReply, Migrate(session_id, device))
+        print(table.migration_text(_described(session_id)))
 
 
 def pin() -> None:
@@ -164,11 +161,7 @@ def priority(level: str = "") -> None:
     if level:
         print(table.priority_text(_call(SessionReply, SetPriority(session_id, level)).session))
         return
-    for session in _call(StatusReply, Status()).sessions:
-        if session["id"] == session_id:
-            print(table.priority_text(session))
-            return
-    _complain(UNKNOWN)
+    print(table.priority_text(_described(session_id)))
 
 
 def checkpoint(name: str = "", *, form: str = "") -> None:
@@ -214,11 +207,7 @@ def auto(*words: str) -> None:
         session = _call(SessionReply, SetAutomatic(session_id, every, cells)).session
         print(table.automatic_text(session["automatic"]))
         return
-    for session in _call(StatusReply, Status()).sessions:
-        if session["id"] == session_id:
-            print(table.automatic_text(session["automatic"]))
-            return
-    _complain(UNKNOWN)
+    print(table.automatic_text(_described(session_id)["automatic"]))
 
 
 def automatic_rule(words: Sequence[str]) -> tuple[float, int]:
@@ -369,6 +358,20 @@ def _session_id() -> str:
     if reason := watching.reason():
         print(f"CPU only: {reason}")
     return watching.session_id()
+
+
+def _described(session_id: str) -> dict[str, Any]:
+    """What the daemon says of this kernel's session, when it has done what was issued before.
+
+    Raises
+    ------
+    ControlError
+        If it knows nothing of it.
+    """
+    for session in _call(StatusReply, Status(session_id)).sessions:
+        if session["id"] == session_id:
+            return dict(session)
+    raise ControlError(UNKNOWN, "unknown-session")
 
 
 def _call(reply_type: type[Reply], request: Message) -> Reply:

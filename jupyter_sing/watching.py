@@ -217,10 +217,11 @@ class _Watch(threading.Thread):
 
 
 def look() -> Seen:
-    """Ask once how it is now."""
+    """Ask once how it is now; called in a cell, which does not count as work."""
     try:
         with connect(start=False) as control:
-            return Seen.whole(control.expect(StatusReply, Status(), ANSWER_SECONDS_MAX))
+            request = Status(session_id())
+            return Seen.whole(control.expect(StatusReply, request, ANSWER_SECONDS_MAX))
     except ControlError as error:
         return Seen(problem=error.message)
 

@@ -136,6 +136,7 @@ class Chronicle:
 
 def _state(session: Session) -> str:
     """What a session is in, as the record has it."""
-    if session.state is State.IDLE and session.device_state.worker is None:
+    state = session.standing()[0]
+    if state is State.IDLE and session.device_state.worker is None:
         return _UNUSED
-    return str(session.state)
+    return str(state)

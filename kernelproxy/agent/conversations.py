@@ -72,6 +72,8 @@ from kernelproxy.protocol import (
 log = logging.getLogger(__name__)
 
 _DECISIONS_MAX = 10_000
+#: For so long a notebook that asks about itself waits for what it has issued.
+SETTLE_SECONDS_MAX = 2.0
 
 
 class Conversations:
@@ -146,9 +148,12 @@ class Conversations:
 
     async def _answer(self, request: Message, channel: Channel, pid: int, uid: int) -> Message:
         match request:
-            case Status():
+            case Status(asking):
                 await self._learn_checkpoints()
-                return self.status(uid)
+                own = self._agent.sessions.get(asking)
+                if own is not None and own.owner == uid:
+                    await own.settle(SETTLE_SECONDS_MAX)
+                return self.status(uid, asking)
             case OpenSession():
                 return await self._agent.open(request, channel)
             case CloseSession(name, died):
@@ -348,10 +353,13 @@ class Conversations:
             whose = "root" if self._agent.settings.system else "another user"
             raise ControlError(f"This daemon belongs to {whose}.", "not-allowed")
 
-    def status(self, uid: int) -> StatusReply:
-        """Describe devices and sessions as a user may see them."""
+    def status(self, uid: int, asking: str = "") -> StatusReply:
+        """Describe devices and sessions as a user may see them; `asking` as in `Status`."""
         there = [each for each in self._agent.sessions.values() if not each.device_state.closed]
-        sessions = [report.shown(report.describe_session(e), e.owner, uid) for e in there]
+        sessions = [
+            report.shown(report.describe_session(e, asking=e.id == asking), e.owner, uid)
+            for e in there
+        ]
         devices = [report.describe_device(room, sessions) for room in self._agent.rooms.values()]
         return StatusReply(devices, sessions, self._agent.arbiter.sharing())
 

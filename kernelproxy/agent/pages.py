@@ -72,8 +72,12 @@ class Pages:
     @property
     def idle(self) -> bool:
         """Whether no cell runs and nothing is left to execute or to answer."""
+        return self.rests_but_for_cells(0)
+
+    def rests_but_for_cells(self, count: int) -> bool:
+        """Whether no more cells than that run, and nothing is left to execute or to answer."""
         running = self.memory.client.cells_running
-        return not running and self.drained and not self.wants_memory
+        return running <= count and self.drained and not self.wants_memory
 
     @property
     def awaited(self) -> bool:

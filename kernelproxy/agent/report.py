@@ -24,17 +24,19 @@ UNUSED = "Not used yet: starts when the notebook first uses the device."
 EVER_IDLE = "Nothing to do."
 PINNED = "Nothing to do: is pinned, and stays on its device."
 RESTORED = "Comes back onto its device."
+STARTS = "Starts on its device."
 REBUILT = "Its device process ended unexpectedly: its state is being rebuilt."
 
 
-def describe_session(session: Session) -> dict[str, Any]:
-    """One session of the reply to `Status`."""
+def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any]:
+    """One session of the reply to `Status`; `asking` as in `Session.standing`."""
     session.observe()
+    standing, reason = session.standing(asking=asking)
     state, memory = session.device_state, session.device_state.memory
     client = memory.client
     worker = state.worker if state.worker and not state.worker.broken else None
     step = session.turn.watch.step
-    queued_since = session.since if session.state is State.QUEUED else None
+    queued_since = session.since if standing is State.QUEUED else None
     outlook = session.returning.outlook()
     return {
         "id": session.id,
@@ -43,7 +45,7 @@ def describe_session(session: Session) -> dict[str, Any]:
         "kernel_id": session.kernel_id,
         "kernel_pid": session.kernel.pid,
         "worker_pid": worker.pid if worker else None,
-        "state": str(session.state),
+        "state": str(standing),
         "tier": _tier(session, worker is not None),
         "device": session.room.device.id,
         "memory": memory_used(session),
@@ -62,7 +64,7 @@ def describe_session(session: Session) -> dict[str, Any]:
         "expected_wait": _rounded(outlook.seconds) if outlook else None,
         "pinned": session.wanted.pinned,
         "priority": session.wanted.tier,
-        "reason": _reason(session, outlook.reason if outlook else session.reason),
+        "reason": _reason(session, outlook.reason if outlook else reason),
         "loading": memory.worker.loading_bytes if worker else 0,
         "snapshot": _snapshot(state.snapshot),
         "migration": asdict(session.migration) if session.migration else None,
@@ -89,6 +91,16 @@ def running(session: Session) -> str:
     names = [each.name if each.owner == session.owner else "another user" for each in found]
     shared = f"{session.room.device.id} with {' and '.join(names) or 'another session'}"
     return f"{RUNNING} Shares {shared} as long as both get on faster so."
+
+
+def idle(session: Session) -> str:
+    """What becomes of a session that has nothing to do."""
+    if session.wanted.pinned:
+        return PINNED
+    if session.idleness.timeout <= 0:
+        return EVER_IDLE
+    after = duration(session.idleness.timeout)
+    return f"Nothing to do: is suspended after {after} without use."
 
 
 #: What users see of each other's sessions, under a daemon that they share: who holds what.

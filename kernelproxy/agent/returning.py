@@ -147,7 +147,7 @@ class Returning:
     def outlook(self) -> Outlook | None:
         """What it can expect while it waits for its turn, or for room; None: nobody can say."""
         session = self._session
-        if session.state is not State.QUEUED:
+        if session.standing()[0] is not State.QUEUED:
             return None
         if place := session.room.place(session):
             return Outlook(place, None, session.reason)
@@ -170,7 +170,12 @@ class Returning:
 
     def why(self, reason: str) -> str:
         """Say why it has not its turn, and why it needs one if its worker died."""
-        return f"{self._why_died} {reason}".strip()
+        return f"{self._why_died} {reason or 'Waits for its turn.'}".strip()
+
+    def blocked(self) -> bool:
+        """Whether it waits for what others have, as far as that was decided by now."""
+        session = self._session
+        return bool(session.turn.reason or session.room.place(session) or self.kept_out())
 
     async def _strand(self, error: StoreError) -> None:
         """Leave it on disk, from where it cannot be brought back now, and let its client know."""

@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WITH_WORKER = {State.IDLE, State.RUNNING, State.RESTORING}
+SETTLE_LOOK_SECONDS = 0.01
 
 
 class Session:
@@ -347,6 +348,17 @@ class Session:
             raise
         return task.result()
 
+    async def settle(self, seconds: float) -> None:
+        """Wait until what was issued is executed, if that takes no longer."""
+        end = time.monotonic() + seconds
+        while (
+            self.state not in (State.SUSPENDED, State.FAILED)
+            and not self.device_state.closed
+            and not self.device_state.drained
+            and time.monotonic() < end
+        ):
+            await asyncio.sleep(SETTLE_LOOK_SECONDS)  # nobody tells when the log was executed
+
     # ---------------------------------------------------------------- suspending
 
     async def suspend_if_idle(self, why: str, *, pressed: bool = False) -> bool:
@@ -455,19 +467,32 @@ class Session:
         with_worker = self.device_state.worker is not None
         if not with_worker or self.state not in _WITH_WORKER | {State.QUEUED}:
             return
-        if self.turn.waiting:
+        if self.turn.waiting and self.returning.blocked():
             self.become(
                 State.QUEUED, self.returning.kept_out() or self.returning.why(self.turn.reason)
             )
         elif not self.device_state.idle:
             self.become(State.RUNNING, report.running(self))
-        elif self.wanted.pinned:
-            self.become(State.IDLE, report.PINNED)
-        elif self.idleness.timeout > 0:
-            after = report.duration(self.idleness.timeout)
-            self.become(State.IDLE, f"Nothing to do: is suspended after {after} without use.")
         else:
-            self.become(State.IDLE, report.EVER_IDLE)
+            self.become(State.IDLE, report.idle(self))
+
+    def standing(self, *, asking: bool = False) -> tuple[State, str]:
+        """What people are told that it does, and why.
+
+        Who has asked for a turn is queued for everything here; people are told so once it is known
+        that others have what it waits for.
+
+        Parameters
+        ----------
+        asking : bool
+            Whether its own cell asks, which does not count as work.
+        """
+        state = self.device_state
+        if self.state is State.QUEUED and not self.returning.blocked():
+            return State.RESTORING, report.RESTORED if state.position else report.STARTS
+        if asking and self.state is State.RUNNING and state.rests_but_for_cells(1):
+            return State.IDLE, report.idle(self)
+        return self.state, self.reason
 
     def become(self, state: State, reason: str) -> None:
         """Change state, as the table allows."""
@@ -475,9 +500,9 @@ class Session:
         if (state, reason) != (self.state, self.reason):
             self.changed()
         before, self.state, self.reason = self.state, state, reason
+        self.chronicle.became(self)
         if state is not before:
             self.since = time.monotonic()
-            self.chronicle.became(self)
             log.info("Session %s: %s, was %s: %s", self.id, state, before, reason)
             if not {state, before} <= _WITH_WORKER:
                 self.deposit()

@@ -41,13 +41,14 @@ class Turn:
 
     def __init__(self, session: Session, arbiter: Arbiter) -> None:
         self._session, self._arbiter = session, arbiter
-        #: Why it waits, for people.
-        self.reason = "Waits for its turn."
+        #: Why it waits, for people; "" until the arbiter has said so.
+        self.reason = ""
         self._token: int | None = None
         self._promised: tuple[int, str] | None = None  # the token that it has on another device
         self._asked = self._started = self._closed = False
         self._taking: asyncio.Task[None] | None = None
         self._resting: int | None = None  # the token that is being given back unasked
+        self._leaving = False  # it gives its lease back, as it has nothing to execute
         self._timer: asyncio.TimerHandle | None = None
         self.watch = Watch(session, arbiter)
         self._bringing: tuple[float, int] | None = None  # since when, and how many bytes
@@ -60,13 +61,13 @@ class Turn:
     @property
     def waiting(self) -> bool:
         """Whether it has asked in vain so far."""
-        return self._asked and not self.held
+        return self._asked and not self.held and not self._leaving
 
     def ask(self) -> None:
         """Want to execute; it may be granted within this call. Asking twice is no error."""
         if self._asked or self._closed:
             return
-        self._asked = True
+        self._asked, self.reason = True, ""
         self._arbiter.wants(self._session.id)
         if not self.held:
             for each in self._session.room.tenants.values():
@@ -182,10 +183,12 @@ class Turn:
                 self._look_later()
             return
         if token is not None:
-            self._token = None
+            self._token, self._leaving = None, True
             self._resting = token
-            await self._stop(token, lambda: self._resting is None or session.others_wait())
-            self._resting = None
+            try:
+                await self._stop(token, lambda: self._resting is None or session.others_wait())
+            finally:
+                self._resting, self._leaving = None, False
         if self._closed:
             return
         self._asked = False
@@ -241,7 +244,7 @@ class Turn:
             return
         self._end_taking()
         self.watch.end()
-        self._token, self._promised, self._asked = None, None, True
+        self._token, self._promised, self._asked, self.reason = None, None, True, ""
         self._session.device_state.lease = (self._session.device_state.lease[0], False)
         self._arbiter.lost(self._session.id, why)
 

@@ -15,7 +15,16 @@ FORMS = ("namespace", "process")
 
 @dataclass(frozen=True)
 class Status(Message):
-    """Ask for all devices and sessions; answered by `StatusReply`."""
+    """Ask for all devices and sessions; answered by `StatusReply`.
+
+    Parameters
+    ----------
+    session : str
+        Id of the session whose own cell asks, else "". The answer waits a little until what that
+        cell has issued is executed, and a cell that does nothing but ask does not count as work.
+    """
+
+    session: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.protocol import Checkpoints, CloseSession, Migrate, Resume, Suspend
+from kernelproxy.protocol import Checkpoints, CloseSession, Migrate, Resume, Status, Suspend
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
@@ -98,6 +98,35 @@ def test_a_turn_ends_in_the_middle_of_a_cell(
             go_on.touch()
             assert second.read() == second.state
         assert first.read() == first.state
+
+
+def test_alone_it_is_never_queued(toy_host: StartHost, arbiter: str) -> None:
+    host = toy_host(**SHORT[arbiter])
+    client, seen = host.client(), set()
+    for number in range(30):
+        with client.cell():
+            client.add(number)
+            seen.add(host.session(client)["state"])
+        seen.add(host.session(client)["state"])
+        client.add(number)  # as the garbage collector, between two cells
+        seen.add(host.session(client)["state"])
+    assert "queued" not in seen
+    host.rested(client)
+
+
+def test_a_cell_that_asks_about_itself_is_answered_when_its_work_is_done(
+    toy_host: StartHost, arbiter: str
+) -> None:
+    host = toy_host(**SHORT[arbiter])
+    client = host.client()
+    for number in range(10):
+        with client.cell():
+            for _ in range(20):
+                client.add(number)
+            (found,) = host.call(Status(client.session)).sessions
+            assert found["log_consumed"] == found["log_head"]
+            assert found["state"] == "idle", found["reason"]
+            assert host.session(client)["state"] == "running"  # for all others
 
 
 def test_a_cell_that_computes_elsewhere_gives_its_turn(toy_host: StartHost, arbiter: str) -> None:
