@@ -32,7 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kernelproxy.errors import NativeError
+from kernelproxy import paths
+from kernelproxy.errors import ControlError, NativeError
+from kernelproxy.ownership import check_inside
 
 PACKAGE = Path(__file__).resolve().parent
 TORCH_MIN, TORCH_END = (2, 11), (2, 14)
@@ -272,14 +274,15 @@ def find_or_build(
     NativeError
         They cannot be built here.
     """
-    for directory in (PACKAGE / "_native_lib" / key, cache / key):
-        if found := inside(directory):
-            return found
+    if found := inside(PACKAGE / "_native_lib" / key):
+        return found
+    if found := _safe(cache / key, inside):
+        return found
     say = message or (lambda text: None)
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(cache / f"{key}.lock", say):
-            if found := inside(cache / key):
+            if found := _safe(cache / key, inside):
                 return found
             build(say)
             if found := inside(cache / key):
@@ -289,10 +292,29 @@ def find_or_build(
     raise NativeError(f"the build left no libraries in {cache / key}")
 
 
+def _safe(directory: Path, inside: Callable[[Path], T | None]) -> T | None:
+    """What is in a directory of a cache, which nobody else may have filled."""
+    try:
+        check_inside(directory, f"remove {directory}")
+    except ControlError as error:
+        raise NativeError(error.message.rstrip(".")) from error
+    return inside(directory)
+
+
 def cache_directory() -> Path:
-    """Where libraries that were built at first use are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "jupyter_sing" / "native"
+    """Where libraries that were built at first use are kept.
+
+    Raises
+    ------
+    NativeError
+        It cannot be made, or somebody else could have put libraries there.
+    """
+    try:
+        return paths.cache_dir("native")
+    except ControlError as error:
+        raise NativeError(error.message.rstrip(".")) from error
+    except OSError as error:
+        raise NativeError(f"the native part cannot be kept in a cache: {error}") from error
 
 
 def check_version(info: TorchInfo) -> None:

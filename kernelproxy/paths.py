@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernelproxy.errors import ControlError
+from kernelproxy.ownership import check_inside, own_directory
 
 SOCKET_NAME = "agent.sock"
 #: Of a daemon that all users of the machine share.
@@ -19,6 +20,7 @@ SYSTEM_DIR = "/run/jupyter-sing"
 _PACKAGES = ("kernelproxy", "jupyter_sing")
 #: Python packages alone, for any interpreter.
 _LIBRARIES = ("cloudpickle",)
+_OWN = "set {} to a directory of your own"
 
 
 def runtime_dir() -> Path:
@@ -32,29 +34,42 @@ def runtime_dir() -> Path:
     Raises
     ------
     ControlError
-        If the directory belongs to somebody else or others may write to it: whoever can replace
-        the socket could read every notebook.
+        If somebody else could have put something there (see `ownership.own_directory`): whoever
+        can replace the socket could read every notebook.
     """
-    configured = os.environ.get("JUPYTER_SING_RUNTIME_DIR")
+    name = "JUPYTER_SING_RUNTIME_DIR"
+    configured = os.environ.get(name)
     directory = Path(configured) if configured else jupyter_runtime_dir() / "sing"
-    directory = Path(os.path.abspath(directory))
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.stat()
-    if found.st_uid != os.getuid():
-        raise ControlError(f"{directory} belongs to another user.", "unsafe-directory")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ControlError(
-            f"{directory} may be written by others: chmod 700 it.", "unsafe-directory"
-        )
-    return directory
+    return own_directory(Path(os.path.abspath(directory)), _OWN.format(name))
 
 
 def data_dir() -> Path:
-    """Directory of the checkpoints: ``JUPYTER_SING_DATA_DIR``, else ``sing`` in Jupyter's data."""
-    configured = os.environ.get("JUPYTER_SING_DATA_DIR")
+    """Directory of the checkpoints: ``JUPYTER_SING_DATA_DIR``, else ``sing`` in Jupyter's data.
+
+    Raises
+    ------
+    ControlError
+        As `runtime_dir`: whoever can put a checkpoint there has its code executed.
+    """
+    name = "JUPYTER_SING_DATA_DIR"
+    configured = os.environ.get(name)
     directory = Path(configured) if configured else jupyter_data_dir() / "sing"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_directory(directory := Path(os.path.abspath(directory)), _OWN.format(name))
+    check_inside(directory, _OWN.format(name))
     return directory
+
+
+def cache_dir(name: str) -> Path:
+    """Directory of what is compiled once and executed: in ``XDG_CACHE_HOME``, else in ``~/.cache``.
+
+    Raises
+    ------
+    ControlError
+        As `runtime_dir`, but it may be root's.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    directory = Path(os.path.abspath(base)) / "jupyter_sing" / name
+    return own_directory(directory, _OWN.format("XDG_CACHE_HOME"), shared=True)
 
 
 def jupyter_runtime_dir() -> Path:

@@ -130,6 +130,8 @@ class SingProvisioner(KeptKernel):
             await self._propose(kwargs)
             if owed and self.session:
                 await self._offer(LastCheckpoint(self.session))
+        except ControlError as error:
+            self._decline(str(error).rstrip("."))
         except Exception as error:
             self._decline(f"internal error: {type(error).__name__}: {error}")
         return kwargs

@@ -12,6 +12,7 @@ from jupyter_sing.controller.promises import Nodes
 from jupyter_sing.controller.rules import Rules
 from jupyter_sing.scheduler.policy.reading import TEXT_BYTES_MAX
 from kernelproxy.errors import ControlError
+from kernelproxy.ownership import check_file
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ def kept(directory: Path) -> str:
         ) from error
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, remedy: str = "remove it") -> str:
+    check_file(path, remedy)
     with open(path, "rb") as file:
         return file.read(TEXT_BYTES_MAX + 1).decode("utf-8")
 
@@ -80,7 +82,7 @@ def begin(directory: Path, nodes: Nodes) -> Rules:
     """
     if named := os.environ.get(VARIABLE):
         try:
-            text = _read(_absolute(named))
+            text = _read(_absolute(named), f"name a copy of your own in {VARIABLE}")
             rules = Rules(text, nodes)
             keep(directory, text)
             return rules

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kernelproxy import paths
 from kernelproxy.errors import ControlError
+from kernelproxy.ownership import own_directory
 
 DATA_DIR = "/var/lib/jupyter-sing"
 
@@ -97,19 +98,9 @@ def _directory(path: Path, mode: int) -> Path:
     Raises
     ------
     ControlError
-        If it is another user's, or no directory.
+        As `own_directory`.
     """
-    path.mkdir(mode=mode, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0:
-        raise ControlError(f"{path} is not a directory of root's.", "unsafe-directory")
-    for parent in path.parents:
-        above = parent.stat()
-        writable = above.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if above.st_uid != 0 or (writable and not above.st_mode & stat.S_ISVTX):
-            raise ControlError(
-                f"{path} is in {parent}, which others than root may write.", "unsafe-directory"
-            )
-    if stat.S_IMODE(found.st_mode) != mode:
+    own_directory(path, "remove it")
+    if stat.S_IMODE(path.stat().st_mode) != mode:
         path.chmod(mode)
     return path

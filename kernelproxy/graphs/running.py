@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import reduce
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from kernelproxy import paths
 from kernelproxy.graphs import text
 from kernelproxy.graphs.rebuild import Geometry, Graph, Reference, rebuild
 from kernelproxy.graphs.text import DescriptionError
@@ -281,8 +281,8 @@ def _compile(
 
 def _set_cache_directory() -> None:
     """Keep code where nobody else can write; torch's default is in a directory for all."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(home) / "jupyter_sing" / "inductor"))
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(paths.cache_dir("inductor"))
 
 
 def _symbols(env: Any, graph: Graph, hints: tuple[int, ...]) -> dict[str, Any]:

@@ -1,0 +1,176 @@
+"""Nothing is loaded from where another user could have put it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jupyter_sing.controller import kept
+from kernelproxy import fstrack, native, ownership, paths
+from kernelproxy.errors import ControlError, NativeError
+
+BOB = 12345
+ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+
+
+def load_library(base: Path) -> object:
+    return native.cache_directory()
+
+
+def load_checkpoints(base: Path) -> object:
+    return paths.data_dir()
+
+
+def load_socket(base: Path) -> object:
+    return paths.runtime_dir()
+
+
+def load_compiled_code(base: Path) -> object:
+    return paths.cache_dir("inductor")
+
+
+LOADERS = {
+    load_library: ("jupyter_sing/native", "XDG_CACHE_HOME"),
+    load_compiled_code: ("jupyter_sing/inductor", "XDG_CACHE_HOME"),
+    load_checkpoints: ("", "JUPYTER_SING_DATA_DIR"),
+    load_socket: ("", "JUPYTER_SING_RUNTIME_DIR"),
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that everybody may write, like ``/tmp``, in which all of ours is to lie."""
+    base = tmp_path / "common"
+    base.mkdir()
+    base.chmod(0o1777)
+    for name in ("XDG_CACHE_HOME", "JUPYTER_SING_DATA_DIR", "JUPYTER_SING_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(base / "place"))
+    return base
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_what_is_missing_is_made_and_found_again(
+    base: Path, load: Callable[[Path], object]
+) -> None:
+    directory = base / "place" / LOADERS[load][0]
+    assert load(base) == directory == load(base)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert not (base / "place").stat().st_mode & 0o022
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize("trick", ["above", "itself", "link", "open", "open above"])
+def test_what_another_user_made_first_is_refused(
+    base: Path, load: Callable[[Path], object], trick: str
+) -> None:
+    place, (below, remedy) = base / "place", LOADERS[load]
+    target = place / below
+    if trick == "above":
+        place.mkdir()
+        os.chown(place, BOB, BOB)
+    elif trick == "itself":
+        target.mkdir(parents=True)
+        os.chown(target, BOB, BOB)
+    elif trick == "link":
+        (base / "mine").mkdir(mode=0o700)
+        place.symlink_to(base / "mine")
+        os.chown(place, BOB, BOB, follow_symlinks=False)
+    elif trick == "open":
+        target.mkdir(parents=True)
+        target.chmod(0o777)
+    else:
+        target.mkdir(mode=0o700, parents=True)
+        base.chmod(0o777)
+    with pytest.raises((ControlError, NativeError)) as error:
+        load(base)
+    said = str(error.value)
+    assert f"set {remedy} to a directory of your own" in said
+    assert "\n" not in said
+    if trick.startswith("open"):
+        assert "may be written by others" in said
+    else:
+        assert "belongs to another user, uid 12345" in said
+
+
+@ROOT_ALONE
+def test_links_and_sticky_directories_of_ours_and_of_roots_are_followed(base: Path) -> None:
+    (base / "mine").mkdir(mode=0o700)
+    (base / "place").symlink_to("../common/mine")
+    assert paths.data_dir() == base / "place"
+    (base / "mine").rmdir()
+    (base / "place").unlink()
+    (base / "place").symlink_to("place")
+    with pytest.raises(ControlError, match="too many links"):
+        paths.data_dir()
+
+
+@ROOT_ALONE
+def test_what_lies_in_a_directory_that_was_open_once_is_not_believed(base: Path) -> None:
+    checkpoints = paths.data_dir() / "states"
+    checkpoints.mkdir()
+    os.chown(checkpoints, BOB, BOB)
+    with pytest.raises(ControlError, match="states belongs to another user"):
+        paths.data_dir()
+    checkpoints.rmdir()
+    cache = native.cache_directory()
+
+    def build(say: object) -> None:
+        raise AssertionError("it is there")
+
+    def inside(found: Path) -> Path | None:
+        return found if found.is_dir() else None
+
+    for whose in ("key", "key/library.so"):
+        (cache / "key").mkdir(exist_ok=True)
+        (cache / "key" / "library.so").touch()
+        os.chown(cache / whose, BOB, BOB)
+        with pytest.raises(NativeError, match="belongs to another user"):
+            native.find_or_build("key", cache, inside, build)
+        os.chown(cache / whose, 0, 0)
+    assert native.find_or_build("key", cache, inside, build) == cache / "key"
+
+
+@ROOT_ALONE
+def test_the_file_tracker_of_another_user_is_not_preloaded(base: Path) -> None:
+    (base / "place" / "jupyter_sing").mkdir(parents=True)
+    os.chown(base / "place" / "jupyter_sing", BOB, BOB)
+    with pytest.raises(NativeError, match="belongs to another user"):
+        fstrack.library(lambda text: None)
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize("trick", ["owner", "mode", "directory"])
+def test_a_policy_that_others_may_write_is_not_applied(base: Path, trick: str) -> None:
+    file = base / "policies" / "policy.yaml"
+    file.parent.mkdir()
+    file.write_text("")
+    ownership.check_file(file, "copy it")
+    if trick == "owner":
+        os.chown(file, BOB, BOB)
+    elif trick == "mode":
+        file.chmod(0o666)
+    else:
+        os.chown(file.parent, BOB, BOB)
+    with pytest.raises(ControlError, match="copy it"):
+        ownership.check_file(file, "copy it")
+    with pytest.raises(ControlError):
+        kept._read(file)
+
+
+@ROOT_ALONE
+def test_where_root_has_no_number_only_our_own_directory_is_believed(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a rootless container: what is of root's there looks like what is of others'."""
+    overflow = base / "overflowuid"
+    overflow.write_text(str(os.lstat("/").st_uid))
+    monkeypatch.setattr(ownership, "_OVERFLOW", overflow)
+    monkeypatch.setattr(os, "getuid", lambda: BOB)
+    with pytest.raises(ControlError, match="belongs to another user, root"):
+        paths.data_dir()
+    os.chown(base / "place", BOB, BOB)
+    assert paths.data_dir() == base / "place"
