@@ -13,6 +13,7 @@ from kernelproxy import paths
 from kernelproxy.agent import activity
 from kernelproxy.control import connect
 from kernelproxy.protocol import Activity, ActivityReply
+from kernelproxy.readable import clock, device_label, device_name
 
 ANSWER_SECONDS_MAX = 60.0
 DAY_SECONDS = 86_400.0
@@ -64,8 +65,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         peak = max((count for _, count in device["memory"]), default=0)
         waited = max((count for _, count in device["queue"]), default=0)
         written.append(
-            f"{device['id']}: at most {bytes_text(peak)} of {bytes_text(device['memory_total'])} "
-            f"used, {waited} waiting"
+            f"{device_label(device['id'])}: peak memory {bytes_text(peak)} of "
+            f"{bytes_text(device['memory_total'])}, longest queue {waited}"
         )
         rows = [
             (
@@ -79,11 +80,13 @@ def lines(found: dict[str, Any]) -> list[str]:
             for span in device["held"]
         ]
         table = Table(("from", "to", "for", "state", "session", "owner"), rows)
-        written += [str(table) if rows else "Nobody had it.", ""]
+        written += [str(table) if rows else "Not used.", ""]
     for each in found["events"]:
         who = each["name"] or each["session"]
-        written.append(f"{_clock(each['at'])}  {who} ({each['device']}): {each['text']}")
-    return written or ["Nothing is known of that time."]
+        written.append(
+            f"{_clock(each['at'])}  {who} on {device_name(each['device'])}: {clock(each['text'])}"
+        )
+    return written or ["Nothing was recorded in that time."]
 
 
 def _clock(at: float) -> str:

@@ -104,46 +104,46 @@ def _parser() -> argparse.ArgumentParser:
         verb.set_defaults(function=function)
         return verb
 
-    add("status", status, "devices and sessions")
-    add("devices", devices, "devices")
-    had = add("activity", show_activity, "who had the devices, and what happened")
-    until_now = "so many until now (default: 24, which are kept)"
+    add("status", status, "show GPUs and sessions")
+    add("devices", devices, "show GPUs")
+    had = add("activity", show_activity, "show who used the GPUs, and what happened")
+    until_now = "the last so many hours (default: 24; older ones are not kept)"
     had.add_argument("--hours", type=_hours, default=24.0, help=until_now)
-    run = add("run", run_program, "run a Python program under a device session")
+    run = add("run", run_program, "run a Python program with a GPU session")
     run.add_argument("--name", help="name of the session (default: the script's)")
-    run.add_argument("--device", help="id of the device (default: the agent chooses)")
+    run.add_argument("--device", help="id of the GPU, such as cpu:1 (default: the emptiest)")
     run.add_argument("--python", default=sys.executable, help="interpreter that has torch")
     run.add_argument("script", help="Python program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    suspend_parser = add("suspend", suspend, "free a session's device, keep its state")
-    resume_parser = add("resume", resume, "bring a session back onto its device")
+    suspend_parser = add("suspend", suspend, "free the GPU of a session and keep its state")
+    resume_parser = add("resume", resume, "move the state of a session back to the GPU")
     for each in (suspend_parser, resume_parser):
         each.add_argument("session", help="id, unique prefix of one, or name")
-    move = add("migrate", migrate, "move a session to another device while it runs")
+    move = add("migrate", migrate, "move a session to another GPU while it runs")
     move.add_argument("session", help="id, unique prefix of one, or name")
-    move.add_argument("device", help="id of the device, such as cpu:1 or cuda:0")
-    pin_parser = add("pin", pin, "keep a session's memory on its device")
-    unpin_parser = add("unpin", pin, "let a session's memory leave its device again")
-    priority_parser = add("priority", priority, "show or say how a session is to be served")
+    move.add_argument("device", help="id of the GPU, such as cpu:1 or cuda:0")
+    pin_parser = add("pin", pin, "keep the memory of a session on its GPU")
+    unpin_parser = add("unpin", pin, "let the memory of a session leave its GPU again")
+    priority_parser = add("priority", priority, "show or set the priority of a session")
     for each in (pin_parser, unpin_parser, priority_parser):
         each.add_argument("session", help="id, unique prefix of one, or name")
     pin_parser.set_defaults(pinned=True)
     unpin_parser.set_defaults(pinned=False)
-    levels = "as well as its user may be (default: show it)"
+    levels = "as high as its user may have (default: show it)"
     priority_parser.add_argument("level", nargs="?", choices=TIERS, help=levels)
-    explain = add("why", why, "what was decided about a session, and why")
+    explain = add("why", why, "show what was decided about a session, and why")
     explain.add_argument(
         "session", help="id, unique prefix of one, or name (of one that has ended, too)"
     )
     explain.add_argument("--count", type=int, default=20, help="how many decisions (default: 20)")
-    form = "variables, or also the process (default: the best that works)"
-    put_away = add("checkpoint", checkpoint, "put a notebook away, to be taken out again")
-    put_away.add_argument("session", help="id, unique prefix of one, or name")
-    put_away.add_argument("--name", default="", help="of the checkpoint (default: what and when)")
-    put_away.add_argument("--form", choices=FORMS, default="", help=form)
-    add("checkpoints", checkpoints, "what was put away")
-    take_out = add("restore", restore, "take a notebook out again, into its kernel or another")
-    which = take_out.add_mutually_exclusive_group(required=True)
+    form = "only the variables, or the whole process (default: the best that works)"
+    checkpoint_parser = add("checkpoint", checkpoint, "save a checkpoint of a notebook")
+    checkpoint_parser.add_argument("session", help="id, unique prefix of one, or name")
+    checkpoint_parser.add_argument("--name", default="", help="default: what and when")
+    checkpoint_parser.add_argument("--form", choices=FORMS, default="", help=form)
+    add("checkpoints", checkpoints, "list checkpoints")
+    restore_parser = add("restore", restore, "restore a checkpoint into its kernel or another")
+    which = restore_parser.add_mutually_exclusive_group(required=True)
     which.add_argument("name", nargs="?", help="of the checkpoint")
     which.add_argument(
         "--last",
@@ -153,25 +153,27 @@ def _parser() -> argparse.ArgumentParser:
         help="instead of a name: the last one of a session's notebook, into its kernel (default: "
         "the only session that has one)",
     )
-    take_out.add_argument("--session", help="whose kernel (default: the one that it was made of)")
-    take_out.add_argument("--form", choices=FORMS, default="", help=form)
-    delete = add("checkpoint-delete", checkpoint_delete, "forget a checkpoint")
+    restore_parser.add_argument(
+        "--session", help="into its kernel (default: the one it was saved from)"
+    )
+    restore_parser.add_argument("--form", choices=FORMS, default="", help=form)
+    delete = add("checkpoint-delete", checkpoint_delete, "delete a checkpoint")
     delete.add_argument("name", help="of the checkpoint")
     policies.add_verbs(verbs, common)
     simulate.add_verb(verbs, common)
-    doctor_parser = add("doctor", show_doctor, "what works on this machine and what is missing")
+    doctor_parser = add("doctor", show_doctor, "check what works on this machine")
     doctor_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
-    daemon_parser = add("daemon", daemon, "start the daemon, which else starts at first need")
-    daemon_parser.add_argument("--foreground", action="store_true", help="and stay with it")
+    daemon_parser = add("daemon", daemon, "start the daemon (it also starts by itself when needed)")
+    daemon_parser.add_argument("--foreground", action="store_true", help="run in this terminal")
     daemon_parser.add_argument(
-        "--system", action="store_true", help="one for all users of this machine; for root"
+        "--system", action="store_true", help="start one for all users of this machine (as root)"
     )
     daemon_parser.add_argument("--group", help="with --system: only its members may use it")
-    stop_parser = add("stop", stop, "put notebooks away, stop the daemon and every session")
+    stop_parser = add("stop", stop, "save all notebooks, then stop the daemon and all sessions")
     stop_parser.add_argument(
         "--no-checkpoint",
         action="store_true",
-        help="put nothing away: device state that is not in a checkpoint is lost",
+        help="save nothing: GPU memory that is not in a checkpoint is lost",
     )
     return parser
 
@@ -184,7 +186,7 @@ def status(options: argparse.Namespace) -> int:
             {name: each for name, each in asdict(found).items() if each or name != "sharing"}
         )
     elif not found.devices:
-        print("No daemon is running: it starts with the first notebook or program.")
+        print("The daemon is not running. It starts with the first notebook or program.")
     else:
         print(table.devices_table(found.devices))
         print()
@@ -200,7 +202,7 @@ def devices(options: argparse.Namespace) -> int:
     if options.json:
         _print_json({"devices": found.devices})
     elif not found.devices:
-        print("No daemon is running: it starts with the first notebook or program.")
+        print("The daemon is not running. It starts with the first notebook or program.")
     else:
         print(table.devices_table(found.devices))
     return 0
@@ -285,7 +287,7 @@ def _session(control: Control, name: str) -> dict[str, Any]:
 
 def checkpoint(options: argparse.Namespace) -> int:
     """``checkpoint S``: returns when it is safe on disk, having waited for a running cell."""
-    with connect(start=False) as control, Line("Storing", wanted=not options.json) as line:
+    with connect(start=False) as control, Line("Saving", wanted=not options.json) as line:
         request = Checkpoint(options.session, options.name, form=options.form)
         reply = control.expect(CheckpointReply, request, show=line.show_bytes)
     if options.json:
@@ -308,7 +310,7 @@ def checkpoints(options: argparse.Namespace) -> int:
 
 def restore(options: argparse.Namespace) -> int:
     """``restore NAME``: returns when the notebook is there, having waited for a running cell."""
-    with connect() as control, Line("Reading", wanted=not options.json) as line:
+    with connect() as control, Line("Restoring", wanted=not options.json) as line:
         if options.last is None:
             name = options.name
             session = options.session or _session_of(control, name)
@@ -336,8 +338,8 @@ def _session_of(control: Control, name: str) -> str:
         if made["kernel_id"] and session["kernel_id"] == made["kernel_id"]:
             return str(session["id"])
     raise ControlError(
-        f"The kernel of {name} is gone: open its notebook and run %sing restore {name}, or name "
-        "a session by --session.",
+        f"The kernel of {name} has ended. Open its notebook and run %sing restore {name}, or "
+        "choose a session with --session.",
         "unknown-session",
     )
 
@@ -352,23 +354,23 @@ def _only_session(control: Control) -> str:
     if len(found) == 1:
         return str(found[0]["id"])
     if not found:
-        raise ControlError("No session has a notebook with a checkpoint.", "unknown-checkpoint")
+        raise ControlError("No session has a checkpoint.", "unknown-checkpoint")
     names = ", ".join(f"{each['id'][:8]} ({each['name']})" for each in found)
-    raise ControlError(f"Several have one: name the session, of {names}.", "ambiguous")
+    raise ControlError(f"Several sessions have a checkpoint. Choose one: {names}.", "ambiguous")
 
 
 def checkpoint_delete(options: argparse.Namespace) -> int:
     """``checkpoint-delete NAME``."""
     with connect() as control:
         control.call(DeleteCheckpoint(options.name))
-    _done(options, f"Checkpoint {options.name} is deleted.")
+    _done(options, f"Deleted checkpoint {options.name}.")
     return 0
 
 
 def daemon(options: argparse.Namespace) -> int:
     """``daemon``: start it; with ``--foreground``, be it; with ``--system``, for everybody."""
     if options.group and not options.system:
-        raise ControlError("--group is of --system.", "bad-request")
+        raise ControlError("--group needs --system.", "bad-request")
     program = ["-m", "kernelproxy.agent"]
     place = None
     if options.system:
@@ -380,11 +382,11 @@ def daemon(options: argparse.Namespace) -> int:
         os.execv(sys.executable, [sys.executable, *program, "--foreground"])
     if place is not None:
         start_detached(place.private, program)
-        _done(options, f"The daemon of this machine listens at {place.socket}.")
+        _done(options, f"Started the daemon of this machine. It listens at {place.socket}.")
         return 0
     with connect():
         pass
-    _done(options, f"The daemon listens at {paths.socket_path()}.")
+    _done(options, f"The daemon is running. It listens at {paths.socket_path()}.")
     return 0
 
 
@@ -392,22 +394,22 @@ def stop(options: argparse.Namespace) -> int:
     """``stop``: no daemon is no error."""
     request = Stop(checkpoint=not options.no_checkpoint)
     try:
-        with connect(start=False) as control, Line("Putting away", wanted=not options.json) as line:
+        with connect(start=False) as control, Line("Saving", wanted=not options.json) as line:
             reply = control.expect(Stopped, request, show=line.show_notebooks)
     except ControlError as error:
         if error.reason != "no-daemon":
             raise
         remote.end_kernels()  # of servers that have left them
-        _done(options, "No daemon was running.")
+        _done(options, "The daemon was not running.")
         return 0
-    message = "The daemon and its sessions have ended."
+    message = "Stopped the daemon and its sessions."
     if options.json:
         _print_json({"message": message, **asdict(reply)})
         return 0
     for name in reply.checkpoints:
-        print(f"Checkpoint {name} was made.")
+        print(f"Saved checkpoint {name}.")
     for problem in reply.problems:
-        print(f"  not put away: {problem}")
+        print(f"  not saved: {problem}")
     print(message)
     return 0
 

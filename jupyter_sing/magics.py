@@ -36,34 +36,36 @@ from kernelproxy.protocol import (
     StatusReply,
     Suspend,
 )
+from kernelproxy.readable import device_name
 
 HELP = """\
-%sing status    what this notebook has on its device (also: %sing)
-%sing suspend   free the device, keep the state; the next cell that needs it resumes
-%sing resume    bring the state back onto the device now
+%sing status    show the GPU session of this notebook (also: %sing)
+%sing suspend   free the GPU and keep the state; the next cell that needs it resumes
+%sing resume    move the state back to the GPU now
 %sing migrate DEVICE
-                move the state to another device, such as cpu:1
-%sing pin       keep the memory on its device while nothing is done (%sing unpin: no more);
+                move the state to another GPU, such as cpu:1 or cuda:1
+%sing pin       keep the memory on the GPU, even when idle (%sing unpin: stop that);
                 others still get their turns
 %sing priority [LEVEL]
-                how it is to be served: premium, standard or basic, as far as you may
+                show or set the priority: premium, standard or basic, as far as you may
 %sing checkpoint [NAME]
-                put the whole notebook away on disk: variables and device state, and its
-                process where that works (--form namespace: without; --form process: not
-                without)
+                save the notebook to disk: variables and GPU memory, and the whole process
+                where possible (--form namespace: only variables; --form process: fail
+                if the process cannot be saved)
 %sing checkpoints
-                what was put away
+                list the checkpoints
 %sing restore [NAME]
-                take a notebook out, in the place of this one; this runs the code it holds
-                (without a name: the last checkpoint of this notebook). Its process comes back
-                if it was saved and can (--form as above)
-%sing auto      whether checkpoints are made by themselves (also: %sing auto 10m, 20 cells, off)
+                replace this notebook's variables by a checkpoint (default: its last one).
+                A checkpoint contains code that runs: only restore checkpoints made by you
+                or someone you trust. Restores the process, if it was saved (--form as above)
+%sing auto      show when checkpoints are saved automatically
+                (set it: %sing auto 10m, %sing auto 20 cells, %sing auto off)
 %sing help      this text"""
 
 # Resuming may wait for room, and suspending for the operator that runs now.
 VERB_SECONDS_MAX = 600.0
 BAR_SECONDS = 0.5
-UNKNOWN = "the daemon does not know this session any more: restart the kernel"
+UNKNOWN = "this session has ended: restart the kernel"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 Reply = TypeVar("Reply", bound=Message)
@@ -75,13 +77,13 @@ def sing(line: str) -> Any:
     verb = words[0] if words else "status"
     function = _VERBS.get(verb)
     if function is None:
-        _complain(f"%sing {line.strip()} is no command; %sing help lists them")
+        _complain(f"%sing {line.strip()} is not a command; %sing help lists the commands")
         return None
     try:
         arguments, options = _options(words[1:])
         inspect.signature(function).bind(*arguments, **options)
     except (TypeError, ValueError):
-        _complain(f"%sing {verb} is written otherwise; %sing help shows how")
+        _complain(f"%sing {verb} has wrong arguments; %sing help shows how to write it")
         return None
     try:
         return function(*arguments, **options)
@@ -99,8 +101,7 @@ def status() -> Any:
         return None
     session = _described(session_id)
     memory = table.bytes_text(session["memory"])
-    where = session["device"] or "no device"
-    print(f"{table.state_text(session)} [{memory} on {where}]")
+    print(f"{table.state_text(session)} [{memory} on {device_name(session['device'])}]")
     for line in table.checkpoint_lines(session):
         print(line)
     return table.sessions_table([session])
@@ -125,7 +126,7 @@ def resume() -> None:
         with Bar("Resuming", session_id):
             _call(SessionReply, Resume(session_id))
         session = _described(session_id)
-        print(f"{table.state_text(session)} on {session['device'] or 'no device'}")
+        print(f"Resumed on {device_name(session['device'])}. {table.state_text(session)}")
 
 
 def migrate(device: str) -> None:
@@ -171,7 +172,7 @@ def checkpoint(name: str = "", *, form: str = "") -> None:
         return
     from kernelproxy.hoststate.checkpoint import begin  # with cloudpickle: only at need
 
-    with Bar("Storing") as bar:
+    with Bar("Saving") as bar:
         made = begin(session_id, _shell(), name, form=form).finish(bar.show)
     print("\n".join(table.checkpoint_made_lines(made)))
 
@@ -192,7 +193,7 @@ def restore(name: str = "", *, form: str = "") -> None:
         if not session_id:
             return
         name = _call(CheckpointReply, LastCheckpoint(session_id)).checkpoint["name"]
-    with Bar("Reading") as bar:
+    with Bar("Restoring") as bar:
         outcome = take_out(_shell(), name, form, bar.show)
     print("\n".join(table.restored_lines(outcome)))
 
@@ -228,7 +229,8 @@ def automatic_rule(words: Sequence[str]) -> tuple[float, int]:
     cells = int(found[3] or 0) if found else 0
     if not every and not cells:
         raise ControlError(
-            f"%sing auto {text} is no interval: write 90s, 10m, 2h, 20 cells or off.", "bad-request"
+            f"%sing auto {text} is not an interval: write 90s, 10m, 20 cells or off.",
+            "bad-request",
         )
     return every, cells
 
@@ -294,8 +296,7 @@ class Bar:
         """Called when something about the session has changed, in a thread."""
         session = seen.sessions.get(self._session)
         if session is not None and not seen.problem:
-            said = [f"{self._what}: {view.word(session)}", view.queue_text(session)]
-            self._wait(" · ".join(filter(None, said)))
+            self._wait(f"{self._what}: {view.queue_text(session) or view.word(session)}")
 
     def _wait(self, text: str) -> None:
         """Show that it goes on, while nobody says how far it is."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from kernelproxy.readable import clock, device_label, device_name
+
 # One word for each state; what happens next is in the session's own reason.
 WORDS = {
     "running": "Running",
@@ -18,7 +20,8 @@ WORDS = {
     "migrating": "Migrating",
     "failed": "Error",
 }
-NEXT = {"suspended": "resumes when you run a cell", "queued": "starts when it is its turn"}
+#: What is said of others' sessions, whose reason is not shown.
+NEXT = {"suspended": "Resumes when its owner runs a cell.", "queued": "Waiting for its turn."}
 
 
 @dataclass(frozen=True)
@@ -68,39 +71,49 @@ def bytes_text(count: int) -> str:
 
 
 def state_word(session: dict[str, Any]) -> str:
-    """Write a session's state in a word, with its place if it waits: ``Queued (2)``."""
+    """Write a session's state in a word, with its place if it waits: ``Queued, next``."""
     state, place = str(session["state"]), session["queue_position"]
     word = WORDS.get(state, state.capitalize())
-    return word if place is None else f"{word} ({place})"
+    if place is None:
+        return word
+    return f"{word}, next" if place == 1 else f"{word}, place {place}"
+
+
+def sentence(session: dict[str, Any]) -> str:
+    """Say why a session is in its state, and what happens next, on the clock of who reads."""
+    return clock(session["reason"]) or NEXT.get(str(session["state"]), "")
 
 
 def state_text(session: dict[str, Any]) -> str:
-    """Write a session's state and what happens next: ``Suspended: resumes when you …``."""
-    word, following = state_word(session), NEXT.get(str(session["state"]))
-    return f"{word}: {following}" if following else word
+    """Write a session's state and what happens next: ``Suspended by you. Resumes when …``."""
+    word, said = state_word(session), sentence(session)
+    if said.startswith(WORDS.get(str(session["state"]), word)):
+        return said
+    return f"{word}. {said}" if said else f"{word}."
 
 
 def migration_text(session: dict[str, Any]) -> str:
     """Say where a session is after a migration, and what that has cost."""
-    where, done = f"{state_text(session)} on {session['device']}", session["migration"]
+    where, done = f"Now on {device_name(session['device'])}.", session["migration"]
     if not done or not done["downtime"]:
         return where
-    return f"{where} (moved in {done['seconds']:.1f} s, stood still {done['downtime']:.3f} s)"
+    return f"{where} Moved in {done['seconds']:.1f} s, paused for {done['downtime']:.3f} s."
 
 
 def pinned_text(session: dict[str, Any]) -> str:
     """Say whether a session's memory stays on its device."""
     if not session["pinned"]:
-        return "Not pinned: its memory may leave its device for others"
+        return "Not pinned: its memory may leave the GPU when others need it."
+    device = device_name(session["device"])
     if session["worker_pid"] is None:
-        return f"Pinned: once it is on {session['device']} again, its memory stays there"
-    return f"Pinned: its memory stays on {session['device']}"
+        return f"Pinned: once resumed, its memory stays on {device}."
+    return f"Pinned: its memory stays on {device}."
 
 
 def priority_text(session: dict[str, Any]) -> str:
     """Say what a session is to be served as."""
     level = session["priority"]
-    return f"Priority: {level}" if level else "Priority: as its user may be served (nothing said)"
+    return f"Priority: {level}" if level else "Priority: default"
 
 
 def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
@@ -112,15 +125,14 @@ def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
             *([s["owner"]] if several else []),
             s["name"],
             state_word(s),
-            f"{s['device'] or ''}{' (pinned)' if s['pinned'] else ''}",
+            f"{device_label(s['device'])}{', pinned' if s['pinned'] else ''}",
             bytes_text(s["memory"]),
-            f"{s['operators']:,}",
-            s["reason"],
+            sentence(s),
         )
         for s in sessions
     ]
     whose = ["owner"] if several else []
-    header = ("id", *whose, "name", "state", "device", "memory", "operators", "reason")
+    header = ("id", *whose, "name", "state", "GPU", "memory", "what happens")
     return Table(header, rows)
 
 
@@ -154,29 +166,29 @@ def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:
             rows.append((c["name"], "", "", "", "", "", c["problem"]))
             continue
         when = _when(c["created"])
-        left_out = f", {len(c['omitted'])} left out" if c["omitted"] else ""
+        omitted = f", {len(c['omitted'])} not saved" if c["omitted"] else ""
         rows.append(
             (
                 c["name"],
                 when,
-                "automatic" if c["automatic"] else "by hand",
-                ", ".join(c["forms"]),
+                "automatic" if c["automatic"] else "you",
+                "whole process" if "process" in c["forms"] else "variables",
                 bytes_text(c["bytes"]),
                 bytes_text(c["exclusive"]),
-                f"{c['session']}: {_contents(len(c['saved']), c['files'])}{left_out}",
+                f"{c['session']}: {_contents(len(c['saved']), c['files'])}{omitted}",
             )
         )
-    return Table(("name", "made", "how", "forms", "size", "of its own", "what"), rows)
+    return Table(("name", "created", "created by", "saved as", "size", "freed", "contents"), rows)
 
 
 def checkpoint_made_lines(checkpoint: dict[str, Any]) -> list[str]:
-    """Say what was put away, what it costs, and what is missing in one form or in all."""
+    """Say what was saved, what it costs, and what is missing in one form or in all."""
     only = ", ".join(dict.fromkeys(each["name"] for each in checkpoint["only_process"]))
     return [
-        f"Checkpoint {checkpoint['name']}: "
+        f"Saved checkpoint {checkpoint['name']}: "
         f"{_contents(len(checkpoint['saved']), checkpoint['files'])}, "
         f"{bytes_text(checkpoint['bytes'])} ({bytes_text(checkpoint['exclusive'])} on disk)",
-        *([f"  only with its process: {only}"] if only else []),
+        *([f"  saved only with the process: {only}"] if only else []),
         *(f"  not saved: {line}" for line in omissions(checkpoint["omitted"])),
     ]
 
@@ -185,11 +197,11 @@ def checkpoint_lines(session: dict[str, Any]) -> list[str]:
     """Say what gives a notebook back, and what is wrong with its automatic checkpoints."""
     found, lines = session["last_checkpoint"], []
     if found is not None:
-        which = f"{found['name']} of {_when(found['created'])}"
+        which = f"{found['name']} ({_when(found['created'])})"
         if found["died"]:
-            lines.append(f"The last kernel died: %sing restore takes out {which}")
+            lines.append(f"The last kernel died. Run %sing restore to restore {which}")
         elif found["earlier"]:
-            lines.append(f"From before this kernel: %sing restore takes out {which}")
+            lines.append(f"From an earlier kernel. Run %sing restore to restore {which}")
         else:
             lines.append(f"Last checkpoint: {which}")
     if session["automatic"]["problem"]:
@@ -206,8 +218,9 @@ def automatic_text(automatic: dict[str, Any]) -> str:
         reasons.append(f"{automatic['cells']} cell{'' if automatic['cells'] == 1 else 's'}")
     if not reasons:
         return "Automatic checkpoints: off"
-    kept = f"{automatic['keep']} {'is' if automatic['keep'] == 1 else 'are'} kept"
-    text = f"Automatic checkpoints: every {' or '.join(reasons)}; {kept}"
+    text = (
+        f"Automatic checkpoints: every {' or '.join(reasons)}; keeps the last {automatic['keep']}"
+    )
     problem = automatic["problem"]
     return f"{text}\nNo automatic checkpoint: {problem}" if problem else text
 
@@ -221,13 +234,13 @@ def duration_text(seconds: float) -> str:
 
 
 def restored_lines(outcome: dict[str, Any]) -> list[str]:
-    """Say what was taken out, what was in the way, and what could not be restored."""
+    """Say what was restored, what was in the way, and what could not be restored."""
     contents = _contents(outcome["variables"], outcome["files"])
-    process = ", in its process" if outcome.get("form") == "process" else ""
+    process = ", with the process" if outcome.get("form") == "process" else ""
     return [
         f"Restored {contents} from {outcome['checkpoint']}{process}",
-        *([f"  without its process: {outcome['why']}"] if outcome.get("why") else []),
-        *(f"  kept aside: {path} is {where}" for path, where in outcome["aside"].items()),
+        *([f"  without the process: {outcome['why']}"] if outcome.get("why") else []),
+        *(f"  renamed: {path} is now {where}" for path, where in outcome["aside"].items()),
         *(f"  not restored: {line}" for line in omissions(outcome["problems"])),
     ]
 
@@ -253,12 +266,12 @@ def devices_table(devices: Sequence[dict[str, Any]]) -> Table:
     """Make the table of devices."""
     rows = [
         (
+            device_name(d["id"]),
             d["id"],
-            d["kind"],
             bytes_text(d["memory_used"]),
             bytes_text(d["memory_total"]),
             str(len(d["sessions"])),
         )
         for d in devices
     ]
-    return Table(("device", "kind", "used", "memory", "sessions"), rows)
+    return Table(("GPU", "id", "used", "memory", "sessions"), rows)

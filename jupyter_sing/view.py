@@ -13,21 +13,22 @@ from typing import Any
 
 from jupyter_sing import table
 from jupyter_sing.watching import Seen
+from kernelproxy.readable import device_label, device_name, soon, turn, without_turn
 
-SUSPEND, RESUME, CHECKPOINT = "Suspend", "Resume now", "Checkpoint"
+SUSPEND, RESUME, CHECKPOINT = "Suspend", "Resume now", "Save checkpoint"
 PIN = "Keep on GPU"
 HINTS = {
-    SUSPEND: "Free the device and keep the state: the next cell that needs it resumes",
-    RESUME: "Bring the state back onto the device now",
-    PIN: "Keep the memory on its device while nothing is done; others still get their turns",
-    CHECKPOINT: "Put the whole notebook away on disk, as soon as no cell runs",
+    SUSPEND: "Free the GPU and keep the state: the next cell resumes",
+    RESUME: "Move the state back to the GPU now",
+    PIN: "Keep the memory on the GPU, even when idle; others still get their turns",
+    CHECKPOINT: "Save the whole notebook to disk, as soon as no cell is running",
 }
 #: While what a button does takes its time, and when that is done.
 DOING = {
-    SUSPEND: "Suspends: saves the state …",
-    RESUME: "Resumes …",
+    SUSPEND: "Suspending: saving the state …",
+    RESUME: "Resuming …",
     PIN: "",
-    CHECKPOINT: "Checkpoint: is made as soon as no cell runs …",
+    CHECKPOINT: "Saving a checkpoint as soon as no cell is running …",
 }
 #: One for each state, beside its word: shapes, so that they differ without colour.
 GLYPHS = {
@@ -40,19 +41,17 @@ GLYPHS = {
     "failed": "⚠",
 }
 UNKNOWN_GLYPH = "?"
-WAITING = "Asks the jupyter_sing daemon …"
-UNKNOWN = "The daemon does not know this session any more: restart the kernel."
+WAITING = "Asking the jupyter_sing daemon …"
+UNKNOWN = "This session has ended. Restart the kernel."
 NO_DAEMON = "No daemon"
 GONE = "Ended"
-CLOSED = "This view was closed: widget.status() makes another one."
-WITHOUT_WIDGETS = (
-    "This does not change by itself: ipywidgets is not installed in the kernel's environment."
-)
-STATIC = "As it was at {}: this does not change by itself. %sing status says how it is now."
+CLOSED = "This view was closed. Run widget.status() for a new one."
+WITHOUT_WIDGETS = "Not updated: ipywidgets is not installed in the kernel's environment."
+STATIC = "As of {}; not updated. Run %sing status for the current state."
 SINCE = "Since {}"
 HERE = "this notebook"
 OTHERS = "another user's"
-PROGRESS = {"checkpoint": "Storing", "restore": "Reading"}
+PROGRESS = {"checkpoint": "Saving", "restore": "Restoring"}
 _ELSEWHERE = {"parked": "in host memory", "cold": "on disk"}
 
 
@@ -114,7 +113,7 @@ class View:
         return cls(
             glyph=GLYPHS.get(session["state"], UNKNOWN_GLYPH),
             word=word(session),
-            sentence=session["reason"] or table.NEXT.get(session["state"], ""),
+            sentence=without_turn(table.sentence(session)),
             memory=memory_text(session, seen.devices),
             share=share(session, seen.devices),
             queue=queue_text(session),
@@ -128,8 +127,11 @@ class View:
 
     def lines(self) -> list[str]:
         """As text, without the devices."""
-        head = f"{self.glyph} {self.word}: {self.sentence}" if self.word else self.sentence
-        pinned = "Is kept on its device" if self.pinned else ""
+        said = self.sentence
+        if self.word and not said.startswith(self.word):
+            said = f"{self.word}: {said}" if said else self.word
+        head = f"{self.glyph} {said}" if self.word else said
+        pinned = "Pinned: stays on its GPU" if self.pinned else ""
         found = [head, self.memory, self.queue, pinned, self.progress, self.checkpoint]
         return [each for each in found if each]
 
@@ -143,12 +145,15 @@ class View:
     def state_html(self) -> str:
         """As HTML, without progress and devices; a change of state is said by screen readers."""
         glyph = f'<span aria-hidden="true">{html.escape(self.glyph)}</span>'
-        state = f"{glyph} <b>{html.escape(self.word)}</b> " if self.word else ""
-        said = f'<div role="status">{state}{html.escape(self.sentence)}</div>'
+        # The word is said once, also where the sentence begins with it.
+        again = bool(self.word) and self.sentence.startswith(self.word)
+        rest = self.sentence.removeprefix(self.word) if again else f" {self.sentence}".rstrip()
+        state = f"{glyph} <b>{html.escape(self.word)}</b>" if self.word else ""
+        said = f'<div role="status">{f"{state}{html.escape(rest)}".strip()}</div>'
         bar = bar_html(*self.share, self.memory) if self.share else ""
-        rest = [f"{bar}{html.escape(self.memory)}" if self.memory else ""]
-        rest += [html.escape(each) for each in (self.queue, self.checkpoint)]
-        return said + "".join(f"<div>{each}</div>" for each in rest if each)
+        more = [f"{bar}{html.escape(self.memory)}" if self.memory else ""]
+        more += [html.escape(each) for each in (self.queue, self.checkpoint)]
+        return said + "".join(f"<div>{each}</div>" for each in more if each)
 
     def progress_html(self) -> str:
         """What is being stored or read as HTML; "" if nothing."""
@@ -179,19 +184,18 @@ def since_html(moment: datetime) -> str:
 
 def word(session: dict[str, Any]) -> str:
     """Word of a session's state."""
-    state = str(session["state"])
-    return table.WORDS.get(state, state.capitalize())
+    return table.state_word(session)
 
 
 def memory_text(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> str:
     """Say how much of a session is where."""
-    device = session["device"] or "no device"
+    device = device_name(session["device"])
     if session["tier"] in _ELSEWHERE:
         snapshot = session["snapshot"]
         if snapshot is None and not session["operators"]:
             return f"Nothing on {device} yet"
         size = f"{table.bytes_text(snapshot['bytes'])} " if snapshot else ""
-        return f"{size}{_ELSEWHERE[session['tier']]}, of {device}"
+        return f"{size}{_ELSEWHERE[session['tier']]}, moved from {device}"
     total = next((d["memory_total"] for d in devices if d["id"] == session["device"]), 0)
     of = f" of {table.bytes_text(total)}" if total else ""
     return f"{table.bytes_text(session['memory'])}{of} on {device}"
@@ -210,24 +214,9 @@ def queue_text(session: dict[str, Any]) -> str:
     position, wait = session.get("queue_position"), session.get("expected_wait")
     if session["state"] != "queued" and position is None:
         return ""
-    parts = (
-        []
-        if position is None
-        else ["next in the queue" if position == 1 else f"number {position} in the queue"]
-    )
-    parts += (
-        ["nobody can say for how long"] if wait is None else [f"about {wait_text(wait)} to wait"]
-    )
-    text = ", ".join(parts)
-    return text[0].upper() + text[1:]
-
-
-def wait_text(seconds: float) -> str:
-    """Write an expected time, which nobody knows exactly: ``20 s``, ``3 min``, ``2 h``."""
-    for unit, length in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(1.0, seconds):.0f} s"
+    if position is not None:
+        return turn(position, wait)
+    return "Waiting time unknown." if wait is None else f"Its turn: {soon(wait)}."
 
 
 def progress_of(session: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:
@@ -267,13 +256,13 @@ def devices_table(seen: Seen, session_id: str) -> table.Table:
         used = table.bytes_text(sum(each["memory"] for each in there))
         rows.append(
             (
-                device["id"],
+                device_label(device["id"]),
                 f"{used} of {table.bytes_text(device['memory_total'])}",
                 ", ".join(_holder(each, session_id) for each in there) or "nobody",
                 str(waiting or ""),
             )
         )
-    return table.Table(("device", "memory", "who has it", "waiting"), rows)
+    return table.Table(("GPU", "memory", "used by", "waiting"), rows)
 
 
 def _holder(session: dict[str, Any], session_id: str) -> str:

@@ -32,7 +32,7 @@ from kernelproxy.protocol import (
 ANSWER_SECONDS_MAX = 120.0
 #: Of what people ask for: it may wait for room, for a cell, or for the disk.
 VERB_SECONDS_MAX = 3600.0
-LOST = "The jupyter_sing daemon has ended: the next one is looked for."
+LOST = "The jupyter_sing daemon has ended. Looking for the next one."
 #: Between two attempts to reach a daemon that is not there, the first and the longest.
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
 
@@ -269,8 +269,8 @@ def ask(reply_type: type[Reply], request: Message, after: Message | None = None)
         asked = after or request
 
 
-def put_away(session: str, name: str) -> dict[str, Any]:
-    """Have this notebook put away as soon as no cell runs, and return its checkpoint; as `ask`.
+def checkpoint(session: str, name: str) -> dict[str, Any]:
+    """Save this notebook as soon as no cell runs, and return its checkpoint; as `ask`.
 
     Its process may leave to be saved, and must know then which one to ask for: it has a name.
     """
@@ -292,4 +292,4 @@ def reason() -> str:
     """Why this kernel has no device; "" if it has one."""
     state = activation.current()
     found = state.reason or os.environ.get("SING_REASON", "")
-    return found or ("" if state.session else "this kernel was not started with a device session")
+    return found or ("" if state.session else "this kernel was started without a GPU session")

@@ -8,8 +8,8 @@ Made of stock ipywidgets, which are imported when it is first shown. What it sho
 thread, so it is right while a cell runs; what a button asks for is done in a thread, too, and no
 click waits. It is told nothing while nobody looks, as far as front ends say whether somebody does.
 
-A `Status` is no widget itself, so that a notebook that holds one can be put away: what is taken out
-again is another `Status`, which is live when it is shown.
+A `Status` is no widget itself, so that a notebook that holds one can be saved: what is restored is
+another `Status`, which is live when it is shown.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Panel:
         threading.Thread(target=work, name=f"jupyter_sing {name}", daemon=True).start()
 
     def _suspend(self, session: str) -> list[str]:
-        watching.ask(SessionReply, Suspend(session, "Suspended by its button"))
+        watching.ask(SessionReply, Suspend(session, "Suspended by you in the notebook"))
         return []
 
     def _resume(self, session: str) -> list[str]:
@@ -299,7 +299,7 @@ class Panel:
 
     def _checkpoint(self, session: str) -> list[str]:
         known = self._seen.sessions.get(session) if self._seen is not None else None
-        made = watching.put_away(session, _checkpoint_name(known["name"] if known else ""))
+        made = watching.checkpoint(session, _checkpoint_name(known["name"] if known else ""))
         return table.checkpoint_made_lines(made)
 
 

@@ -44,7 +44,7 @@ def kernel_died(session: str, kernel_id: str, checkpoint: str) -> dict[str, Any]
         "state": "failed",
         "tier": "cold",
         "device": "",
-        "reason": f"Its kernel died: {command} takes out its last checkpoint.",
+        "reason": f"The kernel died. Run {command} to restore the last checkpoint.",
         "checkpoint": checkpoint,
         "command": command,
     }

@@ -39,6 +39,7 @@ from jupyter_sing.scheduler.settings import Device, Settings
 from kernelproxy import paths
 from kernelproxy.agent.arbiter import Hands, Outlook, Terms
 from kernelproxy.errors import ControlError
+from kernelproxy.readable import device_name, devices_named
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ class Controller:
         terms, standing = known.terms, known.standing
         self._hands.allow(terms.session, self._rules.allowance(terms.user, standing.tier))
         if said:
-            stays = f"; its memory stays on {terms.device}" if terms.pinned else ""
+            stays = f"; its memory stays on {device_name(terms.device)}" if terms.pinned else ""
             why = f"It is served as {standing}, for {terms.user}{stays}."
             self._note(terms.session, "terms", why)
 
@@ -389,16 +390,17 @@ class Controller:
             case Grant(session, devices, token, quantum):
                 if known := self._sessions.get(session):
                     known.holds = known.resident = True
-                why = f"It may use {devices[0]} for {quantum:g} s: {why}."
+                why = f"It may use {device_name(devices[0])} for {quantum:g} s: {why}."
                 self._hands.grant(session, devices[0], token)
             case Preempt(session, token, _, within):
                 why = f"Its turn ends: {why}."
                 self._hands.preempt(session, token, within)
             case Evict(session, device, to):
-                why = f"Its memory goes from {device} to {to}: {why}."
-                self._hands.evict(session, device, why.rstrip("."))
+                self._hands.evict(session, device, f"{why[:1].upper()}{why[1:]}")
+                where = "host memory" if to == "host" else to
+                why = f"Its memory goes from {device_name(device)} to {where}: {why}."
             case Migrate(session, source, target):
-                why = f"It moves from {source} to {target}: {why}."
+                why = f"It moves from {device_name(source)} to {device_name(target)}: {why}."
                 self._hands.migrate(session, source, target)
             case Queued(session):
                 outlook = self._outlooks.of(session)
@@ -427,7 +429,7 @@ class Controller:
         for session in decision.sessions:
             why = self._named(decision.reason, session)
             others = [self._named(each, session) for each in decision.sessions if each != session]
-            beside = f"{decision.device} with {' and '.join(others)}"
+            beside = f"{device_name(decision.device)} with {' and '.join(others)}"
             does = "It shares" if isinstance(decision, Pack) else "It no longer shares"
             self._note(session, kind, f"{does} {beside}: {why}.")
 
@@ -442,9 +444,9 @@ class Controller:
             other = self._sessions.get(found[0])
             if other is None or reader is None or other.terms.user == reader.terms.user:
                 return self._name(found[0])
-            return f"a session of {other.terms.user}"
+            return other.terms.user
 
-        return _ID.sub(name, reason).rstrip(". ")
+        return devices_named(_ID.sub(name, reason)).rstrip(". ")
 
     def _take(self, now: float) -> Taken:
         """Take what is to be written down, and tell all who wait what is so by now."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from jupyter_sing.scheduler import explaining
+from kernelproxy import readable
 from kernelproxy.agent.arbiter import Outlook
 
 #: Seconds for which an answer is given again if nothing has happened since.
@@ -60,20 +61,8 @@ class Outlooks:
 
     def _sentence(self, session: str, found: explaining.Outlook) -> str:
         if found.expected_wait == math.inf:
-            return f"Waits: {self._named(found.reason, session)}."
-        place = "is next" if found.position == 1 else f"place {found.position}"
-        if found.expected_wait is not None:
-            place = f"{place}, {soon(found.expected_wait)}"
+            return f"Cannot run: {self._named(found.reason, session)}."
+        turn = readable.turn(found.position, found.expected_wait)
         if found.where:
-            return f"Waits for {self._named(found.where, session)}: {place}."
-        return f"Waits for its turn ({place}): {self._named(found.reason, session)}."
-
-
-def soon(seconds: float) -> str:
-    """Say when something is expected, no more precisely than anybody can know it."""
-    if seconds < 1.0:
-        return "at any moment"
-    for unit, length, least in (("h", 3600.0, 5400.0), ("min", 60.0, 90.0)):
-        if seconds >= least:
-            return f"in about {seconds / length:.0f} {unit}"
-    return f"in about {seconds:.0f} s"
+            return f"Waiting for {self._named(found.where, session)}. {turn}"
+        return f"Waiting for its turn: {self._named(found.reason, session)}. {turn}"

@@ -154,9 +154,9 @@ class Explaining:
 
     def _usual(self, session: Session, now: float) -> str:
         if session.moving:
-            return "its memory is on the way to another place"
+            return "its memory is moving"
         if self._leases.tried_again(session, now) > now:
-            return "what was tried last has failed, and is tried again soon"
+            return "the last attempt failed; the next one is soon"
         count = len(self._waiting)
         devices = len(self._leases.devices)
         wanted = "1 device" if devices == 1 else f"{devices} devices"
@@ -187,7 +187,7 @@ def _where(devices: tuple[DeviceState, ...]) -> str:
     (device,) = devices
     if device.lessees:
         names = " and ".join(lessee.id for lessee in device.lessees)
-        return f"{device.id}, where {names} work{'s' if len(device.lessees) == 1 else ''}"
+        return f"{device.id} (in use by {names})"
     if device.incoming is not None:
-        return f"{device.id}, where {device.incoming.id} goes first"
+        return f"{device.id} ({device.incoming.id} goes first)"
     return device.id

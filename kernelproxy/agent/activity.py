@@ -47,10 +47,10 @@ AWAY, ENDED = "away", "ended"
 _FOR_ALL = {
     "suspended": "Suspended.",
     "resumed": "Resumed.",
-    "swapped_out": "Went to disk.",
-    "migrated": "Moved to another device.",
+    "swapped_out": "Moved to disk.",
+    "migrated": "Moved to another GPU.",
     "failed": "Failed.",
-    "lost": "Its device process, or its daemon, ended.",
+    "lost": "The GPU process or the daemon ended.",
 }
 
 _SCHEMA = """
@@ -151,7 +151,7 @@ class Record:
         left = f"FROM changes WHERE {_LAST} AND state = '{AWAY}'"
         self._scribe.put(
             "INSERT INTO events (at, kind, session, device, text)"
-            f" SELECT at, 'lost', session, device, 'Its daemon ended, and it with it.' {left}"
+            f" SELECT at, 'lost', session, device, 'The daemon ended, and the session too.' {left}"
         )
         self._scribe.put(
             "INSERT INTO changes (at, session, device, state)"

@@ -177,7 +177,7 @@ class Automatic:
                 await self._checkpoints.delete_unread(session.owner, each)
         except StoreError as error:
             raise ControlError(
-                f"{name} was made, but older ones could not be deleted: {error}", error.reason
+                f"Saved {name}, but could not delete older ones: {error}", error.reason
             ) from error
         return name
 

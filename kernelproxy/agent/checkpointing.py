@@ -194,8 +194,8 @@ class Checkpointing:
             outcome.cancel()
             raise
         stored()
-        how = "was made by itself" if request.automatic else "was made"
-        self._session.chronicle.happened(self._session, "checkpoint", f"Checkpoint {name} {how}.")
+        what = "Saved automatic checkpoint" if request.automatic else "Saved checkpoint"
+        self._session.chronicle.happened(self._session, "checkpoint", f"{what} {name}.")
         if not request.automatic:
             self._session.past.note_use()
         outcome.set_result(made)

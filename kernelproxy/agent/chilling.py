@@ -86,7 +86,7 @@ class Chilling:
         if error is None:
             if not session.hibernation.asleep:  # which says more, and this may be deposited
                 held = session.hold is not None
-                session.reason = f"On disk: {report.way_back(session.script, held=held)}"
+                session.reason = f"Saved to disk. {report.way_back(session.script, held=held)}"
                 session.chronicle.happened(session, "swapped_out", session.reason)
             await state.cool()
         session.look()

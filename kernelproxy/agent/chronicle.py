@@ -16,6 +16,7 @@ from kernelproxy.agent.activity import ENDED, Record
 from kernelproxy.agent.room import Room
 from kernelproxy.agent.states import State
 from kernelproxy.agent.timeline import Change
+from kernelproxy.readable import device_name
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -84,7 +85,7 @@ class Chronicle:
                 self.happened(session, "suspended", session.reason)
         elif state in (State.RUNNING, State.IDLE) and session.id in self._suspended:
             self._suspended.discard(session.id)
-            self.happened(session, "resumed", f"Resumed on {device}.")
+            self.happened(session, "resumed", f"Resumed on {device_name(device)}.")
         elif state == State.FAILED and not adopted:
             self.happened(session, "failed", session.reason)
 

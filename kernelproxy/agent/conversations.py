@@ -268,7 +268,7 @@ class Conversations:
             close_all(fds)
         if there is not None and mine:
             self._agent.chronicle.happened(
-                there, "restored", f"Checkpoint {request.name} was taken out."
+                there, "restored", f"Restored checkpoint {request.name}."
             )
         pid = channel.peer()[0]
         for session in self._agent.sessions.values():

@@ -45,7 +45,7 @@ REVIVE_ATTEMPTS = 2
 JOIN_SECONDS = 30.0
 #: Until what could not hibernate is tried again.
 RETRY_SECONDS = 60.0
-REASON = "Hibernated: comes back when its notebook is opened or a cell is run."
+REASON = "Hibernated on disk. Resumes when you open the notebook or run a cell."
 
 
 class Stage(StrEnum):
@@ -358,7 +358,7 @@ class Hibernation:
         session.idleness.note_use()
         if session.reason == REASON:
             held = session.hold is not None
-            session.reason = f"Hibernated until now: {report.way_back(session.script, held=held)}"
+            session.reason = f"Back from hibernation. {report.way_back(session.script, held=held)}"
         session.deposit()
         if directory is not None:
             self._spawn(asyncio.to_thread(self._directories.remove, directory))

@@ -15,17 +15,18 @@ from kernelproxy.agent.room import Room
 from kernelproxy.agent.sizes import size as size
 from kernelproxy.agent.states import State
 from kernelproxy.agent.workers import Snapshot
+from kernelproxy.readable import device_name, moment
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
 
-RUNNING = "Works on what a cell asked for."
-UNUSED = "Not used yet: starts when the notebook first uses the device."
-EVER_IDLE = "Nothing to do."
-PINNED = "Nothing to do: is pinned, and stays on its device."
-RESTORED = "Comes back onto its device."
-STARTS = "Starts on its device."
-REBUILT = "Its device process ended unexpectedly: its state is being rebuilt."
+RUNNING = "Running on the GPU."
+UNUSED = "Not used yet. Starts when the notebook first uses the GPU."
+EVER_IDLE = "Idle. Stays on its GPU until others need it; nothing is lost."
+PINNED = "Idle. Pinned: stays on its GPU."
+RESTORED = "Resuming on its GPU."
+STARTS = "Starting on its GPU."
+REBUILT = "The GPU process ended unexpectedly. Rebuilding its state; nothing is lost."
 
 
 def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any]:
@@ -87,20 +88,27 @@ def running(session: Session) -> str:
     others = session.turn.watch.company()
     if not others or session.arbiter.keeps:
         return RUNNING
-    found = [each for name, each in session.room.tenants.items() if name in others]
-    names = [each.name if each.owner == session.owner else "another user" for each in found]
-    shared = f"{session.room.device.id} with {' and '.join(names) or 'another session'}"
-    return f"{RUNNING} Shares {shared} as long as both get on faster so."
+    device = device_name(session.room.device.id)
+    names = " and ".join(known_as(session, each) for each in others)
+    return f"{RUNNING} Shares {device} with {names} as long as that is faster for both."
 
 
 def idle(session: Session) -> str:
-    """What becomes of a session that has nothing to do."""
+    """What happens to a session that has nothing to do."""
+    left = session.idleness.seconds_left()
     if session.wanted.pinned:
         return PINNED
-    if session.idleness.timeout <= 0:
+    if left == float("inf"):
         return EVER_IDLE
-    after = duration(session.idleness.timeout)
-    return f"Nothing to do: is suspended after {after} without use."
+    return f"Idle. Suspends at {moment(time.time() + left)}; nothing is lost."
+
+
+def known_as(session: Session, other: str) -> str:
+    """Say which other session that is, as far as the owner of this one may know."""
+    found = session.room.tenants.get(other)
+    if found is None:
+        return "another session"
+    return found.name if found.owner == session.owner else "another user"
 
 
 #: What users see of each other's sessions, under a daemon that they share: who holds what.
@@ -146,9 +154,9 @@ def _reason(session: Session, reason: str) -> str:
     if session.state is State.FAILED:
         return reason
     if session.device_state.forgone:
-        reason = f"{reason} Could not be recovered now: {session.upkeep.obstacle}"
+        reason = f"{reason} Not protected now: {session.upkeep.obstacle}"
     if session.hibernation.problem:
-        reason = f"{reason} Does not hibernate: {session.hibernation.problem}"
+        reason = f"{reason} Cannot hibernate: {session.hibernation.problem}"
     return reason
 
 
@@ -180,10 +188,10 @@ def describe_device(room: Room, sessions: Sequence[dict[str, Any]]) -> dict[str,
 
 
 def way_back(script: bool, *, held: bool) -> str:
-    """Say, as a clause, what brings a suspended session back; `held` as in Note [Holding]."""
+    """Say what brings a suspended session back; `held` as in Note [Holding]."""
     if script:
-        return "resumes on request." if held else "resumes when the program uses the device."
-    return "resumes when you run the next cell." if held else "resumes when you run a cell."
+        return "Resumes on request." if held else "Resumes when the program uses the GPU."
+    return "Resumes when you run the next cell." if held else "Resumes when you run a cell."
 
 
 @functools.lru_cache(maxsize=4096)  # who knows names may be another machine

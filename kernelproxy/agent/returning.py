@@ -17,6 +17,7 @@ from kernelproxy.agent.states import State
 from kernelproxy.agent.zygotes import Zygote
 from kernelproxy.errors import StoreError, WorkerDiedError, WorkerError
 from kernelproxy.oplog import Presence
+from kernelproxy.readable import device_name, turn
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -92,15 +93,13 @@ class Returning:
             place = room.enqueue(session)
             self._queued_since = self._queued_since or time.monotonic()
             long = time.monotonic() - self._queued_since > ROOM_SECONDS
+            device, size = device_name(room.device.id), report.size(need)
             if (kept or long) and not session.arbiter.keeps:  # others can use the turn
                 self._leave_queue()
-                why = kept or f"{room.device.id} has no room for {report.size(need)} now."
+                why = kept or f"{device} has less than {size} free now."
                 session.become(State.QUEUED, why)
                 return session.turn.cannot(why)
-            waits = (
-                f"Waits for {report.size(need)} on {room.device.id} (place {place} in the queue): "
-                "resumes when its neighbours are idle or leave."
-            )
+            waits = f"Waiting for {size} on {device}. {turn(place, None)}"
             session.become(State.QUEUED, kept or waits)
             return None
         self._queued_since = None
@@ -123,7 +122,7 @@ class Returning:
                 log.warning("Session %s: attempt %d to start: %s", session.id, attempt, error)
                 refusals += not isinstance(error, WorkerDiedError)
                 if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX:
-                    return session.fail(f"Its device process could not be started: {error}")
+                    return session.fail(f"The GPU process could not be started: {error}")
         self.needed = False
         if not session.turn.held:  # any more
             state.announce(Presence.ABSENT)
@@ -184,7 +183,7 @@ class Returning:
         state.drop_worker()
         with contextlib.suppress(StoreError):
             await state.disk.fetched()
-        reason = f"Its state is on disk and cannot be brought back: {error}"
+        reason = f"The state is on disk and cannot be read: {error}"
         self.needed, self._died = False, False
         client = state.memory.client
         session.hold = Hold(False, client.cell_changed_ns or 1, client.head)
@@ -198,7 +197,7 @@ class Returning:
         session = self._session
         worker = session.device_state.worker
         if worker is not None and worker.hung:
-            self._why_died = f"{worker.hung}: it was ended, and its state is rebuilt."
+            self._why_died = f"{worker.hung}. Stopped it and rebuilding its state."
             log.warning("Session %s: %s", session.id, self._why_died)
         verdict, corrupt = await session.device_state.bury()
         log.warning("Session %s: its worker died: %s", session.id, verdict.value)
@@ -208,6 +207,6 @@ class Returning:
         if corrupt is not None:
             session.fail(f"Its log is corrupt: {corrupt}")
         elif session.device_state.forgone:
-            session.fail(f"Its device process died. {session.upkeep.obstacle}")
+            session.fail(f"The GPU process died. {session.upkeep.obstacle}")
         elif verdict is Verdict.FAIL:
-            session.fail("Its device process died again and again, and replaying does not help.")
+            session.fail("The GPU process died several times, and replaying does not help.")

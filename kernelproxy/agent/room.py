@@ -19,6 +19,7 @@ from typing import Protocol
 from kernelproxy.agent.memory import Ledger, Neighbour, plan_room
 from kernelproxy.agent.sizes import size
 from kernelproxy.devices import Device
+from kernelproxy.readable import device_name
 
 #: Seconds between two looks for room while somebody waits. Clients ring when a cell ends, so this
 #: matters only where the log was not drained by then, which nobody tells.
@@ -156,9 +157,9 @@ class Room:
         # Of other users' sessions nobody learns more than whose memory it is.
         known = {e.name if e.owner == tenant.owner else "another user" for e in pinned}
         names = " and ".join(sorted(known))
-        keep = "keeps" if len(pinned) == 1 else "keep"
+        keep = "is pinned and keeps" if len(pinned) == 1 else "are pinned and keep"
         return (
-            f"Waits for {size(need)} on {self.device.id}, where {names} (pinned) {keep} "
+            f"Waiting for {size(need)} on {device_name(self.device.id)}: {names} {keep} "
             f"{size(kept)}."
         )
 

@@ -378,7 +378,7 @@ class Session:
             log.warning("Session %s could not be suspended: %s", self.id, error)
             self.idleness.note_use()  # try again when it was idle for as long again
             return False
-        self.suspended(f"{why}: {report.way_back(self.script, held=False)}")
+        self.suspended(f"{why}. {report.way_back(self.script, held=False)}")
         return True
 
     def suspended(self, reason: str) -> None:
@@ -452,7 +452,9 @@ class Session:
         """See `Tenant`."""
         with contextlib.suppress(InternalError):
             async with self.exclusive():
-                return await self.suspend_if_idle(f"Made room for session {other}", pressed=True)
+                return await self.suspend_if_idle(
+                    f"Made room for {report.known_as(self, other)}", pressed=True
+                )
         return True  # it has failed, and that made room, too
 
     # ---------------------------------------------------------------- its state and its end

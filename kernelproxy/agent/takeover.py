@@ -263,7 +263,7 @@ class TakeOvers:
         new.automatic.goes_on_from(session.automatic)
         new.wanted.goes_on_from(session.wanted)
         new.past.fresh = False
-        new.begin_suspended("Comes back from a checkpoint: resumes when it is used.")
+        new.begin_suspended("Restored from a checkpoint. Resumes when you run a cell.")
         return new
 
     async def close(self) -> None:

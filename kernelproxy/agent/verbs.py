@@ -12,6 +12,7 @@ from kernelproxy.agent.migration import migrate
 from kernelproxy.agent.room import Answer, Room
 from kernelproxy.agent.states import State
 from kernelproxy.errors import ControlError, WorkerError
+from kernelproxy.readable import device_name
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -62,7 +63,7 @@ class Verbs:
                 return report.describe_session(session)
             session.room.leave_queue(session)
             session.hold = hold
-            session.suspended(f"{why}: {report.way_back(session.script, held=True)}")
+            session.suspended(f"{why}. {report.way_back(session.script, held=True)}")
             return report.describe_session(session)
 
     async def resume(self) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class Verbs:
             session.check_usable()
             check()
             if room is not session.room:
-                moved = f"Moved from {session.room.device.id} to {room.device.id}."
+                moved = f"Moved from {_name(session.room)} to {_name(room)}."
                 if session.device_state.worker is None:
                     self._settle_in(room)
                 else:
@@ -121,29 +122,29 @@ class Verbs:
             check()
             grant = here.ledger.of(session.id)
             if room.ledger.short(session.id, grant):
-                raise ControlError(f"{room.device.id} has no room for what it grew to.", "no-room")
+                raise ControlError(f"{_name(room)} has too little free memory.", "no-room")
             room.ledger.hold(session.id, grant)
             session.turn.pause()
 
         need = here.ledger.of(session.id)
         if await room.reserve(session, need, queued=True) is not Answer.GRANTED:
             raise ControlError(
-                f"{room.device.id} has no room for the {report.size(need)} of session "
-                f"{session.id}.",
+                f"{_name(room)} has too little free memory: session {session.id} needs "
+                f"{report.size(need)}.",
                 "no-room",
             )
         try:
             zygote = await session.zygotes.get(session.python, session.kernel.torch_version)
             session.become(
                 State.MIGRATING,
-                f"Moves from {here.device.id} to {room.device.id}, and goes on meanwhile.",
+                f"Moving from {_name(here)} to {_name(room)}. Cells keep running.",
             )
             session.migration = await session.meanwhile(
                 migrate(state, zygote, room.device, check_again, session.look)
             )
         except WorkerError as error:
             raise ControlError(
-                f"Session {session.id} could not be moved and stays on {here.device.id}: {error}",
+                f"Session {session.id} could not be moved and stays on {_name(here)}: {error}",
                 "failed",
             ) from error
         finally:
@@ -185,3 +186,8 @@ class Verbs:
             if not session.closing:
                 raise
             raise ControlError(f"Session {session.id} was closed.", "ended") from None
+
+
+def _name(room: Room) -> str:
+    """What people call its device."""
+    return device_name(room.device.id)

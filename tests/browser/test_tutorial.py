@@ -27,7 +27,7 @@ def test_an_idle_notebook_is_suspended_and_resumes_with_the_next_cell(
     screen.await_state("suspended")
     patient(screen.pill).to_contain_text("Suspended")
     screen.pill.click()
-    patient(screen.popover).to_contain_text("resumes when you run a cell")
+    patient(screen.popover).to_contain_text("Resumes when you run a cell")
     screen.show("suspended")
     screen.page.keyboard.press("Escape")
     patient(screen.popover).to_have_count(0)

@@ -49,7 +49,7 @@ class Turns:
 
     def wants(self, session: str) -> None:
         self.queues[self.device[session]].append(session)
-        self.hands.explain(session, "Waits for the others.")
+        self.hands.explain(session, "Waiting for the others.")
         self.next(self.device[session])
 
     def done(self, session: str) -> None:
@@ -146,7 +146,7 @@ class Turns:
         if session not in queue:
             return None
         place = queue.index(session) + 1
-        return Outlook(place, place * self.quantum, "Waits for the others.")
+        return Outlook(place, place * self.quantum, "Waiting for the others.")
 
     def sharing(self) -> dict[str, Any]:
         return {}

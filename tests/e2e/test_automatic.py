@@ -36,7 +36,7 @@ def said(notebook: Kernel, code: str) -> str:
 
 def without_form(text: str) -> str:
     """What is said of a restoration, whether or not its process could come back here."""
-    return text.replace(", in its process", "")
+    return text.replace(", with the process", "")
 
 
 def listed() -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def test_a_notebook_comes_back_with_one_command_after_its_kernel_died() -> None:
         said(notebook, "lost = 1; x += 1")
         die(notebook)
         first, *_ = said(notebook, "%sing").splitlines()[1:]
-        assert re.fullmatch(rf"The last kernel died: %sing restore takes out {name} of .*", first)
+        assert re.fullmatch(rf"The last kernel died. Run %sing restore to restore {name} .*", first)
         assert without_form(said(notebook, "%sing restore")) == f"Restored 3 variables from {name}"
         assert said(notebook, "print(y[0].sum().item(), y[0] is x, 'lost' in globals())") == (
             "10.0 True False"
@@ -120,7 +120,7 @@ def test_a_restart_that_was_wanted_is_no_death() -> None:
         assert re.fullmatch(r"Last checkpoint: mine of .*", said(notebook, "%sing").split("\n")[1])
         notebook.restart()
         line = said(notebook, "%sing").split("\n")[1]
-        assert re.fullmatch(r"From before this kernel: %sing restore takes out mine of .*", line)
+        assert re.fullmatch(r"From an earlier kernel. Run %sing restore to restore mine .*", line)
 
 
 def test_notebooks_outlive_the_end_of_the_daemon(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +128,7 @@ def test_notebooks_outlive_the_end_of_the_daemon(capsys: pytest.CaptureFixture[s
         notebook.run("import torch\nx = torch.arange(5., device='cuda')")
         assert cli.main(["stop"]) == 0
         name, end = capsys.readouterr().out.splitlines()
-        assert re.fullmatch(r"Checkpoint digits-auto-[-0-9a-f]+ was made\.", name)
+        assert re.fullmatch(r"Saved checkpoint digits-auto-[-0-9a-f]+\.", name)
         assert end == "The daemon and its sessions have ended."
         assert "daemon stopped" in notebook.run("x.sum().item()").error_text
     with kernel() as notebook:

@@ -83,7 +83,7 @@ def test_it_comes_back_though_everything_was_killed() -> None:
     with kernel() as notebook:
         notebook.run(NOTEBOOK)
         text = said(notebook, "%sing checkpoint mine")
-        assert text.startswith("Checkpoint mine: ")
+        assert text.startswith("Saved checkpoint mine: ")
         assert text.endswith("not saved: connection: a socket")
         expected = said(notebook, GO_ON)
         (session,) = sessions()
@@ -129,7 +129,7 @@ def test_files_are_what_they_were_and_what_is_there_is_kept_aside(
             "_ = out.write('first line\\n'); out.flush(); os.system('echo child > child.txt');",
         )
         made = said(notebook, "%sing checkpoint mine")
-        assert made.startswith("Checkpoint mine: ")
+        assert made.startswith("Saved checkpoint mine: ")
         assert " and 3 files, " in made
         said(
             notebook,

@@ -271,7 +271,7 @@ class Notebooks(list[Notebook]):
         """Make the checkpoints, and see what is to be seen again after every restoration."""
         self.run("begin")
         for notebook, said in self.run("put away"):
-            assert said.startswith(f"Checkpoint {notebook.name}: ")
+            assert said.startswith(f"Saved checkpoint {notebook.name}: ")
             assert "not saved" not in said
             notebook.files = notebook.read_files()
             assert notebook.files["table.csv"] == "1,2"

@@ -103,7 +103,7 @@ def test_its_notebooks_are_put_away_and_taken_out(environment: Environment) -> N
         setup = "import torch\nt = torch.ones(5000, device='cuda')\ntotal = lambda: t.sum().item()"
         assert notebook.run(setup).stderr == ""
         ran = notebook.run("%sing checkpoint mine")
-        assert (ran.stderr, ran.stdout.split(":")[0]) == ("", "Checkpoint mine")
+        assert (ran.stderr, ran.stdout.split(":")[0]) == ("", "Saved checkpoint mine")
         notebook.run("del t, total")
         assert notebook.run("%sing restore mine").stderr == ""
         assert notebook.run("print(total())").stdout == "5000.0\n"

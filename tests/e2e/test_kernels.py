@@ -194,10 +194,13 @@ def test_a_kernel_that_uses_no_torch_costs_no_worker() -> None:
 def test_the_magic_says_one_line() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(2, device='cuda')")
-        assert notebook.run("%sing suspend").stdout == "Suspended: resumes when you run a cell\n"
+        assert (
+            notebook.run("%sing suspend").stdout
+            == "Suspended by %sing suspend. Resumes when you run a cell.\n"
+        )
         (session,) = sessions()
         assert (session["state"], session["worker_pid"]) == ("suspended", None)
         assert notebook.run("%sing suspend").error == ""  # twice is no error
-        assert notebook.run("%sing resume").stdout.endswith("on cpu:0\n")
+        assert notebook.run("%sing resume").stdout.startswith("Resumed on Simulated GPU 0. ")
         ran = notebook.run("%sing nonsense")
         assert (ran.stdout, ran.error, ran.stderr.count("\n")) == ("", "", 1)

@@ -24,14 +24,16 @@ def test_a_pinned_notebook_stays_and_who_waits_for_it_is_told() -> None:
     with kernel() as second, kernel() as first:
         second.run(FILL.format(200))
         wait_for_sessions(lambda found: any(each["state"] == "suspended" for each in found))
-        assert first.run("%sing pin").stdout.startswith("Pinned: once it is on cpu:0 again")
+        assert first.run("%sing pin").stdout.startswith(
+            "Pinned: once resumed, its memory stays on Simulated GPU 0."
+        )
         first.run(FILL.format(200))
-        assert first.run("%sing pin").stdout == "Pinned: its memory stays on cpu:0\n"
+        assert first.run("%sing pin").stdout == "Pinned: its memory stays on Simulated GPU 0.\n"
         assert first.run("%sing priority basic").stdout == "Priority: basic\n"
         cell = second.begin("print(a.sum().item())")
         found = wait_for_sessions(lambda found: any("(pinned)" in s["reason"] for s in found))
         (waiting,) = (each for each in found if "(pinned)" in each["reason"])
-        assert "on cpu:0, where " in waiting["reason"]
+        assert "on Simulated GPU 0: " in waiting["reason"]
         (pinned,) = (each for each in sessions() if each["pinned"])
         assert (pinned["tier"], pinned["priority"]) == ("resident", "basic")
         assert first.run("print(a.sum().item())").stdout == f"{200 << 18}.0\n"

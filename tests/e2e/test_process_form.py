@@ -189,7 +189,7 @@ def test_the_cell_goes_on_when_the_process_was_saved(notebook: Notebook) -> None
     wake(notebook.pid, said.wake_fd, restored=False, session="first")
     ran = notebook.kernel.finish(cell)
     assert ran.stdout.splitlines()[-1] == "2", ran
-    assert ran.stdout.startswith("Checkpoint mine: 1 variable"), ran
+    assert ran.stdout.startswith("Saved checkpoint mine: 1 variable"), ran
     assert isinstance(notebook.host.asked[-1], AwaitCheckpoint)
 
 
@@ -254,7 +254,7 @@ def save(notebook: Notebook) -> None:
 def test_who_is_replaced_executes_nothing_more(notebook: Notebook, tmp_path: Path) -> None:
     save(notebook)
     ran = notebook.kernel.run("x = 2\n%sing restore mine\nprint(x)")
-    expected = ["Restored 1 variable from mine, in its process", "2"]
+    expected = ["Restored 1 variable from mine, with the process", "2"]
     assert ran.stdout.splitlines() == expected, ran
     notebook.kernel.begin(f"open({str(tmp_path / 'executed')!r}, 'w')")
     wait_until(lambda: ignores_interrupts(notebook.pid))
@@ -277,7 +277,7 @@ def test_a_process_that_cannot_come_back_leaves_the_namespace(notebook: Notebook
     ran = notebook.kernel.run("x = 2\n%sing restore mine\nprint(x)")
     assert ran.stdout.splitlines() == [
         "Restored 1 variable from mine",
-        "  without its process: The kernel's version is another one.",
+        "  without the process: The kernel's version is another one.",
         "  not restored: lines: a generator (only its process has it)",
         "  not restored: guard: lock: a lock (only its process has it)",
         "1",

@@ -77,8 +77,8 @@ def test_who_waits_for_a_turn_is_told_its_place_and_for_how_long() -> None:
                 assert len(each.answer()) == steps
             steps *= 2
     assert [each["queue_position"] for each in told] == [1]
-    assert told[0]["reason"].startswith("Waits for ")
-    assert "is next, " in told[0]["reason"]
+    assert told[0]["reason"].startswith("Waiting for ")
+    assert "You are next, " in told[0]["reason"]
 
 
 def test_sessions_of_twice_the_memory_all_make_progress() -> None:

@@ -59,7 +59,7 @@ def test_it_follows_though_no_cell_runs_or_one_does_all_the_time(
         model = notebook.show(SHOW)
         notebook.wait_for(model, "Not used yet")
         notebook.run(USE)
-        notebook.wait_for(model, "<b>Suspended</b>", "resumes when you run a cell")
+        notebook.wait_for(model, "<b>Suspended</b>", "Resumes when you run a cell")
         cell = notebook.begin(
             "import pathlib\nwhile not pathlib.Path('enough').exists():\n    x.add_(1).sum().item()"
         )
@@ -74,11 +74,11 @@ def test_buttons_do_what_they_say() -> None:
         notebook.run(USE)
         model = notebook.show(SHOW)
         notebook.click(model, view.SUSPEND)
-        notebook.wait_for(model, "<b>Suspended</b> Suspended by its button: resumes when")
+        notebook.wait_for(model, "<b>Suspended</b> by you in the notebook. Resumes when")
         notebook.click(model, view.RESUME)
-        notebook.wait_for(model, "<b>Idle</b>", "4.0 MiB of 1.0 GiB on cpu:0")
+        notebook.wait_for(model, "<b>Idle</b>", "4.0 MiB of 1.0 GiB on Simulated GPU 0")
         notebook.toggle(model, view.PIN, on=True)
-        notebook.wait_for(model, "Pinned: its memory stays on cpu:0")
+        notebook.wait_for(model, "Pinned: its memory stays on Simulated GPU 0.")
         assert wait_for_session(lambda found: found["pinned"])
         notebook.run("%sing unpin")
         pin = notebook.button(model, view.PIN)
@@ -108,7 +108,7 @@ def test_many_share_a_thread_and_closing_them_ends_it() -> None:
         notebook.wait(lambda: model not in notebook.models)
         notebook.run(USE)
         for each in models:  # and they hear on
-            notebook.wait_for(each, "4.0 MiB of 1.0 GiB on cpu:0")
+            notebook.wait_for(each, "4.0 MiB of 1.0 GiB on Simulated GPU 0")
             none = {"method": "update", "state": {"_view_count": 0}, "buffer_paths": []}
             notebook.send(each, none)  # the page has dropped its view
         assert notebook.run(THREADS.format(0)).stdout == "0\n"
@@ -188,7 +188,7 @@ def test_it_is_no_obstacle_for_its_process_to_be_saved_and_restored() -> None:
         assert notebook.displayed[0][WIDGET]["model_id"] == model
         notebook.run("x.zero_()")
         assert "in its process" in notebook.run(f"%sing restore {name}").stdout
-        notebook.wait_for(model, "<b>Suspended</b> Comes back from a checkpoint")
+        notebook.wait_for(model, "<b>Suspended</b> Restored from a checkpoint")
         notebook.click(model, view.RESUME)
         notebook.wait_for(model, "<b>Idle</b>")
         works(notebook, model)

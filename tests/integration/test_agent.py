@@ -61,7 +61,7 @@ def test_an_idle_session_is_suspended_and_comes_back_by_itself(toy_host: StartHo
     worker = host.session(client)["worker_pid"]
     suspended = wait_until(lambda: host.when(client, "suspended"))
     assert (suspended["worker_pid"], suspended["memory"], suspended["tier"]) == (None, 0, "parked")
-    assert suspended["reason"] == "Not used for 0.2 seconds: resumes when you run a cell."
+    assert suspended["reason"] == "Not used for 0.2 seconds. Resumes when you run a cell."
     assert not lives(worker)
     assert host.status().devices[0]["memory_used"] == 0
     with client.cell():
@@ -103,7 +103,7 @@ def test_suspending_and_resuming_twice_is_no_error(toy_host: StartHost) -> None:
     for _ in range(2):
         reply = host.call(Suspend(client.session, "You asked for it."))
         assert (reply.session["state"], reply.session["worker_pid"]) == ("suspended", None)
-        assert reply.session["reason"] == "You asked for it: resumes when you run the next cell."
+        assert reply.session["reason"] == "You asked for it. Resumes when you run the next cell."
     for _ in range(2):
         reply = host.call(Resume(client.session))
         assert reply.session["state"] in ("running", "idle")

@@ -71,8 +71,11 @@ def test_the_record_says_what_sessions_have_done(toy_host: StartHost) -> None:
     assert {"cpu:0", "cpu:1"} == {device for device, _ in first}
     assert first[-1][0] == "cpu:1"
     text = [each["text"] for each in recorded()["events"]]
-    assert text[0].startswith("Suspended for a test: resumes when")
-    assert text[1:] == ["Resumed on cpu:0.", "Moved from cpu:0 to cpu:1."]
+    assert text[0].startswith("Suspended for a test. Resumes when")
+    assert text[1:] == [
+        "Resumed on Simulated GPU 0.",
+        "Moved from Simulated GPU 0 to Simulated GPU 1.",
+    ]
     reply = host.call(Activity(0.0, 0.0))
     assert isinstance(reply, ActivityReply)
     assert [each["id"] for each in reply.activity["devices"]] == ["cpu:0", "cpu:1"]

@@ -105,7 +105,7 @@ def test_without_room_on_disk_a_kernel_stays_as_it_was_and_that_is_said(
 
     def said() -> str:
         reason: str = sessions(host)[tender.session]["reason"]
-        return reason if "Does not hibernate" in reason else ""
+        return reason if "Cannot hibernate" in reason else ""
 
     reason = wait_until(said)
     assert "on disk, and the quota has 1 MiB left: delete checkpoints" in reason

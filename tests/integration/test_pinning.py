@@ -59,7 +59,10 @@ def test_nobody_takes_the_memory_of_a_pinned_session(
     found = wait_until(lambda: (s := host.session(other))["state"] == "queued" and s)
     wait_until(lambda: "(pinned)" in host.session(other)["reason"])
     found = host.session(other)
-    assert found["reason"] == ("Waits for 150 MiB on cpu:0, where pinned (pinned) keeps 150 MiB.")
+    assert (
+        found["reason"]
+        == "Waiting for 150 MiB on Simulated GPU 0: pinned is pinned and keeps 150 MiB."
+    )
     # It goes on to have its turns.
     for _ in range(20):
         pinned.add(1)
@@ -144,7 +147,7 @@ def test_priorities_are_given_as_far_as_they_may_be(toy_host: StartHost) -> None
         except ControlError:  # nothing is written down yet
             return []
 
-    wait_until(lambda: said() and "stays on cpu:0" in said()[-1])
+    wait_until(lambda: said() and "stays on Simulated GPU 0" in said()[-1])
     assert any("served as basic" in each for each in said())
 
 

@@ -12,6 +12,7 @@ import pytest
 from jupyter_sing import cli
 from jupyter_sing.controller import journal
 from kernelproxy import control, paths
+from kernelproxy.agent import report
 from kernelproxy.agent.arbiter import Allowance
 from kernelproxy.agent.guests import user_of
 from kernelproxy.agent.idleness import waits
@@ -223,11 +224,11 @@ def test_idle_times_are_those_of_the_tier(toy_host: StartHost) -> None:
     soon, never = host.client(user="bob", idle_timeout=0), host.client(user="ada")
     host.work(soon)
     host.work(never)
-    assert host.session(soon)["reason"] == "Nothing to do."
+    assert host.session(soon)["reason"] == report.EVER_IDLE
     apply(host, f"{LAB}\ntiers: {{basic: {{suspend_after: 1 s, hibernate_after: 2 s}}}}")
     found = wait_until(lambda: (each := host.session(soon))["tier"] == "cold" and each)
     assert found["state"] == "suspended"
-    assert host.session(never)["reason"] == "Nothing to do."
+    assert host.session(never)["reason"] == report.EVER_IDLE
     soon.add(2)
     assert soon.read() == soon.state
 
@@ -288,7 +289,7 @@ def test_who_is_not_admitted_may_open_a_session_and_is_told(toy_host: StartHost)
     eve, ada = host.client(user="eve"), host.client(user="ada")
     eve.add(1)
     found = queued(host, eve)
-    assert found["reason"] == "Waits: The policy does not let eve use devices."
+    assert found["reason"] == "Cannot run: The policy does not let eve use devices."
     host.work(ada)
     apply(host, LAB)
     assert eve.read() == eve.state
@@ -350,7 +351,7 @@ def test_who_is_owed_more_goes_first_when_the_controller_was_restarted(
         wait_until(lambda: places(host, third, poor) == [1, 2])
         found = host.session(third)
         assert found["expected_wait"] is not None
-        assert found["reason"].startswith("Waits for cpu:0, where a session of rich works: ")
+        assert found["reason"].startswith("Waiting for Simulated GPU 0 (in use by rich). ")
         wait_until(lambda: served("rich") > 1)
         (tmp_path / "rich").touch()
         wait_until(lambda: host.when(third, "running"))

@@ -62,7 +62,7 @@ def test_what_is_unused_for_long_goes_to_disk_and_comes_back(
         host.call(Suspend(client.session))
         found = wait_until(lambda: cold(host, client))
         assert (found["state"], found["memory"]) == ("suspended", 0)
-        assert found["reason"] == "On disk: resumes when you run the next cell."
+        assert found["reason"] == "Saved to disk. Resumes when you run the next cell."
         assert len(manifests(data_dir)) == 1
     client.close()
     wait_until(lambda: manifests(data_dir) == [])

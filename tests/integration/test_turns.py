@@ -91,7 +91,7 @@ def test_a_turn_ends_in_the_middle_of_a_cell(
         with second.cell():
             second.add(3)
             found = wait_until(lambda: host.when(second, "queued"))
-            assert found["reason"].startswith("Waits for ")
+            assert found["reason"].startswith("Waiting for ")
             assert found["queued_for"] >= 0
             assert found["queue_position"] == 1
             assert found["expected_wait"] >= 0

@@ -230,10 +230,13 @@ class FakeDaemon:
             case protocol.CloseSession(session=session):
                 self.sessions.pop(session, None)
                 return protocol.Done()
-            case protocol.Suspend(session=session):
-                return self._change(session, state="suspended", tier="parked", worker_pid=None)
+            case protocol.Suspend(session=session, reason=why):
+                told = {"tier": "parked", "worker_pid": None}
+                said = f"{why}. Resumes when you run a cell."
+                return self._change(session, state="suspended", reason=said, **told)
             case protocol.Resume(session=session):
-                return self._change(session, state="idle", tier="resident", worker_pid=12)
+                told = {"tier": "resident", "worker_pid": 12}
+                return self._change(session, state="idle", reason="Idle.", **told)
             case protocol.Migrate(session=session, device="cpu:1"):
                 return self._change(session, device="cpu:1", migration=MIGRATION)
             case protocol.Migrate(device=device):

@@ -58,10 +58,10 @@ def test_intervals_are_told() -> None:
     rule = {"every": 0.0, "cells": 0, "keep": 3, "problem": ""}
     assert table.automatic_text(rule) == "Automatic checkpoints: off"
     for changes, text in (
-        ({"every": 600.0}, "every 10 min; 3 are kept"),
-        ({"every": 7200.0, "cells": 1, "keep": 1}, "every 2 h or 1 cell; 1 is kept"),
-        ({"cells": 20}, "every 20 cells; 3 are kept"),
-        ({"every": 90.0}, "every 90 s; 3 are kept"),
+        ({"every": 600.0}, "every 10 min; keeps the last 3"),
+        ({"every": 7200.0, "cells": 1, "keep": 1}, "every 2 h or 1 cell; keeps the last 1"),
+        ({"cells": 20}, "every 20 cells; keeps the last 3"),
+        ({"every": 90.0}, "every 90 s; keeps the last 3"),
     ):
         assert table.automatic_text(rule | changes) == f"Automatic checkpoints: {text}"
     said = table.automatic_text(rule | {"cells": 2, "problem": "The disk is full."})

@@ -59,7 +59,7 @@ def test_activity_is_shown_to_people_and_programs(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["activity"]) == 0
-    assert capsys.readouterr().out == "Nothing is known of that time.\n"
+    assert capsys.readouterr().out == "Nothing was recorded in that time.\n"
     now = time.time()
     record = Record(runtime_dir)
     devices = [(each, "software", 1 << 30) for each in ("cpu:0", "cpu:1")]
@@ -73,10 +73,10 @@ def test_activity_is_shown_to_people_and_programs(
     record.close(now)
     assert cli.main(["activity"]) == 0
     text = capsys.readouterr().out
-    assert "cpu:0: at most 512.0 MiB of 1.0 GiB used, 1 waiting\n" in text
+    assert "Simulated GPU 0 (cpu:0): peak memory 512.0 MiB of 1.0 GiB, longest queue 1\n" in text
     assert "500.0 s  running  digits.ipynb  ada\n" in text
-    assert "cpu:1: at most 0 B of 1.0 GiB used, 0 waiting\nNobody had it.\n" in text
-    assert "digits.ipynb (cpu:0): Not used for 10 minutes.\n" in text
+    assert "peak memory 0 B of 1.0 GiB, longest queue 0\nNot used.\n" in text
+    assert "digits.ipynb on Simulated GPU 0: Not used for 10 minutes.\n" in text
     assert cli.main(["activity", "--json", "--hours", "0.5"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["held"] for each in found["devices"]] == [[], []]
@@ -88,7 +88,7 @@ def test_activity_is_shown_to_people_and_programs(
 def test_status_shows_places(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     fake_daemon.sessions[SESSION["id"]] |= {"state": "queued", "queue_position": 2}
     assert cli.main(["status"]) == 0
-    assert "digits.ipynb  Queued (2)" in capsys.readouterr().out
+    assert "digits.ipynb  Queued, place 2" in capsys.readouterr().out
 
 
 def test_migrate_says_what_it_cost(
@@ -96,7 +96,7 @@ def test_migrate_says_what_it_cost(
 ) -> None:
     assert cli.main(["migrate", SESSION["id"], "cpu:1"]) == 0
     assert capsys.readouterr().out == (
-        "digits.ipynb: Idle on cpu:1 (moved in 0.5 s, stood still 0.020 s)\n"
+        "digits.ipynb: Now on Simulated GPU 1. Moved in 0.5 s, paused for 0.020 s.\n"
     )
     assert cli.main(["migrate", SESSION["id"], "cpu:7"]) == 1
     assert "no device cpu:7" in capsys.readouterr().err
@@ -105,19 +105,19 @@ def test_migrate_says_what_it_cost(
 def test_pins_and_priorities(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     name = SESSION["id"]
     for arguments, line in (
-        (["pin", name], "Pinned: its memory stays on cpu:0"),
-        (["pin", name], "Pinned: its memory stays on cpu:0"),
-        (["priority", name], "Priority: as its user may be served (nothing said)"),
+        (["pin", name], "Pinned: its memory stays on Simulated GPU 0."),
+        (["pin", name], "Pinned: its memory stays on Simulated GPU 0."),
+        (["priority", name], "Priority: default"),
         (["priority", name, "basic"], "Priority: basic"),
         (["priority", "digits.ipynb"], "Priority: basic"),
-        (["unpin", name], "Not pinned: its memory may leave its device for others"),
+        (["unpin", name], "Not pinned: its memory may leave the GPU when others need it."),
     ):
         assert cli.main(arguments) == 0
         assert capsys.readouterr().out == f"digits.ipynb: {line}\n"
     assert cli.main(["pin", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pinned"] is True
     assert cli.main(["status"]) == 0
-    assert "cpu:0 (pinned)" in capsys.readouterr().out
+    assert "Simulated GPU 0 (cpu:0), pinned" in capsys.readouterr().out
     assert cli.main(["priority", name[:4], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["priority"] == "basic"
     for arguments, text in (
@@ -136,7 +136,7 @@ def test_suspend_names_the_new_state(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["suspend", SESSION["id"]]) == 0
-    expected = "digits.ipynb: Suspended: resumes when you run a cell\n"
+    expected = "digits.ipynb: Suspended by jupyter sing suspend. Resumes when you run a cell.\n"
     assert capsys.readouterr().out == expected
     assert isinstance(fake_daemon.requests[-1], Suspend)
     assert cli.main(["resume", SESSION["id"], "--json"]) == 0
@@ -148,20 +148,20 @@ def test_checkpoints_are_made_listed_restored_and_deleted(
 ) -> None:
     assert cli.main(["checkpoint", SESSION["id"], "--name", "mine"]) == 0
     assert capsys.readouterr().out == (
-        "Checkpoint mine: 1 variable and 2 files, 3.0 MiB (1.0 MiB on disk)\n"
-        "  only with its process: lines, lock\n"
+        "Saved checkpoint mine: 1 variable and 2 files, 3.0 MiB (1.0 MiB on disk)\n"
+        "  saved only with the process: lines, lock\n"
         "  not saved: /home/ada/big.csv: it is too large\n"
     )
     assert cli.main(["checkpoints"]) == 0
     out = capsys.readouterr().out
-    assert "by hand  namespace, process" in out
-    assert "digits.ipynb: 1 variable and 2 files, 1 left out" in out
+    assert "you         whole process" in out
+    assert "digits.ipynb: 1 variable and 2 files, 1 not saved" in out
     assert "Its hash is wrong." in out
     assert cli.main(["restore", "before-lunch"]) == 0
     assert fake_daemon.requests[-1] == Restore(SESSION["id"], "before-lunch")  # the same kernel's
     assert capsys.readouterr().out == (
         "Restored 2 variables and 1 file from before-lunch\n"
-        "  kept aside: /home/ada/table.csv is /data/aside/before-lunch/home/ada/table.csv\n"
+        "  renamed: /home/ada/table.csv is now /data/aside/before-lunch/home/ada/table.csv\n"
         "  not restored: frame: there is no module pandas\n"
     )
     assert cli.main(["restore", "before-lunch", "--session", "other", "--json"]) == 0
@@ -220,20 +220,20 @@ def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: jupyter sing" in capsys.readouterr().err
 
 
-def test_stop_puts_notebooks_away_and_says_which(
+def test_stop_saves_notebooks_and_says_which(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["stop"]) == 0
     assert fake_daemon.requests[-1] == Stop(checkpoint=True)
     assert capsys.readouterr().out == (
-        "Checkpoint digits-auto was made.\n"
-        "  not put away: maths.ipynb: it was busy for 30 s.\n"
-        "The daemon and its sessions have ended.\n"
+        "Saved checkpoint digits-auto.\n"
+        "  not saved: maths.ipynb: it was busy for 30 s.\n"
+        "Stopped the daemon and its sessions.\n"
     )
     assert cli.main(["stop", "--no-checkpoint", "--json"]) == 0
     assert fake_daemon.requests[-1] == Stop()
     assert json.loads(capsys.readouterr().out) == {
-        "message": "The daemon and its sessions have ended.",
+        "message": "Stopped the daemon and its sessions.",
         "checkpoints": ["digits-auto"],
         "problems": ["maths.ipynb: it was busy for 30 s."],
     }
@@ -250,15 +250,13 @@ def test_the_last_checkpoint_is_restored_without_its_name(
     last = {"name": "before-lunch", "created": "", "automatic": True}
     fake_daemon.sessions["other"] = SESSION | {"id": "other"}
     assert cli.main(["restore", "--last"]) == 1
-    assert "No session has a notebook with a checkpoint" in capsys.readouterr().err
+    assert "No session has a checkpoint" in capsys.readouterr().err
     fake_daemon.sessions["other"]["last_checkpoint"] = last
     assert cli.main(["restore", "--last"]) == 0
     assert fake_daemon.requests[-1] == Restore("other", "before-lunch")
     fake_daemon.sessions[SESSION["id"]]["last_checkpoint"] = last
     assert cli.main(["restore", "--last"]) == 1
-    assert "name the session, of 0123abcd (digits.ipynb), other (digits.ipynb)." in (
-        capsys.readouterr().err
-    )
+    assert "Choose one: 0123abcd (digits.ipynb), other (digits.ipynb)." in (capsys.readouterr().err)
     with pytest.raises(SystemExit):
         cli.main(["restore"])
 
@@ -316,7 +314,7 @@ def test_stop_without_a_daemon_is_no_error(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["stop"]) == 0
-    assert capsys.readouterr().out == "No daemon was running.\n"
+    assert capsys.readouterr().out == "The daemon was not running.\n"
 
 
 def test_doctor_says_what_is_missing(

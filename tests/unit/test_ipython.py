@@ -167,13 +167,13 @@ def test_the_last_checkpoint_and_what_failed_are_a_line_each(
     last = {"name": "auto-1", "created": "2026-01-01T12:00:00+00:00", "automatic": True}
     when = table.checkpoints_table([CHECKPOINT]).rows[0][1]
     for earlier, died, text in (
-        (False, False, "Last checkpoint: auto-1 of"),
-        (True, False, "From before this kernel: %sing restore takes out auto-1 of"),
-        (True, True, "The last kernel died: %sing restore takes out auto-1 of"),
+        (False, False, "Last checkpoint: auto-1"),
+        (True, False, "From an earlier kernel. Run %sing restore to restore auto-1"),
+        (True, True, "The last kernel died. Run %sing restore to restore auto-1"),
     ):
         session["last_checkpoint"] = {**last, "earlier": earlier, "died": died}
         magics.sing("")
-        assert capsys.readouterr().out == f"Idle [3.0 MiB on cpu:0]\n{text} {when}\n"
+        assert capsys.readouterr().out == f"Idle. [3.0 MiB on Simulated GPU 0]\n{text} ({when})\n"
     session["last_checkpoint"] = None
     session["automatic"] = {**SESSION["automatic"], "problem": "The disk is full."}
     magics.sing("")
@@ -185,16 +185,16 @@ def test_checkpoints_by_themselves_are_set_and_shown(
 ) -> None:
     for line, text in (
         ("auto", "off"),
-        ("auto 10m", "every 10 min; 3 are kept"),
-        ("auto", "every 10 min; 3 are kept"),
-        ("auto 20 cells", "every 20 cells; 3 are kept"),
+        ("auto 10m", "every 10 min; keeps the last 3"),
+        ("auto", "every 10 min; keeps the last 3"),
+        ("auto 20 cells", "every 20 cells; keeps the last 3"),
         ("auto off", "off"),
     ):
         assert magics.sing(line) is None
         assert capsys.readouterr().out == f"Automatic checkpoints: {text}\n"
     assert magics.sing("auto often") is None
     assert capsys.readouterr().err == (
-        "jupyter_sing: %sing auto often is no interval: write 90s, 10m, 2h, 20 cells or off.\n"
+        "jupyter_sing: %sing auto often is not an interval: write 90s, 10m, 20 cells or off.\n"
     )
 
 
@@ -202,7 +202,7 @@ def test_status_is_one_line_and_a_table(
     fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = magics.sing("")
-    assert capsys.readouterr().out == "Idle [3.0 MiB on cpu:0]\n"
+    assert capsys.readouterr().out == "Idle. [3.0 MiB on Simulated GPU 0]\n"
     assert "digits.ipynb" in str(table)
     assert "<table>" in table._repr_html_()
 
@@ -211,16 +211,16 @@ def test_suspend_and_resume(
     fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert magics.sing("suspend") is None
-    assert capsys.readouterr().out == "Suspended: resumes when you run a cell\n"
+    assert capsys.readouterr().out == "Suspended by %sing suspend. Resumes when you run a cell.\n"
     assert magics.sing("resume") is None
-    assert capsys.readouterr().out == "Idle on cpu:0\n"
+    assert capsys.readouterr().out == "Resumed on Simulated GPU 0. Idle.\n"
 
 
 def test_migrate_says_what_it_cost(
     fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert magics.sing("migrate cpu:1") is None
-    said = "Idle on cpu:1 (moved in 0.5 s, stood still 0.020 s)\n"
+    said = "Now on Simulated GPU 1. Moved in 0.5 s, paused for 0.020 s.\n"
     assert capsys.readouterr().out == said
 
 
@@ -228,9 +228,9 @@ def test_pins_and_priorities(
     fake_daemon: FakeDaemon, state: activation.Activation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for line, said in (
-        ("pin", "Pinned: its memory stays on cpu:0"),
-        ("unpin", "Not pinned: its memory may leave its device for others"),
-        ("priority", "Priority: as its user may be served (nothing said)"),
+        ("pin", "Pinned: its memory stays on Simulated GPU 0."),
+        ("unpin", "Not pinned: its memory may leave the GPU when others need it."),
+        ("priority", "Priority: default"),
         ("priority basic", "Priority: basic"),
         ("priority", "Priority: basic"),
     ):
@@ -239,7 +239,7 @@ def test_pins_and_priorities(
     for line, error in (
         ("priority premium", "Premium is for others."),
         ("priority best", "There is no priority 'best'."),
-        ("pin now", "%sing pin is written otherwise; %sing help shows how."),
+        ("pin now", "%sing pin has wrong arguments; %sing help shows how to write it."),
     ):
         assert magics.sing(line) is None
         assert capsys.readouterr() == ("", f"jupyter_sing: {error}\n")

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from jupyter_sing.controller.outlooks import Outlooks, soon
+from jupyter_sing.controller.outlooks import Outlooks
 from jupyter_sing.scheduler.explaining import Outlook
+from kernelproxy.readable import soon
 
 
 class Looks:
@@ -22,7 +23,7 @@ class Looks:
         return self.found
 
     def named(self, clause: str, session: str) -> str:
-        return clause.replace("ID", "train.ipynb" if session == "mine" else "a session of bob")
+        return clause.replace("ID", "train.ipynb" if session == "mine" else "bob")
 
     def said(self, session: str) -> str:
         found = self.outlooks.of(session)
@@ -33,12 +34,13 @@ class Looks:
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (0.0, "at any moment"),
-        (1.2, "in about 1 s"),
-        (89.0, "in about 89 s"),
-        (100.0, "in about 2 min"),
-        (5000.0, "in about 83 min"),
-        (7200.0, "in about 2 h"),
+        (0.0, "any moment now"),
+        (0.8, "about 1 s"),
+        (1.2, "about 1 s"),
+        (89.0, "about 89 s"),
+        (100.0, "about 2 min"),
+        (5000.0, "about 83 min"),
+        (7200.0, "about 2 h"),
     ],
 )
 def test_times_are_no_more_precise_than_they_can_be(seconds: float, words: str) -> None:
@@ -46,21 +48,24 @@ def test_times_are_no_more_precise_than_they_can_be(seconds: float, words: str) 
 
 
 def test_place_wait_and_device_are_in_one_sentence() -> None:
-    first = Outlook(1, 4.2, "2 sessions wait for 1 device", "cpu:0, where ID works")
+    first = Outlook(1, 4.2, "2 sessions wait for 1 device", "Simulated GPU 0 (in use by ID)")
     looks = Looks(mine=first, others=first, last=Outlook(3, 12.0, "ID stops first"))
     assert looks.said("mine") == (
-        "Waits for cpu:0, where train.ipynb works: is next, in about 4 s."
+        "Waiting for Simulated GPU 0 (in use by train.ipynb). You are next, about 4 s."
     )
-    assert "where a session of bob works" in looks.said("others")
+    assert "(in use by bob)" in looks.said("others")
     assert looks.said("last") == (
-        "Waits for its turn (place 3, in about 12 s): a session of bob stops first."
+        "Waiting for its turn: bob stops first. Place 3 in the queue, about 12 s."
     )
     assert looks.outlooks.of("nobody") is None
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(None, "Waits for its turn (is next): Room."), (math.inf, "Waits: Room.")],
+    [
+        (None, "Waiting for its turn: Room. You are next."),
+        (math.inf, "Cannot run: Room."),
+    ],
 )
 def test_what_nobody_can_say_is_not_said(seconds: float | None, words: str) -> None:
     looks = Looks(mine=Outlook(1, seconds, "Room"))

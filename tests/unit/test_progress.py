@@ -234,7 +234,7 @@ def test_a_notebook_is_told_what_it_waits_for(
             threading.Event().wait(0.01)
     assert shown == [
         "Resuming …",
-        "Resuming: Queued · Next in the queue, about 20 s to wait",
+        "Resuming: You are next, about 20 s.",
         "Resuming: Restoring",
         "",
     ]

@@ -35,9 +35,9 @@ def test_each_state_has_its_word_and_a_shape_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"reason": "Nothing to do."}, "○ Idle: Nothing to do."),
+        ({"reason": "Idle. Suspends soon."}, "○ Idle. Suspends soon."),
         ({"state": "running", "reason": "Works."}, "▶ Running: Works."),
-        ({"state": "suspended", "reason": ""}, "❚❚ Suspended: resumes when you run a cell"),
+        ({"state": "suspended", "reason": ""}, "❚❚ Suspended: Resumes when its owner runs a cell."),
         ({"state": "failed", "reason": "It broke."}, "⚠ Error: It broke."),
         ({"state": "dreaming", "reason": "Who knows."}, "? Dreaming: Who knows."),
     ],
@@ -51,11 +51,15 @@ def test_the_first_line_is_state_and_what_happens_next(
 @pytest.mark.parametrize(
     ("changes", "memory", "share"),
     [
-        ({}, "3.0 MiB of 2.0 GiB on cpu:0", (3 << 20, 2 * GIB)),
-        ({"tier": "parked", "operators": 0}, "Nothing on cpu:0 yet", None),
-        ({"tier": "parked"}, "in host memory, of cpu:0", None),
-        ({"tier": "cold", "snapshot": {"bytes": GIB}}, "1.0 GiB on disk, of cpu:0", None),
-        ({"device": "cpu:9"}, "3.0 MiB on cpu:9", None),
+        ({}, "3.0 MiB of 2.0 GiB on Simulated GPU 0", (3 << 20, 2 * GIB)),
+        ({"tier": "parked", "operators": 0}, "Nothing on Simulated GPU 0 yet", None),
+        ({"tier": "parked"}, "in host memory, moved from Simulated GPU 0", None),
+        (
+            {"tier": "cold", "snapshot": {"bytes": GIB}},
+            "1.0 GiB on disk, moved from Simulated GPU 0",
+            None,
+        ),
+        ({"device": "cpu:9"}, "3.0 MiB on Simulated GPU 9", None),
     ],
 )
 def test_memory_is_said_to_be_where_it_is(
@@ -69,18 +73,18 @@ def test_memory_is_said_to_be_where_it_is(
     [
         ({}, ""),
         ({"queue_position": None, "expected_wait": None}, ""),
-        ({"state": "queued"}, "Nobody can say for how long"),
+        ({"state": "queued"}, "Waiting time unknown."),
         (
             {"state": "queued", "queue_position": 1, "expected_wait": 0.2},
-            "Next in the queue, about 1 s to wait",
+            "You are next, any moment now.",
         ),
         (
             {"state": "queued", "queue_position": 3, "expected_wait": 170.0},
-            "Number 3 in the queue, about 3 min to wait",
+            "Place 3 in the queue, about 3 min.",
         ),
         (
             {"state": "queued", "queue_position": 2, "expected_wait": None},
-            "Number 2 in the queue, nobody can say for how long",
+            "Place 2 in the queue.",
         ),
     ],
 )
@@ -107,9 +111,9 @@ def test_buttons_that_could_do_nothing_are_off(changes: dict[str, Any], expected
 def test_progress_is_a_bar_once_its_size_is_known() -> None:
     under_way = {"verb": "checkpoint", "checkpoint": "one", "done": 0, "total": 0}
     shown = of(progress=under_way)
-    assert shown.progress_html() == "<div>Storing one …</div>"
+    assert shown.progress_html() == "<div>Saving one …</div>"
     shown = of(progress=under_way | {"verb": "restore", "done": GIB, "total": 2 * GIB})
-    assert shown.progress == "Reading one: 1.0 GiB of 2.0 GiB"
+    assert shown.progress == "Restoring one: 1.0 GiB of 2.0 GiB"
     assert f'<progress value="{GIB}" max="{2 * GIB}"' in shown.progress_html()
     assert shown.progress in shown.lines()
 
@@ -122,9 +126,9 @@ def test_the_table_says_who_has_each_device() -> None:
     )
     rows = view.devices_table(seen(*others), ID).rows
     assert rows == [
-        ("cpu:0", "3.0 MiB of 2.0 GiB", "this notebook (Idle, 3.0 MiB)", "1"),
+        ("Simulated GPU 0 (cpu:0)", "3.0 MiB of 2.0 GiB", "this notebook (Idle, 3.0 MiB)", "1"),
         (
-            "cpu:1",
+            "Simulated GPU 1 (cpu:1)",
             "6.0 MiB of 2.0 GiB",
             "maths.ipynb (Running, 3.0 MiB), another user's (Idle, 3.0 MiB)",
             "",
@@ -150,14 +154,7 @@ def test_names_are_no_html() -> None:
     assert "&lt;b&gt;" in text
     assert "2026-01-01 00:00:00" in text
     assert shown.text("beneath").endswith("\n\nbeneath")
-    assert "Is kept on its device" in shown.lines()
+    assert "Pinned: stays on its GPU" in shown.lines()
     assert view.message_html(["<b>"]) == '<div role="status">&lt;b&gt;</div>'
     assert view.message_html([]) == ""
     assert "2026-01-01 00:00:00" in view.since_html(datetime(2026, 1, 1))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"), [(0.1, "1 s"), (20.4, "20 s"), (90.0, "2 min"), (9000.0, "2 h")]
-)
-def test_expected_times_are_said_roughly(seconds: float, expected: str) -> None:
-    assert view.wait_text(seconds) == expected

@@ -81,14 +81,14 @@ def shown(kernel: None, fake_daemon: FakeDaemon) -> Iterator[Shown]:
 
 
 def test_it_shows_how_it_is_and_what_becomes_of_it(shown: Shown) -> None:
-    assert "<b>Idle</b> Idle." in shown.text
+    assert "<b>Idle</b>." in shown.text
     assert "this notebook (Idle, 3.0 MiB)" in shown.panel._devices.value
     assert shown.can() == {view.SUSPEND, view.PIN, view.CHECKPOINT}
-    shown.tell(state="suspended", tier="parked", reason="Slept: resumes when you run a cell.")
+    shown.tell(state="suspended", tier="parked", reason="Not used. Resumes when you run a cell.")
     shown.wait(lambda: "Suspended" in shown.text and not shown.button(view.RESUME).disabled)
     assert view.SUSPEND not in shown.can()
     shown.tell(state="queued", reason="Waits.", queue_position=2, expected_wait=20.0)
-    shown.wait(lambda: "Number 2 in the queue, about 20 s to wait" in shown.text)
+    shown.wait(lambda: "Place 2 in the queue, about 20 s." in shown.text)
 
 
 def test_nothing_is_sent_when_nothing_it_shows_has_changed(shown: Shown) -> None:
@@ -103,8 +103,8 @@ def test_nothing_is_sent_when_nothing_it_shows_has_changed(shown: Shown) -> None
 
 
 def test_those_without_widgets_see_text_that_says_when_it_was(shown: Shown) -> None:
-    assert shown.bundle["text/plain"].startswith("○ Idle: Idle.\n3.0 MiB of 2.0 GiB on cpu:0\n")
-    assert "this does not change by itself" in shown.bundle["text/plain"]
+    assert shown.bundle["text/plain"].startswith("○ Idle.\n3.0 MiB of 2.0 GiB on Simulated GPU 0\n")
+    assert "; not updated." in shown.bundle["text/plain"]
     assert "<progress" in shown.bundle["text/html"]
     found = shown.bundle["application/vnd.jupyter.widget-view+json"]
     assert found["model_id"] == shown.status.box.model_id
@@ -115,18 +115,18 @@ def test_buttons_ask_the_daemon(shown: Shown) -> None:
         return request in shown.daemon.requests
 
     shown.click(view.SUSPEND)
-    shown.wait(lambda: asked(protocol.Suspend(ID, "Suspended by its button")))
+    shown.wait(lambda: asked(protocol.Suspend(ID, "Suspended by you in the notebook")))
     shown.wait(lambda: view.RESUME in shown.can())
     shown.click(view.RESUME)
     shown.wait(lambda: asked(protocol.Resume(ID)))
     shown.wait(lambda: view.SUSPEND in shown.can() and "Idle" in shown.text)
     shown.button(view.PIN).set_state({"value": True})
-    shown.wait(lambda: "Pinned: its memory stays on cpu:0" in shown.text)
+    shown.wait(lambda: "Pinned: its memory stays on Simulated GPU 0." in shown.text)
     assert shown.button(view.PIN).value
     shown.button(view.PIN).set_state({"value": False})
     shown.wait(lambda: "Not pinned" in shown.text)
     shown.click(view.CHECKPOINT)
-    shown.wait(lambda: "Checkpoint digits-2" in shown.text)
+    shown.wait(lambda: "Saved checkpoint digits-2" in shown.text)
     (request,) = (r for r in shown.daemon.requests if isinstance(r, protocol.Checkpoint))
     assert request.name.startswith("digits-2")
     assert "not saved: /home/ada/big.csv" in shown.text
@@ -227,6 +227,6 @@ def test_without_ipywidgets_it_is_a_table(
 
 def test_without_a_session_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation, "_current", activation.Activation())
-    assert repr(Status()) == "CPU only: this kernel was not started with a device session"
+    assert repr(Status()) == "CPU only: this kernel was started without a GPU session"
     monkeypatch.setenv("SING_REASON", "torch <2")
     assert Status()._repr_mimebundle_()["text/html"].endswith("CPU only: torch &lt;2</div>")

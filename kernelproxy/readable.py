@@ -1,0 +1,72 @@
+"""What people read where programs read ids and moments (standard library only). Pure.
+
+The daemon's sentences call devices by these names, and hold moments as they are in every zone:
+`clock` puts them on the clock of whoever reads.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+_DEVICE = re.compile(r"\b(cpu|cuda):(\d+)\b")
+_MOMENT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\dZ")
+_KINDS = {"cpu": "Simulated GPU", "cuda": "GPU"}
+
+
+def device_name(device: str | None) -> str:
+    """Say what people call a device: ``GPU 1``, ``Simulated GPU 0``."""
+    return "no GPU" if not device else devices_named(device)
+
+
+def devices_named(text: str) -> str:
+    """Put names for the ids of devices in a sentence."""
+    return _DEVICE.sub(lambda found: f"{_KINDS[found[1]]} {found[2]}", text)
+
+
+def device_label(device: str | None) -> str:
+    """Name a device, with the id that commands take: ``Simulated GPU 0 (cpu:0)``."""
+    return f"{device_name(device)} ({device})" if device else ""
+
+
+def moment(at: float) -> str:
+    """Write a moment, in seconds of the epoch, to the minute, for a sentence that `clock` reads."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ")
+
+
+def clock(sentence: str, now: datetime | None = None) -> str:
+    """Put the moments of a sentence in local time: ``09:12``, of other days with the date."""
+    today = (now or datetime.now()).astimezone().date()
+
+    def local(found: re.Match[str]) -> str:
+        try:
+            at = datetime.fromisoformat(found[0]).astimezone()
+        except (OverflowError, ValueError):  # it only looks like one
+            return found[0]
+        return at.strftime("%H:%M" if at.date() == today else "%Y-%m-%d %H:%M")
+
+    return _MOMENT.sub(local, sentence)
+
+
+def turn(position: int, seconds: float | None) -> str:
+    """Say when it is the turn of who waits: ``You are next, about 3 s.``"""
+    place = "You are next" if position == 1 else f"Place {position} in the queue"
+    return f"{place}." if seconds is None else f"{place}, {soon(seconds)}."
+
+
+_TURN = re.compile(r" (?:You are next|Place \d+ in the queue)[^.]*\.")
+
+
+def without_turn(sentence: str) -> str:
+    """Leave out of a sentence what `turn` says, which changes all the time."""
+    return _TURN.sub("", sentence)
+
+
+def soon(seconds: float) -> str:
+    """Say after which time something is expected, as precisely as anybody can know it."""
+    if seconds < 0.5:
+        return "any moment now"
+    for unit, length, least in (("h", 3600.0, 5400.0), ("min", 60.0, 90.0)):
+        if seconds >= least:
+            return f"about {seconds / length:.0f} {unit}"
+    return f"about {max(1.0, seconds):.0f} s"
