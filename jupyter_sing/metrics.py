@@ -20,7 +20,7 @@ _COUNTED = {
     "switches": "Leases for which memory had to be brought to a device.",
     "evictions": "Sessions whose memory made room for others.",
     "migrations": "Sessions that were moved to other devices.",
-    "tier_violations": "Cells whose session was served less than its tier promises.",
+    "tier_violations": "Hours of sessions in which they got less than their tier promises.",
 }
 
 __all__ = ["CONTENT_TYPE", "render"]

@@ -146,9 +146,9 @@ def waits_line(sharing: dict[str, Any]) -> str:
     if not waited:
         return ""
     broken = sharing["tier_violations"]
-    times = "once" if broken == 1 else f"{broken} times"
-    kept = f"\nLess than its tier promises was served {times}." if broken else ""
-    return f"Time to GPU: {'; '.join(waited)}{kept}"
+    hours = f"{broken:,} session-hour{'' if broken == 1 else 's'}"
+    missed = f"\nBelow the share that their tier promises: {hours}." if broken else ""
+    return f"Time to GPU: {'; '.join(waited)}{missed}"
 
 
 def seconds_text(seconds: float) -> str:

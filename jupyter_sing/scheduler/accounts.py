@@ -7,7 +7,7 @@ again, and is at the level then at which its cell was.
 - ``version``: 1; any other is refused
 - ``token``: the last one that was given
 - ``turn``: moving average of how long leases last
-- ``violations``: how often a tier was missed
+- ``violations``: hours of sessions in which their tier was missed
 - ``reached``: virtual time of the virtual clusters, and the furthest of their tags
 - ``clusters``: ``vc``, ``tag``, ``served``, ``day``, and ``reached`` of its users
 - ``users``: the same with ``user``, ``burst`` (age, seconds), and ``reached`` of its sessions

@@ -20,13 +20,7 @@ from jupyter_sing.scheduler.waiting import INTERACTIVE
 
 
 class Cells:
-    """What becomes of cells, event by event.
-
-    Attributes
-    ----------
-    violations
-        Cells after which what their tier promises was missed.
-    """
+    """What becomes of cells, event by event."""
 
     def __init__(
         self,
@@ -47,7 +41,6 @@ class Cells:
         self._packing = packing
         self._explaining = explaining
         self._order = 0
-        self.violations = 0
 
     @property
     def _settings(self) -> Settings:
@@ -93,8 +86,6 @@ class Cells:
         session.timers += 1
         session.gaps.idle(now)
         session.account.rest(now)
-        if session.account.violates(session.goal):
-            self.violations += 1
         self._ledger.deactivate(session.flow, now)
 
     def stop(self, session: Session, now: float, *, turned_back: bool = False) -> None:

@@ -23,7 +23,7 @@ from jupyter_sing.scheduler.serving import Serving
 from jupyter_sing.scheduler.settings import Device, Settings, Tier
 from jupyter_sing.scheduler.state import Phase, Session
 from jupyter_sing.scheduler.statistics import Statistics
-from jupyter_sing.scheduler.tiers import Admission, admit
+from jupyter_sing.scheduler.tiers import Admission, Tally, admit
 
 ANNOUNCED = (events.CellSubmitted, events.Released, events.WorkerDied, events.Refused)
 """After these a session may have to wait, which people are told."""
@@ -94,6 +94,7 @@ class Engine:
             self._explaining,
         )
         self._order = 0
+        self._tally = Tally()
         self._past: dict[str, past.Past] = {}
         if accounts is not None:
             self._restore(accounts, now)
@@ -169,7 +170,7 @@ class Engine:
         return past.export(
             token=self._leases.token,
             turn=self._explaining.turn,
-            violations=self._cells.violations,
+            violations=self._tally.missed,
             ledger=self._ledger,
             sessions=self._sessions.values(),
             past=self._past.values(),
@@ -188,7 +189,7 @@ class Engine:
             self._leases.switches,
             self._leases.evictions,
             self._leases.migrations,
-            self._cells.violations,
+            self._tally.missed,
             {
                 (flow.parent.name, flow.name): flow.served
                 for flow in self._ledger.flows()
@@ -229,7 +230,7 @@ class Engine:
         found = past.restore(accounts, self._ledger, self._leases.devices, self._settings, now)
         self._leases.token = found.token
         self._explaining.turn = found.turn
-        self._cells.violations = found.violations
+        self._tally.missed = found.violations
         self._past = found.sessions
         for flow in self._ledger.flows():
             self._limiter.apply(flow, now)
@@ -243,14 +244,15 @@ class Engine:
         self._order += 1
         flow = self._ledger.session(event.session, user, event.weight)
         session = Session(event, self._order, flow)
+        session.account.tally = self._tally
         self._sessions[event.session] = session
-        known = self._past.pop(event.session, None)
-        if known is not None:
-            known.apply(session, event.at)
         shapes = self._serving.placement.shapes
         shapes[session.gpus] = shapes.get(session.gpus, 0) + 1
         self._pin(session, event.pinned, event.device)
-        self._promise(session)
+        self._promise(session, event.at)
+        known = self._past.pop(event.session, None)
+        if known is not None:
+            known.apply(session, event.at)
         if event.bound is not None and event.gpus == 1:
             session.bound = self._leases.devices[event.bound]
         if event.device is not None and event.resident and event.gpus == 1 and event.memory:
@@ -275,10 +277,11 @@ class Engine:
             self._limiter.apply(flow.parent, now)
         return flow
 
-    def _promise(self, session: Session) -> None:
+    def _promise(self, session: Session, now: float) -> None:
         """Admit a session to its tier, if what that promises can be kept."""
         session.kept = self._admit(session).kept
         session.goal = self._settings.targets.get(session.tier, 0.0) if session.kept else 0.0
+        session.account.promise(session.goal, now)
         self._count_promise(session, 1)
 
     def _count_promise(self, session: Session, times: int) -> None:
@@ -325,7 +328,7 @@ class Engine:
         now = event.at
         self._count_promise(session, -1)
         session.tier = event.tier
-        self._promise(session)
+        self._promise(session, now)
         self._pin(session, event.pinned, event.device)
         session.may_pack = event.may_pack
         self._move(session, event.vc, event.user, now)
@@ -400,7 +403,7 @@ class Engine:
             self._limiter.apply(flow, now)
         self._tiers = dict.fromkeys(Tier, 0.0)
         for session in self._sessions.values():
-            self._promise(session)
+            self._promise(session, now)
         if event.guarantees is not None:
             self._leases.govern(event.guarantees, now)
             self._serving.begin_again(not isinstance(event.guarantees, Flat), now)

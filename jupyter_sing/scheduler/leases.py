@@ -222,6 +222,8 @@ class Leases:
 
     def _hold(self, session: Session, devices: float, now: float) -> None:
         """Charge a session for so many more devices from now on."""
+        if session.phase is Phase.RESERVED:
+            session.account.hold(now)
         self._ledger.hold(session.flow, devices, now)
         for quota in session.quotas:
             if quota.bounded:
@@ -415,13 +417,13 @@ class Leases:
         """Grant a waiting session the device that another one executes on; both memories fit."""
         (device,) = host.devices
         self._ledger.hold(host.flow, -0.5, now)
+        self._enter(guest, Reservation((device,), f"it shares it with {host.id}", bound=True))
         self._hold(guest, 0.5, now)
         host.share = guest.share = 0.5
         guest.rides = True
         names = (host.id, guest.id)
         reason = "both permit it and somebody waits for a device, so that it is tried"
         self.out.append(Pack(names, device.id, reason))
-        self._enter(guest, Reservation((device,), f"it shares it with {host.id}", bound=True))
         self._grant_if_ready(guest, now)
 
     def keep(self, host: Session, guest: Session, total: float) -> None:

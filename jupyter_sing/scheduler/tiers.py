@@ -1,8 +1,13 @@
 """Tiers: which fraction of the device time that it asks for a session gets within an hour.
 
 `F = granted / demand`, where demand is the time in which a session has a cell, and granted the time
-of it in which the cell executed. A fraction below the target counts as violated only if more than
-`LOST_MIN` seconds were lost: of a cell that takes 50 ms, any wait is most of the time.
+of it in which the cell executed. Who is served next hangs on the hour until now.
+
+Whether a promise was kept is judged when its hour is over, once: hours of a session begin when it
+asks for a device and the one before is over. What it has got is the time for which it held a
+device, as it is charged for it, so that bringing its memory there is not lost. A fraction below the
+target counts as missed only if more than `LOST_MIN` seconds were lost: of a cell that takes 50 ms,
+any wait is most of the time.
 
 Source: Singularity's GPU fractions (2202.07848); how they are reached is ours.
 """
@@ -23,19 +28,66 @@ LOOKAHEAD = 10.0
 """Longest quantum that is waited for before a session is promoted, in seconds."""
 
 
-class Account:
-    """Demand and granted seconds of one session in the last hour, in slots of a minute."""
+@dataclass(slots=True)
+class Tally:
+    """Hours of sessions in which they got less than was promised: `missed`."""
 
-    __slots__ = ("_demand", "_granted", "_mode", "_since", "_slot", "demand", "granted")
+    missed: int = 0
+
+
+class Account:
+    """Demand and granted seconds of one session in the last hour, in slots of a minute.
+
+    Attributes
+    ----------
+    goal
+        The fraction that is promised; 0: nothing is.
+    tally
+        Where hours are counted in which the promise was missed.
+    """
+
+    __slots__ = (
+        "_asked", "_demand", "_ends", "_got", "_granted", "_mode", "_since", "_slot",
+        "demand", "goal", "granted", "tally",
+    )  # fmt: skip
 
     def __init__(self, at: float) -> None:
         self._demand: list[float] = []  # made at the first use: most sessions are idle most days
         self._granted: list[float] = []
         self._slot = int(at / SLOT)
         self._since = at
-        self._mode = 0  # 0 idle, 1 waiting, 2 executing
+        self._mode = 0  # 0 idle, 1 waiting, 2 executing, 3 holding a device that is prepared
         self.demand = 0.0
         self.granted = 0.0
+        self.goal = 0.0
+        self.tally: Tally | None = None
+        self._ends: float | None = None  # of the hour that is judged next
+        self._asked = self._got = 0.0  # in it
+
+    def promise(self, goal: float, now: float) -> None:
+        """Promise another fraction: the hour begins anew."""
+        if goal != self.goal:
+            self.settle(now)
+            self.goal, self._ends = goal, None
+
+    def _judge(self, now: float) -> None:
+        """Count what has passed since the last `settle`, and judge the hours that it ends."""
+        at = self._since
+        while at < now:
+            if self._ends is None:
+                if not self._mode:
+                    return
+                self._ends, self._asked, self._got = at + WINDOW, 0.0, 0.0
+            end = min(now, self._ends)
+            self._asked += end - at if self._mode else 0.0
+            self._got += end - at if self._mode > 1 else 0.0
+            at = end
+            if at < self._ends:
+                return
+            self._ends = None
+            lost = self._asked - self._got
+            if self.tally and self.goal and lost > _may_lose(self._asked, self.goal):
+                self.tally.missed += 1
 
     def _advance(self, slot: int) -> None:
         """Forget the slots that leave the window."""
@@ -52,6 +104,7 @@ class Account:
             self._since = now
             self._slot = int(now / SLOT)
             return
+        self._judge(now)
         begin = max(self._since, now - WINDOW)
         while begin < now:
             slot = int(begin / SLOT)
@@ -94,10 +147,16 @@ class Account:
                 self._granted[slot % SLOTS] += min(demand, granted)
                 self.demand += demand
                 self.granted += min(demand, granted)
+                self._ends = self._ends or max(now, slot * SLOT + WINDOW)
+        self._asked, self._got = self.demand, self.granted
 
     def wait(self, now: float) -> None:
         """Note that it has a cell that does not execute."""
         self._enter(1, now)
+
+    def hold(self, now: float) -> None:
+        """Note that it holds a device, to which its memory is brought."""
+        self._enter(3, now)
 
     def execute(self, now: float) -> None:
         """Note that its cell executes."""
@@ -114,19 +173,19 @@ class Account:
 
     def slack(self, target: float) -> float:
         """Seconds that it may still lose before its target is missed, as of the last `settle`."""
-        lost = self.demand - self.granted
-        return max(LOST_MIN, (1.0 - target) * self.demand) - lost
+        return _may_lose(self.demand, target) - (self.demand - self.granted)
 
     def slack_at(self, target: float, now: float) -> float:
         """About what `slack` is at a time: nothing is noted of what has passed since `settle`."""
         passed = max(0.0, now - self._since) if self._mode else 0.0
         demand = self.demand + passed
         lost = demand - self.granted - (passed if self._mode == 2 else 0.0)
-        return max(LOST_MIN, (1.0 - target) * demand) - lost
+        return _may_lose(demand, target) - lost
 
-    def violates(self, target: float) -> bool:
-        """Whether its target is missed, as of the last `settle`."""
-        return target > 0.0 and self.slack(target) < 0.0
+
+def _may_lose(demand: float, target: float) -> float:
+    """Seconds of a demand that may be lost before its target is missed."""
+    return max(LOST_MIN, (1.0 - target) * demand)
 
 
 def threshold(switch: float, quantum: float) -> float:

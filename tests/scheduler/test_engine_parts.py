@@ -13,7 +13,7 @@ from jupyter_sing.scheduler.memory import HostMemory, room
 from jupyter_sing.scheduler.placement import fragmentation
 from jupyter_sing.scheduler.settings import Device, Settings, Tier
 from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session
-from jupyter_sing.scheduler.tiers import Account, admit
+from jupyter_sing.scheduler.tiers import Account, Tally, admit
 
 GB = 10**9
 SETTINGS = Settings()
@@ -135,6 +135,13 @@ class TestFeedback:
         assert gaps.rate(1490.0) == pytest.approx(0.001)
 
 
+def promised(goal: float, at: float = 0.0) -> Account:
+    account = Account(at)
+    account.promise(goal, at)
+    account.tally = Tally()
+    return account
+
+
 class TestTiers:
     def test_fraction_is_granted_over_demand(self) -> None:
         account = Account(0.0)
@@ -143,19 +150,73 @@ class TestTiers:
         account.rest(100.0)
         assert account.fraction == pytest.approx(0.7)
         assert account.slack(0.7) == pytest.approx(0.0)
-        assert not account.violates(0.0)
 
     @pytest.mark.parametrize(
-        ("waited", "ran", "violated"), [(1.9, 0.1, False), (2.1, 0.1, True), (4.0, 100.0, False)]
+        ("waited", "ran", "missed"), [(1.9, 0.1, 0), (2.1, 0.1, 1), (4.0, 100.0, 0)]
     )
-    def test_two_seconds_may_always_be_lost(
-        self, waited: float, ran: float, violated: bool
-    ) -> None:
-        account = Account(0.0)
+    def test_two_seconds_may_always_be_lost(self, waited: float, ran: float, missed: int) -> None:
+        account = promised(0.95)
         account.wait(0.0)
         account.execute(waited)
         account.rest(waited + ran)
-        assert account.violates(0.95) is violated
+        assert (account.slack(0.95) < 0.0) is bool(missed)
+        account.settle(3599.0)
+        assert account.tally == Tally(0)
+        account.settle(3600.0)
+        assert account.tally == Tally(missed)
+
+    def test_a_promise_is_judged_once_an_hour_however_many_cells_there_were(self) -> None:
+        """It was counted at each cell: 356 times in a minute."""
+        account = promised(0.7)
+        account.wait(0.0)
+        account.execute(20.0)
+        for second in range(20, 3590, 10):
+            account.rest(second + 0.01)
+            account.execute(float(second + 10))
+        account.settle(3599.0)
+        assert account.tally == Tally(0)
+        account.settle(3600.0)
+        assert account.tally == Tally(1)
+
+    def test_an_hour_begins_when_something_is_asked_for(self) -> None:
+        account = promised(0.7)
+        account.wait(10_000.0)
+        account.rest(10_100.0)
+        account.settle(13_599.0)
+        assert account.tally == Tally(0)
+        account.settle(20_000.0)
+        assert account.tally == Tally(1)
+        account.wait(20_000.0)
+        account.settle(34_400.0)
+        assert account.tally == Tally(5)
+
+    @pytest.mark.parametrize(("goal", "missed"), [(0.0, 0), (0.5, 0), (0.7, 1)])
+    def test_only_what_was_promised_is_missed(self, goal: float, missed: int) -> None:
+        account = promised(goal)
+        account.wait(0.0)
+        account.execute(400.0)
+        account.rest(1000.0)
+        account.settle(3600.0)
+        assert account.tally == Tally(missed)
+
+    def test_another_promise_begins_another_hour(self) -> None:
+        account = promised(0.7)
+        account.wait(0.0)
+        account.promise(0.95, 1800.0)
+        account.execute(1800.0)
+        account.settle(5400.0)
+        assert account.tally == Tally(0)
+
+    def test_an_hour_goes_on_after_a_restart(self) -> None:
+        before, after = promised(0.7), promised(0.7, 10_000.0)
+        before.wait(0.0)
+        before.rest(120.0)
+        ages = [(1800.0 - at, d, g) for at, d, g in before.slots()]
+        after.restore(ages, 10_000.0)
+        after.settle(11_739.0)
+        assert after.tally == Tally(0)
+        after.settle(11_821.0)
+        assert after.tally == Tally(1)
 
     def test_an_hour_is_remembered(self) -> None:
         account = Account(0.0)

@@ -68,7 +68,7 @@ def test_people_see_waits_and_broken_promises() -> None:
     assert table.waits_line(sharing()) == (
         "Time to GPU: basic: median 1.25 s, p99 1.25 s of 2 cells; "
         "premium: median 2.25 s, p99 2.25 s of 1 cell\n"
-        "Less than its tier promises was served 4 times."
+        "Below the share that their tier promises: 4 session-hours."
     )
     assert table.waits_line({}) == ""
 

@@ -1,0 +1,62 @@
+"""What tiers promise: whom, when it counts as missed, and what is said about it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from jupyter_sing.controller.live import COPY_RATE, LIVE, SWITCH_SECONDS
+from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.settings import Device, Tier
+from tests.doubles.controller import Controller
+
+MIB = 1 << 20
+
+
+def machine(count: int) -> Controller:
+    """Devices as the live controller believes them to be."""
+    devices = [
+        Device(f"gpu{n}", 256 * MIB, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
+        for n in range(count)
+    ]
+    return Controller(Engine(devices, LIVE), devices, delay=0.005)
+
+
+def work(host: Controller, names: list[str], load: float, seconds: float, hours: float) -> None:
+    """Let notebooks ask for a part of a device each, in cells of so many seconds on average."""
+    random = Random(1)
+
+    def think(name: str) -> None:
+        pause = random.expovariate(load / (seconds * (1.0 - load)))
+        host.later(pause, lambda: host.submit(name, random.expovariate(1.0 / seconds)))
+
+    host.finished = think
+    for name in names:
+        think(name)
+    host.run_until(hours * 3600.0)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 4.0])
+def test_at_a_low_load_no_promise_is_missed(seconds: float) -> None:
+    """Eight standard notebooks ask for a third of two devices, with twice their memory."""
+    host = machine(2)
+    names = [f"s{n}" for n in range(8)]
+    for name in names:
+        host.open(name, 120 * MIB)
+    work(host, names, 2 / 3 / 8, seconds, 1.2 if seconds < 1.0 else 3.0)
+    assert len(host.waits) > 1000
+    assert host.engine.statistics().tier_violations == 0
+
+
+def test_whoever_gets_a_third_misses_a_promise_of_more_once_an_hour() -> None:
+    host = machine(1)
+    for name in ("a", "b", "c"):
+        host.open(name, 60 * MIB)
+        host.submit(name, 1e6)
+    host.open("basic", 60 * MIB, tier=Tier.BASIC)
+    host.submit("basic", 1e6)
+    host.run_until(1800.0)
+    assert host.engine.statistics().tier_violations == 0
+    host.run_until(3.5 * 3600.0)
+    assert host.engine.statistics().tier_violations == 9
