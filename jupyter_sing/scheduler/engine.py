@@ -18,7 +18,7 @@ from jupyter_sing.scheduler.explaining import Explaining, Outlook
 from jupyter_sing.scheduler.fairness import Flow, Ledger
 from jupyter_sing.scheduler.flat import Flat
 from jupyter_sing.scheduler.leases import Leases
-from jupyter_sing.scheduler.packing import UNDO, Packing
+from jupyter_sing.scheduler.packing import Packing
 from jupyter_sing.scheduler.serving import Serving
 from jupyter_sing.scheduler.settings import Device, Settings, Tier
 from jupyter_sing.scheduler.state import Phase, Session
@@ -373,9 +373,9 @@ class Engine:
         if pack is not None:
             tried = not pack.kept
             total = self._packing.measured(session)
-            if tried and pack.kept:
-                self._leases.keep(pack.host, pack.guest, total or 0.0)
-            if total is not None and total < UNDO:
+            if total is not None and pack.kept and tried:
+                self._leases.keep(pack.host, pack.guest, total)
+            elif total is not None and not pack.kept:
                 self._packing.part(pack, event.at, failed=True)
                 self._running.remove(pack.guest)
                 self._leases.part(pack.guest, total, event.at)

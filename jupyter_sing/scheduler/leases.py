@@ -28,6 +28,7 @@ from jupyter_sing.scheduler.fairness import Ledger
 from jupyter_sing.scheduler.guarantees.errors import RequestError
 from jupyter_sing.scheduler.limits import Limiter
 from jupyter_sing.scheduler.memory import NO_VICTIMS, HostMemory, room
+from jupyter_sing.scheduler.packing import TURNS
 from jupyter_sing.scheduler.refusals import Refusals
 from jupyter_sing.scheduler.settings import Device, Settings
 from jupyter_sing.scheduler.state import HOLDING, DeviceState, FreeDevices, Phase, Session
@@ -428,12 +429,12 @@ class Leases:
 
     def keep(self, host: Session, guest: Session, total: float) -> None:
         """Say that a pair stays together, and why."""
-        reason = f"progress is {total:.2f} of taking turns, so that it is kept"
+        reason = f"{_worth(total)}, so that it is kept"
         self.out.append(Pack((host.id, guest.id), host.devices[0].id, reason))
 
     def part(self, guest: Session, total: float, now: float) -> None:
-        """Let a guest stop, with which progress is less than by taking turns."""
-        self._partings[guest] = f"progress is {total:.2f} of taking turns"
+        """Let a guest stop, with which progress is not better than by turns."""
+        self._partings[guest] = _worth(total)
         self.preempt(guest, f"sharing is not worth it: {self._partings[guest]}", now)
 
     def _leave_alone(
@@ -619,3 +620,8 @@ class Leases:
         """Count the devices that one session could have at most."""
         nodes = max((len(devices) for devices in self.nodes.values()), default=0)
         return min(nodes, self._guarantees.widest())
+
+
+def _worth(total: float) -> str:
+    """Say what sharing a device is worth, as a clause."""
+    return f"together they make {total:.2f} times the progress of one alone, and {TURNS} by turns"

@@ -2,9 +2,11 @@
 
 A device is shared by two only when somebody waits for a device, both users permit it, and the
 memory of both fits beside what must stay. Nobody predicts how two programs get along: progress of
-each is measured alone, then together. With r the step rate together over the step rate alone, the
-pair stays together from r1 + r2 >= 1.1, and is parted below 1.0, that is, as soon as taking turns
-is better. What was parted is tried again after a minute, then two, four, and so on.
+each is measured alone, then together. With r the step rate together over that alone, a pair
+is worth r1 + r2. Turns are worth 1.13, as measured: a turn is given back while its program computes
+elsewhere. So a pair that is tried stays together from 1.2 on and is parted otherwise, and one that
+was kept is parted below 1.13; what is between keeps it from being parted and tried by chance. What
+was parted is tried again after a minute, then two, four, and so on.
 
 Source: Gandiva (OSDI 2018), which packs the least utilised first; its rule has no threshold.
 """
@@ -17,8 +19,12 @@ from itertools import islice
 from jupyter_sing.scheduler.memory import NO_VICTIMS, room
 from jupyter_sing.scheduler.state import DeviceState, Phase, Session
 
-KEEP = 1.1
-UNDO = 1.0
+TURNS = 1.13
+"""What turns are worth; a pair that was kept is parted below that."""
+
+KEEP = 1.2
+"""What a pair is worth that is kept after it was tried."""
+
 PAUSE = 60.0
 PAUSE_MAX = 3600.0
 LOOKS = 16
@@ -111,9 +117,9 @@ class Packing:
             self._pauses.pop(key, None)
 
     def measured(self, session: Session) -> float | None:
-        """Note the progress of a packed session; returns the sum if both are known and it decides.
+        """Note the progress of a packed session; returns the sum as soon as both are known.
 
-        The sum decides if it is at least `KEEP` or below `UNDO`; in between, more is measured.
+        Then `Pack.kept` says whether they stay together.
         """
         pack = self.packs[session]
         if session.step_seconds is None or session.rate_alone is None:
@@ -123,9 +129,8 @@ class Packing:
             return None
         total = sum(pack.rates.values())
         pack.rates.clear()
-        if total >= KEEP:
-            pack.kept = True
-        return total if total >= KEEP or total < UNDO else None
+        pack.kept = total >= (TURNS if pack.kept else KEEP)
+        return total
 
     def forget(self, session: Session) -> None:
         """Forget a session that is closed."""
