@@ -113,7 +113,7 @@ class Settings:
     run_min: float = 1.0
     run_min_switches: float = 15.0
     turn_switches: float = 0.0
-    move_lag: float = 0.0
+    move_lag: float = 120.0
     swap_share: float = 0.05
     duty: float = 0.05
     burst: float = 120.0
