@@ -7,6 +7,7 @@ Needs the standard library and IPython only.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import threading
 from functools import partial
@@ -17,6 +18,7 @@ from kernelproxy.control import connect
 from kernelproxy.protocol import Carried, Wish
 
 _counter: CellCounter | None = None
+_DELIMITER = b"<IDS|MSG>"
 
 
 class CellCounter:
@@ -94,6 +96,33 @@ class Wishes:
             checkpoint.carry_out(wish, self._shell, session)
 
 
+def hear_requests(kernel: Any) -> None:
+    """Notice when a cell is asked for while another one runs.
+
+    ipykernel 7 reads requests in a thread; before, none is read while a cell runs.
+    """
+    take = getattr(kernel, "shell_channel_thread_main", None)
+    if take is None:
+        return
+
+    async def hear(message: Any) -> Any:
+        if activation.current().cells and _asks_for_cell(message):
+            activation.cell_asked()
+        return await take(message)
+
+    kernel.shell_channel_thread_main = hear
+
+
+def _asks_for_cell(message: Any) -> bool:
+    """Whether a message of Jupyter's, in frames, is a request to run a cell."""
+    frames = [bytes(each) for each in message]
+    try:
+        header = json.loads(frames[frames.index(_DELIMITER) + 2])
+        return bool(header["msg_type"] == "execute_request")
+    except (ValueError, IndexError, KeyError, TypeError):  # the kernel says what is wrong with it
+        return False
+
+
 def _prepare() -> None:
     """Import what carries wishes out, in a thread for which the notebook need not wait."""
     with contextlib.suppress(Exception):  # whoever carries it out says what is wrong
@@ -118,6 +147,7 @@ def load_ipython_extension(ip: Any) -> None:
                 absence.current.obstacle = partial(revival.obstacle, ip.kernel)
                 activation.listen()
                 ip.events.register("post_run_cell", wishes.post_run_cell)
+                hear_requests(ip.kernel)
     except Exception as error:
         print(f"jupyter_sing: CPU only: {type(error).__name__}: {error}.", file=sys.stderr)
     try:

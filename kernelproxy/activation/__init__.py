@@ -53,6 +53,8 @@ class Activation:
         Cells that have ended before there was a client.
     listening : Link or None
         What hears the daemon in a notebook, until torch is imported.
+    link : Link or None
+        The client's connection.
     """
 
     session: str = ""
@@ -61,6 +63,7 @@ class Activation:
     cells: int = 0
     cells_ended: int = 0
     listening: Link | None = None
+    link: Link | None = None
 
 
 _lock = threading.Lock()
@@ -129,6 +132,13 @@ def cell(change: int) -> None:
             _current.cells_ended += 1
             if _current.listening is not None:
                 _current.listening.tell_cells(_current.cells_ended)
+
+
+def cell_asked() -> None:
+    """Another cell was asked for: in the middle of one, say so. Never waits; in any thread."""
+    link = _current.link
+    if _current.cells and link is not None:
+        link.tell_asked()
 
 
 def joined(client: NativeClient) -> None:

@@ -192,5 +192,6 @@ def join_session(session: str, spec: ModuleSpec) -> NativeClient:
         control.close()
     link = Link(bell, attach, path, client.give_up, client)
     os.register_at_fork(after_in_child=link.disown)
+    activation.current().link = link
     link.start()
     return client

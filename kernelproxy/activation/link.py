@@ -34,6 +34,7 @@ from kernelproxy.protocol import (
     Attached,
     Bell,
     Carried,
+    CellAsked,
     CellsEnded,
     Error,
     Leave,
@@ -159,6 +160,14 @@ class Link:
             # If it is lost, the next one says the same and more.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as sock:
                 sock.send(encode(CellsEnded(self._cells_ended)), socket.MSG_DONTWAIT)
+
+    def tell_asked(self) -> None:
+        """Tell the daemon that another cell was asked for while one runs; never waits."""
+        with self._telling:
+            if self._fd < 0 or self._closed:
+                return  # it is away, and comes back before anything else
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as sock:
+                sock.send(encode(CellAsked()), socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """End the connection, and watch no more; its descriptor may be closed then."""

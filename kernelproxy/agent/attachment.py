@@ -23,7 +23,17 @@ from kernelproxy.agent.processes import ProcessWatch
 from kernelproxy.agent.zygotes import Zygotes
 from kernelproxy.errors import ControlError, ProtocolError, WorkerError
 from kernelproxy.oplog import close_all
-from kernelproxy.protocol import Attached, Bell, CellsEnded, Done, Error, Leave, Left, Message
+from kernelproxy.protocol import (
+    Attached,
+    Bell,
+    CellAsked,
+    CellsEnded,
+    Done,
+    Error,
+    Leave,
+    Left,
+    Message,
+)
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -218,6 +228,8 @@ class Attachment:
                 message = expect(await channel.receive())
                 if isinstance(message, Bell):
                     self._session.look()
+                elif isinstance(message, CellAsked):
+                    self._session.let_go_on()
                 elif isinstance(message, CellsEnded):
                     self._count_cells(message.count)
                 elif isinstance(message, Left) and not self._session.shared:

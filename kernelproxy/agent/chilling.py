@@ -85,8 +85,7 @@ class Chilling:
         error = storing.task.exception()
         if error is None:
             if not session.hibernation.asleep:  # which says more, and this may be deposited
-                held = session.hold is not None
-                session.reason = f"Saved to disk. {report.way_back(session.script, held=held)}"
+                session.reason = f"Saved to disk. {report.way_back(session)}"
                 session.chronicle.happened(session, "swapped_out", session.reason)
             await state.cool()
         session.look()

@@ -159,7 +159,9 @@ class Conversations:
             case CloseSession(name, died):
                 return await self._agent.close_session(name, uid, died=died)
             case Suspend(name, why):
-                return SessionReply(await self._agent.find(name, uid).verbs.suspend(tame(why), pid))
+                return SessionReply(
+                    await self._agent.find(name, uid).verbs.suspend(tame(why), pid, uid)
+                )
             case Resume(name):
                 return SessionReply(await self._agent.find(name, uid).verbs.resume())
             case Migrate(name, device):

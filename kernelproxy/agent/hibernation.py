@@ -357,8 +357,7 @@ class Hibernation:
         session.kernel.may_end = False
         session.idleness.note_use()
         if session.reason == REASON:
-            held = session.hold is not None
-            session.reason = f"Back from hibernation. {report.way_back(session.script, held=held)}"
+            session.reason = f"Back from hibernation. {report.way_back(session)}"
         session.deposit()
         if directory is not None:
             self._spawn(asyncio.to_thread(self._directories.remove, directory))

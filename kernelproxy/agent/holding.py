@@ -4,7 +4,9 @@ Note [Holding]: a session that was suspended for idleness comes back at the next
 somebody suspended is *held*: what the running cell, a background thread or the garbage collector
 appends does not bring it back; the next cell's first append does, and so does `resume`. If it was
 suspended from inside its own cell, that cell brings it back too, but only when it waits for the
-device: it must not wait for itself. A checkpoint or a restoration that was asked for from outside
+device: it must not wait for itself. In the middle of a cell, where the next one cannot begin before
+that has ended, whatever its user runs brings it back: the kernel says that it was asked for another
+cell. A checkpoint or a restoration that was asked for from outside
 brings it back, too: while the kernel waits for the device in one, it runs no cell. A client that
 reports no cells comes back at its next append.
 """
@@ -28,11 +30,20 @@ class Hold:
         When a cell had last begun or ended then (`ClientPage.cell_changed_ns`).
     head : int
         End of the log then.
+    in_cell : bool
+        Whether a cell ran then.
+    by : str
+        Name of the user who asked for it, as the system knows it; "": nobody did.
+    at : float
+        When, in seconds of the epoch.
     """
 
     by_itself: bool
     cell_stamp: int
     head: int
+    in_cell: bool = False
+    by: str = ""
+    at: float = 0.0
 
     def is_over(self, state: DeviceState) -> bool:
         """Whether what its client does now ends it."""

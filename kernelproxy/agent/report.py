@@ -18,6 +18,7 @@ from kernelproxy.agent.workers import Snapshot
 from kernelproxy.readable import device_name, moment
 
 if TYPE_CHECKING:
+    from kernelproxy.agent.holding import Hold
     from kernelproxy.agent.session import Session
 
 RUNNING = "Running on the GPU."
@@ -39,6 +40,7 @@ def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any
     step = session.turn.watch.step
     queued_since = session.since if standing is State.QUEUED else None
     outlook = session.returning.outlook()
+    suspended = standing is State.SUSPENDED
     return {
         "id": session.id,
         "name": session.name,
@@ -63,6 +65,8 @@ def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any
         "queued_for": round(time.monotonic() - queued_since, 3) if queued_since else 0.0,
         "queue_position": outlook.position if outlook else None,
         "expected_wait": _rounded(outlook.seconds) if outlook else None,
+        "suspended_by": session.hold.by or None if suspended and session.hold else None,
+        "suspended_at": timestamp(session.since) if suspended else None,
         "pinned": session.wanted.pinned,
         "priority": session.wanted.tier,
         "reason": _reason(session, outlook.reason if outlook else reason),
@@ -116,6 +120,10 @@ _OUTLINE = {
     "id", "owner", "state", "tier", "device", "memory", "queued_for", "last_activity",
     "recoverable",
 }  # fmt: skip
+#: What is null of them, and not blank.
+_UNSAID = {
+    "kernel_pid", "worker_pid", "queue_position", "expected_wait", "suspended_by", "suspended_at",
+}  # fmt: skip
 
 
 def outline(session: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +132,7 @@ def outline(session: dict[str, Any]) -> dict[str, Any]:
     # What may be lacking lacks.
     none = {k: None for k, value in session.items() if isinstance(value, dict)}
     automatic = {k: _blank(value) for k, value in session["automatic"].items()}
-    unsaid = dict.fromkeys(("kernel_pid", "worker_pid", "queue_position", "expected_wait"))
+    unsaid = dict.fromkeys(_UNSAID & session.keys())
     return {**found, **none, "automatic": automatic, **unsaid}
 
 
@@ -187,11 +195,24 @@ def describe_device(room: Room, sessions: Sequence[dict[str, Any]]) -> dict[str,
     }
 
 
-def way_back(script: bool, *, held: bool) -> str:
-    """Say what brings a suspended session back; `held` as in Note [Holding]."""
-    if script:
-        return "Resumes on request." if held else "Resumes when the program uses the GPU."
-    return "Resumes when you run the next cell." if held else "Resumes when you run a cell."
+def way_back(session: Session) -> str:
+    """Say what brings a suspended session back; see Note [Holding]."""
+    hold = session.hold
+    if session.script:
+        return "Resumes on request." if hold else "Resumes when the program uses the GPU."
+    if hold is None:
+        return "Resumes when you run a cell."
+    if hold.in_cell and not hold.by_itself:
+        return "Resumes when you run anything."
+    return "Resumes when you run the next cell."
+
+
+def held(session: Session, hold: Hold, why: str) -> str:
+    """Say who suspended a session, and when; `why` is the clause of its own user."""
+    if hold.in_cell and not hold.by_itself:
+        where = "" if session.script else ", in the middle of a cell"
+        return f"Paused by {hold.by}, {moment(hold.at)}{where}."
+    return f"{why}." if hold.by == session.user else f"Suspended by {hold.by}, {moment(hold.at)}."
 
 
 @functools.lru_cache(maxsize=4096)  # who knows names may be another machine

@@ -348,6 +348,16 @@ class Session:
             raise
         return task.result()
 
+    def let_go_on(self) -> None:
+        """Its user runs something else: end a hold, see Note [Holding]."""
+        if self.hold is None:
+            return
+        self.hold = None
+        if self.state is State.SUSPENDED:
+            self.become(State.SUSPENDED, f"Suspended. {report.way_back(self)}")
+            self.deposit()
+        self.look()
+
     async def settle(self, seconds: float) -> None:
         """Wait until what was issued is executed, if that takes no longer."""
         end = time.monotonic() + seconds
@@ -378,7 +388,7 @@ class Session:
             log.warning("Session %s could not be suspended: %s", self.id, error)
             self.idleness.note_use()  # try again when it was idle for as long again
             return False
-        self.suspended(f"{why}. {report.way_back(self.script, held=False)}")
+        self.suspended(f"{why}. {report.way_back(self)}")
         return True
 
     def suspended(self, reason: str) -> None:

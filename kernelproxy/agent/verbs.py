@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ class Verbs:
         #: What is being carried out.
         self.running: set[asyncio.Task[dict[str, Any]]] = set()
 
-    async def suspend(self, why: str, by: int) -> dict[str, Any]:
+    async def suspend(self, why: str, by: int, uid: int) -> dict[str, Any]:
         """Suspend it on request, whatever it does; returns when its worker is gone.
 
         A running cell goes on until it needs the device, and then waits; see Note [Holding].
@@ -43,18 +44,26 @@ class Verbs:
         ----------
         why : str
             Who or what suspends it, as a clause; may be empty.
-        by : int
-            Process id of who asks.
+        by, uid : int
+            Process and user id of who asks, as the system knows them.
         """
-        return await self._as_verb(self._suspend(why.rstrip(". ") or "Suspended on request", by))
+        why = why.rstrip(". ") or "Suspended on request"
+        return await self._as_verb(self._suspend(why, by, uid))
 
-    async def _suspend(self, why: str, by: int) -> dict[str, Any]:
+    async def _suspend(self, why: str, by: int, uid: int) -> dict[str, Any]:
         session = self._session
         session.device_state.hurry()
         async with session.exclusive():
             session.check_usable()
             client = session.device_state.memory.client
-            hold = Hold(by == session.kernel.pid, client.cell_changed_ns, client.head)
+            hold = Hold(
+                by == session.kernel.pid,
+                client.cell_changed_ns,
+                client.head,
+                in_cell=client.cells_running > 0,
+                by=session.user if uid == session.owner else report.user_name(uid),
+                at=time.time(),
+            )
             try:
                 await session.device_state.unload(unless_busy=False)
             except WorkerError as error:
@@ -63,7 +72,7 @@ class Verbs:
                 return report.describe_session(session)
             session.room.leave_queue(session)
             session.hold = hold
-            session.suspended(f"{why}. {report.way_back(session.script, held=True)}")
+            session.suspended(f"{report.held(session, hold, why)} {report.way_back(session)}")
             return report.describe_session(session)
 
     async def resume(self) -> dict[str, Any]:

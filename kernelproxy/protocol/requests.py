@@ -153,6 +153,11 @@ class CellsEnded(Message):
 
 
 @dataclass(frozen=True)
+class CellAsked(Message):
+    """Sent by a kernel in the middle of a cell: its user has run another one. Has no answer."""
+
+
+@dataclass(frozen=True)
 class Suspend(Message):
     """End a session's worker and keep its state; answered by `SessionReply` when it is done."""
 

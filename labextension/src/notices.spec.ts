@@ -12,13 +12,16 @@ import { CommandIDs, type ISing } from './tokens';
 let model: FakeModel;
 let settings: SingSettings;
 let restored: ReturnType<typeof vi.fn>;
+let resumed: ReturnType<typeof vi.fn>;
 
 beforeEach(() => {
   model = new FakeModel([], [aSession()]);
   settings = new SingSettings(null);
   restored = vi.fn();
+  resumed = vi.fn();
   const commands = new CommandRegistry();
   commands.addCommand(CommandIDs.restore, { execute: restored });
+  commands.addCommand(CommandIDs.resume, { execute: resumed });
   const sing = { client: {}, model, settings } as unknown as ISing;
   notices.activate({ commands } as unknown as JupyterFrontEnd, sing, null);
 });
@@ -82,6 +85,7 @@ test.each([
   ['running', false, 'failed', 'Its device process died.', 'error'],
   ['running', false, 'suspended', 'Made room for b.ipynb. Resumes on request.', 'warning'],
   ['idle', true, 'suspended', 'The device is gone. Resumes when you run a cell.', 'warning'],
+  ['running', false, 'suspended', 'Paused by ada, 09:12, in the middle of a cell.', 'warning'],
   ['running', false, 'suspended', 'Suspended in JupyterLab. Resumes on request.', undefined],
   ['idle', false, 'suspended', 'Not used for 10 minutes. Resumes when you run a cell.', undefined],
   ['running', false, 'queued', 'Waiting for its turn.', undefined]
@@ -91,6 +95,17 @@ test.each([
   model.sessions = [aSession({ state, pinned, reason })];
   model.told.emit({ session: 'session-1', state, reason });
   expect(told()).toEqual(type ? [[type, `train.ipynb: ${reason}`]] : []);
+});
+
+test('people are told who has paused their notebook, and can resume it', () => {
+  model.put(aSession({ state: 'idle' }));
+  const reason = 'Suspended by root, 09:12. Resumes when you run the next cell.';
+  const now = { state: 'suspended', suspended_by: 'root', reason } as const;
+  model.sessions = [aSession(now)];
+  model.told.emit({ session: 'session-1', ...now });
+  expect(told()).toEqual([['warning', `train.ipynb: ${reason}`]]);
+  press();
+  expect(resumed.mock.calls[0][0]).toEqual({ session: 'session-1' });
 });
 
 test('nothing is told of the sessions of others, or when nobody wants to know', async () => {

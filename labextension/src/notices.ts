@@ -67,22 +67,23 @@ class Notices {
         this._tell(now, 'error');
       } else if (
         event.state === 'suspended' &&
-        (before.state === 'running' || before.pinned) &&
-        !ASKED_FOR.test(now.reason)
+        (bySomebodyElse(now) ||
+          ((before.state === 'running' || before.pinned) && !ASKED_FOR.test(now.reason)))
       ) {
-        this._tell(now, 'warning');
+        this._tell(now, 'warning', CommandIDs.resume);
       }
     }
   }
 
-  private _tell(session: Session, type: 'error' | 'warning'): void {
+  private _tell(session: Session, type: 'error' | 'warning', command?: string): void {
     const { _trans: trans } = this;
     const text = trans.__('%1: %2', sessionName(session, trans), readable(session.reason));
-    const open = () =>
-      void this._commands.execute(CommandIDs.openNotebook, { session: session.id });
+    const act = (id: string) => () => void this._commands.execute(id, { session: session.id });
+    const open = { label: trans.__('Open Notebook'), callback: act(CommandIDs.openNotebook) };
+    const resume = command && { label: trans.__('Resume'), callback: act(command) };
     Notification.emit(text, type, {
       autoClose: false,
-      actions: [{ label: trans.__('Open Notebook'), callback: open }]
+      actions: resume ? [resume, open] : [open]
     });
   }
 
@@ -149,6 +150,11 @@ class Notices {
 
   private _known = new Map<string, Session>();
   private readonly _gone = new Map<string, string>();
+}
+
+/** Whether somebody else than its owner has suspended a session. */
+function bySomebodyElse(session: Session): boolean {
+  return !!session.suspended_by && session.suspended_by !== session.owner;
 }
 
 /** Of how many sessions that ended the name is remembered. */

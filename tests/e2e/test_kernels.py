@@ -191,12 +191,31 @@ def test_a_kernel_that_uses_no_torch_costs_no_worker() -> None:
         assert session["worker_pid"] is None
 
 
+def test_what_is_run_next_resumes_a_cell_that_somebody_paused(tmp_path: Path) -> None:
+    gate = tmp_path / "go-on"
+    with kernel() as notebook:
+        notebook.run("import os, time, torch\na = torch.ones(2, device='cuda')\nprint(a.sum())")
+        first = notebook.begin(
+            "print('begun', flush=True)\n"
+            f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+            "print((a + 1).tolist())"
+        )
+        notebook.finish(first, lambda ran: "begun" in ran.stdout)
+        with control.connect(start=False) as connection:
+            (session,) = sessions()
+            connection.call(Suspend(session["id"]))
+        gate.touch()
+        second = notebook.begin("print('second')")
+        assert notebook.finish(first).stdout == "[2.0, 2.0]\n"
+        assert notebook.finish(second).stdout == "second\n"
+
+
 def test_the_magic_says_one_line() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(2, device='cuda')")
         assert (
             notebook.run("%sing suspend").stdout
-            == "Suspended by %sing suspend. Resumes when you run a cell.\n"
+            == "Suspended by %sing suspend. Resumes when you run the next cell.\n"
         )
         (session,) = sessions()
         assert (session["state"], session["worker_pid"]) == ("suspended", None)

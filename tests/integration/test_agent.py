@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from datetime import datetime
 
 import pytest
 
@@ -129,13 +132,40 @@ def test_a_held_session_waits_for_the_next_cell(toy_host: StartHost) -> None:
         client.add(2)
         with pytest.raises(TimeoutError):
             client.read(0.3)
-        assert "next cell" in host.session(client)["reason"]
+        assert "run anything" in host.session(client)["reason"]
     client.add(3)  # a thread, or the garbage collector, between cells
     host.status()
     assert host.session(client)["state"] == "suspended"
     with client.cell():
         client.add(4)
         assert client.read() == client.state
+
+
+def test_in_the_middle_of_a_cell_it_says_who_paused_it_and_whatever_is_run_resumes_it(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host()
+    client = host.client()
+    before = time.time() - 60  # to the minute
+    with client.cell():
+        client.add(1)
+        client.read()
+        from_outside(Suspend(client.session, "Suspended by an impostor"))
+        found = host.session(client)
+        said = re.fullmatch(
+            rf"Paused by {found['owner']}, (\S+), in the middle of a cell\. "
+            r"Resumes when you run anything\.",
+            found["reason"],
+        )
+        assert said is not None, found["reason"]
+        assert before < datetime.fromisoformat(said[1]).timestamp() < time.time()
+        assert found["suspended_by"] == found["owner"]
+        assert before < datetime.fromisoformat(found["suspended_at"]).timestamp() < time.time()
+        client.add(2)
+        client.link.tell_asked()  # the user has run another cell, which waits for this one
+        assert client.read() == client.state
+        found = host.session(client)
+        assert (found["suspended_by"], found["suspended_at"]) == (None, None)
 
 
 def test_a_held_session_comes_back_by_resume_in_the_middle_of_a_cell(toy_host: StartHost) -> None:

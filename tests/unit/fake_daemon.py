@@ -45,6 +45,8 @@ SESSION: dict[str, Any] = {
     "queued_for": 0.0,
     "queue_position": None,
     "expected_wait": None,
+    "suspended_by": None,
+    "suspended_at": None,
     "pinned": False,
     "priority": None,
     "reason": "Idle.",

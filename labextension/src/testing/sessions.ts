@@ -26,6 +26,8 @@ export function aSession(told: Partial<Session> = {}): Session {
     queued_for: 0,
     queue_position: null,
     expected_wait: null,
+    suspended_by: null,
+    suspended_at: null,
     reason: 'Running on the GPU.',
     pinned: false,
     priority: null,
