@@ -11,10 +11,12 @@ from dataclasses import asdict
 from typing import Any
 
 from jupyter_sing.controller import kept
+from jupyter_sing.controller.promises import leaves
 from jupyter_sing.scheduler.policy import (
     Effective,
     Policy,
     PolicyError,
+    configuration,
     document,
     parse,
     resolve,
@@ -35,10 +37,12 @@ from jupyter_sing.scheduler.policy.wording import (
     quotas_text,
     value_text,
 )
-from jupyter_sing.scheduler.settings import Tier
+from jupyter_sing.scheduler.settings import Settings, Tier
+from jupyter_sing.scheduler.tiers import most
 from jupyter_sing.table import Table
 from kernelproxy import paths
 from kernelproxy.control import Control, connect
+from kernelproxy.devices import configured_devices
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import GetPolicy, PolicyApplied, PolicyReply, SetPolicy
 
@@ -240,11 +244,36 @@ def _all(policy: Policy) -> str:
     people.append(("", "everybody", _terms_text(policy.defaults)))
     parts = [
         f"cluster: {cluster_text(policy.cluster)}",
-        Table(("tier", *(NAMES[key] for key in TIER_TERMS)), tiers),
+        f"{Table(('tier', *(NAMES[key] for key in TIER_TERMS)), tiers)}{_promises(policy)}",
         Table(("virtual cluster", "guaranteed", "weight", "all together"), clusters),
         Table(("virtual cluster", "who", "terms"), people),
     ]
     return "\n\n".join(str(part) for part in parts)
+
+
+def _promises(policy: Policy) -> str:
+    """Say to how many sessions the promises of tiers can be made; "" if none is made."""
+    targets = {tier: tier_terms(policy, tier).gpu_percent / 100.0 for tier in Tier}
+    if not any(targets.values()):
+        return ""
+    count = _devices(policy)
+    where = f"{count} device{'' if count == 1 else 's'}"
+    found = " or ".join(
+        f"{most(tier, count, targets, Settings().duty):,} {tier}"
+        for tier in Tier
+        if targets[tier] > 0.0
+    )
+    return (
+        f"\n\nOn {where} {found} sessions can be promised that at once.\n"
+        "Others are served without a promise, and are told so."
+    )
+
+
+def _devices(policy: Policy) -> int:
+    """Count the devices that a policy describes, or else those of this machine."""
+    if (found := configuration(policy)) is not None:
+        return sum(len(leaves(cell)) for cell in found.cells)
+    return len(configured_devices())
 
 
 def _people(cluster: VirtualCluster) -> Iterator[tuple[str, str, str]]:

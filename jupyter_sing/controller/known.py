@@ -23,6 +23,10 @@ class Known:
         Whether it has a lease.
     resident : bool
         Whether its memory is on its device.
+    shortfall : str
+        Why what its tier promises does not hold for it, as a clause; empty if it does.
+    said : bool
+        Whether the agent knows all that.
     """
 
     terms: Terms
@@ -30,6 +34,8 @@ class Known:
     memory: int
     holds: bool = False
     resident: bool = False
+    shortfall: str = ""
+    said: bool = False
 
     def view(self) -> SessionView:
         """How differences of policies look at it."""

@@ -30,12 +30,14 @@ from jupyter_sing.scheduler.decisions import (
     Migrate,
     Pack,
     Preempt,
+    Promised,
     Queued,
     Unpack,
 )
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.policy import differences
-from jupyter_sing.scheduler.settings import Device, Settings
+from jupyter_sing.scheduler.settings import Device, Settings, Tier
+from jupyter_sing.scheduler.tiers import admit
 from kernelproxy import paths
 from kernelproxy.agent.arbiter import Hands, Outlook, Terms
 from kernelproxy.errors import ControlError
@@ -168,7 +170,7 @@ class Controller:
         """Let hold for a session what holds by now; `anyway`: also if that is as before."""
         standing, before = self._standing(known.terms), known.standing
         known.standing = standing
-        terms = known.terms
+        terms, known.said = known.terms, False
         if anyway or standing != before:
             vc = standing.vc if standing.vc != before.vc else None
             self._tell(
@@ -182,10 +184,19 @@ class Controller:
     def _allow(self, known: Known, *, said: bool) -> None:
         """Let other limits hold for a session, and write down what is said of it."""
         terms, standing = known.terms, known.standing
-        self._hands.allow(terms.session, self._rules.allowance(terms.user, standing.tier))
+        allowance = self._rules.allowance(terms.user, standing.tier)
+        part = self._settings().targets.get(standing.tier, 0.0)
+        shortfall = ""
+        if known.shortfall:
+            share = f"the {part:.0%} of the device time that {standing.tier} promises"
+            shortfall = f"It does not have {share}: {known.shortfall}."
+        promised = 0.0 if shortfall else part
+        allowance = replace(allowance, promised=promised, shortfall=shortfall)
+        self._hands.allow(terms.session, allowance)
+        known.said = True
         if said:
             stays = f"; its memory stays on {device_name(terms.device)}" if terms.pinned else ""
-            why = f"It is served as {standing}, for {terms.user}{stays}."
+            why = f"It is served as {standing}, for {terms.user}{stays}. {shortfall}".rstrip()
             self._note(terms.session, "terms", why)
 
     def _settings(self) -> Settings:
@@ -325,7 +336,26 @@ class Controller:
             for known in list(self._sessions.values()):
                 self._revise(known)
         affected = [{**asdict(each), "text": str(each)} for each in found]
-        return {"affected": affected, "notes": rules.notes()}
+        return {"affected": affected, "notes": [*rules.notes(), *self._shortfalls(rules)]}
+
+    def _shortfalls(self, rules: Rules) -> list[str]:
+        """Say for whom a policy promises what cannot be kept here."""
+        devices = len(self._engine.devices())
+        settings = rules.settings(self._base, self._users)
+        asking = [
+            (known.terms, rules.standing(known.terms.user, known.terms.tier).tier)
+            for known in self._sessions.values()
+        ]
+        notes, demand = [], dict.fromkeys(Tier, 0.0)
+        for terms, tier in asking:
+            found = admit(tier, 1, demand, devices, devices, settings.targets)
+            if found.kept:
+                demand[tier] += settings.duty
+                continue
+            share = f"the {settings.targets[tier]:.0%} of the device time that {tier} promises"
+            why = found.reason.partition(": ")[2]
+            notes.append(f"{terms.name} of {terms.user} does not have {share}: {why}.")
+        return notes
 
     def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
         """See `Arbiter`."""
@@ -385,6 +415,9 @@ class Controller:
         if isinstance(decision, Pack | Unpack):
             self._note_company(decision)
             return
+        if isinstance(decision, Promised):
+            self._note_promise(decision)
+            return
         why = self._named(decision.reason, decision.session)
         match decision:
             case Grant(session, devices, token, quantum):
@@ -432,6 +465,13 @@ class Controller:
             beside = f"{device_name(decision.device)} with {' and '.join(others)}"
             does = "It shares" if isinstance(decision, Pack) else "It no longer shares"
             self._note(session, kind, f"{does} {beside}: {why}.")
+
+    def _note_promise(self, decision: Promised) -> None:
+        """Say to a session that what its tier promises holds for it, or does not."""
+        if known := self._sessions.get(decision.session):
+            known.shortfall = "" if decision.kept else decision.reason.partition(": ")[2]
+            if known.said:  # else it is about to be
+                self._allow(known, said=True)
 
     def _named(self, reason: str, session: str) -> str:
         """Put names for ids, and no full stop at the end.

@@ -39,7 +39,7 @@ def promised(policy: Policy, nodes: Nodes) -> Configuration | None:
         raise _refusal(str(error), devices) from None
     if found is None or policy.cluster is None or not policy.cluster.physical_cells:
         return found
-    described = [leaf for cell in found.cells for leaf in _leaves(cell)]
+    described = [leaf for cell in found.cells for leaf in leaves(cell)]
     hosts = list(dict.fromkeys(leaf.node for leaf in described))
     if len(hosts) != len(nodes) or len(described) != len(devices):
         names = ", ".join(str(host) for host in hosts)
@@ -58,8 +58,9 @@ def _refusal(why: str, devices: Sequence[str]) -> ControlError:
     )
 
 
-def _leaves(cell: CellSpec) -> list[CellSpec]:
-    return [leaf for child in cell.children for leaf in _leaves(child)] or [cell]
+def leaves(cell: CellSpec) -> list[CellSpec]:
+    """Return the devices of a cell."""
+    return [leaf for child in cell.children for leaf in leaves(child)] or [cell]
 
 
 def _renamed(cell: CellSpec, devices: Iterator[str]) -> CellSpec:

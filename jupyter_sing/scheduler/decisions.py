@@ -95,7 +95,19 @@ class Queued:
     reason: str
 
 
-Decision: TypeAlias = Grant | Preempt | Evict | Migrate | Pack | Unpack | Queued
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """What the tier of a session promises holds for it from now on (`kept`), or does not.
+
+    Said when that changes: to begin with, it holds.
+    """
+
+    session: SessionId
+    kept: bool
+    reason: str
+
+
+Decision: TypeAlias = Grant | Preempt | Evict | Migrate | Pack | Unpack | Queued | Promised
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from jupyter_sing.scheduler import accounts as past
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.agenda import Agenda
 from jupyter_sing.scheduler.cells import Cells
-from jupyter_sing.scheduler.decisions import Decision, Guarantees, Queued
+from jupyter_sing.scheduler.decisions import Decision, Guarantees, Promised, Queued
 from jupyter_sing.scheduler.events import Event, SessionId
 from jupyter_sing.scheduler.explaining import Explaining, Outlook
 from jupyter_sing.scheduler.fairness import Flow, Ledger
@@ -95,6 +95,7 @@ class Engine:
         )
         self._order = 0
         self._tally = Tally()
+        self._unpromised: dict[Session, None] = {}
         self._past: dict[str, past.Past] = {}
         if accounts is not None:
             self._restore(accounts, now)
@@ -220,11 +221,7 @@ class Engine:
 
     def admission(self, session: str) -> Admission:
         """Whether the tier of a session can be kept, in words."""
-        known = self._sessions[session]
-        self._count_promise(known, -1)
-        answer = self._admit(known)
-        self._count_promise(known, 1)
-        return answer
+        return self._sessions[session].admission
 
     def _restore(self, accounts: object, now: float) -> None:
         found = past.restore(accounts, self._ledger, self._leases.devices, self._settings, now)
@@ -279,10 +276,28 @@ class Engine:
 
     def _promise(self, session: Session, now: float) -> None:
         """Admit a session to its tier, if what that promises can be kept."""
-        session.kept = self._admit(session).kept
-        session.goal = self._settings.targets.get(session.tier, 0.0) if session.kept else 0.0
+        before, found = session.admission, self._admit(session)
+        session.admission = found
+        session.goal = self._settings.targets.get(session.tier, 0.0) if found.kept else 0.0
         session.account.promise(session.goal, now)
-        self._count_promise(session, 1)
+        if found.kept:
+            self._count_promise(session, 1)
+            self._unpromised.pop(session, None)
+        else:
+            self._unpromised[session] = None
+        if found.kept != before.kept or (not found.kept and found.tier is not before.tier):
+            self._leases.out.append(Promised(session.id, found.kept, found.reason))
+
+    def _withdraw_promise(self, session: Session) -> None:
+        """Promise a session nothing any more: others may be promised that, see `_promise_again`."""
+        if session.admission.kept:
+            self._count_promise(session, -1)
+        self._unpromised.pop(session, None)
+
+    def _promise_again(self, now: float) -> None:
+        """See whether those can be admitted now who could not be, in their order."""
+        for session in sorted(self._unpromised, key=lambda each: each.number):
+            self._promise(session, now)
 
     def _count_promise(self, session: Session, times: int) -> None:
         """Count what a session is expected to keep busy, or, with -1, no more."""
@@ -317,7 +332,8 @@ class Engine:
         self._leases.refusals.forget(session)
         self._packing.forget(session)
         self._serving.placement.shapes[session.gpus] -= 1
-        self._count_promise(session, -1)
+        self._withdraw_promise(session)
+        self._promise_again(event.at)
         session.timers += 1
         del self._sessions[event.session]
 
@@ -326,9 +342,11 @@ class Engine:
         if session is None:
             return
         now = event.at
-        self._count_promise(session, -1)
-        session.tier = event.tier
-        self._promise(session, now)
+        if event.tier is not session.tier:
+            self._withdraw_promise(session)
+            session.tier = event.tier
+            self._promise(session, now)
+            self._promise_again(now)
         self._pin(session, event.pinned, event.device)
         session.may_pack = event.may_pack
         self._move(session, event.vc, event.user, now)
@@ -401,7 +419,7 @@ class Engine:
                 weight = settings.user_weights.get((flow.parent.name, flow.name), 1.0)
             self._ledger.reweigh(flow, weight, now)
             self._limiter.apply(flow, now)
-        self._tiers = dict.fromkeys(Tier, 0.0)
+        self._tiers, self._unpromised = dict.fromkeys(Tier, 0.0), {}
         for session in self._sessions.values():
             self._promise(session, now)
         if event.guarantees is not None:

@@ -11,7 +11,7 @@ from jupyter_sing.scheduler.fairness import Flow
 from jupyter_sing.scheduler.feedback import Gaps, SwapBudget
 from jupyter_sing.scheduler.quotas import Quota
 from jupyter_sing.scheduler.settings import Device
-from jupyter_sing.scheduler.tiers import Account
+from jupyter_sing.scheduler.tiers import Account, Admission
 
 
 class Phase(Enum):
@@ -44,8 +44,8 @@ class Session:
         What it is reserved or granted.
     homes
         Devices on which its memory is: those of its lease, and while it moves also the old ones.
-    kept
-        Its tier was admitted: the promise holds.
+    admission
+        Whether what its tier promises holds for it.
     goal
         Fraction of the device time it asks for that it was promised; 0 if that cannot be kept.
     quotas
@@ -84,6 +84,7 @@ class Session:
 
     __slots__ = (
         "account",
+        "admission",
         "aged",
         "arrival",
         "arriving",
@@ -100,7 +101,6 @@ class Session:
         "granted_at",
         "homes",
         "id",
-        "kept",
         "may_pack",
         "may_preempt",
         "measured_at",
@@ -159,7 +159,7 @@ class Session:
         self.bound: DeviceState | None = None
         self.clean_at = event.at
         self.devices: tuple[DeviceState, ...] = ()
-        self.kept = False
+        self.admission = Admission(event.tier, True, "")
         self.exposed_at = 0.0
         self.goal = 0.0
         self.granted_at = 0.0

@@ -231,8 +231,8 @@ def admit(
         return Admission(
             tier,
             False,
-            f"best effort: premium sessions keep {premium:g} of {guaranteed:g} guaranteed devices"
-            f" busy, and this one wants {gpus}",
+            f"best effort: with it, premium sessions may need {premium + gpus:g} devices at once,"
+            f" and there {_are(guaranteed)} {guaranteed:g}",
         )
     promised = sum(targets.get(known, 0.0) * amount for known, amount in demand.items())
     wanted = targets[tier] * gpus
@@ -240,7 +240,31 @@ def admit(
         return Admission(
             tier,
             False,
-            f"best effort: {promised:.1f} of {capacity:g} devices are promised already,"
-            f" and this one wants {wanted:.2f}",
+            f"best effort: with it, {promised + wanted:.2f} devices would be promised,"
+            f" and there {_are(capacity)} {capacity:g}",
         )
     return Admission(tier, True, f"{tier.value}: {targets[tier]:.0%} of what it asks for, hourly")
+
+
+def most(tier: Tier, devices: int, targets: Mapping[Tier, float], duty: float) -> float:
+    """Count the sessions of a tier to which its promise can be made at once on so many devices.
+
+    Parameters
+    ----------
+    tier
+    devices
+    targets
+        Fractions that are promised.
+    duty
+        Share of the time in which a session is expected to use a device.
+    """
+    if targets.get(tier, 0.0) <= 0.0:
+        return math.inf
+    count = 0
+    while admit(tier, 1, {tier: count * duty}, devices, devices, targets).kept:
+        count += 1
+    return count
+
+
+def _are(count: float) -> str:
+    return "is" if count == 1 else "are"

@@ -67,12 +67,18 @@ class Allowance:
         Bytes of states and checkpoints that all sessions of its user may have; `math.inf`: any.
     tier : str, optional
         What it is served as.
+    promised : float, optional
+        Part of the device time that it asks for within an hour that it gets at least; 0: none.
+    shortfall : str
+        Why it is promised less than others of its tier, as a sentence; empty if it is not.
     """
 
     suspend_after: float | None = None
     hibernate_after: float | None = None
     disk: float | None = None
     tier: str | None = None
+    promised: float | None = None
+    shortfall: str = ""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any
         "step_seconds": step.seconds if step else None,
         "memory_nadir": step.memory_min if step else None,
         "recoverable": not state.forgone,
-        "served_as": session.served_as,
+        "served_as": session.allowance.tier,
+        "promised": session.allowance.promised,
         "queued_for": round(time.monotonic() - queued_since, 3) if queued_since else 0.0,
         "queue_position": outlook.position if outlook else None,
         "expected_wait": _rounded(outlook.seconds) if outlook else None,
@@ -123,6 +124,7 @@ _OUTLINE = {
 #: What is null of them, and not blank.
 _UNSAID = {
     "kernel_pid", "worker_pid", "queue_position", "expected_wait", "suspended_by", "suspended_at",
+    "promised",
 }  # fmt: skip
 
 
@@ -165,6 +167,8 @@ def _reason(session: Session, reason: str) -> str:
         reason = f"{reason} Not protected now: {session.upkeep.obstacle}"
     if session.hibernation.problem:
         reason = f"{reason} Cannot hibernate: {session.hibernation.problem}"
+    if session.allowance.shortfall:
+        reason = f"{reason} {session.allowance.shortfall}"
     return reason
 
 

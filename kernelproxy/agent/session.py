@@ -116,8 +116,8 @@ class Session:
         self.shared = settings.system
         self.kernel = Attachment(self, zygotes)
         self.settings = settings
-        #: What it is served as, if anybody says.
-        self.served_as: str | None = None
+        #: What the arbiter lets it have.
+        self.allowance = Allowance()
         self.device_state = state
         state.deposit = self.deposit
         state.others_wait = self.others_wait
@@ -165,7 +165,7 @@ class Session:
         """Let other limits hold from now on."""
         waited = waits(self.request, self.settings, allowance)
         self.idleness.timeout, self.hibernation.timeout = waited
-        self.served_as = allowance.tier
+        self.allowance = allowance
         self.host.cold.allow(self.user, allowance.disk)
         self.look()
 

@@ -14,6 +14,7 @@ from jupyter_sing.scheduler.decisions import (
     Migrate,
     Pack,
     Preempt,
+    Promised,
     Queued,
     Unpack,
 )
@@ -140,7 +141,7 @@ class Controller:
         elif isinstance(decision, Unpack):
             del self.packs[decision.device]
         else:
-            assert isinstance(decision, Queued)
+            assert isinstance(decision, Queued | Promised)
 
     def _grant(self, grant: Grant) -> None:
         notebook = self.notebooks[grant.session]

@@ -111,6 +111,28 @@ def test_it_is_said_whom_it_affects_and_no_cell_is_disturbed(
     assert said == "It is served as premium with weight 3, in lab, for ada."
 
 
+def test_a_promise_that_cannot_be_kept_is_said_wherever_it_is_decided(toy_host: StartHost) -> None:
+    """One device is promised once: the second premium session has nothing of that."""
+    host = toy_host(**ENGINE)
+    first, second = host.client("first", user="ada"), host.client("second", user="ada")
+    assert host.session(second)["promised"] == 0.7
+    why = (
+        "does not have the 95% of the device time that premium promises: with it, premium sessions "
+        "may need 1.05 devices at once, and there is 1."
+    )
+    for dry in (True, False):
+        assert host.call(SetPolicy(LAB, dry)).notes == [f"second of ada {why}"]
+    ours, theirs = host.session(first), host.session(second)
+    assert (ours["served_as"], ours["promised"]) == ("premium", 0.95)
+    assert (theirs["served_as"], theirs["promised"]) == ("premium", 0.0)
+    assert "promises" not in ours["reason"]
+    assert theirs["reason"].endswith(f"It {why}")
+    wait_until(lambda: any(said.endswith(f"It {why}") for said in decisions(second, "terms")))
+    host.call(CloseSession(first.session))
+    wait_until(lambda: host.session(second)["promised"] == 0.95)
+    assert "promises" not in host.session(second)["reason"]
+
+
 def test_what_is_no_policy_or_not_here_changes_nothing(toy_host: StartHost) -> None:
     host = toy_host(**ENGINE)
     apply(host, LAB)

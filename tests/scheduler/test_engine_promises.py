@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
 
 from jupyter_sing.controller.live import COPY_RATE, LIVE, SWITCH_SECONDS
+from jupyter_sing.scheduler import events
+from jupyter_sing.scheduler.decisions import Promised
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.settings import Device, Tier
+from jupyter_sing.scheduler.settings import TARGETS, Device, Tier
+from jupyter_sing.scheduler.tiers import most
 from tests.doubles.controller import Controller
 
 MIB = 1 << 20
@@ -60,3 +64,51 @@ def test_whoever_gets_a_third_misses_a_promise_of_more_once_an_hour() -> None:
     assert host.engine.statistics().tier_violations == 0
     host.run_until(3.5 * 3600.0)
     assert host.engine.statistics().tier_violations == 9
+
+
+def said(host: Controller, session: str) -> list[tuple[bool, str]]:
+    """What was said about the promise to a session."""
+    found = [d for _, d in host.decided if isinstance(d, Promised) and d.session == session]
+    return [(each.kept, each.reason) for each in found]
+
+
+def test_who_is_not_promised_what_its_tier_promises_is_told_and_is_next() -> None:
+    host = machine(1)
+    for name in ("first", "second", "third"):
+        host.open(name, MIB, tier=Tier.PREMIUM)
+    why = "best effort: with it, premium sessions may need 1.05 devices at once, and there is 1"
+    assert [said(host, name) for name in ("first", "second", "third")] == [
+        [],
+        [(False, why)],
+        [(False, why)],
+    ]
+    kept = [host.engine.admission(name).kept for name in ("first", "second", "third")]
+    assert kept == [True, False, False]
+    host.tell(events.SessionClosed(0.0, "first"))
+    assert [kept for kept, _ in said(host, "second")] == [False, True]
+    assert [kept for kept, _ in said(host, "third")] == [False]
+    host.tell(events.TermsChanged(0.0, "second", Tier.BASIC, 1.0, False, False))
+    assert [kept for kept, _ in said(host, "third")] == [False, True]
+
+
+def test_a_promise_that_was_made_is_not_taken_for_another_session() -> None:
+    host = machine(1)
+    host.open("older", MIB, tier=Tier.BASIC)
+    host.open("newer", MIB, tier=Tier.PREMIUM)
+    host.tell(events.TermsChanged(0.0, "older", Tier.PREMIUM, 1.0, False, False))
+    assert host.engine.admission("newer").kept
+    assert not host.engine.admission("older").kept
+
+
+@pytest.mark.parametrize(("devices", "premium", "standard"), [(1, 1, 9), (2, 21, 38), (4, 61, 95)])
+def test_to_how_many_sessions_a_promise_can_be_made(
+    devices: int, premium: int, standard: int
+) -> None:
+    for tier, count in ((Tier.PREMIUM, premium), (Tier.STANDARD, standard)):
+        host = machine(devices)
+        for index in range(count + 1):
+            host.open(f"s{index}", 0, tier=tier)
+        assert most(tier, devices, TARGETS, LIVE.duty) == count
+        assert host.engine.admission(f"s{count - 1}").kept
+        assert not host.engine.admission(f"s{count}").kept
+    assert most(Tier.BASIC, devices, TARGETS, LIVE.duty) == math.inf

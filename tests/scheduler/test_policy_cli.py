@@ -77,6 +77,9 @@ premium   90 %               10 min           never             unlimited
 standard  60 %               10 min           never             unlimited
 basic     none               2 min            never             30 min
 
+On 4 devices 61 premium or 114 standard sessions can be promised that at once.
+Others are served without a promise, and are told so.
+
 virtual cluster  guaranteed  weight  all together
 lab              nothing     1       unlimited
 default          nothing     1       unlimited

@@ -51,6 +51,7 @@ SESSION: dict[str, Any] = {
     "priority": None,
     "reason": "Idle.",
     "served_as": "standard",
+    "promised": 0.7,
     "loading": 0,
     "snapshot": None,
     "migration": None,

@@ -21,6 +21,7 @@ from jupyter_sing.scheduler.decisions import (
     Migrate,
     Pack,
     Preempt,
+    Promised,
     Queued,
     Unpack,
 )
@@ -224,6 +225,8 @@ class Simulation:
                 raise SimulationError(f"No session here may be packed: {decision.reason}")
             case Queued():
                 self._said[decision.session] = decision.reason
+            case Promised():
+                pass
 
     # The life of a session.
 

@@ -23,6 +23,7 @@ export function aSession(told: Partial<Session> = {}): Session {
     memory_nadir: null,
     recoverable: true,
     served_as: null,
+    promised: null,
     queued_for: 0,
     queue_position: null,
     expected_wait: null,
