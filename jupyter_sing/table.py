@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kernelproxy.readable import clock, device_label, device_name
+from kernelproxy.readable import clock, device_label, device_name, sharing, soon
 
 # One word for each state; what happens next is in the session's own reason.
 WORDS = {
@@ -71,7 +71,12 @@ def bytes_text(count: int) -> str:
 
 
 def state_word(session: dict[str, Any]) -> str:
-    """Write a session's state in a word, with its place if it waits: ``Queued, next``."""
+    """Write a session's state in a word, with its place if it waits: ``Queued, next``.
+
+    Who takes turns is told that, and not whose turn it is.
+    """
+    if session.get("shared"):
+        return "Sharing"
     state, place = str(session["state"]), session["queue_position"]
     word = WORDS.get(state, state.capitalize())
     if place is None:
@@ -81,13 +86,29 @@ def state_word(session: dict[str, Any]) -> str:
 
 def sentence(session: dict[str, Any]) -> str:
     """Say why a session is in its state, and what happens next, on the clock of who reads."""
+    if found := session.get("shared"):
+        text = sharing(found["devices"], found["with"], found["share"])
+        return f"{text} · {next_turn(session)}"
     return clock(session["reason"]) or NEXT.get(str(session["state"]), "")
+
+
+def next_turn(session: dict[str, Any]) -> str:
+    """Say when it is the turn of a session that takes turns."""
+    if session["queue_position"] is None:
+        return "running now"
+    wait = session["expected_wait"]
+    return "waiting for the next turn" if wait is None else f"next turn {_in(wait)}"
+
+
+def _in(seconds: float) -> str:
+    about = soon(seconds)
+    return f"in {about}" if about.startswith("about") else about
 
 
 def state_text(session: dict[str, Any]) -> str:
     """Write a session's state and what happens next: ``Suspended by you. Resumes when …``."""
     word, said = state_word(session), sentence(session)
-    if said.startswith(WORDS.get(str(session["state"]), word)):
+    if said.startswith((word, WORDS.get(str(session["state"]), word))):
         return said
     return f"{word}. {said}" if said else f"{word}."
 

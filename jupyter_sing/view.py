@@ -41,6 +41,8 @@ GLYPHS = {
     "failed": "⚠",
 }
 UNKNOWN_GLYPH = "?"
+#: Of one that takes turns, whoever executes now.
+SHARING = GLYPHS["running"]
 WAITING = "Asking the jupyter_sing daemon …"
 UNKNOWN = "This session has ended. Restart the kernel."
 NO_DAEMON = "No daemon"
@@ -111,7 +113,7 @@ class View:
             return cls(UNKNOWN_GLYPH, GONE, UNKNOWN, devices=devices)
         progress, far = progress_of(session)
         return cls(
-            glyph=GLYPHS.get(session["state"], UNKNOWN_GLYPH),
+            glyph=SHARING if session.get("shared") else GLYPHS.get(session["state"], UNKNOWN_GLYPH),
             word=word(session),
             sentence=without_turn(table.sentence(session)),
             memory=memory_text(session, seen.devices),
@@ -212,6 +214,8 @@ def share(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> tuple[i
 def queue_text(session: dict[str, Any]) -> str:
     """Say which place in the queue a session has, and how long it is expected to wait."""
     position, wait = session.get("queue_position"), session.get("expected_wait")
+    if session.get("shared"):
+        return ""  # its sentence says so
     if session["state"] != "queued" and position is None:
         return ""
     if position is not None:
@@ -250,7 +254,9 @@ def devices_table(seen: Seen, session_id: str) -> table.Table:
             if each["device"] == device["id"] and each["tier"] not in _ELSEWHERE
         ]
         waiting = sum(
-            each["device"] == device["id"] and each["state"] == "queued"
+            each["device"] == device["id"]
+            and each["state"] == "queued"
+            and not each.get("shared")  # it has the device as much as they
             for each in seen.sessions.values()
         )
         used = table.bytes_text(sum(each["memory"] for each in there))

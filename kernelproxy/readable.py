@@ -7,6 +7,7 @@ The daemon's sentences call devices by these names, and hold moments as they are
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 _DEVICE = re.compile(r"\b(cpu|cuda):(\d+)\b")
@@ -52,6 +53,13 @@ def turn(position: int, seconds: float | None) -> str:
     """Say when it is the turn of who waits: ``You are next, about 3 s.``"""
     place = "You are next" if position == 1 else f"Place {position} in the queue"
     return f"{place}." if seconds is None else f"{place}, {soon(seconds)}."
+
+
+def sharing(devices: Sequence[str], others: Sequence[str], share: float) -> str:
+    """Say with whom somebody takes turns: ``Sharing GPU 1 with bob and 1 more · my share 50 %``."""
+    where = device_name(devices[0]) if len(devices) == 1 else f"{len(devices)} GPUs"
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    return f"Sharing {where} with {others[0]}{more} · my share {100 * share:.0f} %"
 
 
 _TURN = re.compile(r" (?:You are next|Place \d+ in the queue)[^.]*\.")

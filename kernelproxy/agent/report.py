@@ -11,6 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from kernelproxy.agent.company import known_as, shared
 from kernelproxy.agent.room import Room
 from kernelproxy.agent.sizes import size as size
 from kernelproxy.agent.states import State
@@ -68,6 +69,7 @@ def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any
         "expected_wait": _rounded(outlook.seconds) if outlook else None,
         "suspended_by": session.hold.by or None if suspended and session.hold else None,
         "suspended_at": timestamp(session.since) if suspended else None,
+        "shared": _shared(session),
         "pinned": session.wanted.pinned,
         "priority": session.wanted.tier,
         "reason": _reason(session, outlook.reason if outlook else reason),
@@ -78,6 +80,13 @@ def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any
         "last_checkpoint": session.past.describe(),
         "progress": session.checkpointing.underway.describe(),
     }
+
+
+def _shared(session: Session) -> dict[str, Any] | None:
+    """With whom it takes turns; who was suspended by somebody takes none."""
+    if session.arbiter.keeps or session.hold is not None:
+        return None
+    return shared(session, session.room.rooms)
 
 
 def memory_used(session: Session) -> int:
@@ -94,7 +103,8 @@ def running(session: Session) -> str:
     if not others or session.arbiter.keeps:
         return RUNNING
     device = device_name(session.room.device.id)
-    names = " and ".join(known_as(session, each) for each in others)
+    tenants = session.room.tenants
+    names = " and ".join(known_as(session, tenants.get(each)) for each in others)
     return f"{RUNNING} Shares {device} with {names} as long as that is faster for both."
 
 
@@ -106,14 +116,6 @@ def idle(session: Session) -> str:
     if left == float("inf"):
         return EVER_IDLE
     return f"Idle. Suspends at {moment(time.time() + left)}; nothing is lost."
-
-
-def known_as(session: Session, other: str) -> str:
-    """Say which other session that is, as far as the owner of this one may know."""
-    found = session.room.tenants.get(other)
-    if found is None:
-        return "another session"
-    return found.name if found.owner == session.owner else "another user"
 
 
 #: What users see of each other's sessions, under a daemon that they share: who holds what.

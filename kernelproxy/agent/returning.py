@@ -169,7 +169,7 @@ class Returning:
 
     def why(self, reason: str) -> str:
         """Say why it has not its turn, and why it needs one if its worker died."""
-        return f"{self._why_died} {reason or 'Waits for its turn.'}".strip()
+        return f"{self._why_died} {reason or 'Waiting for its turn.'}".strip()
 
     def blocked(self) -> bool:
         """Whether it waits for what others have, as far as that was decided by now."""

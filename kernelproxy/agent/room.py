@@ -16,6 +16,7 @@ from collections import deque
 from enum import Enum
 from typing import Protocol
 
+from kernelproxy.agent.history import History
 from kernelproxy.agent.memory import Ledger, Neighbour, plan_room
 from kernelproxy.agent.sizes import size
 from kernelproxy.devices import Device
@@ -42,6 +43,12 @@ class Tenant(Protocol):
     id: str
     name: str
     owner: int
+    #: Who it is for.
+    user: str
+
+    @property
+    def wants_turns(self) -> bool:
+        """Whether it executes, or waits for that."""
 
     @property
     def kept(self) -> int:
@@ -87,6 +94,7 @@ class Room:
         #: Ids of those who may execute here, and since when it is these.
         self.lessees: dict[str, None] = {}
         self.lessees_since = time.monotonic()
+        self.history = History()
         self._lock = asyncio.Lock()
         self._busy = 0  # who has the lock, and who waits for it
         self._behind: list[Tenant] = []  # who looks again when somebody has done with it
@@ -187,11 +195,13 @@ class Room:
         """A session may execute here from now on."""
         self.lessees[session] = None
         self.lessees_since = time.monotonic()
+        self.history.began(session, self.lessees_since)
 
     def leave(self, session: str) -> None:
         """A session may execute here no more."""
         del self.lessees[session]
         self.lessees_since = time.monotonic()
+        self.history.ended(session, self.lessees_since)
 
     def release(self, tenant: Tenant) -> None:
         """Take a session's grant back: its worker is gone."""

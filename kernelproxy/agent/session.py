@@ -27,6 +27,7 @@ from kernelproxy.agent.checkpointing import Checkpointing
 from kernelproxy.agent.checkpoints import Checkpoints
 from kernelproxy.agent.chilling import Chilling
 from kernelproxy.agent.chronicle import Chronicle
+from kernelproxy.agent.company import known_as
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.hibernation import Hibernation
 from kernelproxy.agent.holding import Hold
@@ -412,6 +413,11 @@ class Session:
     # ---------------------------------------------------------------- making room for others
 
     @property
+    def wants_turns(self) -> bool:
+        """See `Tenant`."""
+        return self.turn.wanted
+
+    @property
     def kept(self) -> int:
         """See `Tenant`."""
         if not self.wanted.pinned:
@@ -463,7 +469,7 @@ class Session:
         with contextlib.suppress(InternalError):
             async with self.exclusive():
                 return await self.suspend_if_idle(
-                    f"Made room for {report.known_as(self, other)}", pressed=True
+                    f"Made room for {known_as(self, self.room.tenants.get(other))}", pressed=True
                 )
         return True  # it has failed, and that made room, too
 

@@ -59,6 +59,11 @@ class Turn:
         return self._token is not None and self._taking is None
 
     @property
+    def wanted(self) -> bool:
+        """Whether there is something to execute, as far as the arbiter knows."""
+        return self._asked
+
+    @property
     def waiting(self) -> bool:
         """Whether it has asked in vain so far."""
         return self._asked and not self.held and not self._leaving

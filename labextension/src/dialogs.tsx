@@ -2,6 +2,7 @@ import { Dialog, InputDialog, ReactWidget, showDialog } from '@jupyterlab/apputi
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { UseSignal } from '@jupyterlab/ui-components';
 import React from 'react';
+import { waitingCount } from './facts';
 import { MemoryBar } from './memorybar';
 import type { ISing, ISingModel, Session } from './tokens';
 import { checkpointName, likelyTarget, roomOn, roomText } from './verbs';
@@ -97,9 +98,7 @@ class DevicePicker extends ReactWidget implements Dialog.IBodyWidget<string | nu
   private _choice(device: ISingModel['devices'][number]): React.JSX.Element {
     const session = this._model.get(this._session.id) ?? this._session;
     const room = roomOn(device, session);
-    const waiting = this._model.sessions.filter(
-      each => each.device === device.id && each.state === 'queued'
-    ).length;
+    const waiting = waitingCount(this._model.sessions, device);
     const words = [occupancyText(device), roomText(room, this._trans)];
     if (waiting > 0) {
       words.splice(1, 0, this._trans.__('%1 waiting', waiting));

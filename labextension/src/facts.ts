@@ -14,10 +14,15 @@ export function isOnDevice(session: Session): boolean {
   return session.memory > 0 || ['running', 'restoring', 'migrating'].includes(session.state);
 }
 
+/** Whether a session waits for others: who takes turns with them has its device as they have. */
+export function isWaiting(session: Session): boolean {
+  return session.state === 'queued' && !session.shared;
+}
+
 /** How many wait for a device, or for any. */
 export function waitingCount(sessions: readonly Session[], device?: Device): number {
   return sessions.filter(
-    each => each.state === 'queued' && (device === undefined || each.device === device.id)
+    each => isWaiting(each) && (device === undefined || each.device === device.id)
   ).length;
 }
 

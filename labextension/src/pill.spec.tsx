@@ -12,6 +12,8 @@ import { until } from './testing/patience';
 import { aDevice, aSession } from './testing/sessions';
 import { CommandIDs, type ISing, type Session } from './tokens';
 
+import { turnText } from './words';
+
 const trans = nullTranslator.load('');
 let model: FakeModel;
 let context: FakeContext;
@@ -157,4 +159,38 @@ test('is in toolbars unless it is not wanted, and a command opens what it opens'
 
   made.dispose();
   expect(commands.isEnabled(CommandIDs.showState)).toBe(false);
+});
+
+test('one of three on two devices reads the same while turns come and go', async () => {
+  const shared = { devices: ['cpu:0'], with: ['bob', 'b.ipynb'], share: 0.5 };
+  const turns: Partial<Session>[] = [
+    { state: 'running', worker_pid: 7 },
+    { state: 'queued', queue_position: 1, expected_wait: 2.8 },
+    { state: 'suspended', worker_pid: null, queue_position: null, expected_wait: null },
+    { state: 'queued', queue_position: 2, expected_wait: null },
+    { state: 'restoring', queue_position: null }
+  ];
+  const read = new Set<string>();
+  model.put(aSession({ state: 'queued', queue_position: 1 }));
+  await until(() => word() === 'Queued, next');
+  for (const told of [...turns, ...turns]) {
+    model.put(aSession({ shared, queue_position: null, ...told }));
+    await until(() => word() === 'Sharing');
+    const { title, dataset } = await button();
+    read.add(`${dataset.state} ${title.split(' · ').slice(0, 2).join(' · ')}`);
+  }
+  expect([...read]).toEqual([
+    'running Sharing Simulated GPU 0 with bob and 1 more · my share 50 %'
+  ]);
+  model.put(aSession({ state: 'running' }));
+  await until(() => word() === 'Running');
+});
+
+test.each([
+  [null, null, 'running now'],
+  [1, 2.8, 'next turn in about 3 s'],
+  [1, 0.2, 'next turn any moment now'],
+  [2, null, 'waiting for the next turn']
+])('at place %s with %s s left the next turn is said: %s', (place, left, text) => {
+  expect(turnText(place, left, trans)).toBe(text);
 });

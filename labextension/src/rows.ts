@@ -1,5 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
+import { isWaiting } from './facts';
 import type { Shown } from './icons';
 import type { Device, ISingModel, Session } from './tokens';
 import { isMine, obstacle } from './verbs';
@@ -110,7 +111,7 @@ export class Rows {
     );
     const waiting = new Map<string | null, number>();
     sessions
-      .filter(each => each.state === 'queued')
+      .filter(isWaiting)
       .forEach(each => waiting.set(each.device, (waiting.get(each.device) ?? 0) + 1));
     this._devices = renewed(this._devices, devices, each =>
       this._deviceRow(each, waiting.get(each.id) ?? 0)

@@ -12,9 +12,11 @@ import {
   occupancyText,
   sentenceBeside,
   sessionName,
+  sharingText,
   shown,
   stateSentence,
-  stateWord
+  stateWord,
+  turnText
 } from './words';
 
 /** How many neighbours are named. */
@@ -44,10 +46,10 @@ export function StateCard(props: IStateCardProps): React.JSX.Element {
         <span>{word}</span>
         {session?.pinned && <span className="jp-SingCard-note">{trans.__('stays on GPU')}</span>}
       </div>
-      <p role="status">{sentenceBeside(word, withoutTurn(stateSentence(session, trans)))}</p>
+      <p role="status">{standing(session, word, trans)}</p>
       {session === undefined && <Remedy trans={trans} />}
-      {session?.queue_position != null && (
-        <Turn {...{ session, trans }} place={session.queue_position} />
+      {session && (session.shared || session.queue_position != null) && (
+        <Turn session={session} trans={trans} />
       )}
       {session && <Work session={session} trans={trans} />}
       {session && device && <Occupancy {...{ session, device, model, trans }} />}
@@ -73,6 +75,17 @@ function StateIcon({ session }: { session: Session | undefined }): React.JSX.Ele
   return <Icon tag="span" className="jp-SingCard-icon" />;
 }
 
+/** What holds for longer than a turn: what is read out when it changes. */
+function standing(session: Session | undefined, word: string, trans: TranslationBundle): string {
+  return session?.shared
+    ? sharingText(session.shared, trans)
+    : sentenceBeside(word, withoutTurn(stateSentence(session, trans)));
+}
+
+function capitalized(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 /** What to do about a kernel without a session. */
 function Remedy({ trans }: { trans: TranslationBundle }): React.JSX.Element {
   return (
@@ -85,14 +98,15 @@ function Remedy({ trans }: { trans: TranslationBundle }): React.JSX.Element {
 }
 
 /** When it is the session's turn: counts down between two estimates. */
-function Turn(props: {
-  session: Session;
-  place: number;
-  trans: TranslationBundle;
-}): React.JSX.Element {
-  const { session, place, trans } = props;
+function Turn(props: { session: Session; trans: TranslationBundle }): React.JSX.Element {
+  const { session, trans } = props;
   const left = useCountdown(session);
-  return <p className="jp-SingCard-turn">{queueText(place, left, trans)}</p>;
+  const place = session.queue_position;
+  const text =
+    session.shared || place == null
+      ? capitalized(turnText(place, left, trans))
+      : queueText(place, left, trans);
+  return <p className="jp-SingCard-turn">{text}</p>;
 }
 
 /** Seconds that are left of a session's expected wait. */

@@ -3,11 +3,12 @@ import type { Shown } from './icons';
 import type { Device, Session } from './tokens';
 
 /** What a state is read from: of a session, or of a part of its past. */
-type Stated = Pick<Session, 'state'> & Partial<Pick<Session, 'queue_position'>>;
+type Stated = Pick<Session, 'state'> & Partial<Pick<Session, 'queue_position' | 'shared'>>;
 
 /** What to show of a kernel's session, if it has one. */
 export function shown(session: Stated | undefined): Shown {
-  return session?.state ?? 'cpu';
+  // Who takes turns is shown as that, and not whose turn it is: that changes each second or two.
+  return session?.shared ? 'running' : (session?.state ?? 'cpu');
 }
 
 function queuedWord(place: number, trans: TranslationBundle): string {
@@ -16,6 +17,9 @@ function queuedWord(place: number, trans: TranslationBundle): string {
 
 /** The word for a state: `Queued, next`. */
 export function stateWord(session: Stated | undefined, trans: TranslationBundle): string {
+  if (session?.shared) {
+    return trans.__('Sharing');
+  }
   switch (shown(session)) {
     case 'running':
       return trans.__('Running');
@@ -43,9 +47,49 @@ export function stateSentence(session: Session | undefined, trans: TranslationBu
   if (session === undefined) {
     return trans.__('This kernel has no GPU session: it runs on the CPU.');
   }
+  if (session.shared) {
+    const next = turnText(session.queue_position, session.expected_wait, trans);
+    return trans.__('%1 · %2', sharingText(session.shared, trans), next);
+  }
   return session.reason
     ? readable(session.reason)
     : trans.__('In use by %1.', session.owner || trans.__('another user'));
+}
+
+/** With whom a session takes turns: `Sharing GPU 1 with bob and 1 more · my share 50 %`. */
+export function sharingText(
+  { devices, with: others, share }: NonNullable<Session['shared']>,
+  trans: TranslationBundle
+): string {
+  const where =
+    devices.length === 1
+      ? deviceName(devices[0])
+      : trans._n('%1 GPU', '%1 GPUs', devices.length, devices.length);
+  const more = others.length - 1;
+  const whom = more > 0 ? trans._n('%2 and %1 more', '%2 and %1 more', more, others[0]) : others[0];
+  return trans.__('Sharing %1 with %2 · my share %3 %', where, whom, Math.round(100 * share));
+}
+
+/**
+ * When it is the turn of a session that takes turns.
+ *
+ * @param place - Among those who wait; null if it is its turn.
+ * @param left - Seconds; null if nobody can say.
+ */
+export function turnText(
+  place: number | null | undefined,
+  left: number | null | undefined,
+  trans: TranslationBundle
+): string {
+  if (place == null) {
+    return trans.__('running now');
+  }
+  if (left == null) {
+    return trans.__('waiting for the next turn');
+  }
+  return left < 1
+    ? trans.__('next turn any moment now')
+    : trans.__('next turn in about %1', secondsText(left, trans));
 }
 
 /** A sentence beside the word for the state, which it need not say again. */

@@ -95,7 +95,7 @@ def test_a_session_that_finds_no_room_waits_in_line(toy_host: StartHost) -> None
         wait_until(lambda: host.when(second, "queued"))
         third.add(2)
         queued = wait_until(lambda: host.when(third, "queued"))
-        assert "place 2 in the queue" in queued["reason"]
+        assert "Place 2 in the queue" in queued["reason"]
         assert (queued["queue_position"], queued["expected_wait"]) == (2, None)
         assert wait_until(lambda: host.session(second)["queued_for"])
     assert second.read() == second.state

@@ -52,6 +52,7 @@ SESSION: dict[str, Any] = {
     "reason": "Idle.",
     "served_as": "standard",
     "promised": 0.7,
+    "shared": None,
     "loading": 0,
     "snapshot": None,
     "migration": None,

@@ -158,3 +158,22 @@ def test_names_are_no_html() -> None:
     assert view.message_html(["<b>"]) == '<div role="status">&lt;b&gt;</div>'
     assert view.message_html([]) == ""
     assert "2026-01-01 00:00:00" in view.since_html(datetime(2026, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "following"),
+    [
+        ({"state": "running"}, "running now"),
+        ({"state": "queued", "queue_position": 1, "expected_wait": 2.8}, "next turn in about 3 s"),
+        ({"state": "suspended", "queue_position": 2}, "waiting for the next turn"),
+    ],
+)
+def test_who_takes_turns_reads_the_same_in_all_of_them(
+    changes: dict[str, Any], following: str
+) -> None:
+    shared = {"devices": ["cpu:0"], "with": ["bob", "b.ipynb"], "share": 0.5}
+    text = "Sharing Simulated GPU 0 with bob and 1 more · my share 50 %"
+    found = of(shared=shared, **changes)
+    assert (found.glyph, found.word) == ("▶", "Sharing")
+    assert found.lines()[0] == f"▶ {text} · {following}"
+    assert table.state_text(SESSION | {"shared": shared} | changes) == f"{text} · {following}"

@@ -24,6 +24,7 @@ export function aSession(told: Partial<Session> = {}): Session {
     recoverable: true,
     served_as: null,
     promised: null,
+    shared: null,
     queued_for: 0,
     queue_position: null,
     expected_wait: null,
