@@ -20,5 +20,5 @@ and by ordinary users, who have the rights for that only inside.
 `forking`      children that the server forks keep none of this
 =============  ==================================================================================
 
-An ordinary user appears as root (uid 0) inside, with no rights but their own.
+An ordinary user is the same one inside, with no more rights than outside.
 """

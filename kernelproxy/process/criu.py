@@ -206,6 +206,7 @@ def _launch(
     reader, writer = os.pipe()
     try:
         arguments = sandbox.options(form, writer, lifeline_fd)
+        arguments += ["--root"] if info.as_root else []
         arguments += ["--main-pid", str(info.pid), "--last-pid", str(images.last_pid(directory))]
         arguments += clocks(info)
         try:

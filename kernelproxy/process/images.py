@@ -25,7 +25,7 @@ from kernelproxy.process.wire import Fields, damaged, encode_entries, entries
 T = TypeVar("T")
 
 INFO = "sing.json"
-VERSION = 1
+VERSION = 2
 
 _COMMON = 0x54564319
 _FILES = (_COMMON, 0x56303138)
@@ -75,6 +75,8 @@ class Info:
         Files that it had mapped: of each a `Mapped`.
     release, machine : str
         Of the kernel.
+    as_root : bool
+        Whether an ordinary user was root in its sandbox, as up to version 1.
     cpu : list of str
         What the processor can do.
     version : int
@@ -89,6 +91,7 @@ class Info:
     boottime: int
     locks: list[str]
     mapped: list[dict[str, Any]]
+    as_root: bool = False
     release: str = field(default_factory=platform.release)
     machine: str = field(default_factory=platform.machine)
     cpu: list[str] = field(default_factory=lambda: sorted(cpu_flags()))
@@ -126,6 +129,8 @@ class Info:
             found = json.loads(data)
         except ValueError as error:
             raise damaged(f"{INFO} is not as it was written") from error
+        if isinstance(found, dict) and found.get("version") == 1:
+            found |= {"version": VERSION, "as_root": found.get("kind") == "user"}
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise ProcessError(
                 "the images of the process are of another version of jupyter_sing", "restore"

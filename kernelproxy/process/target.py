@@ -71,6 +71,7 @@ class Target:
             boottime=boottime,
             locks=self._locks,
             mapped=[asdict(each) for each in mapped],
+            as_root=kind == "user" and _root_within(self.pid),
         )
 
     def end(self) -> None:
@@ -83,6 +84,11 @@ class Target:
 def _status(pid: int) -> dict[str, str]:
     text = Path(f"/proc/{pid}/status").read_text("utf-8", errors="replace")
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def _root_within(pid: int) -> bool:
+    """Whether the only user that there is in a process's sandbox is root there."""
+    return Path(f"/proc/{pid}/uid_map").read_text("ascii").split()[0] == "0"
 
 
 def _offsets(pid: int) -> dict[str, int]:

@@ -42,6 +42,7 @@ int run_entered(const Options& options) {
   if (pid < 0) return fail("no process can be started");
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever gives up ends us, and so the program
+    if (options.user && !keep_rights()) _exit(fail("rights in the sandbox cannot be kept"));
     execvp(options.command[0], options.command);
     std::fprintf(stderr, "%s: %s\n", options.command[0], strerror(errno));
     _exit(127);

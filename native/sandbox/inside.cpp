@@ -102,7 +102,12 @@ class Inside {
     const pid_t pid = fork();
     if (pid < 0) fail(failure("no process can be started"));
     if (pid != 0) return pid;
-    if (as_main) setsid();  // alone, a terminal's signals do not reach it
+    if (as_main) {
+      setsid();  // alone, a terminal's signals do not reach it
+    } else if (options_.user && !keep_rights()) {
+      fail(failure("rights in the sandbox cannot be kept"));
+      _exit(kFailed);
+    }
     sigprocmask(SIG_SETMASK, &mask_, nullptr);
     execvp(options_.command[0], options_.command);
     std::fprintf(stderr, "%s: %s\n", options_.command[0], strerror(errno));

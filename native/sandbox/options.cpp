@@ -53,6 +53,10 @@ Options parse(int count, char** arguments) {
       options.user = true;
       continue;
     }
+    if (name == "--root") {
+      options.root = true;
+      continue;
+    }
     const char* value = at + 1 < count ? arguments[at + 1] : "";
     if (name == "--report") {
       options.report = static_cast<int>(number(value, kMost));

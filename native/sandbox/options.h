@@ -13,6 +13,8 @@ struct Options {
   Mode mode = Mode::kStart;
   // Whether a user namespace is needed to make or to enter the others.
   bool user = false;
+  // Whether the user is root in that one, as where processes were saved by earlier versions.
+  bool root = false;
   // Where a line is written when the main process runs: its pid, or `! why` if it does not.
   int report = -1;
   // A pipe that is written to by nobody: when it ends, so does the sandbox. -1: when the parent

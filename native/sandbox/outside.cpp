@@ -88,10 +88,12 @@ class Outside {
     return true;
   }
 
-  // Inside, we alone exist, as root: what saves and restores processes asks for that.
+  // Inside, nobody but this user has a name: more asks for rights outside.
   bool map_ids() {
     const std::string directory = "/proc/" + std::to_string(first_);
-    const auto map = [](unsigned id) { return "0 " + std::to_string(id) + " 1\n"; };
+    const auto map = [&](unsigned id) {
+      return std::to_string(options_.root ? 0 : id) + " " + std::to_string(id) + " 1\n";
+    };
     return write_file((directory + "/setgroups").c_str(), "deny") &&
            write_file((directory + "/gid_map").c_str(), map(getegid())) &&
            write_file((directory + "/uid_map").c_str(), map(geteuid()));

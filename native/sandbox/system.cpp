@@ -1,6 +1,9 @@
 #include "sandbox/system.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
 namespace sing::sandbox {
 
@@ -22,6 +25,23 @@ std::string read_file(const char* path) {
     text.append(buffer, static_cast<size_t>(count));
   }
   return text;
+}
+
+bool keep_rights() {
+  if (geteuid() == 0) return true;  // root does anyway
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct rights[_LINUX_CAPABILITY_U32S_3] = {};
+  if (syscall(SYS_capget, &header, rights) != 0) return false;
+  // CRIU would use that one to become root, whom nobody is in there.
+  rights[CAP_SETUID / 32].permitted &= ~(1U << CAP_SETUID % 32);
+  rights[CAP_SETUID / 32].effective = rights[CAP_SETUID / 32].permitted;
+  for (auto& each : rights) each.inheritable = each.permitted;
+  if (syscall(SYS_capset, &header, rights) != 0) return false;
+  for (unsigned right = 0; right < 32 * _LINUX_CAPABILITY_U32S_3; ++right) {
+    if ((rights[right / 32].permitted >> right % 32 & 1) == 0) continue;
+    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, right, 0, 0) != 0) return false;
+  }
+  return true;
 }
 
 }  // namespace sing::sandbox

@@ -55,4 +55,8 @@ bool write_file(const char* path, const std::string& text);
 // Reads a small file; empty if it cannot.
 std::string read_file(const char* path);
 
+// Lets a program that is executed next have the rights that this process has; false if it cannot.
+// Who is not root would lose them, though they hold in the sandbox only.
+bool keep_rights();
+
 }  // namespace sing::sandbox

@@ -184,6 +184,46 @@ def test_where_namespaces_are_forbidden_there_is_none(criu_program: str, home: P
     assert "a namespace of users cannot be made" in found["why"]
 
 
+SHELL = r"""
+cd "$(mktemp -d)"
+try() { echo "\$ $*"; "$@" 2>&1; echo "= $?"; }
+try whoami; try id; try groups; try id -G
+mkdir there; echo text >there/file; tar cf all.tar there; rm -r there
+try tar xf all.tar; try cp -p there/file copy; try cp -a there again; try cp -p /etc/passwd passwd
+try stat -c '%U %G %u %g %a' there there/file copy again again/file passwd
+try chgrp "$(id -g)" copy; try chown "$(id -u)" copy; try chown "$(id -u):$(id -g)" there
+try install -m 644 copy installed; try touch installed; try chmod 600 installed; try mkfifo fifo
+try mknod device c 1 3; try mkdir /etc/of_mine; try cat /etc/shadow; try test -w /etc
+try chroot / true; try sudo -n true; try nice -n -5 true; try hostname other
+try ping -c 1 -q -W 0 256.0.0.1; try git init -q clone; try git -C clone status --short
+try ssh-keygen -q -N '' -f key; try stat -c %a key; try getent passwd "$(id -u)"
+try python3 -c 'import os; print(os.getresuid(), os.getresgid(), os.access("/etc", os.W_OK))'
+try sh -c 'grep -E "^(Uid|Gid|Cap(Inh|Prm|Eff|Amb))" /proc/self/status'
+"""
+
+
+@needs_root
+def test_a_shell_does_what_it_does_without_a_sandbox(criu_program: str, home: Path) -> None:
+    script = home / "script"
+    script.write_text(SHELL)
+    sandboxed = (
+        "import os, sys, subprocess; from kernelproxy.process import sandbox;"
+        "from kernelproxy.process.form import Form; null = os.open(os.devnull, os.O_WRONLY);"
+        "command = sandbox.prefix(Form('user', ''), null) + sys.argv[1:];"
+        "sys.exit(subprocess.call(command, pass_fds=[null]))"
+    )
+    plain = "import sys, subprocess; sys.exit(subprocess.call(sys.argv[1:]))"
+    said = [
+        as_user(criu_program, home, "-c", code, "bash", str(script)).stdout.splitlines()
+        for code in (plain, sandboxed)
+    ]
+    assert "nobody" in said[0]
+    assert "= 0" in said[0]
+    # It names another reason: in there, set-user-id programs have no more rights than their user.
+    said = [[line for line in each if not line.startswith("sudo: ")] for each in said]
+    assert said[1] == said[0]
+
+
 @needs_root
 def test_processes_are_saved_by_an_ordinary_user(criu_program: str, home: Path) -> None:
     """Run the tests of `test_processes` as such."""

@@ -209,13 +209,36 @@ def test_a_process_has_what_it_had(form: Form, tmp_path: Path) -> None:
         before = program.ask(asked)
         assert before[:3] == ("a b", str(directory), 0o027)
         assert before[3] == before[4]  # a session of its own
-        assert before[8] == 0
+        assert before[8] == os.getuid()
         images_at = save(form, program, tmp_path / "images")
     with closing(sandboxed.restore_program(form, images_at)) as again:
         assert again.ask(asked) == before
         assert again.process.stdout is not None
         again.ask("os.write(1, b'to the new one\\n')")
         assert again.process.stdout.readline() == b"to the new one\n"
+
+
+def test_what_earlier_versions_saved_comes_back(
+    form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under them, an ordinary user was root in a sandbox."""
+    options = sandbox.options
+    within = ["--root"] if form.kind == "user" else []
+    monkeypatch.setattr(sandbox, "options", lambda *given: [*options(*given), *within])
+    with closing(sandboxed.start_program(form)) as program:
+        monkeypatch.undo()
+        before = program.ask("os.getuid()")
+        assert before == 0 or form.kind == "root"
+        saved = save(form, program, tmp_path / "saved")
+    info = json.loads((saved / images.INFO).read_text())
+    del info["as_root"]
+    (saved / images.INFO).write_text(json.dumps(info | {"version": 1}))
+    with closing(sandboxed.restore_program(form, saved)) as restored:
+        criu.wake(restored.pid, saved, {})
+        assert restored.ask("os.getuid()") == before
+        again = save(form, restored, tmp_path / "again", leave_running=True)
+    with closing(sandboxed.restore_program(form, again)) as restored:
+        assert restored.ask("os.getuid()") == before
 
 
 def test_images_are_for_their_owner_alone(form: Form, answering: Program, tmp_path: Path) -> None:

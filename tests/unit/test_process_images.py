@@ -271,7 +271,7 @@ def test_other_machines_are_refused(
         (None, "cannot be read"),
         ("{", "not as it was written"),
         ("[]", "another version"),
-        ('{"version": 2}', "another version"),
+        ('{"version": 3}', "another version"),
         (json.dumps({**asdict(info()), "pid": "2"}), "not as it was written"),
         (json.dumps({**asdict(info()), "more": 1}), "not as it was written"),
         (json.dumps({k: v for k, v in asdict(info()).items() if k != "cpu"}), "not as it was"),
