@@ -452,8 +452,9 @@ def run_program(options: argparse.Namespace) -> int:
     try:
         session = _open_session(options.python, name, options.device)
     except (SingError, OSError) as error:
-        if options.device:
-            raise  # asked for explicitly: without it, it is another program
+        denied = isinstance(error, ControlError) and error.reason == "not-allowed"
+        if options.device or denied:
+            raise  # without it, it is another program, and nobody has asked for that one
         print(f"jupyter_sing: CPU only: {str(error).rstrip('.')}.", file=sys.stderr)
         return _wait(subprocess.Popen([options.python, script, *options.arguments], env=env))
     bundle = str(paths.bundle_dir())

@@ -203,6 +203,10 @@ class Controller:
         """What the engine goes by, for all users that it has heard of."""
         return self._rules.settings(self._base, self._users)
 
+    def admits(self, user: str) -> str:
+        """See `Arbiter`."""
+        return self._rules.denied(user)
+
     def closed(self, session: str) -> None:
         """See `Arbiter`."""
         self._waits.forget(session)

@@ -88,6 +88,19 @@ class Rules:
         tier = found.tier if wished is None else max(found.tier, Tier(wished), key=_ORDER.index)
         return Standing(found.virtual_cluster, tier, found.packing, found.weight)
 
+    def denied(self, user: str) -> str:
+        """Say why a user may use no device at all, in a sentence; empty: they may."""
+        if not self.text:
+            return ""
+        found = self.effective(user)
+        cluster = f"virtual cluster {found.virtual_cluster}"
+        for name, quotas in ((user, found.quotas), (cluster, found.cluster_quotas)):
+            if quotas.devices <= 0 or not found.admitted:
+                return f"The policy does not let {name} use devices."
+            if quotas.gpu_hours_per_day <= 0:
+                return f"The policy gives {name} no device time."
+        return ""
+
     def allowance(self, user: str, tier: Tier) -> Allowance:
         """Say what a session of a tier may have besides turns; as it is built in, if not said."""
         if not self.text:

@@ -152,6 +152,9 @@ class Arbiter(Protocol):
             If they may not have them; what held before still does.
         """
 
+    def admits(self, user: str) -> str:
+        """Say why a user may use no device as things are, in a sentence; empty: they may."""
+
     def closed(self, session: str) -> None:
         """It is gone, and its lease."""
 
@@ -287,6 +290,9 @@ class Everybody:
 
     def changed(self, terms: Terms) -> None:
         pass
+
+    def admits(self, user: str) -> str:
+        return ""
 
     def closed(self, session: str) -> None:
         self._devices.pop(session, None)

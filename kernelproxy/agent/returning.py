@@ -51,8 +51,10 @@ class Returning:
         self.needed = self._died = True
 
     async def come_back(self) -> None:
-        """Let it execute, on its device, or wait for its turn."""
+        """Let it execute, on its device, or wait for its turn; or say that it may not."""
         session = self._session
+        if not session.turn.held and (why := session.arbiter.admits(session.user)):
+            return await session.denial.deny(why)
         self.needed = self.needed or session.device_state.worker is None
         if session.shared and session.device_state.worker is None:
             # Before it has anything for which others wait: this may take as long as it likes.
@@ -66,6 +68,7 @@ class Returning:
             session.become(State.QUEUED, self.kept_out() or self.why(session.turn.reason))
         elif session.device_state.worker is None:
             await self._restore()
+        return None
 
     async def _zygote(self) -> Zygote:
         """What forks its worker, while it holds room on a device; raises WorkerError."""

@@ -112,6 +112,8 @@ class Agent:
             check_request(request, sum(each.owner == uid for each in self.sessions.values()))
         room = self._choose(request.device)
         request = replace(request, user=user_of(request.user, uid))
+        if request.script and (why := self.arbiter.admits(request.user)):
+            raise ControlError(why, "not-allowed")
         name = secrets.token_hex(6)
         state = DeviceState(name, room.device, self.settings)
         session = self._add(name, request, uid, room, state, owner)

@@ -28,6 +28,7 @@ from kernelproxy.agent.checkpoints import Checkpoints
 from kernelproxy.agent.chilling import Chilling
 from kernelproxy.agent.chronicle import Chronicle
 from kernelproxy.agent.company import known_as
+from kernelproxy.agent.denial import Denial
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.hibernation import Hibernation
 from kernelproxy.agent.holding import Hold
@@ -138,7 +139,7 @@ class Session:
         self.left_queue: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._burying: asyncio.Task[None] | None = None  # of the worker, when it has failed
-        self.returning = Returning(self)
+        self.returning, self.denial = Returning(self), Denial(self)
         self.verbs, self.chilling = Verbs(self), Chilling(self)
         self.arbiter, self.turn = arbiter, Turn(self, arbiter)
         self.checkpointing = Checkpointing(self, checkpoints, images)
@@ -200,6 +201,7 @@ class Session:
             "automatic": self.automatic.record(),
             "fresh": self.past.fresh,
             "wanted": self.wanted.record(),
+            "denied": self.denial.why,
         }
         self._deposits.put(Deposited(self.id, record, [*fds, *kernel_fds, *tender_fds]))
 
@@ -215,7 +217,9 @@ class Session:
         """
         record, state, page = deposited.record, self.device_state, self.device_state.memory.agent
         was, failed = State(record["is"]), record["is"] == State.FAILED
-        if page.presence == Presence.ENDED and not failed and not state.disk.alone:
+        self.denial.why = record.get("denied", "")
+        over = page.presence == Presence.ENDED and not failed and not self.denial.why
+        if over and not state.disk.alone:
             raise ControlError("it was closed", "ended")
         if record["state"]["stored"]:
             state.disk.stored = self.host.cold.store().load(str(self.owner), self.id)
@@ -267,6 +271,7 @@ class Session:
         state.memory.agent.ring()  # Note [Looking]
         if self.state is State.FAILED:
             return
+        self.denial.review()
         if state.disk.arrived:
             await state.disk.fetched()
         if state.worker is not None and (state.worker.broken or state.worker.corrupt is not None):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from kernelproxy.agent.guests import user_of
 from kernelproxy.agent.idleness import waits
 from kernelproxy.agent.settings import Settings
 from kernelproxy.errors import ControlError
+from kernelproxy.oplog import Presence
 from kernelproxy.protocol import CloseSession, GetPolicy, OpenSession, SetPolicy, Suspend
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
@@ -309,11 +312,38 @@ def test_who_is_not_admitted_may_open_a_session_and_is_told(toy_host: StartHost)
     host = toy_host(**ENGINE)
     apply(host, f"{LAB}\nothers: {{admitted: false}}")
     eve, ada = host.client(user="eve"), host.client(user="ada")
-    eve.add(1)
-    found = queued(host, eve)
-    assert found["reason"] == "Cannot run: The policy does not let eve use devices."
+    why = r"The policy does not let eve use devices\."
+    for _ in range(2):
+        with eve.cell(), pytest.raises(RuntimeError, match=why):
+            eve.read()
+    found = wait_until(lambda: host.when(eve, "suspended"))
+    assert re.fullmatch(why, found["reason"])
     host.work(ada)
+    with pytest.raises(ControlError, match=why):  # a program ends, and nobody runs it on the CPU
+        host.call(OpenSession("program", "", sys.executable, script=True, user="eve"))
     apply(host, LAB)
+    wait_until(lambda: eve.agent.presence != Presence.ENDED)
+    eve.add(1)
+    assert eve.read() == eve.state
+
+
+def test_who_is_not_admitted_any_more_is_told_while_it_waits(toy_host: StartHost) -> None:
+    """Nothing of its state is lost: it goes on when it is admitted, also after another agent."""
+    host = toy_host(**ENGINE)
+    eve, ada = host.client(user="eve"), host.client(user="ada")
+    host.work(eve)
+    apply(host, f"{LAB}\nothers: {{admitted: false}}")
+    host.work(ada)
+    eve.add(5)
+    with pytest.raises(RuntimeError, match="The policy does not let eve use devices"):
+        eve.read()
+    wait_until(lambda: host.when(eve, "suspended"))
+    host.kill_agent()
+    assert host.session(eve)["state"] == "suspended"
+    with pytest.raises(RuntimeError, match="The policy does not let eve use devices"):
+        eve.read()
+    apply(host, LAB)
+    wait_until(lambda: eve.agent.presence != Presence.ENDED)
     assert eve.read() == eve.state
 
 

@@ -14,6 +14,7 @@ import pytest
 from jupyter_sing import cli, progress
 from kernelproxy.agent.activity import Record
 from kernelproxy.agent.timeline import Change
+from kernelproxy.errors import ControlError
 from kernelproxy.protocol import (
     CloseSession,
     LastCheckpoint,
@@ -366,6 +367,24 @@ def test_run_reports_a_program_killed_by_a_signal(
     assert cli.main(["run", "--python", sys.executable, str(script)]) == 137
     opened = next(each for each in fake_daemon.requests if isinstance(each, OpenSession))
     assert opened.user == "ada"
+
+
+def test_a_program_of_who_may_use_no_device_ends_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It does not run at all: on the CPU it would be another program."""
+
+    def refuse(*_: object) -> str:
+        raise ControlError("The policy does not let eve use devices.", "not-allowed")
+
+    script = tmp_path / "train.py"
+    script.write_text("print('runs')")
+    monkeypatch.setattr(cli, "_open_session", refuse)
+    assert cli.main(["run", str(script)]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "The policy does not let eve use devices." in err
 
 
 def test_run_of_nothing_is_an_error(runtime_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,3 +190,22 @@ def test_what_was_kept_and_is_too_much_by_now_guarantees_nothing(
     assert "cannot hold: cluster: This daemon has 1 device" in caplog.text
     kept.keep(tmp_path, "nonsense: 1")
     assert kept.begin(tmp_path, TWO).text == ""
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ("", ""),
+        ("{}", ""),
+        ("others: {admitted: false}", "The policy does not let eve use devices."),
+        ("defaults: {quotas: {devices: 0}}", "The policy does not let eve use devices."),
+        ("defaults: {quotas: {gpu_hours_per_day: 0}}", "The policy gives eve no device time."),
+        (
+            "virtual_clusters: {lab: {users: [eve], quotas: {devices: 0}}}",
+            "The policy does not let virtual cluster lab use devices.",
+        ),
+        ("virtual_clusters: {lab: {users: [eve]}}\nothers: {admitted: false}", ""),
+    ],
+)
+def test_who_may_use_no_device_is_told_why(policy: str, why: str) -> None:
+    assert Rules(policy, TWO).denied("eve") == why
