@@ -45,7 +45,8 @@ RUNNER = Path(__file__).with_name("runner.py")
 PROGRAMS = (
     "tiny", "mlp", "cnn", "resnet", "transformer", "lstm", "gru", "gpt2", "llama", "bert", "vit",
     "gan", "mixed precision", "recommender", "bert inference", "resnet inference",
-    "unet inference", "gpt2 generation", "llama generation",
+    "unet inference", "gpt2 generation", "llama generation", "prompt lookup", "svi",
+    "graph network", "trainer", "save and load",
 )  # fmt: skip
 GIB = 1 << 30
 CELL_STEPS = 5

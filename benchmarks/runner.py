@@ -36,11 +36,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import programs, small, workloads
+from benchmarks import libraries, programs, small, workloads
 from kernelproxy import activation
 
 PROGRAMS = {
-    **workloads.PROGRAMS, "large": programs.large, "frozen": programs.frozen,
+    **workloads.PROGRAMS, **libraries.PROGRAMS, "large": programs.large, "frozen": programs.frozen,
     "experts": programs.experts,
 }  # fmt: skip
 BLOCKS = 16
