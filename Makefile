@@ -74,7 +74,7 @@ native: $(VENV)/.package
 LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
 lab: venv ## JupyterLab with the tutorial
-	JUPYTER_DEFAULT_PROVISIONER_NAME=sing $(BIN)/jupyter lab $(LAB_FLAGS) docs/tutorial.ipynb
+	$(BIN)/jupyter lab $(LAB_FLAGS) docs/tutorial.ipynb
 
 test: venv test-cpp test-ts fuzz ## all tests
 	$(PYTEST)

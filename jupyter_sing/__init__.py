@@ -6,9 +6,16 @@ Importing this changes nothing, and needs the standard library only: kernels imp
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 __version__ = "0.1.0"
+
+#: To whom loads the extension where no provisioner of ours has started Python.
+NO_SESSION = (
+    "jupyter_sing: no GPU session here. Use a notebook or `jupyter console`; for a script, "
+    "`jupyter sing run SCRIPT`."
+)
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
@@ -27,3 +34,5 @@ def load_ipython_extension(ip: Any) -> None:
     from jupyter_sing import magics
 
     magics.load_ipython_extension(ip)
+    if not os.environ.get("SING_SESSION") and not os.environ.get("SING_REASON"):
+        print(NO_SESSION)

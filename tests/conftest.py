@@ -46,6 +46,8 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 patch.delenv(name)
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
             patch.setenv(name, str(base / name.lower()))
+        # Kernels get a device where a test asks for one.
+        patch.setenv("JUPYTER_SING_HEADLESS", "0")
         # Warnings are errors in our process; a kernel's or a server's are its own affair.
         patch.delenv("PYTHONWARNINGS", raising=False)
         with daemon_directory(base / "runtime", patch):

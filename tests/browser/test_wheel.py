@@ -45,6 +45,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
+def test_the_wheel_alone_gives_devices_to_kernels_without_a_server(installed: Path) -> None:
+    asked = (
+        "from jupyter_client.provisioning import KernelProvisionerFactory as Factory;"
+        "print(Factory.instance().default_provisioner_name)"
+    )
+    names = ("PYTHON", "JUPYTER_SING_", "JUPYTER_DEFAULT_")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(names)}
+    assert run(installed / "python", "-c", asked, env=env) == "sing\n"
+
+
 def test_the_wheel_alone_shows_the_panels(
     installed: Path,
     browser: Browser,
