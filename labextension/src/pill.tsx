@@ -19,7 +19,7 @@ import { shown, stateSentence, stateWord } from './words';
 export const PILL = 'sing-state';
 
 /** The longest queue for whose number of digits a pill has room without growing. */
-const QUEUE_MAX = 99;
+const QUEUE_MAX = 9;
 
 /**
  * The state of a kernel's session, in the toolbar of its notebook or console; a click opens a

@@ -13,6 +13,7 @@ import { ILauncher } from '@jupyterlab/launcher';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { activityIcon } from '../icons';
 import { CommandIDs, DOMAIN, ISing } from '../tokens';
+import { showView } from '../views';
 import { ActivityFeed } from './feed';
 import { ActivityPanel, viewState } from './view';
 
@@ -81,9 +82,8 @@ export const activity: JupyterFrontEndPlugin<void> = {
         const widget = tracker.currentWidget ?? open(args);
         if (!widget.isAttached) {
           void tracker.add(widget);
-          shell.add(widget, 'main', { type: 'GPU Activity' });
         }
-        shell.activateById(widget.id);
+        showView(shell, widget, 'GPU Activity');
         return widget;
       }
     });

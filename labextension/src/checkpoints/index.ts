@@ -9,6 +9,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { checkpointIcon, stateIcons } from '../icons';
 import { withProgress } from '../progress';
 import { CommandIDs, DOMAIN, ISing } from '../tokens';
+import { showView } from '../views';
 import { CheckpointActions } from './actions';
 import { chooseCheckpoint } from './dialogs';
 import type { INotebook } from './list';
@@ -66,13 +67,10 @@ export const checkpoints: JupyterFrontEndPlugin<void> = {
       describedBy: { args: { type: 'object', properties: { isPalette: { type: 'boolean' } } } },
       execute: () => {
         const widget = opened.currentWidget ?? new CheckpointsWidget(view);
-        if (!widget.isAttached) {
-          app.shell.add(widget, 'main', { type: 'Checkpoints' });
-        }
         if (!opened.has(widget)) {
           void opened.add(widget);
         }
-        app.shell.activateById(widget.id);
+        showView(app.shell, widget, 'Checkpoints');
         return widget;
       }
     });
