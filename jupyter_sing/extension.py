@@ -12,7 +12,7 @@ from typing import Any
 from jupyter_server.extension.application import ExtensionApp
 from traitlets import Float, Int, Unicode, default
 
-from jupyter_sing import routes
+from jupyter_sing import lost, routes
 from jupyter_sing.defaults import use_provisioner
 from jupyter_sing.feed import Feed
 from jupyter_sing.notebooks import NotebookNames
@@ -154,6 +154,7 @@ class SingExtension(ExtensionApp):
         self.serverapp.event_logger.register_event_schema(EVENT_SCHEMA)
         names = NotebookNames(self.serverapp.session_manager)
         self.settings["jupyter_sing_notebooks"] = names
+        self.settings["jupyter_sing_kernels"] = lost.Kernels(self.serverapp.kernel_manager)
         emit = self.serverapp.event_logger.emit
         self._feed = Feed(lambda data: emit(schema_id=EVENT_ID, data=data), names, self.log)
         self._keep_kernels()

@@ -15,7 +15,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from jupyter_sing import activity, metrics, policies
+from jupyter_sing import activity, lost, metrics, policies
 from jupyter_sing.notebooks import contents_path
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError
@@ -132,14 +132,24 @@ class SingHandler(APIHandler):
             await asyncio.sleep(CONNECT_PAUSE_SECONDS)
 
     async def status_reply(self) -> StatusReply:
-        """All devices and sessions, these named after their notebooks; empty without a daemon."""
+        """All devices and sessions, these named after their notebooks. Also of kernels of this
+        server whose session has ended.
+        """
+        kernels: lost.Kernels = self.settings["jupyter_sing_kernels"]
+        before = kernels.with_session()
+        found = await self.told()
+        gone = lost.lost(before, kernels.with_session(), found.sessions)
+        sessions = [*found.sessions, *await lost.described(gone)]
+        return StatusReply(found.devices, await self.named(sessions), found.sharing)
+
+    async def told(self) -> StatusReply:
+        """What the daemon says of devices and sessions; nothing without a daemon."""
         try:
-            found = await self.call(StatusReply, Status())
+            return await self.call(StatusReply, Status())
         except ControlError as error:
             if error.reason != "no-daemon":
                 raise
             return StatusReply([], [])
-        return StatusReply(found.devices, await self.named(found.sessions), found.sharing)
 
     async def named(self, sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Name sessions after their notebooks."""
@@ -354,8 +364,8 @@ class MetricsHandler(SingHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Show devices and sessions as metrics."""
-        found = await self.status_reply()
+        """Show devices and sessions as metrics, as the daemon knows them."""
+        found = await self.told()
         self.set_header("Content-Type", metrics.CONTENT_TYPE)
         self.finish(metrics.render(found.devices, found.sessions, found.sharing))
 

@@ -241,7 +241,8 @@ def connect_now(start: bool = True, path: Path | None = None) -> Control:
         return Control(open_socket(path), path)
     if os.environ.get("SING_SOCKET"):
         raise ControlError(
-            "The jupyter_sing daemon of this kernel is gone: restart the kernel.", "no-daemon"
+            "The GPU session of this kernel has ended: restart the kernel, then %sing restore.",
+            "no-daemon",
         )
     if not start:
         raise ControlError("No jupyter_sing daemon is running.", "no-daemon")

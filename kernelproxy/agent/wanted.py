@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Wanted:
-    """The wishes for one session, until its kernel ends.
+    """The wishes for one session, and for the next one of its kernel when that is restarted.
 
     Parameters
     ----------
@@ -66,6 +66,11 @@ class Wanted:
                 for each in room.tenants.values():
                     each.look()
         return report.describe_session(session)
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything was said."""
+        return self.pinned or self.tier is not None
 
     def record(self) -> dict[str, Any]:
         """What `adopt` needs, in JSON."""

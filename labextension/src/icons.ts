@@ -1,8 +1,8 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 import type { SessionState } from './tokens';
 
-/** What is shown of a session: its state, or that its kernel has none. */
-export type Shown = SessionState | 'cpu';
+/** What is shown of a session: its state, that its kernel has none, or that nobody can say. */
+export type Shown = SessionState | 'cpu' | 'unreachable';
 
 // Shapes of 16 by 16, told apart without colours; `jp-icon3` follows the theme.
 const SHAPES: Record<Shown, string> = {
@@ -17,6 +17,8 @@ const SHAPES: Record<Shown, string> = {
     '<path d="M1.5 4.2h9V1.8L15 5.4 10.5 9V6.400h-9zM14.5 11.800h-9v2.400L1 10.6 5.5 7v2.600h9z"/>',
   failed:
     '<path d="M8 1.2 15.2 14H.8zM7.2 6v4h1.600V6zm0 5.200v1.600h1.600v-1.600z" fill-rule="evenodd"/>',
+  unreachable:
+    '<path d="M2 14 14 2l1 1L3 15zM1 6a10 10 0 0 1 8.500-2.900L8 4.600A8.500 8.500 0 0 0 2 7zM4 9a6 6 0 0 1 2.500-1.500L4.600 9.800zM12.500 3.900A10 10 0 0 1 15 6l-1 1a8.500 8.500 0 0 0-2.600-2z"/>',
   cpu: '<path d="M2.5 4h11v8h-11zM4 5.500v5h8v-5zM3 14h10v1.200H3z" fill-rule="evenodd"/>'
 };
 

@@ -2,7 +2,7 @@ import type { Event } from '@jupyterlab/services';
 import { DisposableDelegate, type IDisposable } from '@lumino/disposable';
 import { Poll } from '@lumino/polling';
 import { type ISignal, Signal } from '@lumino/signaling';
-import type { SingClient } from './client';
+import { type SingClient, SingError } from './client';
 import { type ISessionEvent, sessionEvent } from './stream';
 import type { Device, ISingModel, Session } from './tokens';
 
@@ -55,6 +55,10 @@ export class SingModel implements ISingModel, IDisposable {
     return this._problem;
   }
 
+  get isUnreachable(): boolean {
+    return this._isUnreachable;
+  }
+
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -75,7 +79,8 @@ export class SingModel implements ISingModel, IDisposable {
   }
 
   ofKernel(kernelId: string | null | undefined): Session | undefined {
-    return kernelId ? this._sessions.find(each => each.kernel_id === kernelId) : undefined;
+    const found = kernelId ? this._sessions.filter(each => each.kernel_id === kernelId) : [];
+    return found.find(each => each.state !== 'failed') ?? found[0];
   }
 
   get(id: string): Session | undefined {
@@ -126,9 +131,11 @@ export class SingModel implements ISingModel, IDisposable {
       meanwhile.forEach(event => this._take(event));
       this._isReady = true;
       this._problem = '';
+      this._isUnreachable = false;
     } catch (error) {
       this._owed = true;
       this._problem = (error as Error).message;
+      this._isUnreachable = error instanceof SingError && error.reason === 'unreachable';
       throw error; // the poll backs off
     } finally {
       this._meanwhile = null;
@@ -158,6 +165,7 @@ export class SingModel implements ISingModel, IDisposable {
     const { session: id, ended, checkpoint, command, ...told } = event;
     if (ended) {
       this._sessions = this._sessions.filter(each => each.id !== id);
+      this.suspect(); // its kernel may live on without it, which only the server knows
     } else if (this.get(id)) {
       this._put(id, { progress: null, ...told, device: told.device || null });
     } else if (told.state !== 'failed') {
@@ -195,6 +203,7 @@ export class SingModel implements ISingModel, IDisposable {
   private _sessions: readonly Session[] = [];
   private _isReady = false;
   private _problem = '';
+  private _isUnreachable = false;
   private _interval: number;
   private _observers = 0;
   private _owed = false;

@@ -67,6 +67,30 @@ test.each<[Partial<Session>, string]>([
   expect(shown.dataset['state']).toBe(told.state);
 });
 
+test('shows that a session is pinned', async () => {
+  await until(() => word() === 'Running');
+  expect(pill.node.querySelector('.jp-mod-pin')).toBeNull();
+  model.put(aSession({ pinned: true }));
+  await until(() => pill.node.querySelector('.jp-mod-pin'));
+  const label = (await button()).getAttribute('aria-label');
+  expect(label).toBe('Running, stays on GPU: GPU session of this kernel');
+});
+
+test('says that the server cannot be reached, and not what was so before', async () => {
+  context.connectionStatusChanged.emit('connecting');
+  expect(model.refreshes).toBe(1);
+  model.isUnreachable = true;
+  model.changed.emit();
+  await until(() => word() === 'Server unreachable');
+  expect((await button()).dataset['state']).toBe('unreachable');
+  pill.open();
+  const card = await until(() => popover()?.querySelector('[role=status]'));
+  expect(card.textContent).toContain('does not answer');
+  model.isUnreachable = false;
+  model.changed.emit();
+  await until(() => word() === 'Running');
+});
+
 test('says CPU only of a kernel without a session, once that is known', async () => {
   context.start('kernel-2', 'starting');
   await until(isBlank);

@@ -6,14 +6,14 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { Message } from '@lumino/messaging';
 import type { Widget } from '@lumino/widgets';
 import * as React from 'react';
-import { stateIcons } from './icons';
+import { pinIcon, stateIcons } from './icons';
 import { contextOf, isUnknown, sessionOf } from './kernels';
 import { Popover } from './popover';
 import { fraction } from './progress';
 import { Room } from './room';
 import { StateCard } from './statecard';
 import { CommandIDs, DOMAIN, ISing, type ISingModel, type Session } from './tokens';
-import { shown, stateSentence, stateWord } from './words';
+import { shown, stateSentence, stateWord, unreachableWord } from './words';
 
 /** The pill's name in settings of toolbars, see `schema/pill.json`. */
 export const PILL = 'sing-state';
@@ -35,6 +35,8 @@ export class Pill extends ReactWidget {
     model.changed.connect(this.update, this);
     context.kernelChanged.connect(this.update, this);
     context.statusChanged.connect(this.update, this);
+    // A connection that broke, or is back, is the first sign of it.
+    context.connectionStatusChanged.connect(() => void model.refresh());
   }
 
   /** Of the notebook or console that it belongs to. */
@@ -65,6 +67,7 @@ export class Pill extends ReactWidget {
       <PillButton
         session={this.session}
         isBlank={isUnknown(model, context)}
+        isUnreachable={model.isUnreachable}
         isOpen={this._popover.isOpen}
         trans={trans}
         onClick={() => (this._popover.isOpen ? this._popover.dismiss() : this._popover.open())}
@@ -105,13 +108,19 @@ export namespace Pill {
 export function PillButton(props: {
   session: Session | undefined;
   isBlank: boolean;
+  isUnreachable: boolean;
   isOpen: boolean;
   trans: TranslationBundle;
   onClick: () => void;
 }): React.JSX.Element {
-  const { session, isBlank, isOpen, trans, onClick } = props;
-  const word = stateWord(session, trans);
-  const Icon = stateIcons[shown(session)].react;
+  const { isBlank, isUnreachable, isOpen, trans, onClick } = props;
+  const session = isUnreachable ? undefined : props.session;
+  const state = isUnreachable ? 'unreachable' : shown(session);
+  const word = isUnreachable ? unreachableWord(trans) : stateWord(session, trans);
+  const sentence = isUnreachable
+    ? trans.__('The Jupyter server does not answer. What this kernel does is not known.')
+    : stateSentence(session, trans);
+  const Icon = stateIcons[state].react;
   const content = (
     <>
       <Icon tag="span" className="jp-SingPill-icon" />
@@ -119,6 +128,7 @@ export function PillButton(props: {
         <span>{word}</span>
         <Room for={allWords(trans)} />
       </span>
+      {session?.pinned && <pinIcon.react tag="span" className="jp-SingPill-icon jp-mod-pin" />}
       <PillBar session={session} />
     </>
   );
@@ -135,11 +145,11 @@ export function PillButton(props: {
     <button
       type="button"
       className="jp-SingPill-button"
-      data-state={shown(session)}
+      data-state={state}
       aria-haspopup="dialog"
       aria-expanded={isOpen}
       aria-label={trans.__('%1: GPU session of this kernel', wordAndProgress(word, session, trans))}
-      title={isOpen ? undefined : stateSentence(session, trans)}
+      title={isOpen ? undefined : sentence}
       // As other buttons of toolbars, it leaves the focus where people type.
       onMouseDown={event => event.preventDefault()}
       onClick={onClick}
@@ -172,14 +182,15 @@ function wordAndProgress(
   trans: TranslationBundle
 ): string {
   const done = fraction(session);
-  return done === null ? word : trans.__('%1, %2 %', word, Math.round(100 * done));
+  const state = session?.pinned ? trans.__('%1, stays on GPU', word) : word;
+  return done === null ? state : trans.__('%1, %2 %', state, Math.round(100 * done));
 }
 
 /** All that a pill may say: it is as wide as the longest. */
 function allWords(trans: TranslationBundle): string[] {
   const states = Object.keys(stateIcons) as (keyof typeof stateIcons)[];
   const words = states
-    .filter(state => state !== 'cpu')
+    .filter(state => state !== 'cpu' && state !== 'unreachable')
     .map(state => stateWord({ state, queue_position: QUEUE_MAX } as Session, trans));
   return [...words, stateWord(undefined, trans)];
 }

@@ -16,7 +16,8 @@ import {
   shown,
   stateSentence,
   stateWord,
-  turnText
+  turnText,
+  unreachableWord
 } from './words';
 
 /** How many neighbours are named. */
@@ -39,6 +40,9 @@ export function StateCard(props: IStateCardProps): React.JSX.Element {
   const device = model.devices.find(each => each.id === session?.device);
   const state = shown(session);
   const word = stateWord(session, trans);
+  if (model.isUnreachable) {
+    return <Unreachable trans={trans} />;
+  }
   return (
     <div className="jp-SingCard">
       <div className="jp-SingCard-title" data-state={state}>
@@ -66,6 +70,22 @@ export function StateCard(props: IStateCardProps): React.JSX.Element {
       )}
       {session && <Actions {...props} session={session} />}
       <Links {...props} />
+    </div>
+  );
+}
+
+/** Nobody knows what a session does while the server does not answer. */
+function Unreachable({ trans }: { trans: TranslationBundle }): React.JSX.Element {
+  const Icon = stateIcons.unreachable.react;
+  return (
+    <div className="jp-SingCard">
+      <div className="jp-SingCard-title" data-state="unreachable">
+        <Icon tag="span" className="jp-SingCard-icon" />
+        <span>{unreachableWord(trans)}</span>
+      </div>
+      <p role="status">
+        {trans.__('The Jupyter server does not answer. What this kernel does is not known.')}
+      </p>
     </div>
   );
 }
@@ -212,6 +232,16 @@ function Occupancy(props: {
   );
 }
 
+interface IAction {
+  command: string;
+  label: string;
+  /** What else may be written there: the button is as wide as the longest. */
+  room?: string[];
+  pressed?: boolean;
+  /** Why it cannot be done now; empty if it can. */
+  why: string;
+}
+
 /** What can be done to a session; what cannot be done now says why. */
 function Actions(props: IStateCardProps & { session: Session }): React.JSX.Element | null {
   const { commands, session, trans } = props;
@@ -225,13 +255,15 @@ function Actions(props: IStateCardProps & { session: Session }): React.JSX.Eleme
   };
   const isAway = session.state === 'suspended';
   const [resume, suspend] = [trans.__('Resume now'), trans.__('Suspend')];
-  const actions = [
+  const restore = { command: CommandIDs.restore, label: trans.__('Restore checkpoint…') };
+  const usual = [
     isAway
       ? { command: CommandIDs.resume, label: resume, room: [suspend] }
       : { command: CommandIDs.suspend, label: suspend, room: [resume] },
     { command: CommandIDs.pin, label: trans.__('Keep on GPU'), pressed: session.pinned },
     { command: CommandIDs.checkpoint, label: trans.__('Save checkpoint') }
-  ]
+  ];
+  const actions: IAction[] = (session.state === 'failed' ? [restore] : usual)
     .filter(each => commands.hasCommand(each.command))
     .map(each => ({
       ...each,

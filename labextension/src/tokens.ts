@@ -32,6 +32,8 @@ export interface ISingModel {
   readonly isReady: boolean;
   /** Why what is shown may be out of date; empty if it is not. */
   readonly problem: string;
+  /** Whether the server did not answer when it was asked last: what is shown was so before. */
+  readonly isUnreachable: boolean;
   /** Emitted after changes, at most once a frame. */
   readonly changed: ISignal<ISingModel, void>;
   /** Emitted for each event of the server about a session, when what it says is known here. */

@@ -15,6 +15,11 @@ function queuedWord(place: number, trans: TranslationBundle): string {
   return place === 1 ? trans.__('Queued, next') : trans.__('Queued, place %1', place);
 }
 
+/** What is said instead of a state while the server does not answer. */
+export function unreachableWord(trans: TranslationBundle): string {
+  return trans.__('Server unreachable');
+}
+
 /** The word for a state: `Queued, next`. */
 export function stateWord(session: Stated | undefined, trans: TranslationBundle): string {
   if (session?.shared) {
@@ -39,6 +44,8 @@ export function stateWord(session: Stated | undefined, trans: TranslationBundle)
       return trans.__('Error');
     case 'cpu':
       return trans.__('CPU only');
+    case 'unreachable':
+      return unreachableWord(trans);
   }
 }
 

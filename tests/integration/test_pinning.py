@@ -11,7 +11,7 @@ from jupyter_sing.scheduler.settings import Tier
 from kernelproxy import paths
 from kernelproxy.agent.arbiter import TIERS
 from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Migrate, Pin, Resume, SetPriority, Suspend
+from kernelproxy.protocol import CloseSession, Migrate, Pin, Resume, SetPriority, Suspend
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, kill_at_once
@@ -71,6 +71,17 @@ def test_nobody_takes_the_memory_of_a_pinned_session(
     pin(host, pinned, False)
     assert other.read() == other.state
     assert pinned.read() == pinned.state
+
+
+def test_a_kernel_that_is_restarted_is_pinned_still(toy_host: StartHost) -> None:
+    host = toy_host(**SHORT)
+    first = host.client("first", kernel_id="k-1", key="1")
+    pin(host, first)
+    host.call(SetPriority(first.session, "basic"))
+    host.call(CloseSession(first.session))
+    for key, kernel, pinned, level in (("2", "k-2", False, None), ("3", "k-1", True, "basic")):
+        found = host.session(host.client(key, kernel_id=kernel, key=key))
+        assert (found["pinned"], found["priority"]) == (pinned, level)
 
 
 def test_what_a_pinned_session_does_not_use_is_for_others(toy_host: StartHost) -> None:

@@ -27,7 +27,7 @@ let choices: Record<string, boolean>;
 let order: string[];
 let changed: Signal<object, void>;
 let restore: ReturnType<typeof vi.fn>;
-let notebooks: Record<'create' | 'start', ReturnType<typeof vi.fn>>;
+let notebooks: Record<'create' | 'start' | 'restart', ReturnType<typeof vi.fn>>;
 let store: Record<'during' | 'delete', ReturnType<typeof vi.fn>>;
 let actions: CheckpointActions;
 
@@ -49,6 +49,10 @@ beforeEach(() => {
     start: vi.fn(async (path: string) => {
       order.push(`start ${path}`);
       return { path, kernelId: 'kernel-2' };
+    }),
+    restart: vi.fn(async () => {
+      order.push('restart');
+      sessions = [aSession({ id: 'session-2' })];
     })
   };
   store = {
@@ -114,6 +118,12 @@ test('a slow one shows that it goes on, and then only what came of it', async ()
   expect(told()).toEqual([
     'Restored the process of before-lunch into train.ipynb, with 2 variables and 1 file.'
   ]);
+});
+
+test('a kernel whose session has ended is restarted first', async () => {
+  sessions = [aSession({ state: 'failed' })];
+  await actions.restore(aCheckpoint(), here);
+  expect(order).toEqual(['restart', 'restore before-lunch into session-2']);
 });
 
 test('restores into a new notebook as soon as its kernel has a session', async () => {

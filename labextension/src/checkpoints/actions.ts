@@ -2,7 +2,7 @@ import { Notification } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { withProgress } from '../progress';
-import type { Checkpoint, ISing } from '../tokens';
+import type { Checkpoint, ISing, Session } from '../tokens';
 import { mayDelete, mayRestore, showOutcome } from './dialogs';
 import type { INotebook } from './list';
 import { type INotebooks, sessionOf } from './notebooks';
@@ -35,7 +35,7 @@ export class CheckpointActions {
   async restoreNow(name: string, notebook: INotebook): Promise<void> {
     const { client, model } = this._sing;
     await this._store.during('restore', name, async () => {
-      const session = await this._telling(sessionOf(model, notebook, this._trans), {
+      const session = await this._telling(this._session(notebook), {
         doing: this._trans.__('Waiting for the GPU session of %1', PathExt.basename(notebook.path))
       });
       if (session === undefined) {
@@ -50,6 +50,15 @@ export class CheckpointActions {
         this._tell(outcome, where);
       }
     });
+  }
+
+  /** The session of a notebook; a kernel whose session has ended is restarted, and has another. */
+  private async _session(notebook: INotebook): Promise<Session> {
+    const { model } = this._sing;
+    if (model.ofKernel(notebook.kernelId)?.state === 'failed') {
+      await this._notebooks.restart(notebook);
+    }
+    return sessionOf(model, notebook, this._trans);
   }
 
   /** Restore a checkpoint into a notebook that is made for it, beside the one that it is of. */

@@ -1,6 +1,6 @@
 import { PathExt } from '@jupyterlab/coreutils';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
-import type { ServiceManager } from '@jupyterlab/services';
+import { KernelAPI, type ServiceManager } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { type ISignal, Signal } from '@lumino/signaling';
 import { SingError } from '../client';
@@ -22,6 +22,8 @@ export interface INotebooks {
   create(checkpoint: Checkpoint): Promise<string>;
   /** Open a notebook and wait until its kernel answers. */
   start(path: string): Promise<INotebook>;
+  /** Start the kernel of a notebook again. */
+  restart(notebook: INotebook): Promise<void>;
 }
 
 /** The notebooks of JupyterLab. */
@@ -77,6 +79,14 @@ export class Notebooks implements INotebooks {
     return this._described(panel);
   }
 
+  async restart({ kernelId }: INotebook): Promise<void> {
+    const isIts = (panel: NotebookPanel) => panel.sessionContext.session?.kernel?.id === kernelId;
+    const kernel = this._tracker?.find(isIts)?.sessionContext.session?.kernel;
+    await (kernel
+      ? kernel.restart()
+      : KernelAPI.restartKernel(kernelId ?? '', this._services.serverSettings));
+  }
+
   private _described(panel: NotebookPanel): INotebook {
     return {
       path: this._services.contents.localPath(panel.context.path),
@@ -116,7 +126,11 @@ export async function sessionOf(
   if (notebook.kernelId === null) {
     throw new SingError(trans.__('%1 has no kernel: select one first.', name), 'no-kernel');
   }
-  const found = model.ofKernel(notebook.kernelId);
+  const live = () => {
+    const found = model.ofKernel(notebook.kernelId);
+    return found?.state === 'failed' ? undefined : found;
+  };
+  const found = live();
   if (found) {
     return found;
   }
@@ -124,7 +138,7 @@ export async function sessionOf(
   let look = () => undefined as void;
   const appeared = new Promise<Session>(resolve => {
     look = () => {
-      const session = model.ofKernel(notebook.kernelId);
+      const session = live();
       if (session) {
         resolve(session);
       }

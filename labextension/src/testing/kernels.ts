@@ -5,6 +5,7 @@ import { Signal } from '@lumino/signaling';
 export class FakeContext {
   readonly kernelChanged = new Signal<this, void>(this);
   readonly statusChanged = new Signal<this, void>(this);
+  readonly connectionStatusChanged = new Signal<this, string>(this);
   session: { kernel: { id: string; status: string } } | null = null;
 
   /** Have a kernel. */

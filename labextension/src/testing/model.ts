@@ -9,6 +9,7 @@ export class FakeModel implements ISingModel {
   readonly told = new Signal<this, ISessionEvent>(this);
   isReady = true;
   problem = '';
+  isUnreachable = false;
   /** How many observe. */
   observers = 0;
   /** How often it was asked to refresh. */

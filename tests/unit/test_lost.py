@@ -1,0 +1,70 @@
+"""Kernels whose session has ended: they are told, with what gives the notebook back."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jupyter_sing import lost
+from jupyter_sing.lost import Had
+from tests.unit.fake_daemon import CHECKPOINT, SESSION
+
+ONE = Had("k-1", "0123abcd", "/home/ada/digits.ipynb")
+
+
+def test_kernels_are_asked_which_session_they_have() -> None:
+    with_session = SimpleNamespace(session=ONE.session, notebook=ONE.notebook)
+    kernels = {
+        "k-1": SimpleNamespace(provisioner=with_session),
+        "k-2": SimpleNamespace(provisioner=SimpleNamespace(session="")),
+        "k-3": SimpleNamespace(provisioner=object()),  # of somebody else
+        "k-4": SimpleNamespace(provisioner=None),
+    }
+    manager = SimpleNamespace(list_kernel_ids=lambda: list(kernels), get_kernel=kernels.get)
+    assert lost.Kernels(manager).with_session() == {ONE}
+
+
+@pytest.mark.parametrize(
+    ("after", "known", "gone"),
+    [
+        ({ONE}, [], [ONE]),
+        ({ONE}, [SESSION], []),
+        # It was closed, or opened, while the daemon was asked.
+        (set(), [], []),
+        # A process took the place of the kernel's, with another session.
+        ({ONE}, [SESSION | {"id": "another"}], []),
+        ({ONE}, [SESSION | {"id": "another", "kernel_id": "k-9"}], [ONE]),
+    ],
+)
+def test_lost_is_what_the_daemon_does_not_know(
+    after: set[Had], known: list[dict[str, Any]], gone: list[Had]
+) -> None:
+    assert lost.lost({ONE}, after, known) == gone
+
+
+def test_they_are_described_with_the_checkpoint_that_gives_them_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = CHECKPOINT | {"kernel_id": "k-9", "notebook": "", "name": "other"}
+    mine = CHECKPOINT | {"kernel_id": "k-8", "notebook": ONE.notebook}
+    damaged = {"name": "damaged", "created": "", "problem": "It is damaged."}
+
+    async def stored() -> list[dict[str, Any]]:
+        return [damaged, others, mine]
+
+    monkeypatch.setattr(lost, "_on_disk", stored)
+    (found,) = asyncio.run(lost.described([ONE]))
+    assert found.keys() == SESSION.keys()
+    assert (found["state"], found["kernel_id"], found["memory"]) == ("failed", "k-1", 0)
+    assert found["last_checkpoint"]["name"] == mine["name"]
+    assert mine["name"] in found["reason"]
+    (other,) = asyncio.run(lost.described([Had("k-5", "5", "")]))
+    assert other["last_checkpoint"] is None
+    assert other["reason"] == lost.REASON
+
+
+def test_without_a_store_there_are_no_checkpoints() -> None:
+    assert asyncio.run(lost._on_disk()) == []
