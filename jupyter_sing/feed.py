@@ -82,7 +82,7 @@ class Feed:
         OSError, ProtocolError
             At the connection's end.
         """
-        sock = connect_to_watch()
+        sock = await asyncio.to_thread(connect_to_watch)
         if sock is None:
             self._end(list(self._said))
             return

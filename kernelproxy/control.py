@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import socket
 import struct
 import subprocess
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 from kernelproxy import absence, paths
 from kernelproxy.errors import ControlError, ProtocolError
-from kernelproxy.frames import recv_message, send_message
+from kernelproxy.frames import encode, recv_message, send_frame
 from kernelproxy.protocol import Error, Message, Progress
 from kernelproxy.waiting import readable
 
@@ -26,6 +27,8 @@ runtime_dir = paths.runtime_dir
 
 #: Half a second is usual, and twelve were seen on a machine that was short of everything.
 START_SECONDS_MAX = 60.0
+#: How long to try for a place in the queue of the daemon's socket.
+QUEUE_SECONDS_MAX = 2.0
 _LOG_BYTES_MAX = 1 << 20
 Reply = TypeVar("Reply", bound=Message)
 Show = Callable[[int, int], object]
@@ -130,7 +133,7 @@ class Control:
         self._sock.settimeout(timeout)
         try:
             if request is not None:
-                send_message(self._sock, request, fds)
+                self._send(self._sock, request, fds)
             reply, received = recv_message(self._sock)
         except TimeoutError as error:
             self.close()
@@ -145,6 +148,27 @@ class Control:
         if isinstance(reply, Error):
             raise ControlError(reply.message, reply.reason)
         return reply, received
+
+    def _send(self, sock: socket.socket, request: Message, fds: Sequence[int]) -> None:
+        """Send a request.
+
+        Raises
+        ------
+        ControlError
+            If it is too large: nothing of it was sent.
+        OSError
+            If the daemon has gone without a word.
+        """
+        try:
+            frame = encode(request, len(fds))
+        except ProtocolError as error:
+            raise ControlError(str(error), "bad-request") from error
+        try:
+            send_frame(sock, frame, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            # It may have said why before it hung up, as it does when a message is too large.
+            if not readable(sock.fileno(), 0):
+                raise
 
     def expect(
         self,
@@ -261,7 +285,10 @@ def connect_now(start: bool = True, path: Path | None = None) -> Control:
 
 
 def connect_to_watch(path: Path | None = None) -> socket.socket | None:
-    """Connect to this user's daemon if there is one, without waiting for anything.
+    """Connect to this user's daemon if there is one, without waiting for it to do anything.
+
+    Where others connect so fast that there is no place in the queue, this tries again for
+    `QUEUE_SECONDS_MAX`.
 
     Only for who asks for nothing that is to be done: the daemon may be about to leave, and then the
     connection ends. While its keeper replaces one that died, the next one answers.
@@ -285,7 +312,7 @@ def connect_to_watch(path: Path | None = None) -> socket.socket | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         with paths.short_path(path) as name:
-            sock.connect(name)
+            _connect_soon(sock, name)
         if paths.is_shared(path):
             _check_is_root(sock, path)
     except (FileNotFoundError, ConnectionRefusedError):
@@ -298,6 +325,22 @@ def connect_to_watch(path: Path | None = None) -> socket.socket | None:
         sock.close()
         raise
     return sock
+
+
+def _connect_soon(sock: socket.socket, name: str) -> None:
+    """Connect a socket that does not block; raises BlockingIOError if there is no place for long.
+
+    Waiting in the queue would be fairer, and has no bound.
+    """
+    end, pause = time.monotonic() + QUEUE_SECONDS_MAX, 0.0005
+    while True:
+        try:
+            return sock.connect(name)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(pause * (0.5 + random.random()))
+        pause = min(2 * pause, 0.02)
 
 
 def _connect_to_system(path: Path) -> Control:

@@ -5,13 +5,21 @@ A frame is a ``u32`` length (little-endian), then a JSON object ``{"kind": "Open
 then also counts them (``"fds": 4``), so that a reader which took several frames at once knows whose
 they are. Decoding is strict: unknown kinds and fields, missing fields and wrong types raise
 `ProtocolError`; nothing is ever unpickled.
+
+Note [Bounds]: who sends may mean harm, and whoever parses hears nobody else meanwhile. So before
+anything is parsed a frame is refused that is longer than its kind may be (the kind comes first; a
+frame that begins otherwise may have `SMALL_BYTES_MAX`), or has more values than its reader allows:
+what parsing takes is proportional to these two. What was parsed is looked at once, here: no
+numbers that are not finite or do not fit 64 bits, no text that is not Unicode, no deep nesting.
 """
 
 from __future__ import annotations
 
 import array
 import json
+import math
 import os
+import re
 import socket
 import struct
 import types
@@ -22,10 +30,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelproxy.errors import ProtocolError
-from kernelproxy.protocol import Message
+from kernelproxy.protocol import LARGE_BYTES_MAX, SMALL_BYTES_MAX, Message
 
-FRAME_BYTES_MAX = 16 << 20
+FRAME_BYTES_MAX = LARGE_BYTES_MAX
 FDS_MAX = 16
+DEPTH_MAX = 32
+_INTEGERS = range(-(1 << 63), 1 << 64)
+_KIND = re.compile(rb'\s*\{\s*"kind"\s*:\s*"(\w{1,40})"')
+_KIND_BYTES = 64
 _LENGTH = struct.Struct("<I")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
 
@@ -35,24 +47,49 @@ _KINDS: dict[str, MessageType] = {each.__name__: each for each in Message.__subc
 _HINTS = {each: typing.get_type_hints(each) for each in _KINDS.values()}
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What a reader takes: see Note [Bounds].
+
+    Parameters
+    ----------
+    frame_bytes : int
+        Length of a frame, however long its kind may be.
+    values : int
+        How many values a message may have, those in lists and objects included.
+    fds : int
+        How many descriptors may come before the message that they belong to is whole.
+    """
+
+    frame_bytes: int = FRAME_BYTES_MAX
+    values: int = 4_000_000
+    fds: int = FDS_MAX
+
+
+DEFAULT_BOUNDS = Bounds()
+
+
 def encode(message: Message, fd_count: int = 0) -> bytes:
     """Encode a message as a frame.
 
     Raises
     ------
     ProtocolError
-        If the frame would be longer than `FRAME_BYTES_MAX`, or carry too many descriptors.
+        If the frame would be longer than its kind may be, or carry too many descriptors.
     """
     body: dict[str, Any] = {"kind": type(message).__name__, **vars(message)}
     if fd_count:
         body["fds"] = fd_count
     text = json.dumps(body, separators=(",", ":")).encode()
-    if len(text) > FRAME_BYTES_MAX or fd_count > FDS_MAX:
-        raise ProtocolError(f"A {body['kind']} message is too large to be sent.")
+    if len(text) > message.frame_bytes_max or fd_count > FDS_MAX:
+        raise ProtocolError(
+            f"A {body['kind']} message is too large to be sent: {len(text)} of "
+            f"{message.frame_bytes_max} bytes."
+        )
     return _LENGTH.pack(len(text)) + text
 
 
-def decode(text: bytes) -> tuple[Message, int]:
+def decode(text: bytes, bounds: Bounds = DEFAULT_BOUNDS) -> tuple[Message, int]:
     """Decode the body of a frame into a message and the number of its descriptors.
 
     Raises
@@ -60,12 +97,21 @@ def decode(text: bytes) -> tuple[Message, int]:
     ProtocolError
         If it is anything but a known message with exactly its fields.
     """
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > bounds.values:
+        raise ProtocolError(f"A message has more than {bounds.values} values.")
     try:
-        body = json.loads(text, parse_constant=_refuse_constant)
+        body = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
+        # Escapes can stand for what is no character, half of a pair. Python has names of files so
+        # that are not UTF-8, and those are as good as others.
+        if b"\\u" in text:
+            json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    except UnicodeError as error:
+        raise ProtocolError("A message has text that is not Unicode (UTF-8).") from error
     except (ValueError, RecursionError) as error:
         raise ProtocolError("A message is not JSON.") from error
     if not isinstance(body, dict):
         raise ProtocolError("A message is not a JSON object.")
+    _check_values(body)
     kind, fd_count = body.pop("kind", None), body.pop("fds", 0)
     message_type = _KINDS.get(kind) if isinstance(kind, str) else None
     if message_type is None:
@@ -82,6 +128,27 @@ def decode(text: bytes) -> tuple[Message, int]:
         return message_type(**body), fd_count
     except TypeError as error:
         raise ProtocolError(f"A {kind} message lacks a field.") from error
+
+
+def _check_values(body: dict[str, Any]) -> None:
+    """Raise ProtocolError if numbers are out of all ranges, or values are nested too deep."""
+    level: list[Any] = [body]
+    for _ in range(DEPTH_MAX):
+        below: list[Any] = []
+        for each in level:
+            below += each.values() if type(each) is dict else each
+        level = []
+        for value in below:
+            kind = type(value)
+            if kind is dict or kind is list:
+                level.append(value)
+            elif (kind is int and value not in _INTEGERS) or (
+                kind is float and not math.isfinite(value)
+            ):
+                raise ProtocolError("A message has a number that is out of range.")
+        if not level:
+            return
+    raise ProtocolError("A message is nested too deep.")
 
 
 def _refuse_constant(name: str) -> None:
@@ -109,8 +176,13 @@ class FrameDecoder:
     """Cuts a byte stream into messages and gives each its descriptors.
 
     Descriptors that were received and not handed out are owned, and closed by `close`.
+
+    Parameters
+    ----------
+    bounds : Bounds
     """
 
+    bounds: Bounds = DEFAULT_BOUNDS
     _bytes: bytearray = field(default_factory=bytearray)
     _fds: deque[int] = field(default_factory=deque)
 
@@ -127,25 +199,42 @@ class FrameDecoder:
         ProtocolError
             If the stream is not made of messages; it cannot be read on.
         """
-        if len(self._bytes) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._bytes)
-        if length > FRAME_BYTES_MAX:
-            raise ProtocolError("A message is too large.")
-        end = _LENGTH.size + length
+        end = _LENGTH.size
+        if len(self._bytes) >= end:
+            (length,) = _LENGTH.unpack_from(self._bytes)
+            self._check_length(length)
+            end += length
         if len(self._bytes) < end:
-            if len(self._fds) > FDS_MAX:
+            if len(self._fds) > self.bounds.fds:
                 raise ProtocolError("Descriptors came that no message asked for.")
             return None
-        message, fd_count = decode(bytes(self._bytes[_LENGTH.size : end]))
+        message, fd_count = decode(bytes(self._bytes[_LENGTH.size : end]), self.bounds)
         del self._bytes[:end]
         if fd_count > len(self._fds) or (not self._bytes and fd_count < len(self._fds)):
             raise ProtocolError("A message came with the wrong number of descriptors.")
         return message, [self._fds.popleft() for _ in range(fd_count)]
 
+    def _check_length(self, length: int) -> None:
+        """Raise ProtocolError if a message is too large, as soon as that is known."""
+        most = self.bounds.frame_bytes
+        if SMALL_BYTES_MAX < length <= most:
+            begin = bytes(self._bytes[_LENGTH.size : _LENGTH.size + _KIND_BYTES])
+            if len(begin) < _KIND_BYTES:
+                return
+            found = _KIND.match(begin)
+            kind = _KINDS.get(found.group(1).decode("ascii", "replace")) if found else None
+            most = min(most, SMALL_BYTES_MAX if kind is None else kind.frame_bytes_max)
+        if length > most:
+            raise ProtocolError(f"A message is too large: {length} bytes, {most} are allowed.")
+
     def __len__(self) -> int:
         """Bytes that came and were not taken."""
         return len(self._bytes)
+
+    @property
+    def fd_count(self) -> int:
+        """Descriptors that came and were not taken."""
+        return len(self._fds)
 
     def missing(self) -> int:
         """Bytes that the message which has begun still lacks; 0 before its length is known."""
@@ -197,7 +286,11 @@ def send_message(sock: socket.socket, message: Message, fds: Sequence[int] = ())
     OSError
         If the peer is gone (``BrokenPipeError``) or the socket's timeout passed.
     """
-    frame = encode(message, len(fds))
+    send_frame(sock, encode(message, len(fds)), fds)
+
+
+def send_frame(sock: socket.socket, frame: bytes, fds: Sequence[int] = ()) -> None:
+    """Send what `encode` has made; raises as `send_message`."""
     sent = socket.send_fds(sock, [frame], list(fds)) if fds else 0
     if sent < len(frame):  # else the peer may be gone already, with all of it
         sock.sendall(frame[sent:])

@@ -6,12 +6,13 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
-from kernelproxy.agent.foreign import Guard
+from kernelproxy.agent.foreign import BOUNDS, Guard
 from kernelproxy.agent.owners import Owner
 from kernelproxy.errors import ProtocolError
-from kernelproxy.frames import FrameDecoder, encode, receive_bytes
+from kernelproxy.frames import DEFAULT_BOUNDS, FrameDecoder, encode, receive_bytes
 from kernelproxy.protocol import Message
 
 _READ_BYTES = 1 << 16
@@ -33,7 +34,7 @@ class Channel:
     def __init__(self, sock: socket.socket, guard: Guard | None = None) -> None:
         sock.setblocking(False)
         self._sock, self._guard = sock, guard
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(DEFAULT_BOUNDS if guard is None else BOUNDS)
         self._sending = asyncio.Lock()
         self._waits: set[asyncio.Future[None]] = set()
         #: Called once when it is closed.
@@ -49,6 +50,11 @@ class Channel:
         """Who the other side is, with his groups."""
         return Owner.at(self._sock)
 
+    def charged(self, work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        """What serves this connection, with its time on the loop charged to its user."""
+        share = None if self._guard is None else self._guard.share
+        return work if share is None else share.charge(work)
+
     async def receive(self) -> tuple[Message, list[int]]:
         """Wait for a message; its descriptors become the caller's.
 
@@ -60,9 +66,11 @@ class Channel:
             If what came is no message; the connection cannot be read on.
         """
         while True:
+            if self._guard is not None:
+                await self._guard.turn()
             found = self._decoder.next_message()
             if self._guard is not None:
-                self._guard.hold(len(self._decoder))
+                self._guard.hold(len(self._decoder), self._decoder.fd_count)
             if found is not None:
                 return found
             try:

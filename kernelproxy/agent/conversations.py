@@ -72,6 +72,8 @@ from kernelproxy.protocol import (
 log = logging.getLogger(__name__)
 
 _DECISIONS_MAX = 10_000
+#: For who sends what is no message, and may not listen.
+_LAST_WORD_SECONDS = 1.0
 #: For so long a notebook that asks about itself waits for what it has issued.
 SETTLE_SECONDS_MAX = 2.0
 
@@ -139,6 +141,9 @@ class Conversations:
                 await channel.send(reply)
         except ProtocolError as error:
             log.warning("A connection is closed: %s", error)
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_SECONDS):
+                    await channel.send(Error(str(error), "bad-request"))
         except OSError as error:
             log.debug("A connection ended: %s", error)
         finally:

@@ -32,7 +32,9 @@ from kernelproxy.protocol import Keep
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 128
+#: As many as the system lets us have: who connects in a loop must not keep it full.
+_BACKLOG = 4096
+_ACCEPTS_AT_ONCE = 64
 _SYSTEM_THREADS = 64
 #: The group of entry points that name arbiters.
 ARBITERS = "kernelproxy.arbiters"
@@ -128,16 +130,16 @@ class Daemon:
         await asyncio.gather(*self._conversing, return_exceptions=True)
 
     def _accept(self) -> bool:
-        """Take all waiting connections; return whether there was one."""
+        """Take the connections that wait, so many at a time; return whether there was one."""
         accepted = False
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            while True:
+            for _ in range(_ACCEPTS_AT_ONCE):
                 sock, _ = self._listener.accept()
                 accepted = True
                 channel = Channel(sock) if self._guests is None else self._guests.admit(sock)
                 if channel is None:
                     continue
-                task = asyncio.create_task(self._conversations.converse(channel))
+                task = asyncio.create_task(channel.charged(self._conversations.converse(channel)))
                 self._conversing.add(task)
                 task.add_done_callback(self._conversing.discard)
         return accepted

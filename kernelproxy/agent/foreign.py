@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
+from kernelproxy.agent.shares import Share
 from kernelproxy.errors import ProtocolError, WorkerError
+from kernelproxy.frames import Bounds
 from kernelproxy.snapshot.tables import read_tables
 
 #: File systems of a disk or of memory, which the kernel serves itself.
 _LOCAL = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs"}
 _LOCAL |= {"xfs", "zfs"}
-_HELD_BYTES_MAX = 64 << 20
+_HELD_BYTES_MAX = 32 << 20
+_HELD_FDS_MAX = 32
+#: What users send: a kernel's description of a notebook is what is longest.
+BOUNDS = Bounds(frame_bytes=8 << 20, values=100_000, fds=4)
 #: Of a snapshot: 32 for each storage, and the tables.
 _SNAPSHOT_BYTES_MAX = 256 << 20
 _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -66,21 +72,33 @@ class Guard:
     uid : int
     discards : Discards, optional
         By default those of this process.
+    share : Share, optional
+        What the user may take of the loop; by default all.
     """
 
-    #: Bytes of messages that are not whole yet, of each user.
+    #: Bytes and descriptors of messages that are not whole yet, of each user.
     _held: ClassVar[Counter[int]] = Counter()
+    _held_fds: ClassVar[Counter[int]] = Counter()
 
-    def __init__(self, uid: int, discards: Discards = _discards) -> None:
-        self.uid, self._discards, self._mine = uid, discards, 0
+    def __init__(
+        self, uid: int, discards: Discards = _discards, share: Share | None = None
+    ) -> None:
+        self.uid, self.share, self._discards = uid, share, discards
+        self._mine = self._my_fds = 0
 
     @property
     def full(self) -> bool:
         """See `Discards`."""
         return self._discards.full(self.uid)
 
-    def hold(self, count: int) -> None:
-        """Note how many bytes of a message that is not whole yet have come over this connection.
+    async def turn(self) -> None:
+        """Wait until the user may be heard: see Note [Fairness]."""
+        if self.share is not None:
+            await self.share.turn()
+
+    def hold(self, count: int, fds: int = 0) -> None:
+        """Note how many bytes and descriptors of a message that is not whole yet have come over
+        this connection.
 
         Raises
         ------
@@ -88,11 +106,15 @@ class Guard:
             If that is too much, with what has come over others of the same user.
         """
         more, self._mine = count - self._mine, count
-        self._held[self.uid] += more
+        more_fds, self._my_fds = fds - self._my_fds, fds
+        for held, change in ((self._held, more), (self._held_fds, more_fds)):
+            held[self.uid] += change
+            if not held[self.uid]:
+                del held[self.uid]
         if more > 0 and self._held[self.uid] > _HELD_BYTES_MAX:
             raise ProtocolError("Too much has come at once.")
-        if not self._held[self.uid]:
-            del self._held[self.uid]
+        if more_fds > 0 and self._held_fds[self.uid] > _HELD_FDS_MAX:
+            raise ProtocolError("Too many descriptors have come without their messages.")
 
     def discard(self, fd: int) -> None:
         """Close a descriptor that came from there."""
@@ -109,11 +131,29 @@ class Guard:
         ProtocolError
             If one of them may make us wait; then all are closed.
         """
-        if all(map(is_harmless, fds)):
+        scarce = any(map(is_scarce, fds)) and self.uid != 0
+        if not scarce and all(map(is_harmless, fds)):
             return fds
         for fd in fds:
             self.discard(fd)
+        if scarce:
+            raise ProtocolError("The daemon has few descriptors left.")
         raise ProtocolError("A file came that is on no disk of this machine.")
+
+
+def is_scarce(fd: int) -> bool:
+    """Whether a descriptor is one of the last that this process may have.
+
+    They are numbered from below, and a quarter of them is for the sessions that there are.
+    """
+    return fd >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
+
+
+def few_are_left() -> bool:
+    """Whether the next descriptor would be scarce."""
+    fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    os.close(fd)
+    return is_scarce(fd)
 
 
 def is_harmless(fd: int) -> bool:

@@ -3,53 +3,125 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import resource
 import socket
 import time
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from kernelproxy.agent import report
 from kernelproxy.agent.channel import Channel
-from kernelproxy.agent.foreign import Guard
-from kernelproxy.agent.owners import Owner
+from kernelproxy.agent.foreign import Guard, few_are_left, is_scarce
+from kernelproxy.agent.owners import peer_of
+from kernelproxy.agent.shares import Share
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import OpenSession
 
 SESSIONS_MAX = 64
 USER_LENGTH_MAX = 200
 CONNECTIONS_MAX = 256
+#: Connections that one user may make at once, and from then on in a second.
+CONNECTS_AT_ONCE, CONNECTS_PER_SECOND = 500, 50.0
+#: So many users can have all the connections that each may have.
+_USERS_AT_LEAST = 16
+_SAY_SECONDS = 10.0
 _TEXT_CHARACTERS_MAX = 1000
 _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
 #: Lines of the log, for each second and at once: users cause them.
 _LINES_PER_SECOND, _LINES_AT_ONCE = 20.0, 1000.0
 
+log = logging.getLogger(__name__)
+
 
 class Guests:
-    """Counts the open connections of each user but root."""
+    """Admits connections, of each user but root so many at a time and in a second.
 
-    def __init__(self) -> None:
-        self._open: Counter[int] = Counter()
-        self._nobody = int(_OVERFLOW.read_text())
+    Parameters
+    ----------
+    descriptors : int, optional
+        How many this process may have; by default what the system says.
+    clock : callable
+        Returns seconds.
+    """
+
+    def __init__(
+        self, descriptors: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        limit = descriptors or resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._users: dict[int, _User] = {}
+        self._clock, self._nobody = clock, int(_OVERFLOW.read_text())
+        self._most = max(8, min(CONNECTIONS_MAX, limit // _USERS_AT_LEAST))
 
     def admit(self, sock: socket.socket) -> Channel | None:
         """Take a connection, or close it if its user may not have another one."""
-        uid = Owner.at(sock).uid
-        guard = Guard(uid)
-        crowded = uid != 0 and (self._open[uid] >= CONNECTIONS_MAX or guard.full)
+        uid = peer_of(sock)
+        now = self._clock()
+        user = self._users.get(uid) or self._add(uid, now)
+        why = user.obstacle(self._most, now)
+        if not why and is_scarce(sock.fileno()):
+            why = "the daemon has few descriptors left"
         # Whom this namespace has no number for has that of all others like him.
-        if crowded or uid == self._nobody:
+        if uid == self._nobody:
+            why = "this namespace has no number for them"
+        if why and uid != 0:
             sock.close()
+            self._refused(uid, user, why, now)
             return None
-        self._open[uid] += 1
-        channel = Channel(sock, guard)
+        user.open += 1
+        channel = Channel(sock, Guard(uid, share=user.share if uid else None))
         channel.on_close = lambda: self._left(uid)
         return channel
 
+    def _add(self, uid: int, now: float) -> _User:
+        # Whoever has no connection and has made none for a while is forgotten.
+        for other in [u for u, each in self._users.items() if each.is_idle(now)]:
+            del self._users[other]
+        user = self._users[uid] = _User(uid, now)
+        return user
+
     def _left(self, uid: int) -> None:
-        self._open[uid] -= 1
-        if not self._open[uid]:
-            del self._open[uid]
+        self._users[uid].open -= 1
+
+    def _refused(self, uid: int, user: _User, why: str, now: float) -> None:
+        """Say so in the log, now and then."""
+        user.refused += 1
+        if now - user.said < _SAY_SECONDS:
+            return
+        log.warning("User %d: %d connections were closed at once: %s", uid, user.refused, why)
+        user.said, user.refused = now, 0
+
+
+class _User:
+    """One user's connections."""
+
+    def __init__(self, uid: int, now: float) -> None:
+        self.open = self.refused = 0
+        self.said = -math.inf
+        self.share, self._guard = Share(), Guard(uid)
+        self._tokens, self._at = float(CONNECTS_AT_ONCE), now
+
+    def obstacle(self, most: int, now: float) -> str:
+        """Why he may not have another one; "": he may."""
+        self._refill(now)
+        if self.open >= most:
+            return f"{most} are open"
+        if self._tokens < 1:
+            return f"he makes more than {CONNECTS_PER_SECOND:g} a second"
+        if self._guard.full:
+            return "he has sent what cannot be closed"
+        self._tokens -= 1
+        return ""
+
+    def is_idle(self, now: float) -> bool:
+        """Whether nothing is to be known of him."""
+        self._refill(now)
+        return not self.open and self._tokens >= CONNECTS_AT_ONCE and not self.share.pause()
+
+    def _refill(self, now: float) -> None:
+        more = (now - self._at) * CONNECTS_PER_SECOND
+        self._tokens, self._at = min(CONNECTS_AT_ONCE, self._tokens + more), now
 
 
 class Modesty(logging.Filter):
@@ -113,6 +185,12 @@ def check_request(request: OpenSession, sessions: int) -> None:
     """
     if sessions >= SESSIONS_MAX:
         raise ControlError(f"You have {sessions} sessions already: end one.", "too-many")
+    if few_are_left():
+        raise ControlError(
+            "The daemon of this machine has too few file descriptors left for another session: try "
+            "again later, or ask the administrator to raise its limit (LimitNOFILE).",
+            "too-many",
+        )
     for text in (request.name, request.kernel_id, request.notebook, request.key):
         if text != tame(text):
             raise ControlError(f"{text[:100]!r} is no name.", "bad-request")

@@ -90,6 +90,13 @@ class Owner:
         }
 
 
+def peer_of(sock: socket.socket) -> int:
+    """Number of the user at the other end, as the kernel knows him."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(raw)[1]
+    return uid
+
+
 def check_path(text: str) -> None:
     """Raise ControlError if a text cannot be an absolute path."""
     if not os.path.isabs(text) or "\0" in text or len(os.fsencode(text)) > _PATH_BYTES_MAX:

@@ -61,7 +61,6 @@ class Zygote:
         owner: Owner | None = None,
     ) -> None:
         self.python, self._owner = python, owner
-        self._guard = Guard(owner.uid) if owner is not None else None
         self._on_death = on_death
         self.ready: ZygoteReady | None = None
         self.dead = False
@@ -75,6 +74,10 @@ class Zygote:
         self._ends: dict[int, asyncio.Future[int | None]] = {}
         self._reader: asyncio.Task[None] | None = None
 
+    def _guard(self) -> Guard | None:
+        """For one of the connections of its user's processes."""
+        return None if self._owner is None else Guard(self._owner.uid)
+
     async def start(self) -> ZygoteReady:
         """Start it and wait until it is ready.
 
@@ -85,7 +88,7 @@ class Zygote:
             be built; the text says which.
         """
         ours, theirs = socket.socketpair()
-        self._channel = Channel(ours, self._guard)
+        self._channel = Channel(ours, self._guard())
         try:
             # Off the loop, and in no pool: starting a process waits for its exec, which in a file
             # system of the user's may take as long as he likes.
@@ -166,7 +169,7 @@ class Zygote:
                 self.kill()
                 raise WorkerError(f"The zygote of {self.python} does not answer.") from error
             raise
-        return Worker(Channel(ours, self._guard), pid, pidfd, ended, on_change)
+        return Worker(Channel(ours, self._guard()), pid, pidfd, ended, on_change)
 
     async def _read(self, channel: Channel) -> None:
         """Take what it says until it ends."""

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SMALL_BYTES_MAX = 64 << 10
+LARGE_BYTES_MAX = 16 << 20
+
 
 @dataclass(frozen=True)
 class Message:
     """Base of all messages."""
+
+    # Not annotated, so no field: how long a frame of this kind may be. Nothing longer is parsed.
+    frame_bytes_max = SMALL_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Error(Message):
 
     message: str
     reason: str
+    frame_bytes_max = 1 << 20
 
 
 @dataclass(frozen=True)

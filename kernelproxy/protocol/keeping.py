@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kernelproxy.protocol.base import Message
+from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Deposit(Message):
     session: str
     record: dict[str, Any]
     names: list[str]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kernelproxy.protocol.base import Message
+from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class StartKernel(Message):
     keep: float
     session: str
     tended: dict[str, Any] | None = None
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)

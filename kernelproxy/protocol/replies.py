@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelproxy.protocol.base import Message
+from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class StatusReply(Message):
     devices: list[dict[str, Any]]
     sessions: list[dict[str, Any]]
     sharing: dict[str, Any] = field(default_factory=dict)
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Changed(Message):
     sessions: list[dict[str, Any]]
     devices: list[dict[str, Any]]
     gone: list[str]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class ActivityReply(Message):
     """
 
     activity: dict[str, Any]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class WhyReply(Message):
     """Decisions, the oldest first: ``at``, ``session``, ``name``, ``kind`` and ``reason``."""
 
     decisions: list[dict[str, Any]]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class SessionOpened(Message):
     session: str
     form: dict[str, Any] | None = None
     why: str = ""
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ class SessionReply(Message):
     """One session, as in `StatusReply`."""
 
     session: dict[str, Any]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,7 @@ class PolicyReply(Message):
     """The text of the policy that holds; empty if there is none."""
 
     policy: str
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,7 @@ class PolicyApplied(Message):
 
     affected: list[dict[str, Any]]
     notes: list[str]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,7 @@ class CheckpointReply(Message):
     """One checkpoint, as in `CheckpointsReply`."""
 
     checkpoint: dict[str, Any]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -145,6 +154,7 @@ class CheckpointsReply(Message):
     """Checkpoints, the newest first, as ``jupyter sing checkpoints --json`` shows them."""
 
     checkpoints: list[dict[str, Any]]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -161,6 +171,7 @@ class Stopped(Message):
 
     checkpoints: list[str]
     problems: list[str]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -191,6 +202,7 @@ class CheckpointOpened(Message):
     files: list[dict[str, Any]]
     form: str = "namespace"
     why: str = ""
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -205,6 +217,7 @@ class RestoreReply(Message):
     """
 
     outcome: dict[str, Any]
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelproxy.protocol.base import Message
+from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
 #: What a checkpoint may hold besides the files: variables, or also the process.
 FORMS = ("namespace", "process")
@@ -235,6 +235,7 @@ class Checkpoint(Message):
     automatic: bool = False
     host: dict[str, Any] | None = None
     form: str = ""
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -307,6 +308,7 @@ class Carried(Message):
     name: str
     problem: str = ""
     outcome: dict[str, Any] = field(default_factory=dict)
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -393,6 +395,7 @@ class SetPolicy(Message):
 
     policy: str
     dry: bool = False
+    frame_bytes_max = 1 << 20
 
 
 @dataclass(frozen=True)

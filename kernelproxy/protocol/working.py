@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelproxy.protocol.base import Message
+from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ class Open(Message):
     readiness: bool = False
     prepare: bool = False
     careful: bool = False
+    frame_bytes_max = LARGE_BYTES_MAX
 
 
 @dataclass(frozen=True)

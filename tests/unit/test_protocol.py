@@ -55,7 +55,7 @@ def test_a_message_comes_back_as_it_was_sent(pair: Pair, message: Message) -> No
 
 
 def test_a_message_of_many_megabytes_passes(pair: Pair) -> None:
-    message = Suspend("s", "x" * (4 << 20))
+    message = StatusReply([{"id": "x" * (4 << 20)}], [])
     sender = threading.Thread(target=send_message, args=(pair[0], message))
     sender.start()
     assert recv_message(pair[1]) == (message, [])
@@ -129,12 +129,55 @@ def test_a_decoder_gives_each_of_several_frames_its_descriptors() -> None:
         b' "skip": [], "snapshot": false, "gate": true}',
         b'{"kind": "Open", "session": "s", "device": "cpu", "threads": 1, "epoch": 1,'
         b' "skip": ["1"], "snapshot": false, "gate": true}',
+        b'{"kind": "Activity", "since": 1' + b"0" * 400 + b"}",
+        b'{"kind": "Activity", "since": 1e400}',
+        b'{"kind": "Why", "session": "s", "count": 1' + b"0" * 400 + b"}",
+        b'{"kind": "Why", "session": "s", "count": 1' + b"0" * 5000 + b"}",
+        b'{"kind": "Carried", "session": "s", "verb": "v", "name": "n", "outcome": {"a": [1e999]}}',
+        b'{"kind": "Carried", "session": "s", "verb": "v", "name": "n", "outcome": {"a": NaN}}',
+        b'{"kind": "Suspend", "session": "\\ud800"}',
+        b'{"kind": "Suspend", "session": "\xed\xa0\x80"}',
+        b'{"kind": "Carried", "session": "", "verb": "", "name": "", "outcome": {"\\uDFFF": 1}}',
+        b'{"kind": "Carried", "session": "", "verb": "", "name": "", "outcome": {"a": '
+        + b"[" * 40
+        + b"]" * 40
+        + b"}}",
+        '{"kind": "Bell"}'.encode("utf-16"),
     ],
 )
 def test_what_is_no_message_is_refused(pair: Pair, body: bytes) -> None:
     pair[0].sendall(struct.pack("<I", len(body)) + body)
     with pytest.raises(ProtocolError):
         recv_message(pair[1])
+
+
+def test_names_that_are_not_utf_8_and_emoji_pass(pair: Pair) -> None:
+    message = Suspend(
+        "s", os.fsdecode(b"\xff") + "\N{WOMAN}\N{ZERO WIDTH JOINER}\N{PERSONAL COMPUTER}"
+    )
+    send_message(pair[0], message)
+    assert recv_message(pair[1]) == (message, [])
+
+
+@pytest.mark.parametrize("begin", [
+    b'{"kind": "Suspend", "session": "', b'{"session": "s", "kind": "Checkpoint", "name": "',
+    b'{"kind": "Nothing", "a": "', b"[" * 100, b'{"kind": "SetPolicy", "policy": "',
+])  # fmt: skip
+def test_what_is_longer_than_its_kind_may_be_is_refused_before_it_is_there(begin: bytes) -> None:
+    decoder = frames.FrameDecoder()
+    decoder.feed(struct.pack("<I", 2 << 20) + begin[:20])
+    assert decoder.next_message() is None  # nobody knows yet what it is
+    decoder.feed(begin[20:].ljust(100))
+    with pytest.raises(ProtocolError, match="too large: 2097152 bytes"):
+        decoder.next_message()
+
+
+def test_values_are_counted_before_they_are_made() -> None:
+    body = b'{"kind":"Checkpoint","session":"s","host":{"a":[' + b"[]," * 300_000 + b"[]]}}"
+    decoder = frames.FrameDecoder(frames.Bounds(values=100_000))
+    decoder.feed(struct.pack("<I", len(body)) + body)
+    with pytest.raises(ProtocolError, match="more than 100000 values"):
+        decoder.next_message()
 
 
 def test_a_huge_length_is_refused_before_anything_is_read(pair: Pair) -> None:
@@ -169,4 +212,4 @@ def test_a_closed_connection_is_a_connection_error(pair: Pair) -> None:
 
 def test_too_large_a_message_is_not_sent(pair: Pair) -> None:
     with pytest.raises(ProtocolError, match="too large"):
-        send_message(pair[0], Suspend("s", "x" * frames.FRAME_BYTES_MAX))
+        send_message(pair[0], Suspend("s", "x" * Suspend.frame_bytes_max))

@@ -101,9 +101,9 @@ def test_only_descriptors_that_cannot_make_us_wait_are_taken(
 def test_messages_that_never_end_are_bounded() -> None:
     guards = [Guard(77) for _ in range(5)]
     for guard in guards[:4]:
-        guard.hold(16 << 20)
+        guard.hold(8 << 20)
     another = Guard(78)
-    another.hold(16 << 20)
+    another.hold(8 << 20)
     another.hold(0)
     with pytest.raises(ProtocolError, match="Too much"):
         guards[4].hold(1)
