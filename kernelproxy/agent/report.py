@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
 
 RUNNING = "Running on the GPU."
+ELSEWHERE = "A cell runs on the CPU. Others may use the GPU until it needs it again."
 UNUSED = "Not used yet. Starts when the notebook first uses the GPU."
 EVER_IDLE = "Idle. Stays on its GPU until others need it; nothing is lost."
 PINNED = "Idle. Pinned: stays on its GPU."

@@ -494,10 +494,12 @@ class Session:
             self.become(
                 State.QUEUED, self.returning.kept_out() or self.returning.why(self.turn.reason)
             )
-        elif not self.device_state.idle:
-            self.become(State.RUNNING, report.running(self))
-        else:
+        elif self.device_state.idle:
             self.become(State.IDLE, report.idle(self))
+        elif self.turn.held or self.turn.waiting or not self.device_state.drained:
+            self.become(State.RUNNING, report.running(self))
+        else:  # its cell goes on without the device, which others may have
+            self.become(State.IDLE, report.ELSEWHERE)
 
     def standing(self, *, asking: bool = False) -> tuple[State, str]:
         """What people are told that it does, and why.

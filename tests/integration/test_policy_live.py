@@ -293,6 +293,25 @@ def test_who_may_have_one_device_waits_for_it_with_another_one_free(
     assert second.read() == second.state
 
 
+def test_a_cell_that_has_given_its_device_back_is_not_running(toy_host: StartHost) -> None:
+    """Two sessions were shown as running where only one device may be held."""
+    host = toy_host("cpu:1GiB@1,cpu:1GiB@1", **ENGINE)
+    apply(host, "defaults: {quotas: {devices: 1}}")
+    first, second = host.client(user="ada"), host.client(user="ada")
+    with first.cell(), second.cell():
+        first.add(1)
+        assert first.read() == first.state
+        assert host.when(first, "running")  # nobody else wants the device
+        second.add(1)
+        assert second.read() == second.state
+        assert host.when(second, "running")
+        found = host.session(first)
+        assert (found["state"], "runs on the CPU" in found["reason"]) == ("idle", True)
+        first.add(2)
+        assert first.read() == first.state
+        assert host.when(second, "idle")
+
+
 def test_a_quota_that_is_raised_lets_who_waited_go_on(toy_host: StartHost, tmp_path: Path) -> None:
     host = toy_host("cpu:1GiB@1,cpu:1GiB@1", **ENGINE)
     apply(host, "defaults: {quotas: {devices: 1}}")
