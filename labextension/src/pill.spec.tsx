@@ -204,7 +204,7 @@ test('one of three on two devices reads the same while turns come and go', async
     read.add(`${dataset.state} ${title.split(' · ').slice(0, 2).join(' · ')}`);
   }
   expect([...read]).toEqual([
-    'running Sharing Simulated GPU 0 with bob and 1 more · my share 50 %'
+    'running Sharing Simulated GPU 0 with bob and 1 more · my share 50\u00a0%'
   ]);
   model.put(aSession({ state: 'running' }));
   await until(() => word() === 'Running');

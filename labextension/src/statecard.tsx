@@ -12,6 +12,7 @@ import {
   occupancyText,
   sentenceBeside,
   sessionName,
+  shareText,
   sharingText,
   shown,
   stateSentence,
@@ -122,9 +123,11 @@ function Turn(props: { session: Session; trans: TranslationBundle }): React.JSX.
   const { session, trans } = props;
   const left = useCountdown(session);
   const place = session.queue_position;
-  const text =
-    session.shared || place == null
-      ? capitalized(turnText(place, left, trans))
+  const next = turnText(place, left, trans);
+  const text = session.shared
+    ? capitalized([shareText(session.shared, trans), next].join(' · '))
+    : place == null
+      ? ''
       : queueText(place, left, trans);
   return <p className="jp-SingCard-turn">{text}</p>;
 }

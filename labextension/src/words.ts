@@ -56,16 +56,16 @@ export function stateSentence(session: Session | undefined, trans: TranslationBu
   }
   if (session.shared) {
     const next = turnText(session.queue_position, session.expected_wait, trans);
-    return trans.__('%1 · %2', sharingText(session.shared, trans), next);
+    return [sharingText(session.shared, trans), shareText(session.shared, trans), next].join(' · ');
   }
   return session.reason
     ? readable(session.reason)
     : trans.__('In use by %1.', session.owner || trans.__('another user'));
 }
 
-/** With whom a session takes turns: `Sharing GPU 1 with bob and 1 more · my share 50 %`. */
+/** With whom a session takes turns: `Sharing GPU 1 with bob and 1 more`. */
 export function sharingText(
-  { devices, with: others, share }: NonNullable<Session['shared']>,
+  { devices, with: others }: NonNullable<Session['shared']>,
   trans: TranslationBundle
 ): string {
   const where =
@@ -74,7 +74,15 @@ export function sharingText(
       : trans._n('%1 GPU', '%1 GPUs', devices.length, devices.length);
   const more = others.length - 1;
   const whom = more > 0 ? trans._n('%2 and %1 more', '%2 and %1 more', more, others[0]) : others[0];
-  return trans.__('Sharing %1 with %2 · my share %3 %', where, whom, Math.round(100 * share));
+  return trans.__('Sharing %1 with %2', where, whom);
+}
+
+/** What a session gets of what it shares: `my share 50 %`. */
+export function shareText(
+  { share }: NonNullable<Session['shared']>,
+  trans: TranslationBundle
+): string {
+  return trans.__('my share %1\u00a0%', Math.round(100 * share));
 }
 
 /**

@@ -35,10 +35,13 @@ def test_who_waits_is_told_the_place_and_the_time(
     second.run(0, wait=False)
     for screen, other in ((first, "second"), (second, "first")):
         patient(screen.pill).to_contain_text("Sharing")
-        title = re.compile(rf"^Sharing Simulated GPU 0 with {other}\.ipynb · my share \d+ % · ")
+        title = re.compile(rf"^Sharing Simulated GPU 0 with {other}\.ipynb · my share \d+\s% · ")
         patient(screen.pill).to_have_attribute("title", title)
     second.pill.click()
-    patient(second.popover).to_contain_text(re.compile(r"Next turn|Waiting for the next turn"))
+    patient(second.popover).to_contain_text(re.compile(r"My share \d+\s% · "))
     second.show("queued")
+    first.page.set_viewport_size({"width": 700, "height": 700})
+    patient(first.pill).to_be_in_viewport(ratio=1)  # and in no menu of what has no room
+    first.show("narrow")
     # It says the same in each turn: whose it is changes all the time.
     assert second.states()[-1] == "running"
