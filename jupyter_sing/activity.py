@@ -65,14 +65,15 @@ def lines(found: dict[str, Any]) -> list[str]:
         peak = max((count for _, count in device["memory"]), default=0)
         waited = max((count for _, count in device["queue"]), default=0)
         written.append(
-            f"{device_label(device['id'])}: peak memory {bytes_text(peak)} of "
-            f"{bytes_text(device['memory_total'])}, longest queue {waited}"
+            f"{device_label(device['id'])}: executed for {device['executed']:,.1f} s, "
+            f"peak memory {bytes_text(peak)} of {bytes_text(device['memory_total'])}, "
+            f"longest queue {waited}"
         )
         rows = [
             (
                 _clock(span["start"]),
                 _clock(span["end"]),
-                f"{span['end'] - span['start']:,.1f} s",
+                f"{span['seconds']:,.1f} s",
                 span["state"],
                 span["name"] or span["session"],
                 span["owner"],

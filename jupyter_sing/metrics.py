@@ -70,6 +70,8 @@ class _Collector:
         for session in self._sessions:
             labels = [session["id"]]
             memory.add_metric(labels, session["memory"])
+            if not session["reason"]:
+                continue  # another user's: the rest is blank, which is no number
             log.add_metric(labels, session["log_bytes"])
             operators.add_metric(labels, session["operators"])
             seconds.add_metric(labels, session["gpu_seconds"])

@@ -8,6 +8,7 @@
 |            | each session holds until now, however old it is                                     |
 | `memory`   | a moment from which on so many bytes of a device are used                           |
 | `events`   | what happened to a session, in a sentence                                           |
+| `executed` | a moment until which a session has executed for so many seconds more                |
 | `alive`    | the last moment at which a daemon is known to have lived                            |
 
 Note [Dead daemons]: a daemon that was killed has written no end of anything. The next one ends all
@@ -88,6 +89,13 @@ CREATE TABLE IF NOT EXISTS events (
     session TEXT NOT NULL,
     device TEXT NOT NULL,
     text TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS executed (
+    number INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    session TEXT NOT NULL,
+    device TEXT NOT NULL,
+    seconds REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS alive (only INTEGER PRIMARY KEY CHECK (only = 0), at REAL NOT NULL);
 """
@@ -173,6 +181,13 @@ class Record:
         """So many bytes of a device are used."""
         self._put("INSERT INTO memory (at, device, bytes) VALUES (?, ?, ?)", at, device, count)
 
+    def executed(self, at: float, session: str, device: str, seconds: float) -> None:
+        """A session has executed for so long since that was said last."""
+        self._put(
+            "INSERT INTO executed (at, session, device, seconds) VALUES (?, ?, ?, ?)",
+            at, session, device, seconds,
+        )  # fmt: skip
+
     def happened(self, at: float, kind: str, session: str, device: str, text: str) -> None:
         """Something happened to a session, for people."""
         self._put(
@@ -207,7 +222,8 @@ class Record:
                 f" AND {last.format(table, of)}",
                 horizon, KEPT, horizon, math.inf,
             )  # fmt: skip
-        self._scribe.put(f"DELETE FROM events {old.format('events')}", horizon, KEPT)
+        for table in ("events", "executed"):
+            self._scribe.put(f"DELETE FROM {table} {old.format(table)}", horizon, KEPT)
         self._scribe.put(
             f"DELETE FROM changes WHERE at < ? AND state = '{ENDED}' AND {_LAST}", horizon
         )
@@ -228,6 +244,7 @@ class _Rows:
     sessions: dict[str, tuple[int, str, str]]
     changes: list[Change]
     memory: dict[str, list[tuple[float, int]]]
+    executed: dict[str, float]
     events: list[dict[str, Any]]
 
 
@@ -252,7 +269,7 @@ def read(
         rows = _load(directory / NAME, since, until)
     except sqlite3.Error as error:
         log.warning("What happened is not known: %s cannot be read: %s", directory / NAME, error)
-        rows = _Rows([], {}, [], {}, [])
+        rows = _Rows([], {}, [], {}, {}, [])
     used = min(max(resolution, 0.0), KEPT_SECONDS)
     most = min(ENTRIES_MAX, ALL_ENTRIES_MAX // max(1, len(rows.devices)))
     devices = [_coarser(each, used) for each in _devices(rows, since, until)]
@@ -274,7 +291,7 @@ def read(
 
 def _load(path: Path, since: float, until: float) -> _Rows:
     if not path.exists():
-        return _Rows([], {}, [], {}, [])
+        return _Rows([], {}, [], {}, {}, [])
     before = "number IN (SELECT max(number) FROM {0} WHERE at < ? GROUP BY {1})"
     with opened(path) as database:
         devices = database.execute("SELECT id, kind, memory_total FROM devices ORDER BY number, id")
@@ -294,6 +311,10 @@ def _load(path: Path, since: float, until: float) -> _Rows:
             " ORDER BY number",
             (since, until),
         )
+        executed = database.execute(
+            "SELECT device, sum(seconds) FROM executed WHERE at BETWEEN ? AND ? GROUP BY device",
+            (since, until),
+        )
         keys = ("at", "kind", "session", "device", "text")
         steps: dict[str, list[tuple[float, int]]] = {}
         for at, device, count in memory:
@@ -303,6 +324,7 @@ def _load(path: Path, since: float, until: float) -> _Rows:
             {each[0]: (each[1], each[2], each[3]) for each in sessions},
             [Change(*each) for each in changes],
             steps,
+            dict(executed.fetchall()),
             [dict(zip(keys, each, strict=True)) for each in events],
         )
 
@@ -316,6 +338,7 @@ def _devices(rows: _Rows, since: float, until: float) -> list[dict[str, Any]]:
     return [
         {
             **each,
+            "executed": rows.executed.get(each["id"], 0.0),
             "held": held.get(each["id"], []),
             "memory": cut(rows.memory.get(each["id"], []), since, until),
             "queue": queues.get(each["id"], [(since, 0)]),

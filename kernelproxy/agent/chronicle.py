@@ -48,6 +48,7 @@ class Chronicle:
         self._last: dict[str, tuple[str, str]] = {}
         self._suspended: set[str] = set()
         self._used: dict[str, int] = {}
+        self._executed: dict[str, float] = {}  # seconds that were noted, by session
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
@@ -76,6 +77,7 @@ class Chronicle:
         state, device = _state(session), session.room.device.id
         if self._last.get(session.id) == (device, state):
             return
+        self.note_executed(session)
         self._last[session.id] = device, state
         self._record.changed(Change(time.time(), session.id, device, state))
         self._look_within(SOON_SECONDS)
@@ -96,6 +98,7 @@ class Chronicle:
     def closed(self, session: Session) -> None:
         """A session has ended, and uses nothing any more."""
         device, _ = self._last.pop(session.id, (session.room.device.id, ""))
+        self._executed.pop(session.id, None)
         self._suspended.discard(session.id)
         self._record.changed(Change(time.time(), session.id, device, ENDED))
         self._look_within(SOON_SECONDS)
@@ -116,10 +119,24 @@ class Chronicle:
         if any(each.state in _EXECUTING for each in self._sessions.values()):
             self._look_within(LOOK_SECONDS)
 
+    def note_executed(self, session: Session) -> None:
+        """Note for how long its workers have executed, where it was until now."""
+        if session.device_state.closed:
+            return
+        total = session.device_state.busy_seconds
+        before = self._executed.get(session.id)
+        if before is None and session.id not in self._last:
+            before = total  # of an agent that died: it has noted that
+        self._executed[session.id] = total
+        if (seconds := total - (before or 0.0)) > 0.0:
+            device, _ = self._last.get(session.id, (session.room.device.id, ""))
+            self._record.executed(time.time(), session.id, device, seconds)
+
     def _note_memory(self) -> None:
         now, used = time.time(), dict.fromkeys(self._rooms, 0)
         for each in self._sessions.values():
             if not each.device_state.closed:
+                self.note_executed(each)
                 used[each.room.device.id] += report.memory_used(each)
         for device, count in used.items():
             if self._used.get(device, 0) != count:

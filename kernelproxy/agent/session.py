@@ -579,6 +579,7 @@ class Session:
         return self._closing
 
     async def _close(self, why: str) -> None:
+        self.chronicle.note_executed(self)
         self.kernel.unwatch()
         self.idleness.cancel()
         self.upkeep.cancel()

@@ -39,6 +39,8 @@ class Span(NamedTuple):
     ----------
     start, end : float
         Seconds of the epoch.
+    seconds : float
+        For how long it did that: less than from `start` to `end` where several times were made one.
     """
 
     session: str
@@ -46,6 +48,7 @@ class Span(NamedTuple):
     state: str
     start: float
     end: float
+    seconds: float
 
 
 class History:
@@ -77,7 +80,7 @@ class History:
             for (at, session, device, state), over in zip(changes, ends, strict=True):
                 start, end = max(at, self._since), min(over, self._until)
                 if state in _RANK and start < end:
-                    found.append(Span(session, device, state, start, end))
+                    found.append(Span(session, device, state, start, end, end - start))
         return _ordered(found)
 
     def queues(self) -> dict[str, list[Step]]:
@@ -132,7 +135,9 @@ def _add(merged: list[Span], span: Span, resolution: float) -> None:
         return
     adjoins, short = span.start == last.end, span.end - span.start < resolution
     less = _RANK[span.state] < _RANK[last.state]
-    if span.state == last.state or (adjoins and short and less):
+    if span.state == last.state:
+        merged[-1] = last._replace(end=span.end, seconds=last.seconds + span.seconds)
+    elif adjoins and short and less:
         merged[-1] = last._replace(end=span.end)
     elif adjoins and not less and last.end - last.start < resolution:
         merged.pop()

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from kernelproxy import paths
 from kernelproxy.agent import activity
 from kernelproxy.agent.scribe import opened
@@ -63,9 +65,12 @@ def test_the_record_says_what_sessions_have_done(toy_host: StartHost) -> None:
     host.call(Suspend(name, "Suspended for a test"))
     host.call(Resume(name))
     host.call(Migrate(name, "cpu:1"))
+    executed = host.session(client)["gpu_seconds"]
     host.call(CloseSession(name))
     wait_until(lambda: changes(name)[-1:] == ["ended"])
     assert kinds(name) == ["suspended", "resumed", "migrated"]
+    assert executed > 0
+    assert sum(each["executed"] for each in recorded()["devices"]) == pytest.approx(executed)
     first = held(name)
     assert first[0] == ("cpu:0", "restoring")
     assert {"cpu:0", "cpu:1"} == {device for device, _ in first}

@@ -54,6 +54,9 @@ def test_what_was_noted_is_read(tmp_path: Path) -> None:
     change(record, 1, "unused")
     change(record, 2, "running")
     record.used(NOW + 3, "cpu:0", 500)
+    record.executed(NOW - 1, "a", "cpu:0", 9.0)  # before that time
+    record.executed(NOW + 3, "a", "cpu:0", 0.5)
+    record.executed(NOW + 4, "b", "cpu:0", 0.25)
     change(record, 4, "queued", device="cpu:1")
     change(record, 6, "running", device="cpu:1")
     record.happened(NOW + 6, "migrated", "a", "cpu:1", "Moved from cpu:0 to cpu:1.")
@@ -63,11 +66,14 @@ def test_what_was_noted_is_read(tmp_path: Path) -> None:
     span = {"session": "a", "name": "digits.ipynb", "owner": "ada", "state": "running"}
     assert first == {
         "id": "cpu:0", "kind": "software", "memory_total": 1 << 30,
-        "held": [span | {"device": "cpu:0", "start": NOW + 2, "end": NOW + 4}],
+        "executed": 0.75,
+        "held": [span | {"device": "cpu:0", "start": NOW + 2, "end": NOW + 4, "seconds": 2.0}],
         "memory": [(NOW, 0), (NOW + 3, 500)],
         "queue": [(NOW, 0)],
     }  # fmt: skip
-    assert second["held"] == [span | {"device": "cpu:1", "start": NOW + 6, "end": NOW + 10}]
+    late = {"device": "cpu:1", "start": NOW + 6, "end": NOW + 10, "seconds": 4.0}
+    assert second["held"] == [span | late]
+    assert second["executed"] == 0.0
     assert second["queue"] == [(NOW, 0), (NOW + 4, 1), (NOW + 6, 0)]
     event = {
         "at": NOW + 6, "kind": "migrated", "session": "a", "name": "digits.ipynb", "owner": "ada",

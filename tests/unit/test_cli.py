@@ -69,12 +69,14 @@ def test_activity_is_shown_to_people_and_programs(
     record.changed(Change(now - 3600, "a", "cpu:0", "queued"))
     record.changed(Change(now - 3500, "a", "cpu:0", "running"))
     record.used(now - 3500, "cpu:0", 512 << 20)
+    record.executed(now - 3400, "a", "cpu:0", 0.5)
     record.changed(Change(now - 3000, "a", "cpu:0", "suspended"))
     record.happened(now - 3000, "suspended", "a", "cpu:0", "Not used for 10 minutes.")
     record.close(now)
     assert cli.main(["activity"]) == 0
     text = capsys.readouterr().out
-    assert "Simulated GPU 0 (cpu:0): peak memory 512.0 MiB of 1.0 GiB, longest queue 1\n" in text
+    used = "executed for 0.5 s, peak memory 512.0 MiB of 1.0 GiB, longest queue 1"
+    assert f"Simulated GPU 0 (cpu:0): {used}\n" in text
     assert "500.0 s  running  digits.ipynb  ada\n" in text
     assert "peak memory 0 B of 1.0 GiB, longest queue 0\nNot used.\n" in text
     assert "digits.ipynb on Simulated GPU 0: Not used for 10 minutes.\n" in text

@@ -20,6 +20,7 @@ from jupyter_sing.controller import kept
 from jupyter_sing.extension import SingExtension
 from jupyter_sing.notebooks import NotebookNames, contents_path
 from kernelproxy.agent.activity import Record
+from kernelproxy.agent.report import outline
 from kernelproxy.agent.timeline import Change
 from kernelproxy.control import connect
 from kernelproxy.events import EVENT_ID
@@ -294,6 +295,13 @@ async def test_metrics(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     named = re.findall(r"^# HELP (\w+)", text, re.MULTILINE)
     assert named
     assert all(name.startswith("sing_") for name in named)
+
+
+async def test_metrics_say_nothing_of_what_is_blank(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+    fake_daemon.sessions = {"4567cdef": outline(SESSION | {"id": "4567cdef"})}
+    text = (await jp_fetch(API, "metrics")).body.decode()
+    assert 'sing_session_memory_bytes{session="4567cdef"} 3.145728e+06' in text
+    assert "sing_session_gpu_seconds_total{" not in text
 
 
 async def test_strangers_are_refused(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:

@@ -105,13 +105,25 @@ def test_cells_that_follow_each_other_are_one() -> None:
     ]
 
 
+def test_what_was_made_one_counts_no_time_between() -> None:
+    history = [
+        Change(at + more, "a", "cpu:0", state)
+        for at in range(100, 200, 10)
+        for more, state in ((0, "running"), (0.5, "idle"), (1, "suspended"))
+    ]
+    found = History(history, 0, 1000).spans()
+    (one,) = coarser(found, 432.0)
+    assert (one.state, one.start, one.end, one.seconds) == ("running", 100, 191, 5.0)
+    assert sum(each.seconds for each in found if each.state == "running") == one.seconds
+
+
 def test_a_clock_that_is_set_back_makes_no_time_run_backwards() -> None:
     history = [
         Change(50, "a", "cpu:0", "running"),
         Change(40, "a", "cpu:0", "idle"),
         Change(60, "a", "cpu:0", "ended"),
     ]
-    assert History(history, 0, 100).spans() == [Span("a", "cpu:0", "idle", 50, 60)]
+    assert History(history, 0, 100).spans() == [Span("a", "cpu:0", "idle", 50, 60, 10)]
 
 
 @given(histories())

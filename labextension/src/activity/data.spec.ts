@@ -184,6 +184,7 @@ test('two that run at the same time use a device once', () => {
   const held = [aSpan(0, 10), aSpan(5, 20, { session: 'b' }), aSpan(6, 8, { session: 'c' })];
   expect(busySeconds(held, 2, 30, 100, 100)).toBe(18);
   expect(busySeconds([aSpan(0, 10, { state: 'idle' })], 0, 10, 100, 100)).toBe(0);
+  expect(busySeconds([aSpan(0, 10, { seconds: 2.5 })], 0, 10, 100, 100)).toBe(2.5);
 });
 
 test('who ran longest in the whole record comes first', () => {

@@ -192,7 +192,9 @@ export function busySeconds(
       const start = Math.max(span.start, covered);
       const end = Math.min(endOf(span, until, now), to);
       if (end > start) {
-        sum += end - start;
+        // Of what the resolution has made one, only a part.
+        const part = (span.seconds ?? span.end - span.start) / (span.end - span.start);
+        sum += (end - start) * Math.min(1, part);
         covered = end;
       }
     }
