@@ -39,7 +39,7 @@ def test_a_pinned_session_is_not_suspended_for_idleness(toy_host: StartHost) -> 
     wait_until(lambda: host.when(other, "suspended"))
     found = host.session(pinned)
     assert (found["state"], found["tier"]) == ("idle", "resident")
-    assert "pinned" in found["reason"]
+    assert "Pinned" in found["reason"]
     pin(host, pinned, False)
     pin(host, pinned, False)
     wait_until(lambda: host.when(pinned, "suspended"))
@@ -57,7 +57,7 @@ def test_nobody_takes_the_memory_of_a_pinned_session(
     other.page.memory_used = 150 * MIB  # as one that was suspended with it
     other.add(1)
     found = wait_until(lambda: (s := host.session(other))["state"] == "queued" and s)
-    wait_until(lambda: "(pinned)" in host.session(other)["reason"])
+    wait_until(lambda: "is pinned" in host.session(other)["reason"])
     found = host.session(other)
     assert (
         found["reason"]

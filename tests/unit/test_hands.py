@@ -33,11 +33,16 @@ class Fake:
 
     def __init__(self, arbiter: Told, error: Exception | None) -> None:
         self.id, self.error, self.closing = "s", error, False
-        self.room = SimpleNamespace(device=SimpleNamespace(id=HERE, memory_total=1))
+        device = SimpleNamespace(id=HERE, memory_total=1)
+        self.room = SimpleNamespace(device=device, tenants={})
         self.wanted = SimpleNamespace(pinned=False)
         client = SimpleNamespace(memory_used=0)
         self.device_state = SimpleNamespace(
-            worker=None, position=0, lease=(0, False), memory=SimpleNamespace(client=client)
+            worker=None,
+            position=0,
+            lease=(0, False),
+            busy_seconds=0.0,
+            memory=SimpleNamespace(client=client),
         )
         self.looks = 0
         self.lock = asyncio.Lock()
@@ -150,6 +155,38 @@ def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
         assert session.turn._token == 8
 
     assert [call[:3] for call in run(do)] == [("lost", "s", ""), ("refused", "s", 7)]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_who_is_suspended_in_its_turn_has_none_and_asks_anew(taken: bool) -> None:
+    """Also while it is being stopped: otherwise it would count as being on its device for ever."""
+
+    async def do(hands: AgentHands, session: Any, told: Told) -> None:
+        async def never(*_: object) -> None:
+            await asyncio.sleep(1000.0)
+
+        session.device_state.worker = SimpleNamespace(take_lease=never)
+        session.turn.ask()
+        hands.grant("s", HERE, 7)
+        if taken:
+            hands.preempt("s", 7)
+            await asyncio.sleep(0)
+        session.turn.suspended()
+        assert not session.turn.held
+        assert not session.turn.waiting
+        session.turn.ask()
+
+    calls = [call[0] for call in run(do)]
+    assert [call for call in calls if call != "measured"] == ["wants", "done", "wants"]
+
+
+def test_who_is_suspended_while_it_waits_keeps_its_place() -> None:
+    def do(hands: AgentHands, session: Fake, told: Told) -> None:
+        session.turn.ask()
+        session.turn.suspended()
+        assert session.turn.waiting
+
+    assert run(do) == [("wants", "s")]
 
 
 def test_a_turn_that_cannot_be_ended_ends_the_session() -> None:
