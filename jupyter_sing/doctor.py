@@ -109,7 +109,7 @@ def _memory() -> Iterator[Finding]:
     with open("/proc/meminfo", encoding="ascii") as file:
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file}
     available = bytes_text(kilobytes["MemAvailable"] * 1024)
-    yield Finding("memory", "ok", f"{available} of host memory for parked sessions and programs")
+    yield Finding("memory", "ok", f"{available} of host memory for suspended sessions and programs")
 
 
 def _processes() -> Iterator[Finding]:

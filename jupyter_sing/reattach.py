@@ -152,7 +152,7 @@ class Reattachment:
         if record.session:
             try:
                 name = await asyncio.to_thread(last_checkpoint, request, OFFER_SECONDS)
-                text = f": %sing restore {name} takes out its last checkpoint"
+                text = f": %sing restore {name} restores its last checkpoint"
                 logger = self._app.event_logger
                 event = events.kernel_died(record.session, record.kernel_id, name)
                 if logger is not None and events.EVENT_ID in logger.schemas:

@@ -237,7 +237,7 @@ def ensure(
         check_compiler()
         if not (info.python_include / "Python.h").is_file():
             raise NativeError(f"the C headers of Python are missing in {info.python_include}")
-        say(f"Preparing the device client for torch {info.version}, once: a minute or two.")
+        say(f"Compiling GPU support for torch {info.version} (first use only): a minute or two.")
         strict = is_checkout(tree) if developing is None else developing
         compiler = functools.partial(_compiler, info, tree, sanitize=sanitize, strict=strict)
         publish(cache, key, lambda objects, target: _build(compiler(objects), target), keep=strict)
@@ -376,7 +376,7 @@ def _locked(path: Path, say: Message) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("Waiting for another process that is preparing the device client.")
+            say("Waiting for another process that is compiling GPU support for this torch.")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

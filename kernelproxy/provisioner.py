@@ -341,7 +341,7 @@ class SingProvisioner(KeptKernel):
         """
         try:
             name = await in_thread(lambda: last_checkpoint(request, self.open_timeout))
-            text = f"%sing restore {name} takes out its last checkpoint"
+            text = f"%sing restore {name} restores its last checkpoint"
             self._tell(events.kernel_died(request.session, self.kernel_id or "", name))
         except ControlError as error:
             if error.reason == "no-daemon":

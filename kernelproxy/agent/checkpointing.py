@@ -1,4 +1,4 @@
-"""How a session's notebook is put away: the kernel captures, the agent saves and stores."""
+"""How a session's notebook is saved: the kernel captures, the agent saves and stores."""
 
 from __future__ import annotations
 

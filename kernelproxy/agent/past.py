@@ -83,7 +83,7 @@ class Past:
         self.fresh = True
 
     def note_use(self) -> None:
-        """Something was restored, or put away by hand: what was before is settled."""
+        """Something was restored, or saved by its user: what was before is settled."""
         if self.fresh:
             self.fresh = False
             self._session.deposit()

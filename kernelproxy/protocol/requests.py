@@ -405,7 +405,7 @@ class Stop(Message):
     Parameters
     ----------
     checkpoint : bool
-        Whether notebooks are put away first; meanwhile `Progress` comes, in notebooks. If who asks
+        Whether notebooks are saved first; meanwhile `Progress` comes, in notebooks. If who asks
         hangs up before that is done, the daemon goes on.
     """
 

@@ -39,7 +39,7 @@ export const activityIcon = icon(
   '<path d="M1 2.500h6V5H1zm4 4.200h10v2.500H5zM2.5 11H11v2.500H2.500z"/>'
 );
 
-/** A box that is put away. */
+/** A box to keep things in. */
 export const checkpointIcon = icon(
   'checkpoint',
   '<path d="M1.5 2h13v4h-1v8h-11V6h-1zM3 3.500v1h10v-1zM4 6v6.500h8V6zm2 1.500h4V9H6z" fill-rule="evenodd"/>'

@@ -11,7 +11,7 @@ export type Device = components['schemas']['Device'];
 /** A device session, as `openapi.yaml` describes it. */
 export type Session = components['schemas']['Session'];
 
-/** A notebook that was put away, as `openapi.yaml` describes it. */
+/** A saved notebook, as `openapi.yaml` describes it. */
 export type Checkpoint = components['schemas']['Checkpoint'];
 
 /** What a session does. */

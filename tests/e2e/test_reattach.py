@@ -273,7 +273,7 @@ def test_a_kernel_that_died_meanwhile_is_offered_its_last_checkpoint(
     server = start()
     assert (server.fetch("api/kernels"), server.fetch("api/sessions")) == ([], [])
     log = server.log.read_text()
-    died = f"kernel {kernel_id} died while it had no server: %sing restore mine takes out its last"
+    died = f"kernel {kernel_id} died while it had no server: %sing restore mine restores its last"
     assert log.count(died) == 1
     assert log.count("a kernel is not found again: torn.kernel") == 1
     assert not list(left.glob("*.kernel"))

@@ -177,7 +177,7 @@ def test_a_death_is_told_from_an_end_that_was_wanted(
     launch(one)
     asked = [each for each in fake_daemon.requests if isinstance(each, LastCheckpoint)]
     assert asked == ([LastCheckpoint("s1", one.kernel_id or "")] if end == "crash" else [])
-    offered = f"kernel {one.kernel_id} died: %sing restore before-lunch takes out its last"
+    offered = f"kernel {one.kernel_id} died: %sing restore before-lunch restores its last"
     assert (offered in caplog.text) is (end == "crash")
     asyncio.run(one.cleanup())
     assert fake_daemon.requests[-1] == CloseSession("s1")  # it is told once

@@ -32,7 +32,7 @@ beforeEach(() => {
   );
 });
 
-test('a new notebook is a copy of the one that was put away, beside it', async () => {
+test('a new notebook is a copy of the one that was saved, beside it', async () => {
   expect(await notebooks.create(aCheckpoint())).toBe('lessons/train-Copy1.ipynb');
   expect(copy).toHaveBeenCalledWith('lessons/train.ipynb', 'lessons');
   expect(await notebooks.start('lessons/train-Copy1.ipynb')).toEqual({
@@ -42,7 +42,7 @@ test('a new notebook is a copy of the one that was put away, beside it', async (
   expect(open).toHaveBeenCalledWith('lessons/train-Copy1.ipynb', null); // it knows its kernel
 });
 
-test('without the one that was put away it is an empty one, with a usual kernel', async () => {
+test('without the one that was saved it is an empty one, with a usual kernel', async () => {
   copy.mockRejectedValueOnce(new Error('No such file.'));
   const path = await notebooks.create(aCheckpoint());
   expect(path).toBe('lessons/Untitled.ipynb');

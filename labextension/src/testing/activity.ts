@@ -24,7 +24,7 @@ const PEOPLE: readonly (readonly [string, string, number])[] = [
 ];
 
 /**
- * Make up the record of a day: notebooks that compute, wait for each other, are moved and put away;
+ * Make up the record of a day: notebooks that compute, wait for each other, are moved and saved;
  * in the night only what computes for long.
  *
  * @param until - The end of the day, in seconds of the epoch.
