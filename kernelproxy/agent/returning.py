@@ -1,4 +1,10 @@
-"""How a session gets its worker back: at its turn, with room on its device, from its state."""
+"""How a session gets its worker back: at its turn, with room on its device, from its state.
+
+Note [Postponing]: a state that can be rebuilt is never thrown away. Where no worker can be started
+(an environment without torch, no descriptors, no memory), or workers die again and again, the
+session gives up its turn and its room, is queued with that reason, and tries again after a pause,
+which grows each time. What its user runs, and `resume`, do not wait for the end of a pause.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from typing import TYPE_CHECKING
 from kernelproxy.agent import report
 from kernelproxy.agent.arbiter import Outlook
 from kernelproxy.agent.holding import Hold
-from kernelproxy.agent.recovery import Verdict
+from kernelproxy.agent.recovery import Verdict, pause
 from kernelproxy.agent.room import Answer
 from kernelproxy.agent.states import State
 from kernelproxy.agent.zygotes import Zygote
@@ -45,6 +51,12 @@ class Returning:
         self._died = False  # its worker did, and the next one is not there yet
         self._queued_since: float | None = None  # for room on its device
         self._why_died = ""  # if that was our doing: a sentence
+        self._vain = 0  # attempts since a worker was there
+        self._again: float | None = None  # when to try next, by the monotonic clock
+        self._stamp = 0  # when a cell had last begun or ended at the attempt before
+        self._timer: asyncio.TimerHandle | None = None
+        #: Why it waits for no device but for the next attempt; "" while it does not.
+        self.obstacle = ""
 
     def lost(self) -> None:
         """Take note that its worker is gone, with what it had not saved."""
@@ -53,6 +65,10 @@ class Returning:
     async def come_back(self) -> None:
         """Let it execute, on its device, or wait for its turn; or say that it may not."""
         session = self._session
+        if self._again is not None and session.device_state.worker is None:
+            if time.monotonic() < self._again and self._stamp == self._cell_stamp():
+                return session.turn.stand_back()
+            self.hurry()
         if not session.turn.held and (why := session.arbiter.admits(session.user)):
             return await session.denial.deny(why)
         self.needed = self.needed or session.device_state.worker is None
@@ -119,19 +135,63 @@ class Returning:
                 break
             except StoreError as error:
                 return await self._strand(error)
-            except WorkerError as error:
+            except (WorkerError, OSError, MemoryError) as error:
                 if state.disk.error is not None:
                     return await self._strand(state.disk.error)
                 log.warning("Session %s: attempt %d to start: %s", session.id, attempt, error)
                 refusals += not isinstance(error, WorkerDiedError)
-                if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX:
-                    return session.fail(f"The GPU process could not be started: {error}")
-        self.needed = False
+                if attempt == START_ATTEMPTS_MAX or refusals == START_REFUSALS_MAX or self._vain:
+                    why = str(error).rstrip(".") or "out of memory"
+                    return self.postpone(f"The GPU process could not be started: {why}.")
+        self.needed, self._vain = False, 0
         if not session.turn.held:  # any more
             state.announce(Presence.ABSENT)
         session.idleness.note_use()
         session.observe()
         return None
+
+    def postpone(self, why: str, seconds: float | None = None) -> None:
+        """Wait before the next attempt; see Note [Postponing].
+
+        Parameters
+        ----------
+        why : str
+            A sentence.
+        seconds : float, optional
+            By default longer after each attempt in vain.
+        """
+        session, state = self._session, self._session.device_state
+        self._vain += 1
+        seconds = pause(self._vain) if seconds is None else seconds
+        self.needed = True
+        self._again, self._stamp = time.monotonic() + seconds, self._cell_stamp()
+        self._leave_queue()
+        if not session.wanted.pinned:
+            session.room.release(session)  # others may have it meanwhile
+        state.announce(Presence.ABSENT)
+        session.turn.stand_back()
+        at = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+        self.obstacle = f"{why} Nothing is lost. Next try at {at}, or when you run a cell."
+        session.become(State.QUEUED, self.obstacle)
+        self._cancel_timer()
+        self._timer = asyncio.get_running_loop().call_later(seconds, session.look)
+
+    def hurry(self) -> None:
+        """Wait no longer before the next attempt."""
+        self._again, self.obstacle = None, ""
+        self._cancel_timer()
+
+    def close(self) -> None:
+        """Its session ends: try no more."""
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cell_stamp(self) -> int:
+        return self._session.device_state.memory.client.cell_changed_ns
 
     def _leave_queue(self) -> None:
         """Wait for room no more: somebody else may."""
@@ -177,7 +237,9 @@ class Returning:
     def blocked(self) -> bool:
         """Whether it waits for what others have, as far as that was decided by now."""
         session = self._session
-        return bool(session.turn.reason or session.room.place(session) or self.kept_out())
+        return bool(
+            self.obstacle or session.turn.reason or session.room.place(session) or self.kept_out()
+        )
 
     async def _strand(self, error: StoreError) -> None:
         """Leave it on disk, from where it cannot be brought back now, and let its client know."""
@@ -213,3 +275,5 @@ class Returning:
             session.fail(f"The GPU process died. {session.upkeep.obstacle}")
         elif verdict is Verdict.FAIL:
             session.fail("The GPU process died several times, and replaying does not help.")
+        elif seconds := session.device_state.deaths.pause:
+            self.postpone("The GPU process was ended several times.", seconds)

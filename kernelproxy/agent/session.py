@@ -39,6 +39,7 @@ from kernelproxy.agent.memory import Neighbour
 from kernelproxy.agent.migration import Migration
 from kernelproxy.agent.pages import Wish
 from kernelproxy.agent.past import Past, Runs
+from kernelproxy.agent.recovery import PAUSE_MIN
 from kernelproxy.agent.returning import Returning
 from kernelproxy.agent.room import Answer, Room
 from kernelproxy.agent.settings import Settings
@@ -355,7 +356,12 @@ class Session:
         return task.result()
 
     def let_go_on(self) -> None:
-        """Its user runs something else: end a hold, see Note [Holding]."""
+        """Its user runs something else: end a hold, see Note [Holding], and a pause between two
+        attempts to come back.
+        """
+        if self.returning.obstacle:
+            self.returning.hurry()
+            self.look()
         if self.hold is None:
             return
         self.hold = None
@@ -406,6 +412,7 @@ class Session:
             state.cut_grant(0)
             state.replay_grant = state.memory.agent.memory_granted
         self.returning.needed = False
+        self.returning.hurry()
         self.upkeep.cancel()
         self.become(State.SUSPENDED, reason)
         state.announce(Presence.ABSENT)
@@ -583,6 +590,7 @@ class Session:
         self.kernel.unwatch()
         self.idleness.cancel()
         self.upkeep.cancel()
+        self.returning.close()
         if self.device_state.worker is not None:
             await self.device_state.worker.kill()  # nobody waits for its answers any more
         if self._burying is not None:
@@ -615,7 +623,7 @@ class Session:
     async def exclusive(self) -> AsyncIterator[None]:
         """Hold its lock, and count who wants it: see Note [Locks] in `room`.
 
-        What nobody expected ends this session, and only this one.
+        What nobody expected ends this session, and only this one; what the machine lacks does not.
         """
         self.claims += 1
         if self._lock.locked():
@@ -625,6 +633,10 @@ class Session:
                 yield
         except ControlError:
             raise
+        except (OSError, MemoryError) as error:  # of the machine, not of the session
+            log.warning("Session %s tries again: %s", self.id, error)
+            asyncio.get_running_loop().call_later(PAUSE_MIN, self.look)
+            raise InternalError(f"{error}: try again.") from error
         except Exception as error:
             log.exception("Session %s failed", self.id)
             self.fail(f"Something is wrong with jupyter_sing itself: {error}")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
@@ -102,6 +103,7 @@ class DeviceState(Pages):
         record = {
             "snapshot": [snapshot.position, snapshot.bytes] if snapshot else None,
             "skip": self.deaths.skip,
+            "starved": self.deaths.starved,
             "replay_grant": self.replay_grant,
             "epoch": self._epoch,
             "forgone": self.forgone,
@@ -130,6 +132,7 @@ class DeviceState(Pages):
             raise InternalError("what it did last is in no snapshot")
         state = cls(deposited.session, device, settings, memory)
         state.deaths.skip = list(record["skip"])
+        state.deaths.starved = list(record.get("starved", []))
         state.replay_grant, state._epoch, state.disk.alone = grant, epoch, record["cold"]
         snapshot = deposited.take("snapshot")
         if snapshot is not None:
@@ -277,6 +280,7 @@ class DeviceState(Pages):
             threads=device.threads,
             epoch=self._epoch,
             skip=list(self.deaths.skip),
+            starved=list(self.deaths.starved),
             snapshot=self.snapshot is not None,
             gate=not prepare,
             readiness=self.disk.arrivals_fd is not None,
@@ -508,6 +512,7 @@ class DeviceState(Pages):
             raise InternalError("no worker died")
         corrupt = await worker.last_words()
         self.drop_worker()
+        self.deaths.pause = 0.0
         if corrupt is not None:
             return Verdict.FAIL, corrupt
         if worker.overdue:
@@ -515,7 +520,9 @@ class DeviceState(Pages):
         if self.forgone:
             return Verdict.FAIL, None
         status = await worker.status()
-        verdict = self.deaths.note(self.memory.worker.consumed, self.memory.client.head, status)
+        starved = status == -signal.SIGKILL and worker.starvation.happened()
+        consumed, head = self.memory.worker.consumed, self.memory.client.head
+        verdict = self.deaths.note(consumed, head, status, starved=starved)
         return verdict, None
 
     def drop_worker(self) -> None:

@@ -120,6 +120,19 @@ class Turn:
             self._arbiter.refused(self._session.id, token, why)
             self._arbiter.evicted(self._session.id, self._session.room.device.id)
 
+    def stand_back(self) -> None:
+        """Want to execute no more, though there is something to execute; `ask` asks anew.
+
+        There is no worker. A lease that is being taken, or promised elsewhere, ends by itself.
+        """
+        if self._arbiter.keeps or self._closed or not self._asked:
+            return
+        if self._taking is not None or self._promised is not None or self._resting is not None:
+            return
+        self._token, self._asked = None, False
+        self._session.device_state.lease = (self._session.device_state.lease[0], False)
+        self._arbiter.done(self._session.id)
+
     def preempt(self, token: int, within: float = 0.0) -> None:
         """It may execute no more; a token that is not the present one changes nothing.
 

@@ -86,16 +86,19 @@ class Verbs:
         async with session.exclusive():
             session.check_usable()
             session.hold = None
+            session.returning.hurry()
             if session.device_state.worker is None:
                 await session.returning.come_back()
             session.look()
-        while session.state is State.QUEUED:
+        while session.state is State.QUEUED and not session.returning.obstacle:
             session.left_queue = session.left_queue or asyncio.get_running_loop().create_future()
             await asyncio.shield(session.left_queue)
         if session.state is State.RESTORING:
             async with session.exclusive():
                 pass  # its task had the lock until the worker was there
         session.check_usable()
+        if session.returning.obstacle:
+            raise ControlError(session.returning.obstacle, "failed")
         return report.describe_session(session)
 
     async def migrate(self, room: Room, check: Callable[[], None] = lambda: None) -> dict[str, Any]:

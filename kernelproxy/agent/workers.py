@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from kernelproxy.agent.channel import Channel, close_fds
 from kernelproxy.agent.foreign import fix_snapshot
+from kernelproxy.agent.outofmemory import Starvation
 from kernelproxy.agent.patience import LOOKS, Patience, Stopped, Wait, activity
 from kernelproxy.errors import InternalError, ProtocolError, WorkerDiedError, WorkerError
 from kernelproxy.protocol import (
@@ -112,6 +113,8 @@ class Worker:
         #: Why it was broken, if others waited for it: a clause.
         self.hung = ""
         self.patience = Patience(float("inf"), float("inf"))
+        #: Whether processes beside it were ended for want of host memory since it began.
+        self.starvation = Starvation(pid)
         self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
         self._ordered = False
         self._limit: asyncio.Timeout | None = None

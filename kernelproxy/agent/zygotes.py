@@ -87,9 +87,9 @@ class Zygote:
             If the interpreter cannot be started, has no usable torch, or the native part cannot
             be built; the text says which.
         """
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours, self._guard())
         try:
+            ours, theirs = socket.socketpair()
+            self._channel = Channel(ours, self._guard())
             # Off the loop, and in no pool: starting a process waits for its exec, which in a file
             # system of the user's may take as long as he likes.
             self._process = await _in_own_thread(
@@ -153,7 +153,10 @@ class Zygote:
         channel = self._channel
         if self.dead or channel is None:
             raise WorkerError("The zygote is gone.")
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:  # no descriptors: that is no fault of the zygote
+            raise WorkerError(f"A worker could not be started: {error}.") from error
         spawned: asyncio.Future[_Fork] = asyncio.get_running_loop().create_future()
         try:
             with theirs:

@@ -337,15 +337,41 @@ def test_a_corrupt_log_ends_that_session_alone(toy_host: StartHost) -> None:
             host.call(verb(bad.session))
 
 
-def test_a_worker_that_never_starts_ends_the_session_with_its_reason(
+def test_a_session_whose_worker_does_not_start_waits_says_why_and_loses_nothing(
     toy_host: StartHost, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setenv("TOY_REFUSE", str(tmp_path))
+    refuses = tmp_path / "refuses"
+    monkeypatch.setenv("TOY_REFUSE", str(refuses))
     host = toy_host()
     client = host.client()
+    host.work(client)
+    from_outside(Suspend(client.session))
+    refuses.touch()
+    with client.cell():
+        client.add(2)
+        waits = wait_until(lambda: host.when(client, "queued"))
+        assert "could not be started: the toy refuses. Nothing is lost. Next" in waits["reason"]
+        with pytest.raises(ControlError, match="the toy refuses"):
+            host.call(Resume(client.session))
+        from_outside(Suspend(client.session))  # and is still whole
+        host.kill_agent()
+    refuses.unlink()
+    with client.cell():
+        assert client.read() == client.state
+    assert host.rested(client)["worker_pid"]
+
+
+def test_a_session_tries_again_by_itself(toy_host: StartHost, tmp_path, monkeypatch) -> None:
+    refuses = tmp_path / "refuses"
+    monkeypatch.setenv("TOY_REFUSE", str(refuses))
+    refuses.touch()
+    host = toy_host("cpu:256MiB", quantum=0.05)
+    client, other = host.client("waits"), host.client("other")
     client.add(1)
-    with pytest.raises(RuntimeError, match="could not be started: the toy refuses"):
-        client.read()
+    wait_until(lambda: host.when(client, "queued"))
+    refuses.unlink()
+    host.work(other)  # who waits has neither turn nor room
+    assert client.read() == client.state
 
 
 # -------------------------------------------------------------------- the log

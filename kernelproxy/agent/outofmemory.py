@@ -1,0 +1,68 @@
+"""Whether the system has ended a process for want of host memory, as far as it counts that.
+
+A control group counts the processes in it, and below it, that were ended for want of memory. Where
+no group can be read (a process in the root group), the machine's own count stands for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_MACHINE = Path("/proc/vmstat")
+
+
+class Starvation:
+    """How often processes beside one were ended for want of memory since this was made.
+
+    Parameters
+    ----------
+    pid : int
+        Of the process, which lives.
+    groups, machine : Path, optional
+        Where control groups are mounted; the machine's counts.
+    """
+
+    def __init__(self, pid: int, groups: Path = _GROUPS, machine: Path = _MACHINE) -> None:
+        self._files = [*_of_groups(_groups_of(pid), groups), machine]
+        self._path, self._before = next(
+            ((path, count) for path in self._files if (count := _count(path)) is not None),
+            (machine, 0),
+        )
+
+    def happened(self) -> bool:
+        """Whether one was, meanwhile."""
+        return (_count(self._path) or 0) > self._before
+
+
+def _groups_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:  # it has ended, or nobody may know
+        return ""
+
+
+def _of_groups(text: str, groups: Path) -> list[Path]:
+    """The files of a process's group that count, by what /proc says of its groups."""
+    found = []
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        path = path.lstrip("/")
+        if number == "0" and not controllers:  # version 2
+            found += [groups / path / "memory.events", groups / "unified" / path / "memory.events"]
+        elif "memory" in controllers.split(","):
+            found.append(groups / "memory" / path / "memory.oom_control")
+            # In a container its own group is mounted as the root of all.
+            found.append(groups / "memory" / "memory.oom_control")
+    return found
+
+
+def _count(path: Path) -> int | None:
+    """What a file of names and numbers says was ended; None if it does not."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    counts = [line.split() for line in lines if line.startswith("oom_kill ")]
+    return int(counts[0][1]) if counts and counts[0][1].isdigit() else None
