@@ -139,7 +139,9 @@ def _parser() -> argparse.ArgumentParser:
     form = "only the variables, or the whole process (default: the best that works)"
     checkpoint_parser = add("checkpoint", checkpoint, "save a checkpoint of a notebook")
     checkpoint_parser.add_argument("session", help="id, unique prefix of one, or name")
-    checkpoint_parser.add_argument("--name", default="", help="default: what and when")
+    named = checkpoint_parser.add_mutually_exclusive_group()
+    named.add_argument("called", nargs="?", metavar="NAME", help="default: what and when")
+    named.add_argument("--name", help="the same")
     checkpoint_parser.add_argument("--form", choices=FORMS, default="", help=form)
     add("checkpoints", checkpoints, "list checkpoints")
     restore_parser = add("restore", restore, "restore a checkpoint into its kernel or another")
@@ -288,7 +290,8 @@ def _session(control: Control, name: str) -> dict[str, Any]:
 def checkpoint(options: argparse.Namespace) -> int:
     """``checkpoint S``: returns when it is safe on disk, having waited for a running cell."""
     with connect(start=False) as control, Line("Saving", wanted=not options.json) as line:
-        request = Checkpoint(options.session, options.name, form=options.form)
+        name = options.name or options.called or ""
+        request = Checkpoint(options.session, name, form=options.form)
         reply = control.expect(CheckpointReply, request, show=line.show_bytes)
     if options.json:
         _print_json(reply.checkpoint)

@@ -258,8 +258,10 @@ class Agent:
         await ended
         return Done("It is closed.")
 
-    def find(self, name: str, uid: int) -> Session:
-        """Find a session by id, unique prefix of one, or name.
+    def find(self, name: str, uid: int, doing: str = "use") -> Session:
+        """Find a session by id, unique prefix of one, or name; of others' sessions ids are known.
+
+        `doing` is the verb of what is wanted, for people.
 
         Raises
         ------
@@ -271,13 +273,18 @@ class Agent:
             there = [e for e in self.sessions.values() if uid in (e.owner, os.getuid(), 0)]
             found = [each for each in there if each.id.startswith(name)]
             found = found or [each for each in there if each.name == name]
+            found = found or [e for e in self.sessions.values() if e.id.startswith(name)]
         if not found:
             raise ControlError(f"There is no session {name!r}.", "unknown-session")
         if len(found) > 1:
             ids = ", ".join(each.id for each in found)
             raise ControlError(f"{name!r} may be any of the sessions {ids}.", "ambiguous")
         if uid not in (found[0].owner, os.getuid(), 0):
-            raise ControlError(f"Session {name!r} belongs to another user.", "not-allowed")
+            owner = found[0].user
+            raise ControlError(
+                f"{name} belongs to {owner}: only {owner} or an admin can {doing} it.",
+                "not-allowed",
+            )
         return found[0]
 
     def _guests(self) -> list[Chilling]:

@@ -149,7 +149,10 @@ def test_suspend_names_the_new_state(
 def test_checkpoints_are_made_listed_restored_and_deleted(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["checkpoint", SESSION["id"], "--name", "mine"]) == 0
+    for name in (["--name", "mine"], ["mine"]):  # as the magic takes it
+        capsys.readouterr()
+        assert cli.main(["checkpoint", SESSION["id"], *name]) == 0
+        assert fake_daemon.requests[-1].name == "mine"
     assert capsys.readouterr().out == (
         "Saved checkpoint mine: 1 variable and 2 files, 3.0 MiB (1.0 MiB on disk)\n"
         "  saved only with the process: lines, lock\n"
