@@ -68,15 +68,25 @@ class Wishes:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._waiting: list[Wish] = []
+        self._lock = threading.Lock()  # of what waits
 
     def __call__(self, wish: Wish) -> None:
-        """Note a wish; called in a thread of ours."""
+        """Note a wish, or that it is withdrawn; called in a thread of ours."""
+        key = wish.verb, wish.name
+        with self._lock:
+            self._waiting = [each for each in self._waiting if (each.verb, each.name) != key]
+            if wish.withdrawn:
+                return
+            self._waiting.append(wish)
         _prepare()
-        self._shell.kernel.io_loop.add_callback(self._take, wish)
+        self._shell.kernel.io_loop.add_callback(self._carry_out)
 
-    def _take(self, wish: Wish) -> None:
-        self._waiting.append(wish)
-        self._carry_out()
+    def _next(self) -> Wish | None:
+        """Take a wish, unless a cell runs (one may be awaiting something)."""
+        with self._lock:
+            return (
+                self._waiting.pop(0) if self._waiting and not activation.current().cells else None
+            )
 
     def post_run_cell(self, _: Any) -> None:
         """Called by IPython after a cell."""
@@ -84,9 +94,9 @@ class Wishes:
             self._shell.kernel.io_loop.add_callback(self._carry_out)
 
     def _carry_out(self) -> None:
-        """Carry out what was wished, unless a cell runs (one may be awaiting something)."""
-        while self._waiting and not activation.current().cells:
-            wish, session = self._waiting.pop(0), activation.current().session
+        """Carry out what was wished."""
+        while (wish := self._next()) is not None:
+            session = activation.current().session
             try:
                 from kernelproxy.hoststate import checkpoint  # with cloudpickle: only at need
             except ImportError as error:

@@ -250,6 +250,8 @@ class Link:
         if activation.on_wish is not None:
             activation.on_wish(wish)
             return
+        if wish.withdrawn:
+            return
         why = "It is a program, not a notebook: only notebooks have checkpoints."
         with connect(start=False, path=self._path) as control:
             report = Carried(self._hello.session, wish.verb, wish.name, why)

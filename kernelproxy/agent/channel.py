@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -83,6 +84,18 @@ class Channel:
             self._decoder.feed(data, fds)
             # A peer that sends without pause must not keep the loop to itself.
             await asyncio.sleep(0)
+
+    async def hung_up(self) -> None:
+        """Wait until the other side closes the connection, while nobody receives.
+
+        If it sends something instead, that is left to `receive`, and this does not return.
+        """
+        while True:
+            await self._wait(asyncio.get_running_loop().add_reader, reading=True)
+            with contextlib.suppress(BlockingIOError):
+                if not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    return
+                await asyncio.get_running_loop().create_future()
 
     def _receive(self) -> tuple[bytes, list[int]]:
         if self._guard is None:

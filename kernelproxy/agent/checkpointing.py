@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +73,8 @@ class Checkpointing:
         #: What is stored, or read, for the session now.
         self.underway = Underway(session.changed)
         self._returning: asyncio.Task[None] | None = None
+        self._askers: Counter[tuple[str, str]] = Counter()  # who wait for what was asked
+        self._withdrawing: asyncio.Task[None] | None = None
 
     def goes_on_from(self, manifest: Manifest) -> None:
         """Know the checkpoint that its process was made of."""
@@ -134,7 +138,21 @@ class Checkpointing:
                 await self._session.kernel.send(wish)
             except ControlError as error:
                 self._settle(key, error)
-        return await asyncio.shield(asked)
+        self._askers[key] += 1
+        try:
+            return await asyncio.shield(asked)
+        finally:
+            self._askers[key] -= 1
+            if not self._askers[key]:
+                del self._askers[key]
+                if not asked.done():  # whoever asked has gone
+                    asked.cancel()
+                    self._withdrawing = asyncio.create_task(self._withdraw(wish))
+
+    async def _withdraw(self, wish: Wish) -> None:
+        """Tell the kernel that nobody wishes for that any more."""
+        with contextlib.suppress(ControlError):
+            await self._session.kernel.send(replace(wish, withdrawn=True))
 
     def carried(self, report: Carried) -> None:
         """Hear from the kernel what came of a wish."""

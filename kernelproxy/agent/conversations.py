@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -126,7 +126,10 @@ class Conversations:
                         return await self._stop(channel, request, uid)
                     if isinstance(request, Watch):
                         return await self._watch(channel, request, uid)
-                    reply = await self._answer(request, channel, pid, uid)
+                    answering = self._answer(request, channel, pid, uid)
+                    if isinstance(request, Checkpoint | Restore):
+                        answering = _unless_hung_up(channel, answering)
+                    reply = await answering
                 except ControlError as error:
                     reply = Error(error.message, error.reason)
                 except StoreError as error:
@@ -165,22 +168,22 @@ class Conversations:
                 return await self._agent.close_session(name, uid, died=died)
             case Suspend(name, why):
                 return SessionReply(
-                    await self._agent.find(name, uid).verbs.suspend(tame(why), pid, uid)
+                    await self._agent.find(name, uid, "suspend").verbs.suspend(tame(why), pid, uid)
                 )
             case Resume(name):
-                return SessionReply(await self._agent.find(name, uid).verbs.resume())
+                return SessionReply(await self._agent.find(name, uid, "resume").verbs.resume())
             case Migrate(name, device):
-                session = self._agent.find(name, uid)
+                session = self._agent.find(name, uid, "move")
                 return SessionReply(await session.verbs.migrate(self._agent.room(device)))
             case Pin(name, pinned):
-                return SessionReply(self._agent.find(name, uid).wanted.pin(pinned))
+                return SessionReply(self._agent.find(name, uid, "pin").wanted.pin(pinned))
             case SetPriority(name, level):
                 return SessionReply(self._agent.find(name, uid).wanted.prefer(level))
             case Checkpoint(name):
-                session = self._agent.find(name, uid)
+                session = self._agent.find(name, uid, "save")
                 return CheckpointReply(await session.checkpointing.ask(request, channel))
             case Restore(name):
-                session = self._agent.find(name, uid)
+                session = self._agent.find(name, uid, "restore")
                 return RestoreReply(await session.checkpointing.restore(request, channel))
             case TakeOver(name, checkpoint):
                 session = self._agent.find(name, uid)
@@ -375,3 +378,23 @@ class Conversations:
         for channel, reply in self._stoppers:
             with contextlib.suppress(OSError):
                 await channel.send(reply)
+
+
+async def _unless_hung_up(channel: Channel, answering: Coroutine[None, None, Message]) -> Message:
+    """Answer what may wait for long; nothing is done any more for who has hung up.
+
+    Raises
+    ------
+    ConnectionError
+        If he has.
+    """
+    task, hanging_up = asyncio.create_task(answering), asyncio.create_task(channel.hung_up())
+    try:
+        await asyncio.wait({task, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ConnectionError("The other side closed the connection.")
+        return task.result()
+    finally:
+        for each in (task, hanging_up):
+            each.cancel()
+        await asyncio.gather(task, hanging_up, return_exceptions=True)

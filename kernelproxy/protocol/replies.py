@@ -234,9 +234,12 @@ class Wish(Message):
         Whether nobody asked for it.
     form : str
         As in `Checkpoint` or `OpenCheckpoint`.
+    withdrawn : bool
+        Whether nobody wishes for that any more, unless it has begun.
     """
 
     verb: str
     name: str
     automatic: bool = False
     form: str = ""
+    withdrawn: bool = False

@@ -95,6 +95,22 @@ def test_after_so_many_cells_one_is_made(toy_host: StartHost, wishes: Wishes) ->
     assert wishes == []
 
 
+def test_what_was_asked_for_is_withdrawn_when_who_asked_has_gone(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    host = toy_host()
+    client = host.client()
+    run_cells(client)
+    sock = control.open_socket(paths.socket_path())
+    send_message(sock, Checkpoint(client.session, "one"))
+    wish = wishes.next()
+    assert (wish.verb, wish.name, wish.withdrawn) == ("checkpoint", "one", False)
+    sock.close()  # as that of a command that is killed
+    wish = wishes.next()
+    assert (wish.verb, wish.name, wish.withdrawn) == ("checkpoint", "one", True)
+    assert wishes == []
+
+
 def test_after_some_time_one_is_made_if_something_was_run(
     toy_host: StartHost, wishes: Wishes
 ) -> None:

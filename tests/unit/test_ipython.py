@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from jupyter_sing import magics, table
 from kernelproxy import activation, ipython
+from kernelproxy.hoststate import checkpoint
+from kernelproxy.protocol import Wish
 from tests.unit.fake_daemon import CHECKPOINT, SESSION, FakeDaemon
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +130,47 @@ def test_cells_are_told_over_the_link_until_the_client_has_joined(
     assert (link.said, link.ended) == ([2], True)
     assert client.heard == [1, -1]
     assert state.listening is None
+
+
+def test_a_wish_that_is_withdrawn_is_not_carried_out(
+    state: activation.Activation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callbacks: list[Any] = []
+    carried: list[str] = []
+    loop = SimpleNamespace(add_callback=callbacks.append)
+    shell = SimpleNamespace(kernel=SimpleNamespace(io_loop=loop))
+    monkeypatch.setattr(checkpoint, "carry_out", lambda wish, *_: carried.append(wish.name))
+    wishes, state.cells = ipython.Wishes(shell), 1
+    for name in ("one", "two"):
+        wishes(Wish("restore", name))
+    wishes(Wish("restore", "one", withdrawn=True))
+    wishes(Wish("restore", "three", withdrawn=True))
+    state.cells = 0
+    for each in callbacks:
+        each()
+    assert carried == ["two"]
+
+
+def test_a_cell_that_is_asked_for_in_the_middle_of_another_is_told(
+    state: activation.Activation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    taken: list[Any] = []
+    monkeypatch.setattr(activation, "cell_asked", lambda: told.append(1))
+
+    async def take(message: Any) -> None:
+        taken.append(message)
+
+    kernel = SimpleNamespace(shell_channel_thread_main=take)
+    ipython.hear_requests(kernel)
+    ipython.hear_requests(SimpleNamespace())  # of ipykernel 6
+    ask = [b"id", b"<IDS|MSG>", b"hmac", b'{"msg_type": "execute_request"}', b"{}"]
+    other = [*ask[:3], b'{"msg_type": "complete_request"}', b"{}"]
+    for cells, message in ((0, ask), (1, other), (1, [b"x"]), (1, ask)):
+        state.cells = cells
+        asyncio.run(kernel.shell_channel_thread_main(message))
+        assert taken[-1] is message
+        assert told == ([1] if message is ask and cells else [])
 
 
 def test_what_a_wish_needs_is_imported_before_the_notebook_has_to_do_with_it() -> None:
