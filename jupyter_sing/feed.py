@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jupyter_sing import asking
 from jupyter_sing.notebooks import NotebookNames
 from kernelproxy import events
 from kernelproxy.agent.channel import Channel, expect
@@ -82,7 +83,7 @@ class Feed:
         OSError, ProtocolError
             At the connection's end.
         """
-        sock = await asyncio.to_thread(connect_to_watch)
+        sock = await asking.in_thread(connect_to_watch)
         if sock is None:
             self._end(list(self._said))
             return

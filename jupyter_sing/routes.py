@@ -15,7 +15,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from jupyter_sing import activity, lost, metrics, policies
+from jupyter_sing import activity, asking, lost, metrics, policies
 from jupyter_sing.notebooks import contents_path
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError
@@ -78,6 +78,8 @@ class SingHandler(APIHandler):
     """Base: authorisation as one resource, errors as ``{"message", "reason"}``."""
 
     auth_resource = AUTH_RESOURCE
+    _asking: asyncio.Future[Any] | None = None
+    _left = False
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Called by tornado when a verb raised."""
@@ -109,16 +111,25 @@ class SingHandler(APIHandler):
         *,
         start: bool = False,
     ) -> Reply:
-        """Ask the daemon beside the event loop, which must not wait for it.
+        """Ask the daemon; as many may do so at a time as like.
 
         Sessions are nowhere without a daemon, but checkpoints are on disk: `start` it for these.
         """
+        self._asking = asyncio.ensure_future(
+            asking.ask(reply_type, request, lambda: connect(start=start), timeout)
+        )
+        try:
+            return await self._asking
+        except asyncio.CancelledError:
+            if not self._left:
+                raise
+            raise ControlError("Who asked has hung up.", "timeout") from None
 
-        def ask() -> Reply:
-            with connect(start=start) as control:
-                return control.expect(reply_type, request, timeout=timeout)
-
-        return await asyncio.get_running_loop().run_in_executor(None, ask)
+    def on_connection_close(self) -> None:
+        """Called by tornado when who asks has hung up: nobody waits for the answer any more."""
+        self._left = True
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def call_kernel(self, reply_type: type[Reply], request: Message) -> Reply:
         """As `call`, for what a kernel is to do: one that starts is waited for, a little."""
@@ -195,8 +206,7 @@ class ActivityHandler(SingHandler):
         """Say who had the devices, by default in the last day."""
         since = self._number("since", time.time() - activity.DAY_SECONDS)
         resolution = self._number("resolution", 1.0)
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(None, activity.of_the_time_since, since, resolution)
+        found = await asking.in_thread(lambda: activity.of_the_time_since(since, resolution))
         self.reply_json(activity.named(found, (await self.status_reply()).sessions))
 
     def _number(self, name: str, default: float) -> float:
@@ -330,8 +340,7 @@ class PolicyHandler(SingHandler):
     @authorized
     async def get(self) -> None:
         """Show the policy that holds, or will when a daemon runs."""
-        loop = asyncio.get_running_loop()
-        self.reply_json({"policy": await loop.run_in_executor(None, policies.standing_text)})
+        self.reply_json({"policy": await asking.in_thread(policies.standing_text)})
 
     @web.authenticated
     @authorized

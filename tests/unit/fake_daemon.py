@@ -147,6 +147,9 @@ class FakeDaemon:
         self.progress: list[Message] = []
         #: Of how many more wishes it says that the kernel is not connected yet.
         self.too_early = 0
+        #: Set it, and who asks for a checkpoint waits; released for each who has hung up.
+        self.busy = False
+        self.hung_up = threading.Semaphore(0)
         #: Connections of tenders, whose orders the test gives.
         self.tenders: queue.Queue[FakeAgent] = queue.Queue()
         self._agents: list[FakeAgent] = []
@@ -185,6 +188,10 @@ class FakeDaemon:
                 if isinstance(request, protocol.Checkpoint | protocol.Restore):
                     for each in self.progress:
                         send_message(sock, each)
+                if self.busy and isinstance(request, protocol.Checkpoint):
+                    assert sock.recv(1) == b""
+                    self.hung_up.release()
+                    return
                 if isinstance(request, protocol.Watch):
                     self._be_watched(sock)
                     return

@@ -24,6 +24,7 @@ from kernelproxy.agent.report import outline
 from kernelproxy.agent.timeline import Change
 from kernelproxy.control import connect
 from kernelproxy.events import EVENT_ID
+from kernelproxy.protocol import Checkpoint
 from tests.unit.fake_daemon import (
     AFFECTED,
     CHECKPOINT,
@@ -227,6 +228,37 @@ async def test_a_kernel_that_starts_is_waited_for(
     with pytest.raises(HTTPClientError) as refused:
         await jp_fetch(*path, "checkpoint", method="POST", body="")
     assert refused.value.code == 503
+
+
+async def test_verbs_that_wait_hold_up_nothing_else(
+    fake_daemon: FakeDaemon,
+    jp_fetch: Any,
+    jp_base_url: str,
+    jp_http_port: int,
+    jp_auth_header: dict[str, str],
+) -> None:
+    many = 50  # more than there are threads, of the server and of ours
+    fake_daemon.busy = True
+    path = f"{jp_base_url}{API}/sessions/{SESSION['id']}/checkpoint"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
+    lines = [f"{name}: {value}\r\n" for name, value in jp_auth_header.items()]
+    asked = "".join([head, *lines, "Content-Length: 0\r\n\r\n"]).encode()
+    waiting = []
+    for _ in range(many):
+        _, writer = await asyncio.open_connection("localhost", jp_http_port)
+        writer.write(asked)
+        waiting.append(writer)
+    async with asyncio.timeout(SECONDS_MAX):
+        while sum(isinstance(each, Checkpoint) for each in fake_daemon.requests) < many:
+            await asyncio.sleep(0.01)
+        assert json.loads((await jp_fetch(API, "status")).body)["devices"] == [DEVICE]
+        loop = asyncio.get_running_loop()
+        assert await loop.run_in_executor(None, lambda: "free") == "free"
+        # The daemon hears of it when who asks hangs up.
+        for each in waiting:
+            each.close()
+        for _ in range(many):
+            assert await asyncio.to_thread(fake_daemon.hung_up.acquire, timeout=SECONDS_MAX)
 
 
 async def test_a_checkpoint_is_found_by_its_name_whatever_it_is_written_with(
