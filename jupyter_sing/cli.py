@@ -56,6 +56,7 @@ from kernelproxy.protocol import (
     Why,
     WhyReply,
 )
+from kernelproxy.readable import escaped
 
 ANSWER_SECONDS_MAX = 30.0
 #: Of a session, in a table for people: what is shorter than its part of the time is one.
@@ -82,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.json:
             _print_json({"message": text, "reason": reason})
         else:
-            print(f"jupyter sing: {text}", file=sys.stderr)
+            print(f"jupyter sing: {escaped(text)}", file=sys.stderr)
         return 1
 
 
@@ -458,7 +459,7 @@ def run_program(options: argparse.Namespace) -> int:
         denied = isinstance(error, ControlError) and error.reason == "not-allowed"
         if options.device or denied:
             raise  # without it, it is another program, and nobody has asked for that one
-        print(f"jupyter_sing: CPU only: {str(error).rstrip('.')}.", file=sys.stderr)
+        print(f"jupyter_sing: CPU only: {escaped(str(error)).rstrip('.')}.", file=sys.stderr)
         return _wait(subprocess.Popen([options.python, script, *options.arguments], env=env))
     bundle = str(paths.bundle_dir())
     search = [bundle, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]

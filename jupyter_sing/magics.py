@@ -36,7 +36,7 @@ from kernelproxy.protocol import (
     StatusReply,
     Suspend,
 )
-from kernelproxy.readable import device_name
+from kernelproxy.readable import device_name, escaped
 
 HELP = """\
 %sing status    show the GPU session of this notebook (also: %sing)
@@ -101,9 +101,9 @@ def status() -> Any:
         return None
     session = _described(session_id)
     memory = table.bytes_text(session["memory"])
-    print(f"{table.state_text(session)} [{memory} on {device_name(session['device'])}]")
+    _say(f"{table.state_text(session)} [{memory} on {device_name(session['device'])}]")
     for line in table.checkpoint_lines(session):
-        print(line)
+        _say(line)
     return table.sessions_table([session])
 
 
@@ -116,7 +116,7 @@ def suspend() -> None:
             if client is not None:
                 client.synchronize()
             found = _call(SessionReply, Suspend(session_id, "Suspended by %sing suspend"))
-        print(table.state_text(found.session))
+        _say(table.state_text(found.session))
 
 
 def resume() -> None:
@@ -126,7 +126,7 @@ def resume() -> None:
         with Bar("Resuming", session_id):
             _call(SessionReply, Resume(session_id))
         session = _described(session_id)
-        print(f"Resumed on {device_name(session['device'])}. {table.state_text(session)}")
+        _say(f"Resumed on {device_name(session['device'])}. {table.state_text(session)}")
 
 
 def migrate(device: str) -> None:
@@ -135,7 +135,7 @@ def migrate(device: str) -> None:
     if session_id:
         with Bar("Moving", session_id):
             _call(SessionReply, Migrate(session_id, device))
-        print(table.migration_text(_described(session_id)))
+        _say(table.migration_text(_described(session_id)))
 
 
 def pin() -> None:
@@ -151,7 +151,7 @@ def unpin() -> None:
 def _pin(pinned: bool) -> None:
     session_id = _session_id()
     if session_id:
-        print(table.pinned_text(_call(SessionReply, Pin(session_id, pinned)).session))
+        _say(table.pinned_text(_call(SessionReply, Pin(session_id, pinned)).session))
 
 
 def priority(level: str = "") -> None:
@@ -160,9 +160,9 @@ def priority(level: str = "") -> None:
     if not session_id:
         return
     if level:
-        print(table.priority_text(_call(SessionReply, SetPriority(session_id, level)).session))
+        _say(table.priority_text(_call(SessionReply, SetPriority(session_id, level)).session))
         return
-    print(table.priority_text(_described(session_id)))
+    _say(table.priority_text(_described(session_id)))
 
 
 def checkpoint(name: str = "", *, form: str = "") -> None:
@@ -174,13 +174,13 @@ def checkpoint(name: str = "", *, form: str = "") -> None:
 
     with Bar("Saving") as bar:
         made = begin(session_id, _shell(), name, form=form).finish(bar.show)
-    print("\n".join(table.checkpoint_made_lines(made)))
+    _say("\n".join(table.checkpoint_made_lines(made)))
 
 
 def checkpoints() -> Any:
     """``%sing checkpoints``."""
     found = _call(CheckpointsReply, Checkpoints()).checkpoints
-    print(f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}")
+    _say(f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}")
     return table.checkpoints_table(found) if found else None
 
 
@@ -195,7 +195,7 @@ def restore(name: str = "", *, form: str = "") -> None:
         name = _call(CheckpointReply, LastCheckpoint(session_id)).checkpoint["name"]
     with Bar("Restoring") as bar:
         outcome = take_out(_shell(), name, form, bar.show)
-    print("\n".join(table.restored_lines(outcome)))
+    _say("\n".join(table.restored_lines(outcome)))
 
 
 def auto(*words: str) -> None:
@@ -206,9 +206,9 @@ def auto(*words: str) -> None:
     if words:
         every, cells = automatic_rule(words)
         session = _call(SessionReply, SetAutomatic(session_id, every, cells)).session
-        print(table.automatic_text(session["automatic"]))
+        _say(table.automatic_text(session["automatic"]))
         return
-    print(table.automatic_text(_described(session_id)["automatic"]))
+    _say(table.automatic_text(_described(session_id)["automatic"]))
 
 
 def automatic_rule(words: Sequence[str]) -> tuple[float, int]:
@@ -317,7 +317,7 @@ class Bar:
 
 def show_help() -> None:
     """``%sing help``."""
-    print(HELP)
+    _say(HELP)
 
 
 _VERBS: dict[str, Callable[..., Any]] = {
@@ -357,7 +357,7 @@ def _options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def _session_id() -> str:
     """Id of this kernel's session, or "" after having said why there is none."""
     if reason := watching.reason():
-        print(f"CPU only: {reason}")
+        _say(f"CPU only: {reason}")
     return watching.session_id()
 
 
@@ -380,8 +380,13 @@ def _call(reply_type: type[Reply], request: Message) -> Reply:
         return control.expect(reply_type, request, timeout=VERB_SECONDS_MAX)
 
 
+def _say(text: object) -> None:
+    """Print what may hold names, which may hold what controls a terminal."""
+    print(escaped(str(text), but="\n"))
+
+
 def _complain(text: str) -> None:
-    print(f"jupyter_sing: {text.rstrip('.')}.", file=sys.stderr)
+    print(f"jupyter_sing: {escaped(text.rstrip('.'))}.", file=sys.stderr)
 
 
 def load_ipython_extension(ip: Any) -> None:

@@ -9,9 +9,13 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from kernelproxy.readable import escaped
+
 
 class Output(io.TextIOBase):
     """Writes as long as somebody reads; what comes after that goes nowhere, and is no error.
+
+    Names are of others' making, and may hold what controls a terminal: that is escaped.
 
     Parameters
     ----------
@@ -25,7 +29,8 @@ class Output(io.TextIOBase):
     def write(self, text: str) -> int:
         """See `TextIO`."""
         try:
-            return self._stream.write(text)
+            self._stream.write(escaped(text, but="\n\t"))
+            return len(text)
         except BrokenPipeError:
             self._leave()
             return len(text)

@@ -115,11 +115,12 @@ class SingHandler(APIHandler):
 
         Sessions are nowhere without a daemon, but checkpoints are on disk: `start` it for these.
         """
-        self._asking = asyncio.ensure_future(
+        asked = asyncio.ensure_future(
             asking.ask(reply_type, request, lambda: connect(start=start), timeout)
         )
+        self._asking = asked
         try:
-            return await self._asking
+            return await asked
         except asyncio.CancelledError:
             if not self._left:
                 raise

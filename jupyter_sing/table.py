@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kernelproxy.readable import clock, device_label, device_name, sharing, soon
+from kernelproxy.readable import clock, device_label, device_name, escaped, sharing, soon
 
 # One word for each state; what happens next is in the session's own reason.
 WORDS = {
@@ -39,7 +39,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def __str__(self) -> str:
-        lines = [self.header, *self.rows]
+        lines = [[escaped(cell) for cell in line] for line in (self.header, *self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
         texts = (
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))

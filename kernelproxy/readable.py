@@ -12,7 +12,20 @@ from datetime import UTC, datetime
 
 _DEVICE = re.compile(r"\b(cpu|cuda):(\d+)\b")
 _MOMENT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\dZ")
+#: Control characters, ends of lines, what changes the order of text, and halves of characters.
+#: What joins or spaces characters, as in emoji and in names of many languages, is none of these.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _KINDS = {"cpu": "Simulated GPU", "cuda": "GPU"}
+
+
+def has_control(text: str) -> bool:
+    """Whether a text has characters that are no part of a name: see `escaped`."""
+    return _CONTROL.search(text) is not None
+
+
+def escaped(text: str, but: str = "") -> str:
+    """Write what would control a terminal as Python writes it, but not some of it."""
+    return _CONTROL.sub(lambda found: found[0] if found[0] in but else ascii(found[0])[1:-1], text)
 
 
 def device_name(device: str | None) -> str:

@@ -18,6 +18,7 @@ from kernelproxy.agent.owners import peer_of
 from kernelproxy.agent.shares import Share
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import OpenSession
+from kernelproxy.readable import escaped, has_control
 
 SESSIONS_MAX = 64
 USER_LENGTH_MAX = 200
@@ -148,8 +149,7 @@ class Modesty(logging.Filter):
 
 def tame(text: str) -> str:
     """What a user wrote, as far as it may stand in a line of the log."""
-    cut = text[:_TEXT_CHARACTERS_MAX]
-    return "".join(each if each.isprintable() else "?" for each in cut)
+    return escaped(text[:_TEXT_CHARACTERS_MAX])
 
 
 def user_of(claim: str, uid: int) -> str:
@@ -170,7 +170,7 @@ def user_of(claim: str, uid: int) -> str:
     """
     if not claim or uid not in (os.getuid(), 0):
         return report.user_name(uid)
-    if len(claim) > USER_LENGTH_MAX or not claim.isprintable():
+    if len(claim) > USER_LENGTH_MAX or has_control(claim):
         raise ControlError("A user's name is one line of at most 200 characters.", "bad-request")
     return claim
 
@@ -192,5 +192,9 @@ def check_request(request: OpenSession, sessions: int) -> None:
             "too-many",
         )
     for text in (request.name, request.kernel_id, request.notebook, request.key):
-        if text != tame(text):
-            raise ControlError(f"{text[:100]!r} is no name.", "bad-request")
+        if len(text) > _TEXT_CHARACTERS_MAX or has_control(text):
+            raise ControlError(
+                f"'{escaped(text[:100])}' is no name: it has control characters, or more than "
+                f"{_TEXT_CHARACTERS_MAX} characters.",
+                "bad-request",
+            )

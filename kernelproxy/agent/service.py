@@ -21,7 +21,7 @@ from kernelproxy.agent.chronicle import Chronicle
 from kernelproxy.agent.cold import ColdStates
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.forms import Forms
-from kernelproxy.agent.guests import check_request, user_of
+from kernelproxy.agent.guests import check_request, tame, user_of
 from kernelproxy.agent.hands import AgentHands
 from kernelproxy.agent.hostmemory import HostMemory
 from kernelproxy.agent.images import ImageDirectories
@@ -127,7 +127,7 @@ class Agent:
         if before := self._wanted.pop((uid, request.kernel_id), None):
             session.wanted.adopt(before)
         session.deposit()
-        log.info("Session %s (%s) on %s", name, request.name, room.device.id)
+        log.info("Session %s (%s) on %s", name, tame(request.name), room.device.id)
         return SessionOpened(name, form, why)
 
     def owner(self, channel: Channel, home: str, python: str) -> Owner | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
 
+from jupyter_sing.output import Output
+from jupyter_sing.table import Table
 from kernelproxy.readable import (
     clock,
     device_label,
     device_name,
     devices_named,
+    escaped,
     moment,
     turn,
     without_turn,
@@ -78,3 +82,14 @@ def test_moments_are_read_on_the_readers_clock(said: str, read: str) -> None:
 def test_a_moment_is_written_to_be_read() -> None:
     at = datetime.fromisoformat("2026-11-23T09:12:59+00:00").timestamp()
     assert moment(at) == "2026-11-23T09:12Z"
+
+
+def test_what_controls_a_terminal_is_escaped_and_what_names_are_made_of_is_not() -> None:
+    name = "実験\u3000\N{WOMAN}\u200d\N{PERSONAL COMPUTER}\xa0é"
+    assert escaped(name) == name
+    assert escaped("\x1b[2J\n\x9b\u202e\ud800") == r"\x1b[2J\n\x9b\u202e\ud800"
+    assert escaped("a\nb\t", but="\n") == "a\nb\\t"
+    shown = io.StringIO()
+    Output(shown).write("a \x1b]0;title\x07\n")
+    assert shown.getvalue() == "a \\x1b]0;title\\x07\n"
+    assert str(Table(["x"], [["a\r\nb"]])) == "x\na\\r\\nb"

@@ -184,10 +184,17 @@ def test_what_is_asked_for_is_bounded() -> None:
     check_request(fine, SESSIONS_MAX - 1)
     with pytest.raises(ControlError, match="sessions already"):
         check_request(fine, SESSIONS_MAX)
-    for name in ("two\nlines", "x" * 2000, "\x1b[31m"):
+    for name in (
+        "実験\u30001.ipynb",
+        "a\xa0b",
+        "\U0001f469\u200d\U0001f4bb.ipynb",
+        "\u0645\u06cc\u200c\u062e",
+    ):
+        check_request(OpenSession(name, "kernel", "/usr/bin/python", notebook=f"/{name}"), 0)
+    for name in ("two\nlines", "x" * 2000, "\x1b[31m", "\x9b31m", "a\u202eb", "\ud800"):
         with pytest.raises(ControlError, match="is no name"):
             check_request(OpenSession(name, "kernel", "/usr/bin/python"), 0)
-    assert tame("a\nb") == "a?b"
+    assert tame("a\nb\u202e") == "a\\nb\\u202e"
 
 
 def test_the_log_takes_so_much_and_no_more() -> None:
