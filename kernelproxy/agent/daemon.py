@@ -283,8 +283,10 @@ def _lock(place: Place) -> int:
 
 
 def _tell(ready_fd: int, text: str) -> None:
+    """Say something to who started this process; that it cannot be said ends nothing."""
     if ready_fd < 0:
-        print(f"jupyter_sing daemon: {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # of a log on a disk that is full
+            os.write(sys.stderr.fileno(), f"jupyter_sing daemon: {text}\n".encode())
         return
     with contextlib.suppress(BrokenPipeError):  # the starter did not wait so long
         os.write(ready_fd, f"{text}\n".encode())

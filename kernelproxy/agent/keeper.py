@@ -22,7 +22,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 
 from kernelproxy.errors import ProtocolError
@@ -32,16 +31,52 @@ from kernelproxy.protocol import Deposit, Done, Farewell, Keep, Message, Withdra
 
 log = logging.getLogger(__name__)
 
-#: An agent that dies more often than this is not started again.
-STARTS_MAX, STARTS_SECONDS = 5, 60.0
+#: After so many deaths, each within so many seconds of its start, the next agent is started at
+#: once; then after pauses that double, in seconds.
+AT_ONCE_MAX, LIVED_SECONDS = 5, 10.0
+PAUSE_MIN, PAUSE_MAX = 1.0, 30.0
+#: After so many seconds in which none lived that long, none is started again.
+TRIED_SECONDS = 1800.0
 #: What an agent may take to receive what its predecessor deposited.
 HAND_OVER_SECONDS = 60.0
 END_SECONDS = 30.0
 GAVE_UP = (
-    f"The jupyter_sing daemon died more than {STARTS_MAX} times in a minute: its agent.log may say "
-    "why. Restart the kernel to get a new session."
+    f"The jupyter_sing daemon died again and again for {TRIED_SECONDS / 60:g} minutes: its "
+    "agent.log may say why. Restart the kernel to get a new session."
 )
 _PR_SET_NAME = 15
+
+
+class Series:
+    """Deaths of agents, one soon after the other. Pure.
+
+    Parameters
+    ----------
+    now : float
+        When the first agent began, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._begun = self._since = now
+        self._deaths = 0
+
+    def pause(self, now: float) -> float | None:
+        """Seconds until the next agent is to be started; None: not any more.
+
+        Parameters
+        ----------
+        now : float
+            When the last one has died.
+        """
+        if not self._deaths or now - self._begun >= LIVED_SECONDS:
+            self._since, self._deaths = now, 0
+        self._deaths += 1
+        if now - self._since >= TRIED_SECONDS:
+            return None
+        vain = self._deaths - AT_ONCE_MAX
+        seconds = min(PAUSE_MAX, PAUSE_MIN * 2.0 ** min(vain - 1, 16)) if vain > 0 else 0.0
+        self._begun = now + seconds
+        return seconds
 
 
 class Keeper:
@@ -58,7 +93,7 @@ class Keeper:
         self._keep: Keep | None = None
         self._lock = self._listener = self._pidfd = -1
         self._deposits: dict[str, tuple[Deposit, list[int]]] = {}
-        self._starts: deque[float] = deque(maxlen=STARTS_MAX)
+        self._series = Series(time.monotonic())
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
@@ -67,12 +102,13 @@ class Keeper:
             self._bury()
             if self._keep is None:
                 return
-            now = time.monotonic()
-            if len(self._starts) == STARTS_MAX and now - self._starts[0] < STARTS_SECONDS:
+            pause = self._series.pause(time.monotonic())
+            if pause is None:
                 self._give_up(self._keep)
                 return
-            self._starts.append(now)
-            log.warning("The agent died: the next one takes %d sessions", len(self._deposits))
+            count = len(self._deposits)
+            log.warning("The agent died: the next one takes %d sessions, in %g s", count, pause)
+            time.sleep(pause)  # nobody has anything to say meanwhile
             self._start(self._keep)
         # Closed before the connection: at its end the agent leaves, and the lock must be free then.
         close_all([self._lock, self._listener])
@@ -131,6 +167,7 @@ class Keeper:
                 )
             except OSError:
                 log.exception("No agent could be started")
+                self._child = None
                 return  # its connection ends here
         self._pidfd = os.pidfd_open(self._child.pid)
         self._agent.settimeout(HAND_OVER_SECONDS)

@@ -20,13 +20,21 @@ from kernelproxy.agent.foreign import Guard
 from kernelproxy.agent.owners import Owner, check_forked
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.workers import SAID_MAX, Worker
-from kernelproxy.errors import ControlError, ProtocolError, WorkerError
+from kernelproxy.errors import (
+    ControlError,
+    InternalError,
+    ProtocolError,
+    WorkerDiedError,
+    WorkerError,
+)
 from kernelproxy.protocol import Error, Message, Spawn, Spawned, WorkerExited, ZygoteReady
 
 log = logging.getLogger(__name__)
 
 #: Environments of one user at a time, under a daemon that serves several.
 _KEPT_MAX = 8
+#: How often one is started that somebody kills while it gets ready.
+_STARTS_MAX = 10
 #: Sets of groups, and homes, that a user may have had since zygotes were last tidied up.
 _IDENTITIES_MAX = 32
 
@@ -106,10 +114,21 @@ class Zygote:
             seconds = self._settings.zygote_seconds
             raise WorkerError(f"{self.python} was not ready after {seconds:g} s.") from error
         except (OSError, ProtocolError, subprocess.SubprocessError) as error:
-            raise WorkerError(f"{self.python} could not start workers ({error}).") from error
+            why = f"{self.python} could not start workers ({error})."
+            if await self._was_killed():
+                raise WorkerDiedError(why) from error
+            raise WorkerError(why) from error
         self.ready = message
         self._reader = asyncio.create_task(self._read(self._channel), name=f"zygote {self.python}")
         return message
+
+    async def _was_killed(self) -> bool:
+        """Whether it was ended by a signal, once its connection has ended."""
+        if self._process is None:
+            return False
+        seconds = self._settings.order_seconds
+        await asyncio.to_thread(_reap, self._process, seconds)
+        return bool(self._process.returncode and self._process.returncode < 0)
 
     def _launch(self, fd: int) -> subprocess.Popen[bytes]:
         owner, bundle = self._owner, str(paths.bundle_dir())
@@ -295,16 +314,25 @@ class Zygotes:
         return zygote
 
     async def _start(self, python: str) -> Zygote:
-        zygote = Zygote(python, self._settings, self._retire, self.owner)
         try:
-            ready = await zygote.start()
-        except BaseException:
-            await zygote.close()
-            raise
+            zygote, ready = await self._started(python)
         finally:
             del self._starting[python]
         self._zygotes[python, ready.torch_version] = zygote
         return zygote
+
+    async def _started(self, python: str) -> tuple[Zygote, ZygoteReady]:
+        """Start one, and another one for each that somebody kills before it is ready."""
+        for left in reversed(range(_STARTS_MAX)):
+            zygote = Zygote(python, self._settings, self._retire, self.owner)
+            try:
+                return zygote, await zygote.start()
+            except BaseException as error:
+                await zygote.close()
+                if not isinstance(error, WorkerDiedError) or not left:
+                    raise
+                log.warning("%s Starting another one.", error)
+        raise InternalError("no zygote was started")
 
     def __len__(self) -> int:
         """How many there are, also of those that begin or end."""

@@ -204,11 +204,15 @@ def toy_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     def start(devices: str = "cpu:1GiB@1", **settings) -> ToyHost:
         ready, write_end = os.pipe()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JUPYTER_SING_DEVICES": devices}
+        log = os.open(settings.pop("log"), os.O_WRONLY) if "log" in settings else None
+        environment["TOY_KILLS"] = settings.pop("kills", "")
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.doubles.daemon", str(write_end), json.dumps(settings)],
             pass_fds=(write_end,),
             env=environment,
+            stderr=log,
         )
+        close_all([log] if log is not None else [])
         os.close(write_end)
         said = os.read(ready, 1000)
         os.close(ready)
