@@ -66,8 +66,8 @@ class TestWaits:
             assert found.expected_wait is not None
             (holder,) = {"first", "second"} - {name}
             assert found.where in (
-                f"cpu:0, where {holder} works",
-                f"cpu:0, where {holder} goes first",
+                f"cpu:0 (in use by {holder})",
+                f"cpu:0 ({holder} goes first)",
                 "",  # it has the next turn for sure
             )
             assert granted(host, name) == pytest.approx(found.expected_wait, abs=0.6)
@@ -118,8 +118,8 @@ class TestPlaces:
         assert {name: each.position for name, each in found.items()} == {
             "left0": 1, "left1": 2, "left2": 3, "right": 1, "anywhere": 5,
         }  # fmt: skip
-        assert found["left1"].where == "cpu:0, where a works"
-        assert found["right"].where == "cpu:1, where b works"
+        assert found["left1"].where == "cpu:0 (in use by a)"
+        assert found["right"].where == "cpu:1 (in use by b)"
 
     def test_within_a_limit_only_their_own_are_before(self) -> None:
         limits = {("default", "grace"): Limits(devices=1)}
