@@ -23,6 +23,7 @@ from jupyter_sing import activity, doctor, policies, simulate, table
 from jupyter_sing.controller import journal
 from jupyter_sing.output import until_nobody_reads
 from jupyter_sing.progress import Line
+from jupyter_sing.waiting import Waiting
 from kernelproxy import native, paths, variables
 from kernelproxy.agent.arbiter import TIERS
 from kernelproxy.agent.system import system_place
@@ -240,14 +241,17 @@ def suspend(options: argparse.Namespace) -> int:
 
 def resume(options: argparse.Namespace) -> int:
     """``resume S``: returns when the session is on its device."""
-    with connect(start=False) as control:
-        return _show_session(options, control.expect(SessionReply, Resume(options.session)))
+    waiting = Waiting(options.session, wanted=not options.json)
+    with connect(start=False) as control, waiting:
+        reply = control.expect(SessionReply, Resume(options.session))
+    return _show_session(options, reply)
 
 
 def migrate(options: argparse.Namespace) -> int:
     """``migrate S DEVICE``: returns when the session is on that device."""
     request = Migrate(options.session, options.device)
-    with connect(start=False) as control:
+    waiting = Waiting(options.session, wanted=not options.json)
+    with connect(start=False) as control, waiting:
         reply = control.expect(SessionReply, request)
     if options.json:
         _print_json(reply.session)
@@ -293,7 +297,8 @@ def checkpoint(options: argparse.Namespace) -> int:
     with connect(start=False) as control, Line("Saving", wanted=not options.json) as line:
         name = options.name or options.called or ""
         request = Checkpoint(options.session, name, form=options.form)
-        reply = control.expect(CheckpointReply, request, show=line.show_bytes)
+        with Waiting(options.session, wanted=not options.json):
+            reply = control.expect(CheckpointReply, request, show=line.show_bytes)
     if options.json:
         _print_json(reply.checkpoint)
         return 0
@@ -322,7 +327,8 @@ def restore(options: argparse.Namespace) -> int:
             session = options.last or options.session or _only_session(control)
             name = control.expect(CheckpointReply, LastCheckpoint(session)).checkpoint["name"]
         request = Restore(session, name, options.form)
-        outcome = control.expect(RestoreReply, request, show=line.show_bytes).outcome
+        with Waiting(session, wanted=not options.json):
+            outcome = control.expect(RestoreReply, request, show=line.show_bytes).outcome
     if options.json:
         _print_json(outcome)
         return 0

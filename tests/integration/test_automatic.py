@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -100,12 +102,15 @@ def test_what_was_asked_for_is_withdrawn_when_who_asked_has_gone(
 ) -> None:
     host = toy_host()
     client = host.client()
-    run_cells(client)
-    sock = control.open_socket(paths.socket_path())
-    send_message(sock, Checkpoint(client.session, "one"))
-    wish = wishes.next()
+    host.work(client)
+    command = [sys.executable, "-m", "jupyter_sing.cli", "checkpoint", client.session, "one"]
+    with client.cell(), subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.kill()
+        wish = wishes.next()
+    assert said.startswith("Waiting for toy. Running"), said
     assert (wish.verb, wish.name, wish.withdrawn) == ("checkpoint", "one", False)
-    sock.close()  # as that of a command that is killed
     wish = wishes.next()
     assert (wish.verb, wish.name, wish.withdrawn) == ("checkpoint", "one", True)
     assert wishes == []
