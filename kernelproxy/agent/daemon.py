@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import fcntl
 import importlib.metadata
 import logging
@@ -13,11 +14,12 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from kernelproxy import paths
+from kernelproxy.agent import ownlog
 from kernelproxy.agent.arbiter import Arbiter
 from kernelproxy.agent.channel import Channel
 from kernelproxy.agent.conversations import Conversations
@@ -36,6 +38,9 @@ log = logging.getLogger(__name__)
 _BACKLOG = 4096
 _ACCEPTS_AT_ONCE = 64
 _SYSTEM_THREADS = 64
+#: Who connects waits so long when there is nothing left to serve one more with.
+ACCEPT_PAUSE_SECONDS = 1.0
+_LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 #: The group of entry points that name arbiters.
 ARBITERS = "kernelproxy.arbiters"
 
@@ -113,7 +118,8 @@ class Daemon:
             self._deposits.resume(self._estate)
             self._agent.adopt(self._estate.sessions)
         self._agent.begin()
-        loop.add_reader(self._listener, self._accept)
+        self._admit()
+        self._bound_log()
         self._on_quiet()
         _tell(ready_fd, "ready")
         await self._agent.stopping.wait()
@@ -132,7 +138,7 @@ class Daemon:
     def _accept(self) -> bool:
         """Take the connections that wait, so many at a time; return whether there was one."""
         accepted = False
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError), self._spare():
             for _ in range(_ACCEPTS_AT_ONCE):
                 sock, _ = self._listener.accept()
                 accepted = True
@@ -143,6 +149,30 @@ class Daemon:
                 self._conversing.add(task)
                 task.add_done_callback(self._conversing.discard)
         return accepted
+
+    @contextlib.contextmanager
+    def _spare(self) -> Iterator[None]:
+        """Without descriptors or memory for a connection, let those wait that come, for a while."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _LACKING:
+                raise
+            log.warning("Nobody can connect for %g s: %s", ACCEPT_PAUSE_SECONDS, error.strerror)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener)
+            loop.call_later(ACCEPT_PAUSE_SECONDS, self._admit)
+
+    def _admit(self) -> None:
+        """Accept connections, unless it stops."""
+        if not self._agent.stopping.is_set():
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _bound_log(self) -> None:
+        """Keep the log below a size as long as it runs."""
+        with contextlib.suppress(OSError):  # nothing that only tells ends anything
+            ownlog.bound(self._place.private / "agent.log")
+        asyncio.get_running_loop().call_later(ownlog.LOOK_SECONDS, self._bound_log)
 
     def _on_quiet(self) -> None:
         """There is no session: leave if it stays so."""
@@ -156,23 +186,25 @@ class Daemon:
     def _leave_if_quiet(self) -> None:
         """See Note [Leaving]."""
         if self._agent.sessions or self._agent.stopping.is_set():
-            return
-        lock = os.open(
-            self._place.private / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+            return None
+        path = self._place.private / "start.lock"
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            log.warning("The daemon cannot leave: %s", error)
+            return self._on_quiet()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            self._on_quiet()
-            return
+            return self._on_quiet()
         # Who only watches may do that elsewhere.
         if self._accept() or len(self._conversing) > self._conversations.watchers:
             os.close(lock)
-            self._on_quiet()
-            return
+            return self._on_quiet()
         log.info("No session for %g s: the daemon leaves", self._settings.linger)
         self._agent.stopping.set()  # the lock is held until the process ends
+        return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

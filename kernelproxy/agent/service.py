@@ -318,15 +318,20 @@ class Agent:
         task.add_done_callback(self._prepared)
 
     def _tidy_later(self) -> None:
-        """Look after a while for zygotes that no session uses: each keeps a whole torch."""
-        if self._tidying is not None:
-            self._tidying.cancel()
-        loop = asyncio.get_running_loop()
-        self._tidying = loop.call_later(self.settings.linger, self._tidy)
+        """Look after a while for zygotes that no session uses: each keeps a whole torch.
+
+        However many sessions come and go meanwhile; one that was used lately is looked at again.
+        """
+        if self._tidying is None:
+            loop = asyncio.get_running_loop()
+            self._tidying = loop.call_later(self.settings.linger, self._tidy)
 
     def _tidy(self) -> None:
+        self._tidying = None
         used = [(each.zygotes.owner, each.python) for each in self.sessions.values()]
         self._households.retire_unused(used)
+        if self._households.unused(used):
+            self._tidy_later()
 
     def _prepared(self, task: asyncio.Task[object]) -> None:
         self._preparing.discard(task)

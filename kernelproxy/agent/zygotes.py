@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -72,6 +73,8 @@ class Zygote:
         self._on_death = on_death
         self.ready: ZygoteReady | None = None
         self.dead = False
+        #: When it was last asked for, or known to be used, in seconds of the monotonic clock.
+        self.used = time.monotonic()
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -301,6 +304,7 @@ class Zygotes:
         python = os.path.abspath(python)
         for (known, version), zygote in list(self._zygotes.items()):
             if known == python and torch_version in (None, version) and not zygote.dead:
+                zygote.used = time.monotonic()
                 return zygote
         if python not in self._starting:
             if self._crowd() >= _KEPT_MAX:
@@ -334,15 +338,22 @@ class Zygotes:
                 log.warning("%s Starting another one.", error)
         raise InternalError("no zygote was started")
 
+    @property
+    def pythons(self) -> list[str]:
+        """The interpreters of those that are ready."""
+        return [zygote.python for zygote in self._zygotes.values()]
+
     def __len__(self) -> int:
         """How many there are, also of those that begin or end."""
         return len(self._zygotes) + len(self._starting) + len(self._closing)
 
     def retire_unused(self, used: set[str]) -> None:
-        """End the zygotes of interpreters that are not among `used`."""
-        pythons = {os.path.abspath(python) for python in used}
+        """End the zygotes of interpreters that are not among `used`, and were not for a while."""
+        pythons, now = {os.path.abspath(python) for python in used}, time.monotonic()
         for zygote in list(self._zygotes.values()):
-            if zygote.python not in pythons:
+            if zygote.python in pythons:
+                zygote.used = now
+            elif now - zygote.used >= self._settings.linger:
                 self._retire(zygote)
 
     def _retire(self, zygote: Zygote) -> None:
@@ -405,6 +416,11 @@ class Households:
             zygotes.retire_unused(pythons.get(owner, set()))
             if not zygotes and owner not in pythons:
                 del self._of[owner]
+
+    def unused(self, used: Iterable[tuple[Owner | None, str]]) -> bool:
+        """Whether there are zygotes of users and interpreters that are not among `used`."""
+        pythons = {(owner, os.path.abspath(python)) for owner, python in used}
+        return any((o, python) not in pythons for o, z in self._of.items() for python in z.pythons)
 
     async def close(self) -> None:
         """End all of them."""

@@ -204,7 +204,7 @@ def toy_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     def start(devices: str = "cpu:1GiB@1", **settings) -> ToyHost:
         ready, write_end = os.pipe()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JUPYTER_SING_DEVICES": devices}
-        log = os.open(settings.pop("log"), os.O_WRONLY) if "log" in settings else None
+        log = os.open(settings.pop("log"), os.O_WRONLY | os.O_APPEND) if "log" in settings else None
         environment["TOY_KILLS"] = settings.pop("kills", "")
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.doubles.daemon", str(write_end), json.dumps(settings)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -16,7 +17,7 @@ import pytest
 
 from kernelproxy import control, paths
 from kernelproxy.errors import ControlError
-from kernelproxy.protocol import CloseSession, Prepare, Status, StatusReply, Stop
+from kernelproxy.protocol import CloseSession, Prepare, Status, StatusReply, Stop, Suspend
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives
@@ -260,3 +261,46 @@ def test_deep_runtime_directories_work(tmp_path: Path, monkeypatch: pytest.Monke
         assert connection.daemon_pid > 0
         connection.call(Stop(), WAIT_SECONDS)
     wait_until(lambda: not (deep / paths.SOCKET_NAME).exists())
+
+
+def test_a_zygote_that_no_session_uses_ends_though_others_come_and_go(
+    toy_host, tmp_path: Path
+) -> None:
+    host: ToyHost = toy_host(linger=0.5, stays=True)
+    host.work(host.client())
+    (used,) = set(host.children()) - {host.status().sessions[0]["worker_pid"]}
+    (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))
+    host.call(Prepare(str(tmp_path / "python")))
+    known = {used, host.status().sessions[0]["worker_pid"]}
+    (unused,) = wait_until(lambda: set(host.children()) - known)
+
+    def gone_while_others_come() -> bool:
+        host.call(CloseSession(host.open("comes")))
+        return not lives(unused)
+
+    wait_until(gone_while_others_come)
+    assert lives(used)
+
+
+def test_without_descriptors_the_agent_pauses_and_ends_nobody(toy_host, tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+    log.touch()
+    host: ToyHost = toy_host(log=str(log))
+    works, comes_back = host.client("works"), host.client("comes back")
+    for client in (works, comes_back):
+        host.work(client)
+    host.call(Suspend(comes_back.session, "You asked for it."))
+    agent = host.agent_pid()
+    limits = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, limits[1]))
+    asking = ask_in_a_process()
+    wait_until(lambda: "Nobody can connect" in log.read_text())
+    works.add(2)
+    assert works.read() == works.state
+    with comes_back.cell():
+        comes_back.add(2)
+        wait_until(lambda: "Too many open files. Nothing is lost" in log.read_text())
+        assert len(log.read_text()) < 20_000
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, limits)
+        assert comes_back.read() == comes_back.state
+    assert asking.communicate()[0] == f"{agent}\n"
