@@ -82,6 +82,11 @@ def check_inside(directory: Path, remedy: str) -> None:
             raise _refusal(path, found, directory, remedy)
 
 
+def overflow_uid() -> int:
+    """Number of all users who have none in this namespace."""
+    return int(_OVERFLOW.read_text())
+
+
 def _way(path: Path, *, make: bool) -> Iterator[tuple[Path, os.stat_result]]:
     """Go from ``/`` to a path, through what symbolic links stand for; yields them, too.
 
@@ -117,7 +122,7 @@ def _way(path: Path, *, make: bool) -> Iterator[tuple[Path, os.stat_result]]:
 def _check_above(above: list[tuple[Path, os.stat_result]], target: Path, remedy: str) -> None:
     trusted = {0, os.getuid()}
     # In a namespace without a number for the machine's root, what is root's is everybody else's.
-    if above and above[0][1].st_uid == int(_OVERFLOW.read_text()):
+    if above and above[0][1].st_uid == overflow_uid():
         trusted.add(above[0][1].st_uid)
     for path, found in above:
         if found.st_uid not in trusted:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernelproxy.errors import ControlError
-from kernelproxy.ownership import check_inside, own_directory
+from kernelproxy.ownership import check_inside, overflow_uid, own_directory
 
 SOCKET_NAME = "agent.sock"
 #: Of a daemon that all users of the machine share.
@@ -139,7 +139,16 @@ def system_socket() -> Path | None:
     open_to_others = directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not stat.S_ISDIR(directory.st_mode) or open_to_others:
         raise ControlError(f"{path.parent} may be written by others than root.", "unsafe-directory")
-    if not stat.S_ISSOCK(found.st_mode) or directory.st_uid or found.st_uid:
+    owners = {directory.st_uid, found.st_uid}
+    if owners != {0} and owners <= {0, overflow_uid()}:
+        raise ControlError(
+            f"{path} belongs to a user who has no number in this container, which is probably the "
+            "machine's root: the machine's daemon cannot serve rootless containers. Run without a "
+            "namespace of users, or set JUPYTER_SING_SYSTEM_DIR to an empty directory and "
+            "JUPYTER_SING_DEVICES to devices that the machine's daemon does not have.",
+            "unsafe-directory",
+        )
+    if not stat.S_ISSOCK(found.st_mode) or owners != {0}:
         raise ControlError(f"{path} is not root's: do not use it.", "unsafe-directory")
     return path
 

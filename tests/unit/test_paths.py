@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import paths
+from kernelproxy import ownership, paths
 from kernelproxy.errors import ControlError
 
 
@@ -163,4 +163,12 @@ class TestTheSystemsSocket:
             found.unlink()
             found.touch()
         with pytest.raises(ControlError):
+            paths.socket_path()
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+    def test_in_a_rootless_container_it_is_said_what_to_do(self, system: Path) -> None:
+        nobody = ownership.overflow_uid()
+        os.chown(system, nobody, nobody)
+        os.chown(system / "agent.sock", nobody, nobody)
+        with pytest.raises(ControlError, match=r"no number in this container.*DEVICES"):
             paths.socket_path()
