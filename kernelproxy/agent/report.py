@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pwd
@@ -9,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent.company import known_as, shared
@@ -30,6 +32,8 @@ PINNED = "Idle. Pinned: stays on its GPU."
 RESTORED = "Resuming on its GPU."
 STARTS = "Starting on its GPU."
 REBUILT = "The GPU process ended unexpectedly. Rebuilding its state; nothing is lost."
+
+_SUBORDINATE = Path("/etc/subuid")
 
 
 def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any]:
@@ -224,11 +228,29 @@ def held(session: Session, hold: Hold, why: str) -> str:
 
 @functools.lru_cache(maxsize=4096)  # who knows names may be another machine
 def user_name(uid: int) -> str:
-    """Name of a user, or the number of one without a name."""
+    """Name of a user; ``uid:N`` of one without a name, as policies write it.
+
+    Numbers that ``/etc/subuid`` has given to somebody, for containers, are ``subuid:N``: whoever
+    has them can be any of them, so no policy means one of those by a number.
+    """
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(uid)
+        return f"subuid:{uid}" if _is_subordinate(uid) else f"uid:{uid}"
+
+
+def _is_subordinate(uid: int) -> bool:
+    """Whether a user's number is in somebody's range of subordinate ones."""
+    try:
+        lines = _SUBORDINATE.read_text(errors="replace").splitlines()
+    except OSError:  # then nobody has any
+        return False
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            _, start, count = line.split(":")
+            if int(start) <= uid < int(start) + int(count):
+                return True
+    return False
 
 
 def timestamp(monotonic: float) -> str:

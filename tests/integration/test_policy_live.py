@@ -13,6 +13,7 @@ import pytest
 
 from jupyter_sing import cli
 from jupyter_sing.controller import journal
+from jupyter_sing.scheduler.policy import parse, resolve
 from kernelproxy import control, paths
 from kernelproxy.agent import report
 from kernelproxy.agent.arbiter import Allowance
@@ -69,11 +70,38 @@ def queued(host: ToyHost, client: ToyClient) -> dict[str, Any]:
 def test_a_claim_is_believed_from_our_own_user_alone() -> None:
     ours, other = os.getuid(), os.getuid() + 4321
     assert user_of("ada", ours) == user_of("ada", 0) == "ada"
-    assert user_of("ada", other) == user_of("", other) == str(other)
+    assert user_of("ada", other) == user_of("", other) == f"uid:{other}"
     assert user_of("", 0) == "root"
     for wrong in ("a\nb", "a" * 201):
         with pytest.raises(ControlError):
             user_of(wrong, ours)
+
+
+def test_a_number_is_a_uid_only_where_the_policy_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student's number may be somebody's user number, or one of somebody's subordinate ones."""
+    subordinate = tmp_path / "subuid"
+    subordinate.write_text("bob:2100000:65536\nbroken\neve:x:1\n")
+    monkeypatch.setattr(report, "_SUBORDINATE", subordinate)
+    names = [report.user_name(uid) for uid in (2026001, 2026002, 2100000, 2165535, 2165536)]
+    assert names == [
+        "uid:2026001",
+        "uid:2026002",
+        "subuid:2100000",
+        "subuid:2165535",
+        "uid:2165536",
+    ]
+    text = """
+virtual_clusters:
+  lab:
+    groups:
+      students: {members: [2026001, "uid:2026002", 2100000, "uid:2100000", "2*"]}
+others: {admitted: false}
+"""
+    policy = parse(text)
+    assert [resolve(policy, name).admitted for name in names] == [False, True, False, False, False]
+    assert resolve(policy, "2026001").admitted  # who is called so
 
 
 # -------------------------------------------------------------------- applying

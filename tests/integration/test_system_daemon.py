@@ -113,7 +113,7 @@ def plainly(machine: Machine) -> dict[int, str]:
 
 def of(machine: Machine, owner: int, seen_by: int = 0) -> dict:
     """The session of a user, as another one sees it."""
-    (found,) = (s for s in machine.status(seen_by) if s["owner"] == str(owner))
+    (found,) = (s for s in machine.status(seen_by) if s["owner"] == f"uid:{owner}")
     return found
 
 
@@ -158,7 +158,7 @@ def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[in
 
     # Who holds what is seen by all; the rest is nobody else's affair.
     bobs, seen = of(machine, BOB), of(machine, BOB, seen_by=ALICE)
-    assert (seen["id"], seen["owner"], seen["device"]) == (bobs["id"], str(BOB), "cpu:0")
+    assert (seen["id"], seen["owner"], seen["device"]) == (bobs["id"], f"uid:{BOB}", "cpu:0")
     assert bobs["name"] == f"of-{BOB}"
     assert bobs["log_head"] > 0
     hidden = ("name", "kernel_id", "reason", "kernel_pid", "worker_pid", "log_head", "operators")
@@ -167,10 +167,10 @@ def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[in
 
     # What is whose can be changed by that one alone, and by root.
     for refused in machine.program(ALICE, REFUSED, bobs["id"]).splitlines():
-        assert f"belongs to {BOB}: only {BOB} or an admin can" in refused, refused
+        assert f"belongs to uid:{BOB}: only uid:{BOB} or an admin can" in refused, refused
     for name in (bobs["id"], bobs["id"][:8]):  # as the table has it
         refused = machine.sing(ALICE, "suspend", name)
-        text = f"{name} belongs to {BOB}: only {BOB} or an admin can suspend it."
+        text = f"{name} belongs to uid:{BOB}: only uid:{BOB} or an admin can suspend it."
         assert refused.stderr == f"jupyter sing: {text}\n"
     refused = machine.sing(ALICE, "suspend", bobs["name"])  # which is hidden
     assert refused.stderr == f"jupyter sing: There is no session {bobs['name']!r}.\n"
@@ -218,8 +218,8 @@ def test_who_watches_sees_of_others_what_all_may_see(machine: Machine, gate: Pat
     gate.touch()
     for run in runs.values():
         finish(run)
-    names = {str(ALICE): {f"of-{ALICE}"}, str(BOB): {f"of-{BOB}"}}
-    for uid, seen_names in ((0, names), (ALICE, names | {str(BOB): {""}})):
+    names = {f"uid:{ALICE}": {f"of-{ALICE}"}, f"uid:{BOB}": {f"of-{BOB}"}}
+    for uid, seen_names in ((0, names), (ALICE, names | {f"uid:{BOB}": {""}})):
         found = json.loads(machine.sing(uid, "activity", "--json").stdout)
         entries = [*found["events"], *(each for e in found["devices"] for each in e["held"])]
         for owner, expected in seen_names.items():
