@@ -274,7 +274,12 @@ def connect_now(start: bool = True, path: Path | None = None) -> Control:
         # Somebody else may have started it while we waited for the lock.
         with absent:
             return Control(open_socket(path), path)
-        start_detached(path.parent)
+        try:
+            start_detached(path.parent)
+        except ControlError:
+            with absent:  # one lives whose socket had gone for a moment
+                return Control(open_socket(path), path)
+            raise
         try:
             return Control(open_socket(path), path)
         except OSError as error:

@@ -12,18 +12,18 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from kernelproxy import paths
 from kernelproxy.agent import ownlog
 from kernelproxy.agent.arbiter import Arbiter
 from kernelproxy.agent.channel import Channel
 from kernelproxy.agent.conversations import Conversations
 from kernelproxy.agent.deposits import Deposits, Estate, end_workers, take_over
+from kernelproxy.agent.door import LOCK_NAME, LOOK_SECONDS, Door
 from kernelproxy.agent.guests import Guests, Modesty
 from kernelproxy.agent.service import Agent
 from kernelproxy.agent.settings import Settings
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _BACKLOG = 4096
 _ACCEPTS_AT_ONCE = 64
 _SYSTEM_THREADS = 64
+_LOCK_LOOK_SECONDS = 0.05
 #: Who connects waits so long when there is nothing left to serve one more with.
 ACCEPT_PAUSE_SECONDS = 1.0
 _LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -86,22 +87,11 @@ class Daemon:
         self._guests = Guests() if place.system else None
         self._timer: asyncio.TimerHandle | None = None
         devices = configured_devices()
-        self._listener = self._listen() if estate is None else estate.listener
+        self._door = Door(place, lock, None if estate is None else estate.listener)
         keep = Keep(list(command), str(place.socket))
-        self._deposits = Deposits(keep, lock, self._listener, lambda: self._agent.deposit())
+        self._deposits = Deposits(keep, lock, self._door.listener, lambda: self._agent.deposit())
         self._agent = Agent(devices, agent_settings, self._deposits, self._on_quiet, arbiter)
         self._conversations = Conversations(self._agent)
-
-    def _listen(self) -> socket.socket:
-        """Bind the socket; the lock on the directory is held, so one that exists is stale."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = self._place.socket
-        path.unlink(missing_ok=True)
-        with paths.short_path(path) as name:
-            listener.bind(name)
-        os.chown(path, -1, self._place.group)
-        path.chmod(self._place.mode)  # nobody connects before it listens
-        return listener
 
     async def serve(self, ready_fd: int) -> None:
         """Say that it is ready, and serve until told to stop or without sessions for a while."""
@@ -110,8 +100,7 @@ class Daemon:
             loop.set_default_executor(ThreadPoolExecutor(_SYSTEM_THREADS, "sing-work"))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._agent.stopping.set)
-        self._listener.setblocking(False)
-        self._listener.listen(_BACKLOG)  # inherited, too: who connects sees this process
+        self._listen()
         if self._estate is None:
             await self._deposits.start()
         else:
@@ -120,14 +109,14 @@ class Daemon:
         self._agent.begin()
         self._admit()
         self._bound_log()
+        self._watch_door()
         self._on_quiet()
         _tell(ready_fd, "ready")
         await self._agent.stopping.wait()
-        loop.remove_reader(self._listener)
+        loop.remove_reader(self._door.listener)
         self._deposits.say_farewell()  # from here on a death is an end, too
         # Unlinked first: who comes now finds no daemon, and waits for the lock to start one.
-        self._place.socket.unlink(missing_ok=True)
-        self._listener.close()
+        self._door.close()
         await self._deposits.close()
         await self._agent.close()
         await self._conversations.say_farewell()
@@ -135,12 +124,36 @@ class Daemon:
             task.cancel()
         await asyncio.gather(*self._conversing, return_exceptions=True)
 
+    def _listen(self) -> None:
+        """Let others connect, also to a socket that is inherited: they see this process."""
+        self._door.listener.setblocking(False)
+        self._door.listener.listen(_BACKLOG)
+
+    def _watch_door(self) -> None:
+        """See Note [Door]."""
+        if self._agent.stopping.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        loop.call_later(LOOK_SECONDS, self._watch_door)
+        try:
+            before = self._door.repaired()
+        except OSError as error:
+            log.warning("The socket has gone, and cannot be made anew: %s", error)
+            return
+        if before is not None:
+            log.warning("The socket had gone: there is another one")
+            loop.remove_reader(before)
+            before.close()  # who waits there connects again
+            self._listen()
+            self._admit()
+            self._deposits.listen_to(self._door.listener)
+
     def _accept(self) -> bool:
         """Take the connections that wait, so many at a time; return whether there was one."""
         accepted = False
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError), self._spare():
             for _ in range(_ACCEPTS_AT_ONCE):
-                sock, _ = self._listener.accept()
+                sock, _ = self._door.listener.accept()
                 accepted = True
                 channel = Channel(sock) if self._guests is None else self._guests.admit(sock)
                 if channel is None:
@@ -160,13 +173,13 @@ class Daemon:
                 raise
             log.warning("Nobody can connect for %g s: %s", ACCEPT_PAUSE_SECONDS, error.strerror)
             loop = asyncio.get_running_loop()
-            loop.remove_reader(self._listener)
+            loop.remove_reader(self._door.listener)
             loop.call_later(ACCEPT_PAUSE_SECONDS, self._admit)
 
     def _admit(self) -> None:
         """Accept connections, unless it stops."""
         if not self._agent.stopping.is_set():
-            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+            asyncio.get_running_loop().add_reader(self._door.listener, self._accept)
 
     def _bound_log(self) -> None:
         """Keep the log below a size as long as it runs."""
@@ -303,15 +316,19 @@ async def _serve(
 
 def _lock(place: Place) -> int:
     """Take the lock that the one daemon of a place holds; one that leaves is waited for."""
-    lock = os.open(place.private / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if place.socket.exists():
-            os.close(lock)
-            raise ControlError(f"A daemon runs in {place.directory} already.", "failed") from None
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
+    lock = os.open(place.private / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if place.socket.exists():
+                os.close(lock)
+                raise ControlError(
+                    f"A daemon runs in {place.directory} already.", "failed"
+                ) from None
+            time.sleep(_LOCK_LOOK_SECONDS)  # one that leaves, or makes its socket anew
+        else:
+            return lock
 
 
 def _tell(ready_fd: int, text: str) -> None:

@@ -180,10 +180,18 @@ class Deposits:
         self._process = process
         self._begun = time.monotonic()
         self._join(ours, os.pidfd_open(process.pid))
+        self._tell_what_to_keep()
+        self._everything()
+
+    def _tell_what_to_keep(self) -> None:
         pidfd = os.pidfd_open(os.getpid())
         self._send(self._keep, [self._lock, self._listener.fileno(), pidfd])
         os.close(pidfd)
-        self._everything()
+
+    def listen_to(self, listener: socket.socket) -> None:
+        """Have another listening socket kept from now on, which is the caller's."""
+        self._listener = listener
+        self._tell_what_to_keep()
 
     def resume(self, estate: Estate) -> None:
         """Go on with the keeper that has what is in `estate`."""

@@ -129,6 +129,7 @@ class Keeper:
         match message:
             case Keep():
                 self._keep = message
+                close_all([fd for fd in (self._lock, self._listener, self._pidfd) if fd >= 0])
                 self._lock, self._listener, self._pidfd = fds
             case Deposit():
                 self._drop(message.session)

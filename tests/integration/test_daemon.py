@@ -304,3 +304,35 @@ def test_without_descriptors_the_agent_pauses_and_ends_nobody(toy_host, tmp_path
         resource.prlimit(agent, resource.RLIMIT_NOFILE, limits)
         assert comes_back.read() == comes_back.state
     assert asking.communicate()[0] == f"{agent}\n"
+
+
+def test_a_socket_whose_file_has_gone_is_made_anew_and_outlives_the_agent(toy_host) -> None:
+    host: ToyHost = toy_host()
+    client = host.client()
+    host.work(client)
+    agent, path = host.agent_pid(), paths.runtime_dir() / paths.SOCKET_NAME
+    mode = path.stat().st_mode
+    for _ in range(2):
+        path.unlink()
+        asking = [ask_in_a_process() for _ in range(2)]  # they may start a daemon, in vain
+        assert {each.communicate()[0] for each in asking} == {f"{agent}\n"}
+        assert path.stat().st_mode == mode
+        host.kill_agent()
+        client.add(2)
+        assert client.read() == client.state
+        agent = host.agent_pid()
+
+
+def test_a_daemon_removes_and_repairs_its_own_socket_only(toy_host) -> None:
+    host: ToyHost = toy_host()
+    directory = paths.runtime_dir()
+    (directory / "agent.lock").unlink()  # whoever lives here now has another one
+    (directory / "agent.lock").touch()
+    path = directory / paths.SOCKET_NAME
+    ours = directory / "ours"
+    path.rename(ours)
+    path.touch()
+    with control.connect_now(start=False, path=ours) as connection:
+        connection.call(Stop(), WAIT_SECONDS)
+    assert host.process.wait(WAIT_SECONDS) == 0
+    assert path.stat().st_size == 0
