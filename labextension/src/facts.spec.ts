@@ -9,7 +9,8 @@ import {
   withoutTurn
 } from './facts';
 import { aDevice, aSession } from './testing/sessions';
-import { deviceName, readable, sentenceBeside } from './words';
+import sizes from './testing/sizes.json';
+import { bytesText, deviceName, readable, sentenceBeside } from './words';
 
 const trans = nullTranslator.load('');
 const GB = 2 ** 30;
@@ -56,12 +57,12 @@ test('says when the last checkpoint was made, with the date if that was not toda
 test('says how full devices are, and how many wait for them', () => {
   const memory = { memory_used: 12 * GB, memory_total: 80 * GB };
   const device = aDevice({ id: 'cuda:1', kind: 'cuda', ...memory });
-  expect(devicesText([device], 0, trans)).toBe('GPU 1: 12/80 GB');
-  expect(devicesText([device], 2, trans)).toBe('GPU 1: 12/80 GB · 2 waiting');
+  expect(devicesText([device], 0, trans)).toBe('GPU 1: 12.0 GiB of 80.0 GiB');
+  expect(devicesText([device], 2, trans)).toBe('GPU 1: 12.0 GiB of 80.0 GiB · 2 waiting');
   const other = { ...device, id: 'cuda:0', memory_used: GB };
-  expect(devicesText([other, device], 1, trans)).toBe('2 GPUs: 13/160 GB · 1 waiting');
+  expect(devicesText([other, device], 1, trans)).toBe('2 GPUs: 13.0 GiB of 160.0 GiB · 1 waiting');
   const software = aDevice({ memory_used: GB, memory_total: 2 * GB });
-  expect(devicesText([other, software], 0, trans)).toBe('2 GPUs: 2/82 GB');
+  expect(devicesText([other, software], 0, trans)).toBe('2 GPUs: 2.0 GiB of 82.0 GiB');
 });
 
 test('those wait for a device who are queued for it', () => {
@@ -103,4 +104,8 @@ test.each([
   ['other', 'other']
 ])('people call %s %s', (id, name) => {
   expect(deviceName(id)).toBe(name);
+});
+
+test.each(sizes as [number, string][])('%d bytes are %s, as on the command line', (count, text) => {
+  expect(bytesText(count)).toBe(text);
 });

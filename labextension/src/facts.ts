@@ -72,7 +72,7 @@ export function checkpointText(
     : trans.__('Last checkpoint: %1, %2', made, how);
 }
 
-/** Say how full devices are, and how many wait: `GPU 1: 12/80 GB · 2 waiting`. */
+/** Say how full devices are, and how many wait: `GPU 1: 12.0 GiB of 80.0 GiB · 2 waiting`. */
 export function devicesText(
   devices: readonly Device[],
   waiting: number,
@@ -101,7 +101,7 @@ export function devicesTextsMax(devices: readonly Device[], trans: TranslationBu
   const total = devices.reduce((sum, each) => sum + each.memory_total, 0);
   const [first, ...others] = devices.map(each => ({ ...each, memory_used: 0 }));
   // A fraction may be longer than the whole.
-  return [0.9 * 2 ** 30, total].map(memory_used =>
+  return [1023.9 * 2 ** 20, total].map(memory_used =>
     devicesText([{ ...first, memory_used }, ...others], WAITING_MAX, trans)
   );
 }

@@ -75,7 +75,7 @@ test.each([
   expect(part('session-1', 'Name')).toBe('train.ipynb');
   expect(part('session-1', 'Word')).toBe(word);
   expect(part('session-1', 'Next')).toBe('This happens next.');
-  expect(part('session-1', 'Memory')).toBe(state === 'suspended' ? '' : '256 MB');
+  expect(part('session-1', 'Memory')).toBe(state === 'suspended' ? '' : '256.0 MiB');
   expect(button('session-1')?.getAttribute('aria-label') ?? null).toBe(label);
   expect(row('session-1').querySelector('svg path')?.getAttribute('d')).toBeTruthy();
 });
@@ -85,7 +85,7 @@ test('a device says how full it is, and how many wait', () => {
   model.changed.emit();
   render();
   expect(part('cpu:0', 'Name')).toBe('Simulated GPU 0');
-  expect(part('cpu:0', 'Occupancy')).toBe('0.3/2 GB');
+  expect(part('cpu:0', 'Occupancy')).toBe('256.0 MiB of 2.0 GiB');
   expect(part('cpu:0', 'Waiting')).toContain('1 waiting');
   expect(row('cpu:0').querySelector('[role=meter]')?.getAttribute('aria-valuenow')).toBe('13');
   expect(part('cuda:1', 'Name')).toBe('GPU 1');

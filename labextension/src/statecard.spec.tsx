@@ -116,9 +116,9 @@ test('names those on its device: notebooks of ours, owners of others', async () 
     aSession({ id: 'away', name: 'away.ipynb', state: 'suspended', memory: 0 })
   );
   const others = [...card.node.querySelectorAll('li')].map(each => each.textContent);
-  expect(others).toEqual(['compare.ipynbIdle256 MB', 'Session of bobRunning256 MB']);
-  expect(text()).toContain('0.3/2 GB on Simulated GPU 0');
-  expect(text()).toContain('256 MB used by this notebook');
+  expect(others).toEqual(['compare.ipynbIdle256.0 MiB', 'Session of bobRunning256.0 MiB']);
+  expect(text()).toContain('256.0 MiB of 2.0 GiB on Simulated GPU 0');
+  expect(text()).toContain('256.0 MiB used by this notebook');
 });
 
 test('counts down between two estimates', async () => {

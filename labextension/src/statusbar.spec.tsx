@@ -36,18 +36,20 @@ afterEach(() => item.dispose());
 const text = () => item.node.querySelector('.jp-SingRoom > :first-child')?.textContent;
 
 test('says it of all devices, and of its own for a notebook', async () => {
-  await until(() => text() === '2 GPUs: 13/160 GB · 1 waiting');
+  await until(() => text() === '2 GPUs: 13.0 GiB of 160.0 GiB · 1 waiting');
   const context = new FakeContext();
   context.start('kernel-1');
   item.context = context.asContext;
-  await until(() => text() === 'GPU 1: 12/80 GB · 1 waiting');
+  await until(() => text() === 'GPU 1: 12.0 GiB of 80.0 GiB · 1 waiting');
   context.stop();
-  await until(() => text() === '2 GPUs: 13/160 GB · 1 waiting');
+  await until(() => text() === '2 GPUs: 13.0 GiB of 160.0 GiB · 1 waiting');
 });
 
 test('says it of each device to those who ask', async () => {
   const button = await until(() => item.node.querySelector('button'));
-  expect(button.title).toContain('GPU 0: 1/80 GB\nGPU 1: 12/80 GB · 1 waiting\n');
+  expect(button.title).toContain(
+    'GPU 0: 1.0 GiB of 80.0 GiB\nGPU 1: 12.0 GiB of 80.0 GiB · 1 waiting\n'
+  );
   button.click();
   expect(clicked).toHaveBeenCalledTimes(1);
 });

@@ -137,32 +137,27 @@ function pageLanguage(): string | undefined {
   return document.documentElement.lang || undefined;
 }
 
-/** A number of bytes: `1.5 GB`, in the units in which memory is sold and named. */
+/** A number of bytes: `1.5 GiB`; as `bytes_text` of `jupyter_sing/table.py`. */
 export function bytesText(count: number): string {
   let value = count;
-  for (const unit of ['B', 'KB', 'MB']) {
+  for (const unit of ['B', 'KiB', 'MiB']) {
     if (value < 1024) {
-      return `${unit === 'B' ? value : digits(value)} ${unit}`;
+      return `${value.toFixed(unit === 'B' ? 0 : 1)} ${unit}`;
     }
     value /= 1024;
   }
-  return `${digits(value)} GB`;
+  return `${value.toFixed(1)} GiB`;
 }
 
-/** Use and size of a device's memory, with one unit for both: `1.2/2 GB`. */
-export function occupancyText(device: Device): string {
-  const unit = 2 ** 30;
-  return `${digits(device.memory_used / unit)}/${digits(device.memory_total / unit)} GB`;
+/** Use and size of a memory: `256.0 MiB of 2.0 GiB`. */
+export function occupancyText(device: Pick<Device, 'memory_used' | 'memory_total'>): string {
+  return `${bytesText(device.memory_used)} of ${bytesText(device.memory_total)}`;
 }
 
 /** How much of a device's memory is in use, in percent. */
 export function usedPercent(device: Device): number {
   const { memory_total: total, memory_used: used } = device;
   return total > 0 ? Math.min(100, Math.round((100 * used) / total)) : 0;
-}
-
-function digits(value: number): string {
-  return value >= 10 ? value.toFixed(0) : String(Number(value.toFixed(value < 0.1 ? 2 : 1)));
 }
 
 /** A time: `4 s`, `3 min`. */

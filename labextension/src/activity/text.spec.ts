@@ -16,11 +16,11 @@ const span = {
 };
 
 test.each([
-  [12, 80, '12/80 GB'],
-  [1.24, 2, '1.2/2 GB'],
-  [0, 80, '0/80 GB'],
-  [0.5, 1, '0.5/1 GB']
-])('%f of %i GB are said as %s', (used, total, text) => {
+  [12, 80, '12.0 GiB of 80.0 GiB'],
+  [1.24, 2, '1.2 GiB of 2.0 GiB'],
+  [0, 80, '0 B of 80.0 GiB'],
+  [0.5, 1, '512.0 MiB of 1.0 GiB']
+])('%f of %i GiB are said as %s', (used, total, text) => {
   expect(memoryText(used * 2 ** 30, total * 2 ** 30)).toBe(text);
 });
 

@@ -1,5 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { bytesText, deviceName, readable, secondsText, sessionName, stateWord } from '../words';
+import { occupancyText, deviceName, readable, secondsText, sessionName, stateWord } from '../words';
 import { endOf, type Kind, type Span } from './data';
 import type { Item } from './layout';
 import { type IRange, type ITick } from './range';
@@ -26,12 +26,9 @@ export function kindWord(kind: Kind, trans: TranslationBundle): string {
   }
 }
 
-/** Bytes in use of those there are, with one unit for both: `12/80 GB`. */
+/** Bytes in use of those there are: `12.0 GiB of 80.0 GiB`. */
 export function memoryText(used: number, total: number): string {
-  const [size, unit] = bytesText(total).split(' ');
-  const one = total / Number(size);
-  const value = used / one;
-  return `${value >= 10 ? value.toFixed(0) : Number(value.toFixed(1))}/${size} ${unit}`;
+  return occupancyText({ memory_used: used, memory_total: total });
 }
 
 /** Formats moments in the language of the page, and in the time of the browser. */

@@ -99,15 +99,15 @@ test('what a checkpoint holds and lacks is said in words', () => {
   expect(leftOutText(lunch, trans)).toBe('1 not saved');
   expect(leftOutText(tea, trans)).toBe('');
   expect([formText(lunch, trans), formText(tea, trans)]).toEqual(['Whole process', 'Variables']);
-  expect(sizeTitle(lunch, trans)).toContain('Deleting it frees 1 MB. It uses 2 MB on disk');
+  expect(sizeTitle(lunch, trans)).toContain('Deleting it frees 1.0 MiB. It uses 2.0 MiB on disk');
   expect(totalText([lunch, tea, damaged], trans)).toBe('3 checkpoints');
-  expect(selectionText([lunch, damaged], trans)).toBe('2 selected, deleting frees 1 MB');
+  expect(selectionText([lunch, damaged], trans)).toBe('2 selected, deleting frees 1.0 MiB');
 });
 
 test('before checkpoints are deleted it is said what that frees, as far as that is known', () => {
   expect(deletionTexts([lunch], trans)).toEqual({
     title: 'Delete checkpoint before-lunch?',
-    body: 'This frees 1 MB. This cannot be undone.'
+    body: 'This frees 1.0 MiB. This cannot be undone.'
   });
   expect(deletionTexts([lunch, tea], trans).title).toBe('Delete 2 checkpoints?');
   expect(deletionTexts([lunch, tea], trans).body).toContain('at least');

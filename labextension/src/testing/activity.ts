@@ -85,7 +85,7 @@ export function aDay(options: {
       add(device, who, 'running', at, at + length);
       const end = at + length;
       if (random() < 0.05 && end < until) {
-        happens(at + length / 2, 'checkpoint', who, device, 'Put away as “before-lunch”, 4.1 GB.');
+        happens(at + length / 2, 'checkpoint', who, device, 'Put away as “before-lunch”, 4.1 GiB.');
       }
       if (random() < 0.006 && end < until) {
         happens(end, 'failed', who, device, 'Its worker ended: out of host memory.');
