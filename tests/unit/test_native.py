@@ -106,7 +106,7 @@ def test_libraries_are_built_once_and_work(
     first = native.ensure(info, said.append, cache=tmp_path / "cache")
     assert ctypes.PyDLL(str(first.client)).sing_test() == 42
     assert ctypes.PyDLL(str(first.worker)).sing_test() == 43
-    assert said == ["Preparing the device client for torch 2.13.0+cpu, once: a minute or two."]
+    assert said == ["Compiling GPU support for torch 2.13.0+cpu (first use only): a minute or two."]
     assert native.ensure(info, said.append, cache=tmp_path / "cache") == first
     assert len(said) == 1
 
@@ -138,7 +138,7 @@ def test_concurrent_first_use_builds_once(
         thread.join()
     assert len(found) == 4
     assert len(set(found)) == 1
-    assert sum(text.startswith("Preparing") for text in said) == 1
+    assert sum(text.startswith("Compiling") for text in said) == 1
 
 
 def test_libraries_in_the_package_are_used_first(
@@ -306,7 +306,7 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     assert client.parent.parent == tmp_path / "x" / "jupyter_sing" / "native"
     assert ctypes.PyDLL(str(worker)).sing_test() == 43
     assert done.stderr.splitlines() == [
-        "Preparing the device client for torch 2.12.0+other, once: a minute or two."
+        "Compiling GPU support for torch 2.12.0+other (first use only): a minute or two."
     ]
 
 
