@@ -176,7 +176,10 @@ class SingHandler(APIHandler):
 
     def body_text(self, field: str, default: str | None = None) -> str:
         """Return a field of the body; without a default there must be one."""
-        body = self.get_json_body() or {}
+        try:
+            body = self.get_json_body() or {}
+        except UnicodeDecodeError:
+            raise web.HTTPError(400, "The body must be UTF-8.") from None
         text = body.get(field, default) if isinstance(body, dict) else None
         if not isinstance(text, str) or (default is None and not text):
             raise web.HTTPError(400, f'The body must have a {field}: {{"{field}": "..."}}.')

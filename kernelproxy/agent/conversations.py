@@ -136,6 +136,10 @@ class Conversations:
                     reply = Error(str(error), error.reason)
                 except SingError as error:
                     reply = Error(str(error), "failed")
+                except OSError as error:  # such as a limit of the daemon's, or of a disk
+                    log.exception("%.200s failed", request)
+                    place = f"{error.filename}: " if error.filename else ""
+                    reply = Error(f"{place}{error.strerror or error}.", "failed")
                 except Exception:
                     log.exception("%.200s failed", request)
                     reply = Error(

@@ -295,6 +295,18 @@ async def test_refusals_have_message_and_reason(fake_daemon: FakeDaemon, jp_fetc
         assert found == {"message": "There is no session nobody.", "reason": "unknown-session"}
 
 
+async def test_a_body_that_is_not_utf_8_is_refused_in_a_sentence(
+    fake_daemon: FakeDaemon, jp_fetch: Any
+) -> None:
+    for place, method in (("migrate", "POST"), ("checkpoint", "POST"), ("restore", "POST")):
+        path = (API, "sessions", SESSION["id"], place)
+        with pytest.raises(HTTPClientError) as refused:
+            await jp_fetch(*path, method=method, body=b'{"device": "\xff", "name": "\xff"}')
+        assert refused.value.code == 400
+        assert refused.value.response is not None
+        assert json.loads(refused.value.response.body)["message"] == "The body must be UTF-8."
+
+
 async def test_verbs_without_a_daemon_are_unavailable(runtime_dir: Path, jp_fetch: Any) -> None:
     with pytest.raises(HTTPClientError) as refused:
         await jp_fetch(API, "sessions", "any", "suspend", method="POST", body="")
