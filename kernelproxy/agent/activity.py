@@ -311,8 +311,12 @@ def _load(path: Path, since: float, until: float) -> _Rows:
             " ORDER BY number",
             (since, until),
         )
+        # A daemon of an earlier version has written none.
+        noted = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'executed'").fetchone()
         executed = database.execute(
-            "SELECT device, sum(seconds) FROM executed WHERE at BETWEEN ? AND ? GROUP BY device",
+            "SELECT device, sum(seconds) FROM executed WHERE at BETWEEN ? AND ? GROUP BY device"
+            if noted
+            else "SELECT '', 0.0 WHERE 0 BETWEEN ? AND ?",
             (since, until),
         )
         keys = ("at", "kind", "session", "device", "text")

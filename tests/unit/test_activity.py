@@ -221,3 +221,14 @@ def test_what_cannot_be_written_stops_nothing_and_is_said_once(
         change(record, index, "running")
     record.close(NOW)
     assert caplog.text.count("cannot be written down") == 1
+
+
+def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    record = begun(tmp_path)
+    change(record, 1, "running")
+    record.close(NOW + 2)
+    with sqlite3.connect(tmp_path / activity.NAME) as database:
+        database.execute("DROP TABLE executed")
+    database.close()
+    assert held(tmp_path, 2) == [("a", "cpu:0", "running", 1, 2)]
+    assert found(tmp_path, 2)["devices"][0]["executed"] == 0.0
