@@ -184,6 +184,8 @@ class AgentPage(Page):
     snapshots = Word(164, 4)
     capability = Word(168, 4)
     processors = Word(172, 4)
+    refused_sequence = Word(176)
+    memory_quota = Word(184)
     device_name = Text(192, 64)
     reason = Text(256, 256)
 

@@ -112,6 +112,7 @@ class Rules:
             None if said.hibernate_after is None else terms.hibernate_after,
             min(found.quotas.disk, found.cluster_quotas.disk),
             tier.value,
+            device_memory=min(found.quotas.device_memory, found.cluster_quotas.device_memory),
         )
 
     def settings(self, base: Settings, users: Iterable[str]) -> Settings:

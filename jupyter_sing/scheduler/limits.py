@@ -147,7 +147,7 @@ class Limiter:
         for quota in session.quotas:
             if quota.limits.device_memory == math.inf:
                 continue
-            adding = session.memory * session.gpus - quota.residents.get(session, 0)
+            adding = _counted(session, quota) - quota.residents.get(session, 0)
             excess = quota.memory + quota.coming + adding - quota.limits.device_memory
             if excess <= 0:
                 continue
@@ -176,7 +176,7 @@ class Limiter:
 
     @staticmethod
     def _lacks(session: Session, quota: Quota) -> bool:
-        adding = session.memory * session.gpus - quota.residents.get(session, 0)
+        adding = _counted(session, quota) - quota.residents.get(session, 0)
         return quota.memory + quota.coming + adding > quota.limits.device_memory
 
     def forget(self, session: Session) -> None:
@@ -266,12 +266,15 @@ def _about_time(flow: Flow, now: float) -> Held:
     return Held(flow, text, seconds, quota.limits.devices)
 
 
+def _counted(session: Session, quota: Quota) -> float:
+    """Bytes of a session that count: one that is over the limit by itself, as that was lowered,
+    comes back where all others have left, so that its user can free some of it.
+    """
+    return min(session.memory * session.gpus, quota.limits.device_memory)
+
+
 def _about_memory(session: Session, quota: Quota) -> Held:
     most, size = quota.limits.device_memory, session.memory * session.gpus
-    if size > most:
-        needs = f"and this session alone needs {_size(size)}"
-        text = f"{quota.whose} may have {_size(most)} on devices, {needs}"
-        return Held(quota.flow, text, math.inf, quota.limits.devices)
     text = (
         f"{quota.whose} has {_size(quota.memory + quota.coming)} of {_size(most)} on devices, and"
         f" this session needs {_size(size)}: waits until some of it is given back"

@@ -71,6 +71,8 @@ class Allowance:
         Part of the device time that it asks for within an hour that it gets at least; 0: none.
     shortfall : str
         Why it is promised less than others of its tier, as a sentence; empty if it is not.
+    device_memory : float, optional
+        Bytes that all sessions of its user may have on devices; `math.inf`: any.
     """
 
     suspend_after: float | None = None
@@ -79,6 +81,7 @@ class Allowance:
     tier: str | None = None
     promised: float | None = None
     shortfall: str = ""
+    device_memory: float | None = None
 
 
 @dataclass(frozen=True)

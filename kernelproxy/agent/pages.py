@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from kernelproxy.devices import Device
@@ -36,6 +37,8 @@ class Pages:
         self.memory = memory
         #: Whether they are gone.
         self.closed = False
+        #: Bytes that its user's policy allows.
+        self.quota = math.inf
         self.settle_on(device)
 
     def settle_on(self, device: Device) -> None:
@@ -46,7 +49,23 @@ class Pages:
         page.device_name = device.name
         page.capability, page.processors = device.capability, device.processors
         page.threads = device.threads
-        page.memory_total = page.memory_free = device.memory_total
+        page.memory_total = page.memory_free = self.memory_limit
+        page.memory_quota = self.memory_limit if self.memory_limit < device.memory_total else 0
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes of its device that the session may use, if nobody else does."""
+        return int(min(self.quota, self.device.memory_total))
+
+    def limit_memory(self, quota: float) -> None:
+        """Hold the session to so many bytes from now on; `math.inf`: to its device's.
+
+        It keeps what it has beyond that, and is only refused more.
+        """
+        if quota != self.quota:
+            self.quota = quota
+            self.settle_on(self.device)
+            self.memory.agent.ring()
 
     # ---------------------------------------------------------------- what the pages say
 

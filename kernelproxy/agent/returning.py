@@ -76,6 +76,8 @@ class Returning:
             # Before it has anything for which others wait: this may take as long as it likes.
             with contextlib.suppress(WorkerError):  # said below, when it was tried again
                 await session.zygotes.get(session.python, session.kernel.torch_version)
+        if session.device_state.wants_memory:
+            session.turn.watch.measure()  # its arbiter counts what it waits for, too
         session.turn.ask()
         if not session.turn.held:
             self._leave_queue()  # whose turn it is comes first
@@ -85,6 +87,29 @@ class Returning:
         elif session.device_state.worker is None:
             await self._restore()
         return None
+
+    async def give_way(self) -> None:
+        """Wait off its device for the memory that it lacks there, as others use that.
+
+        Note [Giving way]: who has some memory and waits for more keeps others from theirs, who may
+        do the same. So nobody waits like that: a session whose wish does not fit beside those who
+        execute leaves, and waits in line for all that it needs. Its wish is refused only where it
+        could not be granted to it alone.
+        """
+        session = self._session
+        state = session.device_state
+        session.turn.watch.measure()  # what it needs now, too
+        try:
+            if not await state.unload(unless_busy=False, pressed=True):
+                session.look()
+                return
+        except WorkerError as error:
+            log.warning("Session %s cannot wait for memory elsewhere: %s", session.id, error)
+            session.publish_grant(session.room.ledger.of(session.id), state.wish)
+            return
+        self.needed = True
+        session.leave_device()
+        await self.come_back()
 
     async def _zygote(self) -> Zygote:
         """What forks its worker, while it holds room on a device; raises WorkerError."""

@@ -51,6 +51,14 @@ class Tenant(Protocol):
         """Whether it executes, or waits for that."""
 
     @property
+    def memory_limit(self) -> int:
+        """Bytes that it is to have at most."""
+
+    @property
+    def used(self) -> int:
+        """Bytes of its device that it has in use."""
+
+    @property
     def kept(self) -> int:
         """Bytes that it keeps whoever wants them: it is pinned."""
 
@@ -153,8 +161,14 @@ class Room:
                 neighbour = self.tenants.get(name)
                 if neighbour is None or not await neighbour.suspend_for(tenant.id):
                     break  # plan again without it
-        self.ledger.hold(tenant.id, self.ledger.rounded(tenant.id, need))
+        most = max(need, tenant.memory_limit)
+        self.ledger.hold(tenant.id, min(self.ledger.rounded(tenant.id, need), most))
         return Answer.GRANTED
+
+    def used_elsewhere(self, tenant: Tenant) -> int:
+        """Bytes of devices that other sessions of the same user have in use."""
+        all_of_them = (each for room in self.rooms for each in room.tenants.values())
+        return sum(e.used for e in all_of_them if e is not tenant and e.user == tenant.user)
 
     def kept_from(self, tenant: Tenant, need: int) -> str:
         """Say who keeps what a session would need, whatever others do; "" if nobody does."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
@@ -170,6 +171,8 @@ class Session:
         self.idleness.timeout, self.hibernation.timeout = waited
         self.allowance = allowance
         self.host.cold.allow(self.user, allowance.disk)
+        most = math.inf if allowance.device_memory is None else allowance.device_memory
+        self.device_state.limit_memory(most)
         self.look()
 
     def changed(self) -> None:
@@ -283,14 +286,18 @@ class Session:
             else:
                 timeout = report.duration(self.idleness.timeout)
                 await self.suspend_if_idle(f"Not used for {timeout}")
-        if (wish := state.wish) and wish.bytes > self.room.ledger.total:
-            # Denied, without waiting for a worker.
+        if (wish := state.wish) and wish.bytes > state.memory_limit:
+            # Refused, without waiting for a worker.
             self.publish_grant(state.memory.agent.memory_granted, wish)
         if self.wants_worker():
             await self.returning.come_back()
         if state.worker is not None:
             await self.turn.start()
-            await self._grant()
+            if state.memory.agent.memory_granted > state.memory_limit:
+                self.cut_grant(state.memory_limit)
+            if not await self._grant():
+                await self.returning.give_way()
+        if state.worker is not None:
             rested = self.idleness.rested()
             await self.upkeep.tend(
                 rested, lambda patient: self.meanwhile(state.save(patient=patient))
@@ -318,17 +325,26 @@ class Session:
             self.hold = None
         return self.hold is None
 
-    async def _grant(self) -> None:
-        """Answer the client's wish for memory."""
+    async def _grant(self) -> bool:
+        """Answer the client's wish for memory.
+
+        Returns
+        -------
+        bool
+            False if there is no room for it as long as the session and its neighbours are here.
+        """
         state = self.device_state
         wish = state.wish
         if wish is None:
-            return
-        if state.memory.agent.memory_granted < wish.bytes <= self.room.ledger.total:
+            return True
+        if state.memory.agent.memory_granted < wish.bytes <= state.memory_limit:
+            if self.room.used_elsewhere(self) + wish.bytes > state.quota:
+                return False  # its arbiter takes others of its user off their devices, or it waits
             answer = await self.room.reserve(self, wish.bytes, queued=False)
-            if answer is Answer.LATER:
-                return
+            if answer is not Answer.GRANTED:
+                return answer is Answer.LATER
         self.publish_grant(self.room.ledger.of(self.id), wish)
+        return True
 
     def publish_grant(self, grant: int, answered: Wish | None) -> None:
         """Tell the client its grant, and which of its wishes that answers."""
@@ -348,7 +364,9 @@ class Session:
                     if self.wants_worker():
                         self.turn.ask()
                     await self.turn.start()
-                    await self._grant()
+                    if not await self._grant():
+                        self.device_state.hurry()
+                        self._looks.set()  # what it lacks is seen to afterwards
         except BaseException:
             task.cancel()
             await asyncio.wait({task})
@@ -405,22 +423,26 @@ class Session:
 
     def suspended(self, reason: str) -> None:
         """Take note that its worker is gone and its state is saved."""
+        self.returning.needed = False
+        self.become(State.SUSPENDED, reason)
+        self.leave_device()
+        self.look()  # something may have been appended before that was announced
+
+    def leave_device(self) -> None:
+        """Let others have its memory there: its worker is gone, and its state is saved."""
         state = self.device_state
         if state.drained:
             # Nothing will be replayed, so what it has in use is all it needs to come back.
             state.replay_grant = 0
             state.cut_grant(0)
             state.replay_grant = state.memory.agent.memory_granted
-        self.returning.needed = False
         self.returning.hurry()
         self.upkeep.cancel()
-        self.become(State.SUSPENDED, reason)
         state.announce(Presence.ABSENT)
         self.turn.suspended()
         self.arbiter.evicted(self.id, self.room.device.id)
         self.room.release(self)
         self.host.changed()
-        self.look()  # something may have been appended before that was announced
 
     # ---------------------------------------------------------------- making room for others
 
@@ -428,6 +450,16 @@ class Session:
     def wants_turns(self) -> bool:
         """See `Tenant`."""
         return self.turn.wanted
+
+    @property
+    def memory_limit(self) -> int:
+        """See `Tenant`."""
+        return self.device_state.memory_limit
+
+    @property
+    def used(self) -> int:
+        """See `Tenant`."""
+        return min(self.device_state.memory.client.memory_used, self.room.ledger.of(self.id))
 
     @property
     def kept(self) -> int:

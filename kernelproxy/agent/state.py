@@ -223,8 +223,10 @@ class DeviceState(Pages):
             self.deposit()
         page = self.memory.agent
         page.memory_granted = grant
-        page.memory_free = free
+        page.memory_free = min(free, max(0, self.memory_limit - grant))
         if answered is not None:
+            if answered.bytes > grant:
+                page.refused_sequence = answered.sequence
             page.grant_sequence = answered.sequence
         page.ring()
 

@@ -93,9 +93,10 @@ class Watch:
 
     @property
     def memory(self) -> int:
-        """Bytes that it has in use, as its client says, which may say anything."""
+        """Bytes that it has in use or waits for, as its client says, which may say anything."""
         session = self._session
-        used = session.device_state.memory.client.memory_used
+        state = session.device_state
+        used = max(state.memory.client.memory_used, state.wish.bytes if state.wish else 0)
         return min(used, session.room.device.memory_total)
 
     def company(self) -> list[str]:

@@ -79,6 +79,7 @@ class Request {
       plan->changes.push_back(std::move(change));
     }
     TORCH_CHECK(in.ok(), "unreadable answer for ", op_.name);
+    Session::get().cover_use();
     if (!rememberable_) plan.reset();
     return results;
   }
@@ -99,13 +100,14 @@ class Request {
     return slots_.back();
   }
 
-  // The worker runs out of memory before the client does when a result's size was not known here.
-  // The agent may have room: one more try.
+  // A device's allocator may run out of memory before the accounts do. The agent may have room:
+  // one more try, unless the operator may have changed something already.
   std::vector<std::byte> send() {
     Session& session = Session::get();
     try {
       return session.request(RecordKind::call, encoder_.record().view(), encoder_.flags());
     } catch (const c10::OutOfMemoryError&) {
+      if (op_.schema.is_mutable()) throw;
       uint64_t bytes = kRoom;
       for (const at::Tensor* tensor : encoder_.tensors()) bytes += 2 * tensor->nbytes();
       if (!session.try_reserve(bytes)) throw;

@@ -94,6 +94,8 @@ class Session {
   void resize(Slot* slot, uint64_t bytes);
   // Asks for room for `more` bytes beyond what is in use now.
   bool try_reserve(uint64_t more);
+  // After `charge`: has what is in use granted, if that is more than was. Throws OutOfMemoryError.
+  void cover_use();
   void flush_storages();
 
   // No more than so many bytes from here on, whatever the agent grants.

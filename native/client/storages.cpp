@@ -30,8 +30,16 @@ bool Session::want(uint64_t bytes) {
   }
   const Engagement engagement(*this);
   ring();
-  wait_agent([&] { return agent_->grant_sequence.load(std::memory_order_seq_cst) >= sequence; });
-  return agent_->memory_granted.load() >= bytes;
+  try {
+    wait_agent([&] { return agent_->grant_sequence.load(std::memory_order_seq_cst) >= sequence; });
+  } catch (...) {
+    // Interrupted: from now on the session needs no more than it has.
+    client_->memory_wanted.store(client_->memory_used.load());
+    ring();
+    throw;
+  }
+  // What was granted may be less again by now: whoever has not used it asks once more.
+  return agent_->refused_sequence.load() != sequence;
 }
 
 bool Session::try_reserve(uint64_t more) {
@@ -42,6 +50,24 @@ bool Session::try_reserve(uint64_t more) {
     if (agent_->memory_granted.load() >= wanted) return true;
   }
   return want(wanted);
+}
+
+void Session::cover_use() {
+  for (;;) {
+    uint64_t used = 0;
+    {
+      const auto lock = lock_present();
+      used = used_;
+      if (agent_->memory_granted.load() >= used && most_ >= used) return;
+    }
+    if (used <= most_ && want(used)) continue;
+    {
+      std::lock_guard lock(mutex_);
+      ++counters_.out_of_memory;
+    }
+    const uint64_t granted = std::min(used, agent_->memory_granted.load());
+    refuse_memory(used - granted, granted);
+  }
 }
 
 // The agent lowers a grant and then looks at what is in use; we note what we use and then look at
@@ -116,10 +142,14 @@ Slot* Session::allocate(uint64_t bytes, bool announced) {
 }
 
 void Session::refuse_memory(uint64_t bytes, uint64_t used) {
-  std::string text =
-      "Tried to allocate " + as_size(bytes) + ". GPU 0 has a total capacity of " +
-      as_size(agent_->memory_total.load()) + " of which " + as_size(agent_->memory_free.load()) +
-      " is free beyond what this kernel has. This kernel uses " + as_size(used) + ". ";
+  std::string text = "Tried to allocate " + as_size(bytes) + ". ";
+  if (const uint64_t quota = agent_->memory_quota.load()) {
+    text += "Your quota of " + as_size(quota) + " on this machine does not allow that. ";
+  } else {
+    text += "GPU 0 has a total capacity of " + as_size(agent_->memory_total.load()) + " of which " +
+            as_size(agent_->memory_free.load()) + " is free beyond what this kernel has. ";
+  }
+  text += "This kernel uses " + as_size(used) + ". ";
   if (most_ != UINT64_MAX) text += as_size(most_) + " allowed; ";
   raise_out_of_memory(text + "Delete tensors that are no longer needed and try again.");
 }

@@ -105,13 +105,17 @@ struct AgentPage {
   // Device bytes that the session may use; the answer to ClientPage::want_sequence.
   alignas(kLine) Word<uint64_t> memory_granted;
   Word<uint64_t> grant_sequence;
-  Word<uint64_t> memory_total;  // of the device
+  Word<uint64_t> memory_total;  // of the device, as far as the session may use it
   Word<uint64_t> memory_free;   // of the device, as last metered
   Word<uint32_t> threads;       // compute threads of a software device
   Word<uint32_t> snapshots;     // taken so far
   // Of a GPU: 100 times its compute capability's first number and the second; multiprocessors.
   Word<uint32_t> capability;
   Word<uint32_t> processors;
+  Word<uint64_t> refused_sequence;  // the newest wish for memory that was refused
+  // What a policy lets the session's user have on devices, if that is less than the device has;
+  // memory_total is no more than it then. 0: no policy says less.
+  Word<uint64_t> memory_quota;
   alignas(kLine) char device_name[64];
   char reason[256];  // zero-terminated UTF-8, for people
 };
@@ -150,6 +154,8 @@ static_assert(offsetof(AgentPage, device_kind) == 12 && offsetof(AgentPage, bell
               offsetof(AgentPage, memory_total) == 144 && offsetof(AgentPage, memory_free) == 152 &&
               offsetof(AgentPage, threads) == 160 && offsetof(AgentPage, snapshots) == 164 &&
               offsetof(AgentPage, capability) == 168 && offsetof(AgentPage, processors) == 172 &&
-              offsetof(AgentPage, device_name) == 192 && offsetof(AgentPage, reason) == 256);
+              offsetof(AgentPage, refused_sequence) == 176 &&
+              offsetof(AgentPage, memory_quota) == 184 && offsetof(AgentPage, device_name) == 192 &&
+              offsetof(AgentPage, reason) == 256);
 
 }  // namespace sing

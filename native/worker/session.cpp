@@ -224,6 +224,7 @@ void Session::drain(uint64_t end, uint64_t head) {
       orders_.lease(leaving_.load(std::memory_order_relaxed), false);
       break;
     }
+    state_.storages.allow_overdraft((header.flags & kRequest) != 0);
     if (!executor_.execute(consumed_, header, payload)) break;
     asked |= (header.flags & kRequest) != 0;
     note_step(consumed_ < furthest);

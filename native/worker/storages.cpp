@@ -114,14 +114,19 @@ std::span<std::byte> span_of(const at::Tensor& bytes) {
 // ---------------------------------------------------------------- accounts
 
 void Storages::charge(uint64_t bytes) {
-  const uint64_t granted = granted_ ? granted_->load(std::memory_order_relaxed) : UINT64_MAX;
-  const auto fits = [&] { return !enforced_ || bytes <= granted - std::min(granted, resident_); };
+  const uint64_t granted = this->granted();
+  const auto fits = [&] {
+    const uint64_t counted = resident_ - std::min(resident_, overdrawn_);
+    return !enforced_ || bytes <= granted - std::min(granted, counted);
+  };
   for (; !fits() && !held_.empty(); sweep()) {
     held_.front().transfer->owner.settle(held_.front().transfer);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, fits(), "out of device memory: tried to allocate ", bytes,
-                   " bytes; ", resident_, " of ", granted, " granted bytes are in use");
+  const bool beyond = lenient_ && !fits();
+  TORCH_CHECK_WITH(OutOfMemoryError, beyond || fits(), "out of device memory: tried to allocate ",
+                   bytes, " bytes; ", resident_, " of ", granted, " granted bytes are in use");
   resident_ += bytes;
+  if (beyond) overdrawn_ = resident_ - granted;
 }
 
 void Storages::sweep() noexcept {

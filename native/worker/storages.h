@@ -7,6 +7,7 @@
 
 #include <c10/core/Storage.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -114,7 +115,17 @@ class Storages {
   uint64_t dirty() const { return resident_ - saved_; }
   const std::vector<Slot>& slots() const { return slots_; }
   // Replayed records ran within the grant of their time, which may be lower by now.
-  void enforce(bool on) { enforced_ = on; }
+  void enforce(bool on) {
+    if (on && !enforced_) overdrawn_ = resident_ - std::min(resident_, granted());
+    enforced_ = on;
+  }
+  // Note [Overdraft]: what a request makes may have a size that its client learns from the answer.
+  // By then it takes memory, and failing would not undo what else the operator did. So one request
+  // may go beyond the grant, and no other until the client has asked for that much.
+  void allow_overdraft(bool request) noexcept {
+    if (overdrawn_ != 0 && resident_ <= granted()) overdrawn_ = 0;
+    lenient_ = request && overdrawn_ == 0;
+  }
   // Lets go of the memory of freed storages that have been saved by now.
   void sweep() noexcept;
   bool holds_freed() const noexcept { return !held_.empty(); }
@@ -144,6 +155,9 @@ class Storages {
     uint64_t charged;
   };
 
+  uint64_t granted() const noexcept {
+    return granted_ ? granted_->load(std::memory_order_relaxed) : UINT64_MAX;
+  }
   Slot& slot(uint32_t id);
   void charge(uint64_t bytes);
   void take_memory(Slot& slot, std::optional<c10::DataPtr> memory = std::nullopt);
@@ -157,6 +171,8 @@ class Storages {
   uint64_t mapped_bytes_min_ = 0;
   const Word<uint64_t>* granted_;
   bool enforced_ = true;
+  bool lenient_ = false;    // see Note [Overdraft]
+  uint64_t overdrawn_ = 0;  // bytes beyond the grant
   uint64_t resident_ = 0;
   uint64_t saved_ = 0;  // of those, charged to storages whose bytes the arena has
   uint64_t position_ = 0;

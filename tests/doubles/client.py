@@ -154,7 +154,7 @@ class ToyClient:
         self.page.wake(ClientPage.want_sequence)
         self.send_bell()
         self.wait_agent(lambda: self.agent.grant_sequence == self.page.want_sequence)
-        return self.agent.memory_granted >= wanted
+        return self.agent.refused_sequence != self.page.want_sequence
 
     def use(self, wanted: int) -> None:
         """Use memory, which must be granted."""

@@ -29,6 +29,7 @@ from tests.integration.conftest import ToyHost
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "policies"
 StartHost = Callable[..., ToyHost]
+MIB = 1 << 20
 
 #: Turns that never end.
 ENGINE = {"engine": {"quanta": [1000.0] * 4}}
@@ -485,3 +486,30 @@ def after_restart(client: ToyClient) -> list[journal.Entry]:
     found = journal.read(paths.runtime_dir(), client.session, 1000)
     begun = [number for number, each in enumerate(found) if each.kind == "restart"]
     return [each for each in found[begun[-1] :] if each.kind == "grant"] if begun else []
+
+
+def test_a_quota_of_device_memory_binds_and_locks_nobody_out(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB@1", **ENGINE)
+    client = host.client(user="ada")
+    host.work(client, 150 * MIB)
+    apply(host, LAB.replace("weight: 3}", "weight: 3, quotas: {device_memory: 100 MiB}}"))
+    wait_until(lambda: client.agent.memory_quota == 100 * MIB)
+    assert client.agent.memory_total == 100 * MIB
+    assert wait_until(lambda: client.agent.memory_granted == 150 * MIB)  # what it has
+    assert not client.want(151 * MIB)
+    host.call(Suspend(client.session))
+    assert not client.want(151 * MIB)
+    client.add(1)  # it comes back with what it has
+    assert client.read() == client.state
+    client.page.memory_used = 20 * MIB
+    assert client.want(100 * MIB)
+    assert not client.want(101 * MIB)
+    host.work(client, 80 * MIB)
+    # It counts all of its user's sessions: the idle one leaves.
+    other = host.client("other", user="ada")
+    assert other.want(60 * MIB)
+    assert not other.want(101 * MIB)
+    wait_until(lambda: host.when(client, "suspended"), 10)
+    apply(host, LAB)
+    assert other.want(200 * MIB)
+    assert other.agent.memory_quota == 0

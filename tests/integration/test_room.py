@@ -8,11 +8,31 @@ import threading
 from collections.abc import Callable
 
 from kernelproxy.protocol import CloseSession, Resume, Suspend
+from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]
+
+
+class Asking:
+    """A client that asks for memory while the test does something else."""
+
+    def __init__(self, client: ToyClient, wanted: int) -> None:
+        self.answers: list[bool] = []
+        self._thread = threading.Thread(target=lambda: self.answers.append(client.want(wanted)))
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def answer(self) -> bool:
+        self._thread.join()
+        return self.answers == [True]
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
 
 
 def test_memory_is_granted_in_steps_and_denied_beyond_the_device(toy_host: StartHost) -> None:
@@ -54,17 +74,54 @@ def test_an_idle_neighbour_is_suspended_to_make_room(toy_host: StartHost) -> Non
     assert "Made room for first. " in host.session(second)["reason"]
 
 
-def test_a_running_session_is_denied_what_busy_neighbours_have(toy_host: StartHost) -> None:
+def test_a_running_session_waits_for_what_busy_neighbours_have(toy_host: StartHost) -> None:
     host = toy_host("cpu:256MiB")
     first, second = host.client("first"), host.client("second")
-    host.work(first, 150 * MIB)  # what is starting, or still busy, gives nothing
+    host.work(first, 100 * MIB)
+    host.work(second, 100 * MIB)
+    with first.cell(), second.cell(), Asking(second, 180 * MIB) as asking:
+        wait_until(lambda: host.when(second, "queued"))
+        # It left, and so those who have some memory and want more do not wait for each other.
+        assert first.want(180 * MIB)
+        assert host.session(second)["state"] == "queued"
+        assert not asking.answers
+        assert not first.want(257 * MIB)  # what it could not have alone is refused at once
+        first.page.memory_used = 0
+        first.page.cells_running -= 1
+        first.send_bell()
+        assert asking.answer()
+        first.page.cells_running += 1
+    assert second.read() == second.state
+    assert first.read() == first.state
+
+
+def test_who_gives_up_waiting_for_memory_needs_no_more_than_it_has(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    first, second = host.client("first"), host.client("second")
+    host.work(first, 150 * MIB)
     host.work(second, 64 * MIB)
     with first.cell(), second.cell():
-        assert not second.want(150 * MIB)
-        assert second.agent.memory_granted == 64 * MIB
-        assert second.want(100 * MIB)
-    assert second.want(150 * MIB)
-    assert host.session(first)["state"] == "suspended"
+        second.page.memory_wanted = 150 * MIB
+        second.page.want_sequence += 1
+        second.send_bell()
+        wait_until(lambda: host.when(second, "queued"))
+        second.page.memory_wanted = 64 * MIB  # as a client does that is interrupted
+        second.send_bell()
+        second.add(2)
+        assert second.read() == second.state
+
+
+def test_memory_that_was_granted_and_taken_back_is_asked_for_again(toy_host: StartHost) -> None:
+    host = toy_host("cpu:256MiB")
+    client = host.client()
+    host.work(client, 10 * MIB)
+    assert client.want(150 * MIB)
+    host.call(Suspend(client.session))  # before it was used
+    assert client.agent.memory_granted < 150 * MIB
+    assert client.agent.refused_sequence == 0
+    assert client.want(150 * MIB)
+    assert not client.want(257 * MIB)
+    assert client.agent.refused_sequence == client.page.want_sequence
 
 
 def test_who_asks_while_a_neighbour_is_being_attended_to_is_not_denied_for_that(

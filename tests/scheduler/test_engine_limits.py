@@ -261,19 +261,21 @@ class TestMemory:
         host.run_until(100.0)
         assert host.served("second") == 1.0
 
-    def test_more_than_may_ever_be_there_is_said(self) -> None:
+    def test_who_is_over_the_limit_alone_comes_back_when_all_others_have_left(self) -> None:
         host = machine(2, Limits(device_memory=10 * GIB))
+        begin(host, "other", 20.0, memory=1 * GIB)
+        host.run_until(1.0)
         begin(host, "s", 1.0, memory=12 * GIB)
-        host.run_until(100.0)
+        host.run_until(3.0)
         (said,) = queued(host, "s")
         assert said.reason == (
-            "grace may have 10.0 GiB on devices, and this session alone needs 12.0 GiB"
+            "grace has 1.0 GiB of 10.0 GiB on devices, and this session needs 12.0 GiB: waits"
+            " until some of it is given back"
         )
         assert held(host, "s") == 0
-        host.notebooks["s"].memory = 9 * GIB
-        host.tell(events.Measured(100.0, "s", 9 * GIB, 0.0))
-        host.run_until(120.0)
+        host.run_until(100.0)
         assert host.served("s") == 1.0
+        assert [d.session for _, d in host.decided if isinstance(d, Evict)] == ["other"]
 
     def test_what_grew_where_it_is_may_go_on_there(self) -> None:
         host = machine(1, Limits(device_memory=10 * GIB))

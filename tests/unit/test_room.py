@@ -17,6 +17,7 @@ class Resident:
     """A session on the device, which can be suspended when its lock is free."""
 
     kept = 0
+    memory_limit = 1 << 40
     owner = 0
     undecided = False
 
