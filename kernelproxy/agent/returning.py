@@ -293,7 +293,12 @@ class Returning:
         log.warning("Session %s: its worker died: %s", session.id, verdict.value)
         self.lost()
         session.turn.lost(self._why_died)
-        session.chronicle.happened(session, "lost", self._why_died or report.REBUILT)
+        what = self._why_died or report.REBUILT
+        deaths = session.device_state.deaths
+        if verdict is Verdict.SKIP and deaths.skip[-1] in deaths.starved:
+            what = "Out of host memory: an operator was skipped, and all else is rebuilt."
+            log.warning("Session %s: %s", session.id, what)
+        session.chronicle.happened(session, "lost", what)
         if corrupt is not None:
             session.fail(f"Its log is corrupt: {corrupt}")
         elif session.device_state.forgone:

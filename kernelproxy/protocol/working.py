@@ -5,7 +5,7 @@ A worker is given one order at a time, each answered unless it says otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
@@ -59,8 +59,6 @@ class Open(Message):
         Count of the session's workers.
     skip : list of int
         Positions of calls that killed earlier workers.
-    starved : list of int
-        Those of `skip` for which there was not enough host memory.
     snapshot, readiness : bool
         Which descriptors follow.
     gate : bool
@@ -83,7 +81,6 @@ class Open(Message):
     readiness: bool = False
     prepare: bool = False
     careful: bool = False
-    starved: list[int] = field(default_factory=list)
     frame_bytes_max = LARGE_BYTES_MAX
 
 
