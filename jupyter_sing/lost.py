@@ -139,6 +139,8 @@ def _describe(kernel: Had, last: dict[str, Any] | None) -> dict[str, Any]:
         "memory_nadir": None,
         "recoverable": False,
         "served_as": None,
+        "promised": None,
+        "shared": None,
         "queued_for": 0.0,
         "queue_position": None,
         "expected_wait": None,
