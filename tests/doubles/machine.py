@@ -149,6 +149,7 @@ class DeviceState:
         agent = SimpleNamespace(presence=Presence.ABSENT, ring=lambda: None)
         client = SimpleNamespace(memory_used=notebook.memory, cell_changed_ns=0, head=0)
         self.memory = SimpleNamespace(agent=agent, client=client)
+        self.wish, self.wants_memory = None, False
 
     @property
     def idle(self) -> bool:
@@ -170,6 +171,7 @@ class Notebook:
     shared = script = False
     python, kernel = "python", SimpleNamespace(torch_version="2", pid=1)
     migration = None
+    memory_limit, used = 1 << 60, 0
 
     def __init__(
         self, machine: Machine, name: str, user: str, memory: int, room: Room, bound: bool

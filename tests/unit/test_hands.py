@@ -43,6 +43,7 @@ class Fake:
             lease=(0, False),
             busy_seconds=0.0,
             memory=SimpleNamespace(client=client),
+            wish=None,
         )
         self.looks = 0
         self.lock = asyncio.Lock()

@@ -50,7 +50,7 @@ class Fake:
         self.client = SimpleNamespace(head=100, memory_used=7)
         self.page = SimpleNamespace(consumed=100)
         memory = SimpleNamespace(client=self.client, worker=self.page)
-        self.device_state = SimpleNamespace(memory=memory, worker=self, busy_seconds=1.0)
+        self.device_state = SimpleNamespace(memory=memory, worker=self, busy_seconds=1.0, wish=None)
         self.told = Told()
         self.watch = Watch(self, self.told)  # type: ignore[arg-type]
 
