@@ -167,6 +167,10 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_verb(verbs, common)
     doctor_parser = add("doctor", show_doctor, "check what works on this machine")
     doctor_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
+    build_parser = add(
+        "build", build, "compile GPU support once, for all users of this machine (as root)"
+    )
+    build_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
     daemon_parser = add("daemon", daemon, "start the daemon (it also starts by itself when needed)")
     daemon_parser.add_argument("--foreground", action="store_true", help="run in this terminal")
     daemon_parser.add_argument(
@@ -450,6 +454,20 @@ def show_doctor(options: argparse.Namespace) -> int:
         rows = [(finding.state, finding.name, finding.text) for finding in findings]
         print(table.Table(("", "what", "found"), rows))
     return int(any(finding.state == "broken" for finding in findings))
+
+
+def build(options: argparse.Namespace) -> int:
+    """``build``: what users would otherwise compile at their first cell."""
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    places = native.build_for_machine(native.find_torch(options.python), say)
+    if options.json:
+        _print_json({"directories": [str(each) for each in places]})
+    else:
+        print(*places, sep="\n")
+    return 0
 
 
 def run_program(options: argparse.Namespace) -> int:

@@ -2,7 +2,8 @@
 
 `libsing_client.so` goes into kernels, `libsing_worker.so` into workers. Both use torch's C++
 interface, so there is one pair for each torch version and Python. A pair is looked for in the
-installed package, then in the user's cache, and is otherwise compiled into that cache.
+installed package, in the machine's directory (`kernelproxy.machine`), then in the user's cache, and
+is otherwise compiled into that cache.
 
 The libraries carry no path to torch: they are loaded into processes that have loaded torch's own
 libraries before, so one pair serves every environment with the same torch.
@@ -27,12 +28,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kernelproxy import paths
+from kernelproxy import machine, paths
 from kernelproxy.errors import ControlError, NativeError
 from kernelproxy.ownership import check_inside
 
@@ -40,6 +41,9 @@ PACKAGE = Path(__file__).resolve().parent
 TORCH_MIN, TORCH_END = (2, 11), (2, 14)
 PROBE_SECONDS = 60
 COMPILE_SECONDS = 1200
+#: What one compiler takes at most of torch's headers.
+COMPILER_BYTES = 900 << 20
+MEMINFO = Path("/proc/meminfo")
 OBJECTS_KEPT = 200
 PAIRS_KEPT = 8
 
@@ -239,12 +243,46 @@ def ensure(
             raise NativeError(f"the C headers of Python are missing in {info.python_include}")
         say(f"Compiling GPU support for torch {info.version} (first use only): a minute or two.")
         strict = is_checkout(tree) if developing is None else developing
-        compiler = functools.partial(_compiler, info, tree, sanitize=sanitize, strict=strict)
+        note = progress_file(cache, key)
+        compiler = functools.partial(
+            _compiler, info, tree, sanitize=sanitize, strict=strict, progress=note
+        )
         publish(cache, key, lambda objects, target: _build(compiler(objects), target), keep=strict)
+        note.unlink(missing_ok=True)
         if strict:
             _prune(cache)
 
     return find_or_build(key, cache, NativeParts.inside, build, message)
+
+
+def build_for_machine(info: TorchInfo, message: Message | None = None) -> list[Path]:
+    """Build all that users of this torch would compile at their first cell, for all of them.
+
+    Parameters
+    ----------
+    info, message
+        See `ensure`.
+
+    Returns
+    -------
+    list of Path
+        Directories of the libraries: in `machine.directory`, or in the installed package.
+
+    Raises
+    ------
+    NativeError
+        This user may not, or they cannot be built.
+    """
+    from kernelproxy import fstrack
+    from kernelproxy.process import sandbox
+
+    return machine.build(
+        [
+            lambda cache: ensure(info, message, cache=cache, developing=False).client,
+            lambda cache: fstrack.library(message, cache=cache, developing=False),
+            lambda cache: sandbox.program(message, cache=cache, developing=False),
+        ]
+    )
 
 
 def find_or_build(
@@ -254,7 +292,7 @@ def find_or_build(
     build: Callable[[Message], object],
     message: Message | None = None,
 ) -> T:
-    """Find libraries in the installed package or in a cache; one process builds, others wait.
+    """Find libraries in the package, the machine's directory or a cache; one process builds.
 
     Parameters
     ----------
@@ -275,6 +313,8 @@ def find_or_build(
         They cannot be built here.
     """
     if found := inside(PACKAGE / "_native_lib" / key):
+        return found
+    if found := machine.inside(key, inside):
         return found
     if found := _safe(cache / key, inside):
         return found
@@ -299,6 +339,24 @@ def _safe(directory: Path, inside: Callable[[Path], T | None]) -> T | None:
     except ControlError as error:
         raise NativeError(error.message.rstrip(".")) from error
     return inside(directory)
+
+
+def progress_file(cache: Path, key: str) -> Path:
+    """Where it is noted how far the compilation of a pair is."""
+    return cache / f"{key}.progress"
+
+
+def progress(cache: Path, key: str) -> tuple[int, int] | None:
+    """How many of how many units are compiled; None if nobody compiles this pair."""
+    try:
+        done, total = progress_file(cache, key).read_text("ascii").split()
+        with (cache / f"{key}.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(done), int(total)
+    except (OSError, ValueError):
+        pass
+    return None  # whoever has noted something is gone
 
 
 def cache_directory() -> Path:
@@ -429,7 +487,7 @@ def check_compiler() -> None:
 
 
 def _compiler(
-    info: TorchInfo, tree: Path, objects: Path, *, sanitize: bool, strict: bool
+    info: TorchInfo, tree: Path, objects: Path, *, sanitize: bool, strict: bool, progress: Path
 ) -> Compiler:
     """The compiler of a pair."""
     extra = SANITIZE_FLAGS if sanitize else ()
@@ -438,7 +496,9 @@ def _compiler(
         flags += ["-isystem", str(directory)]
     found = [f"-L{info.library_directory}"]
     link_flags = ["-shared", "-pthread", *extra]
-    return Compiler(tree, objects, flags, link_flags, found, strict=strict, basis=info)
+    return Compiler(
+        tree, objects, flags, link_flags, found, strict=strict, basis=info, progress=progress
+    )
 
 
 def _build(compiler: Compiler, target: Path) -> None:
@@ -471,6 +531,8 @@ class Compiler:
         Refuse warnings: they are to stop us, not users whose compiler is newer than ours.
     basis : object
         What else objects depend on, such as the version of headers.
+    progress : Path, optional
+        Where it is noted how many units are compiled.
     """
 
     def __init__(
@@ -483,21 +545,36 @@ class Compiler:
         *,
         strict: bool,
         basis: object = None,
+        progress: Path | None = None,
     ) -> None:
         self.tree, self._objects = tree, objects
+        self._progress = progress
         self._command = compiler_command()
         self._flags = [*flags, *(STRICT_FLAGS if strict else ("-w",)), f"-I{tree}"]
         self._link_flags, self._search, self._basis = link_flags, search, basis
 
     def compile_all(self, units: Iterable[Path]) -> dict[Path, Path]:
         """Compile units in parallel; return their objects."""
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            futures = {unit: pool.submit(self.compile, unit) for unit in sorted(units)}
+        with ThreadPoolExecutor(max_workers=parallel_compilers()) as pool:
+            futures = {pool.submit(self.compile, unit): unit for unit in sorted(units)}
             try:
-                return {unit: future.result() for unit, future in futures.items()}
+                compiled = {}
+                for done, future in enumerate(as_completed(futures), start=1):
+                    compiled[futures[future]] = future.result()
+                    self.proceeded(done, len(futures))
+                return compiled
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+
+    def proceeded(self, done: int, total: int) -> None:
+        """Note how many units are compiled, for whoever waits; see `progress`."""
+        if self._progress is None:
+            return
+        with contextlib.suppress(OSError):  # it only tells
+            partial = self._progress.with_suffix(f".{os.getpid()}.tmp")
+            partial.write_text(f"{done} {total}", "ascii")
+            partial.rename(self._progress)
 
     def compile(self, unit: Path) -> Path:
         """Compile one unit, unless an object of the same text and flags is there."""
@@ -551,6 +628,16 @@ class Compiler:
             raise failure
 
 
+def parallel_compilers() -> int:
+    """How many compilers may run at once: one a core, if there is memory for each."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text("ascii"), re.MULTILINE)
+    except OSError:
+        found = None
+    return max(1, min(cores, int(found.group(1)) * 1024 // COMPILER_BYTES)) if found else cores
+
+
 def _includes(unit: Path, tree: Path) -> list[Path]:
     """List a unit and all files of ours that it includes, directly or not."""
     seen: dict[Path, None] = {}
@@ -590,12 +677,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernelproxy.native", description=main.__doc__)
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the torch")
     parser.add_argument("--sanitize", action="store_true", help="with address sanitizer and UBSan")
+    parser.add_argument("--machine", action="store_true", help="for all users, as root")
     parser.add_argument("--torch-dir", action="store_true", help="print only where its torch lies")
     options = parser.parse_args(arguments)
     try:
         info = find_torch(options.python)
         if options.torch_dir:
             print(info.directory)
+            return 0
+        if options.machine:
+            print(*build_for_machine(info, lambda text: print(text, file=sys.stderr)), sep="\n")
             return 0
         parts = ensure(info, lambda text: print(text, file=sys.stderr), sanitize=options.sanitize)
     except NativeError as error:

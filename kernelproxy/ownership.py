@@ -58,7 +58,7 @@ def check_file(file: Path, remedy: str) -> None:
     """Check that nobody else could have written a file; raises as `own_directory`."""
     *above, (path, found) = _way(file, make=False)
     _check_above(above, file, remedy)
-    if found.st_uid not in (os.getuid(), 0):
+    if found.st_uid not in _trusted(above):
         raise _refusal(path, found, file, remedy)
     if found.st_mode & _WRITABLE and not _only_by_us(found):
         raise ControlError(
@@ -120,10 +120,7 @@ def _way(path: Path, *, make: bool) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _check_above(above: list[tuple[Path, os.stat_result]], target: Path, remedy: str) -> None:
-    trusted = {0, os.getuid()}
-    # In a namespace without a number for the machine's root, what is root's is everybody else's.
-    if above and above[0][1].st_uid == overflow_uid():
-        trusted.add(above[0][1].st_uid)
+    trusted = _trusted(above)
     for path, found in above:
         if found.st_uid not in trusted:
             raise _refusal(path, found, target, remedy)
@@ -134,6 +131,15 @@ def _check_above(above: list[tuple[Path, os.stat_result]], target: Path, remedy:
                 f"{target}: chmod go-w it, or {remedy}.",
                 "unsafe-directory",
             )
+
+
+def _trusted(above: list[tuple[Path, os.stat_result]]) -> set[int]:
+    """Whose files are believed: this user's and root's."""
+    trusted = {0, os.getuid()}
+    # In a namespace without a number for the machine's root, what is root's is everybody else's.
+    if above and above[0][1].st_uid == overflow_uid():
+        trusted.add(above[0][1].st_uid)
+    return trusted
 
 
 def _refusal(path: Path, found: os.stat_result, target: Path, remedy: str) -> ControlError:

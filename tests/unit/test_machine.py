@@ -1,0 +1,114 @@
+"""Libraries that root has built for all users of a machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kernelproxy import machine, native
+from kernelproxy.errors import NativeError
+
+KEY = "torch2.13.0-cpython-311-x86_64-0123456789abcdef"
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The machine's directory."""
+    monkeypatch.setenv(machine.VARIABLE, str(tmp_path / "machine"))
+    return tmp_path / "machine"
+
+
+def compile_into(cache: Path) -> Path:
+    place = cache / KEY
+    place.mkdir()
+    for name in ("libsing_client.so", "libsing_worker.so"):
+        (place / name).write_text(name)
+    return place / "libsing_client.so"
+
+
+def found() -> native.NativeParts | None:
+    return machine.inside(KEY, native.NativeParts.inside)
+
+
+def test_what_was_built_is_found_and_can_be_read_by_all(shared: Path) -> None:
+    assert found() is None
+    mask = os.umask(0o077)
+    try:
+        assert machine.build([compile_into]) == [shared / KEY]
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(mask)
+    assert found() == native.NativeParts.inside(shared / KEY)
+    for each in (shared, shared / KEY, *(shared / KEY).iterdir()):
+        mode = each.stat().st_mode
+        assert mode & stat.S_IROTH
+        assert not mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def test_it_comes_before_a_users_cache(shared: Path, tmp_path: Path) -> None:
+    machine.build([compile_into])
+    parts = native.find_or_build(
+        KEY, tmp_path / "cache", native.NativeParts.inside, lambda _: pytest.fail("it compiles")
+    )
+    assert parts.client.parent == shared / KEY
+
+
+def test_what_is_not_what_was_built_is_refused(shared: Path) -> None:
+    machine.build([compile_into])
+    (shared / KEY / "libsing_worker.so").write_text("another")
+    with pytest.raises(NativeError, match="is not what was built: ask root for"):
+        found()
+
+
+@pytest.mark.parametrize("what", ["libsing_client.so", machine.DIGESTS, "."])
+def test_where_others_can_write_nothing_is_loaded(shared: Path, what: str) -> None:
+    machine.build([compile_into])
+    (shared / KEY / what).chmod(0o777)
+    with pytest.raises(NativeError, match="may be written by others"):
+        found()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_another_user_owns_is_not_loaded(shared: Path) -> None:
+    machine.build([compile_into])
+    os.chown(shared / KEY / "libsing_client.so", 4711, 4711)
+    with pytest.raises(NativeError, match="belongs to another user"):
+        found()
+    os.chown(shared, 4711, 4711)
+    with pytest.raises(NativeError, match="belongs to another user"):
+        machine.build([compile_into])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"libsing_client.so": 1, "gone": 2}'])
+def test_damaged_digests_are_refused(shared: Path, text: str) -> None:
+    machine.build([compile_into])
+    (shared / KEY / machine.DIGESTS).write_text(text)
+    with pytest.raises(NativeError, match="ask root for"):
+        found()
+
+
+@pytest.mark.parametrize(("free", "most"), [(100 << 30, 3), (2 << 30, 2), (100 << 20, 1)])
+def test_there_are_no_more_compilers_than_memory_for_them(
+    free: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:  {free >> 10} kB\n")
+    monkeypatch.setattr(native, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert native.parallel_compilers() == most
+
+
+def test_how_far_a_compilation_is_is_known_while_it_goes_on(tmp_path: Path) -> None:
+    compiler = native.Compiler(
+        tmp_path, tmp_path, (), (), strict=False, progress=native.progress_file(tmp_path, KEY)
+    )
+    with (tmp_path / f"{KEY}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert native.progress(tmp_path, KEY) is None
+        compiler.proceeded(12, 58)
+        assert native.progress(tmp_path, KEY) == (12, 58)
+    assert native.progress(tmp_path, KEY) is None  # it was killed
+    assert not [*tmp_path.glob("*.tmp")]
