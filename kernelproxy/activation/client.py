@@ -35,6 +35,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_note_settings": ([], None),
     "sing_client_cell": ([ctypes.c_int], None),
     "sing_client_give_up": ([], None),
+    "sing_client_take_over_operators": ([], ctypes.py_object),
     "sing_client_forked": ([], ctypes.c_int),
     "sing_client_leave": ([ctypes.c_int], ctypes.py_object),
     "sing_client_rejoin": ([ctypes.c_int] * 5, ctypes.py_object),
@@ -188,6 +189,13 @@ class NativeClient:
     def position(self) -> int:
         """Position of the log that the next record will have."""
         return int(self._library.sing_client_position())
+
+    def take_over_operators(self) -> None:
+        """Send calls of operators that were defined since to the worker, where they belong there.
+
+        That also happens soon after each definition; see Note [Foreign kernels].
+        """
+        self._library.sing_client_take_over_operators()
 
     def note_settings(self) -> None:
         """Let the device follow what torch is set to now, from the next operator on."""

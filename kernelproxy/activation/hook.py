@@ -73,7 +73,8 @@ class TorchFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         if self._state.client is not None:
             _install(lambda: surface.install(module, self._client()))
-            _install(lambda: origins.install(module.library))
+            take_over = self._client().take_over_operators
+            _install(lambda: origins.install(module.library, module._ops, take_over))
             watch("torch._inductor.compile_fx", compiling.install)
 
     def _import_bindings(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:

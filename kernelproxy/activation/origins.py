@@ -11,7 +11,7 @@ import mmap
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -21,8 +21,17 @@ Origin = tuple[str, str, str]
 _modules: dict[str, str] = {}
 
 
-def install(library: ModuleType) -> None:
-    """Note the module of every operator that `torch.library` defines from now on."""
+def install(library: ModuleType, ops: ModuleType, take_over: Callable[[], None]) -> None:
+    """Note the module of every operator that `torch.library` defines from now on.
+
+    Parameters
+    ----------
+    library, ops : module
+        `torch.library` and `torch._ops`.
+    take_over : callable
+        Is called before Python uses an operator for the first time.
+    """
+    _take_over_before_use(ops, take_over)
     define = library.Library.define
 
     def noting(self: Any, schema: str, *arguments: Any, **options: Any) -> Any:
@@ -31,6 +40,21 @@ def install(library: ModuleType) -> None:
         return define(self, schema, *arguments, **options)
 
     library.Library.define = noting
+
+
+def _take_over_before_use(ops: ModuleType, take_over: Callable[[], None]) -> None:
+    """Have every operator taken over before ``torch.ops.NAMESPACE.NAME`` gives it, in any thread.
+
+    The interpreter's main thread takes over what a library has defined, but another one may be
+    faster. Namespaces look a name up once, and keep what they found.
+    """
+    look_up = ops._OpNamespace.__getattr__
+
+    def looking_up(self: Any, name: str) -> Any:
+        take_over()
+        return look_up(self, name)
+
+    ops._OpNamespace.__getattr__ = looking_up
 
 
 def origin(name: str) -> Origin:

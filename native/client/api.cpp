@@ -11,6 +11,7 @@
 
 #include "client/capture.h"
 #include "client/device.h"
+#include "client/foreign.h"
 #include "client/generators.h"
 #include "client/kernels.h"
 #include "client/plans.h"
@@ -70,6 +71,7 @@ int sing_client_connect(int log_fd, int client_fd, int worker_fd, int agent_fd, 
     Session::connect(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
     sing::client::register_device();
     sing::client::register_kernels();
+    sing::client::watch_operators();
     return 0;
   } catch (const c10::Error& error) {
     error_text() = error.what_without_backtrace();
@@ -225,6 +227,14 @@ PyObject* sing_client_leave(int milliseconds) {
 PyObject* sing_client_rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
   HANDLE_TH_ERRORS
   Session::get().rejoin(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Operators of other libraries may have been defined.
+PyObject* sing_client_take_over_operators() {
+  HANDLE_TH_ERRORS
+  sing::client::take_over_operators();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

@@ -6,11 +6,13 @@
 #include <unordered_set>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/TracerMode.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution.h>
 #include <ATen/ops/is_set_to_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -180,12 +182,33 @@ void call_composite(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::j
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), stack);
 }
 
+// Note [Tracing]: torch's tracer stays on below `convolution`, which it does not record, and
+// records `_convolution`, of which the composite is made. Of what is not recorded a trace keeps the
+// result, as a constant. So while there is a tracer the composite is called, and what it calls is
+// one convolution again.
+void convolution(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                 torch::jit::Stack* stack) {
+  if (at::tracer::impl::is_dispatch_enabled()) {
+    call_composite(op, keys, stack);
+  } else {
+    call(op, keys, stack);
+  }
+}
+
+at::Tensor traced_convolution(const at::Tensor& input, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                              c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                              bool transposed, c10::SymIntArrayRef output_padding,
+                              c10::SymInt groups, bool, bool, bool, bool) {
+  return at::convolution_symint(input, weight, bias, stride, padding, dilation, transposed,
+                                output_padding, std::move(groups));
+}
+
 // ------------------------------------------------------------------ operators: shipped
 
 // Operators with a composite kernel that would split them into many.
 bool travels_whole(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {
-      "aten::convolution",
       "aten::convolution_overrideable",
       "aten::convolution_backward",
       "aten::convolution_backward_overrideable",
@@ -312,6 +335,8 @@ void register_shipped(torch::Library& library) {
                    torch::CppFunction::makeFromBoxedFunction<&call_here<c10::DispatchKey::CPU>>());
     } else if (reads_bytes(full)) {
       library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse_reader>());
+    } else if (full == "aten::convolution") {
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&convolution>());
     } else if (is_shipped(*op, full)) {
       library.impl(full.c_str(), shipping_kernel(*op));
     }
@@ -358,6 +383,7 @@ void register_kernels() {
   kernels->impl("group_norm", &group_norm);
   kernels->impl("lstm.input", &lstm);
   kernels->impl("gru.input", &gru);
+  kernels->impl("_convolution", &traced_convolution);
 
   static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
                                              c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);

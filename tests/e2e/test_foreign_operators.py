@@ -40,6 +40,79 @@ TORCH_LIBRARY_IMPL(foreign, CPU, library) {
 }
 """
 
+# Kernels for both kinds of devices, as torchvision has them. Those for CUDA stand for what reads
+# addresses of the device: in the notebook's process they compute nonsense.
+BOTH = """
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+at::Tensor twice(const at::Tensor& x) { return x * 2; }
+at::Tensor& twice_in_place(at::Tensor& x) { return x.mul_(2); }
+at::Tensor& twice_out(const at::Tensor& x, at::Tensor& out) {
+  return at::mul_out(out, x, x.new_full({}, 2));
+}
+std::tuple<at::Tensor, int64_t> counted(const at::Tensor& x) { return {x * 2, x.numel()}; }
+
+at::Tensor nonsense(const at::Tensor& x) { return at::zeros_like(x); }
+at::Tensor& nonsense_in_place(at::Tensor& x) { return x.zero_(); }
+at::Tensor& nonsense_out(const at::Tensor&, at::Tensor& out) { return out.zero_(); }
+std::tuple<at::Tensor, int64_t> nonsense_counted(const at::Tensor& x) {
+  return {at::zeros_like(x), -1};
+}
+
+at::Tensor call_twice(const at::Tensor& x) {
+  static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("foreign_both::twice", "")
+                       .typed<at::Tensor(const at::Tensor&)>();
+  return op.call(x);
+}
+
+struct Twice : torch::autograd::Function<Twice> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return call_twice(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list outer) {
+    return {call_twice(outer[0])};
+  }
+};
+
+TORCH_LIBRARY(foreign_both, library) {
+  library.def("twice(Tensor x) -> Tensor");
+  library.def("twice_(Tensor(a!) x) -> Tensor(a!)");
+  library.def("twice.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)");
+  library.def("counted(Tensor x) -> (Tensor, int)");
+  library.def("late(Tensor x) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(foreign_both, CPU, library) {
+  library.impl("twice", &twice);
+  library.impl("twice_", &twice_in_place);
+  library.impl("twice.out", &twice_out);
+  library.impl("counted", &counted);
+  library.impl("late", &twice);
+}
+TORCH_LIBRARY_IMPL(foreign_both, CUDA, library) {
+  library.impl("twice", &nonsense);
+  library.impl("twice_", &nonsense_in_place);
+  library.impl("twice.out", &nonsense_out);
+  library.impl("counted", &nonsense_counted);
+}
+TORCH_LIBRARY_IMPL(foreign_both, Autograd, library) {
+  library.impl("twice", [](const at::Tensor& x) { return Twice::apply(x); });
+}
+"""
+
+# A library that brings a kernel for an operator which another one has defined, and used before.
+LATE = """
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+TORCH_LIBRARY_IMPL(foreign_both, CUDA, library) {
+  library.impl("late", [](const at::Tensor& x) { return at::zeros_like(x); });
+}
+"""
+
 MODULE = """
 import torch
 
@@ -58,15 +131,19 @@ Ask = Callable[[str], str]
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a compiled library and two Python modules."""
     directory = tmp_path_factory.mktemp("foreign")
-    source = directory / "foreign.cpp"
-    source.write_text(COMPILED)
     info = native.find_torch(sys.executable)
     flags = [*native.COMPILE_FLAGS, "-O0", "-g0", "-w"]
     for include in info.include_directories:
         flags += ["-isystem", str(include)]
     links = [f"-L{info.library_directory}", "-ltorch_cpu", "-lc10"]
-    output = ["-shared", "-o", str(directory / "libforeign.so")]
-    subprocess.run([*native.compiler_command(), *flags, str(source), *output, *links], check=True)
+    builds = []
+    for name, text in (("foreign", COMPILED), ("foreign_both", BOTH), ("foreign_late", LATE)):
+        source = directory / f"{name}.cpp"
+        source.write_text(text)
+        output = ["-shared", "-o", str(directory / f"lib{name}.so")]
+        command = [*native.compiler_command(), *flags, str(source), *output, *links]
+        builds.append(subprocess.Popen(command))
+    assert [build.wait() for build in builds] == [0] * len(builds)
     for name, operator, times in (
         ("foreign_operators", "thrice", 3),
         ("foreign_missing", "once", 1),
@@ -114,6 +191,13 @@ def test_operators_of_compiled_libraries_are_executed(ask: Ask) -> None:
     move_to_another_worker()  # which has not loaded it yet
     assert ask("gradient") == "True"
     assert ask("dynamic") == "[True, True]"
+
+
+def test_a_kernel_for_cuda_does_not_compute_in_the_notebook(ask: Ask) -> None:
+    for order in ("both", "both in a thread", "both, differentiated", "both, on the CPU", "late"):
+        assert ask(order) == "True", order
+    move_to_another_worker()
+    assert ask("both") == "True"
 
 
 def test_operators_of_modules_are_executed(ask: Ask) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -18,6 +19,10 @@ def step(order: str, directory: Path) -> object:
     if order == "compiled":
         torch.ops.load_library(str(directory / "libforeign.so"))
         return check(torch.ops.foreign.twice_plus, x, 3)
+    if order.startswith("both"):
+        return both(order, directory, x)
+    if order == "late":
+        return late(directory, x)
     if order == "gradient":
         return check(twice_with_gradient, x)
     if order == "dynamic":  # as many results as there are positive ones
@@ -45,6 +50,40 @@ def check(operator: object, x: torch.Tensor, *more: object) -> bool:
     proxied = operator(x.cuda(), *more)
     torch.cuda.synchronize()
     return proxied.is_cuda and torch.equal(proxied.cpu(), operator(x.clone(), *more))
+
+
+def both(order: str, directory: Path, x: torch.Tensor) -> bool:
+    """Use a library that has kernels for the CPU and for CUDA."""
+    path = str(directory / "libforeign_both.so")
+    if order == "both in a thread":  # while the main thread waits
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(both, "both", directory, x).result()
+    torch.ops.load_library(path)
+    operators = torch.ops.foreign_both
+    if order == "both, differentiated":
+        leaf = x.cuda().requires_grad_()
+        operators.twice(leaf).square().sum().backward()
+        return torch.equal(leaf.grad.cpu(), 8 * x)
+    if order == "both, on the CPU":
+        return torch.equal(operators.twice(x), 2 * x) and operators.counted(x)[1] == x.numel()
+    out = torch.empty_like(x).cuda()
+    operators.twice.out(x.cuda(), out=out)
+    result, count = operators.counted(x.cuda())
+    return (
+        check(operators.twice, x)
+        and check(operators.twice_, x)
+        and torch.equal(out.cpu(), 2 * x)
+        and torch.equal(result.cpu(), 2 * x)
+        and count == x.numel()
+    )
+
+
+def late(directory: Path, x: torch.Tensor) -> bool:
+    """Use an operator before and after another library has brought a kernel for CUDA."""
+    torch.ops.load_library(str(directory / "libforeign_both.so"))
+    before = check(torch.ops.foreign_both.late, x)
+    torch.ops.load_library(str(directory / "libforeign_late.so"))
+    return before and check(torch.ops.foreign_both.late, x)
 
 
 class Twice(torch.autograd.Function):
