@@ -1,0 +1,17 @@
+"""What torch's tools find when they look into the device's operators."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import ROOT, RunProgram
+
+PROGRAM = ROOT / "tests" / "programs" / "tracing.py"
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_traces_exports_and_maps_give_what_they_give_on_the_cpu(run_program: RunProgram) -> None:
+    *differences, agreed = run_program(PROGRAM, proxied=True).stdout.splitlines()
+    assert differences == []
+    assert int(agreed) > 120  # of 140; torch cannot do the rest on the CPU either
