@@ -67,7 +67,7 @@ class Agent:
         on_quiet: Callable[[], object],
         arbiter: Arbiter | None = None,
     ) -> None:
-        self.rooms = {each.id: Room(each, settings.grant_step) for each in devices}
+        self.rooms = {each.id: Room(each, settings.step_of(each.memory_total)) for each in devices}
         for room in self.rooms.values():
             room.rooms = list(self.rooms.values())
         self.sessions: dict[str, Session] = {}

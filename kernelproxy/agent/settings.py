@@ -29,7 +29,8 @@ class Settings:
     log_budget : int
         Bytes since the newest snapshot at which the next one begins.
     grant_step : int
-        Device memory is granted to sessions in multiples of this, as long as there is room.
+        Device memory is granted to sessions in multiples of this, as long as there is room; on
+        small devices of a quarter of theirs, so that more than one session fits.
     order_seconds : float
         What a worker may take for an order that does not depend on the size of its state.
     still_seconds, busy_seconds : float
@@ -92,6 +93,10 @@ class Settings:
             cold_after=_seconds(environment, "JUPYTER_SING_COLD_AFTER", cls.cold_after),
             disk_quota=_bytes(environment, "JUPYTER_SING_DISK_QUOTA", cls.disk_quota),
         )
+
+    def step_of(self, memory: int) -> int:
+        """Bytes in whose multiples a device of so many grants them."""
+        return min(self.grant_step, max(MIB, memory // 4))
 
 
 def _physical_memory() -> int:
