@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import os
 import re
@@ -23,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from kernelproxy.agent.cold import TABLES
+from kernelproxy.agent.openings import Openings
 from kernelproxy.agent.processimages import Blobs, Packed
+from kernelproxy.agent.progress import Note
 from kernelproxy.agent.records import Record
 from kernelproxy.agent.workers import Snapshot
 from kernelproxy.errors import ControlError, StoreError
@@ -40,6 +43,7 @@ _OWNER = "{}-checkpoints"
 _PARTS_MAX = 1 << 20
 _SMALL, _HOST, _FILE = "device-small", "host", "file"
 PAGES = "process-pages"
+_READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,7 @@ class Checkpoints:
         self._store: Any = store
         self._known: dict[int, dict[str, Record]] = {}
         self._readers: Counter[tuple[int, str]] = Counter()
+        self._openings = Openings()
 
     def name(self, wanted: str, session: str, how: str = "") -> str:
         """Return the name of a new checkpoint: the wanted one, or one that says what and when."""
@@ -344,8 +349,9 @@ class Checkpoints:
         progress: Callable[[int, int], object],
         *,
         process: bool = False,
+        sessions: int = 0,
     ) -> tuple[CheckpointOpened, list[int]]:
-        """Read and verify a checkpoint.
+        """Read and verify a checkpoint, or hand out again what was read of it and is in use.
 
         Parameters
         ----------
@@ -355,6 +361,8 @@ class Checkpoints:
             Called with the bytes read and in total, in any thread.
         process : bool
             Whether its process will be restored: then only its files are read.
+        sessions : int
+            How many sessions its owner has; see `Openings` for what that bounds.
 
         Returns
         -------
@@ -364,13 +372,12 @@ class Checkpoints:
         Raises
         ------
         ControlError
-            ``unknown-checkpoint``.
+            ``unknown-checkpoint``; ``too-many``, if its owner has too many others open.
         StoreError
             See `Store.get`.
         """
 
-        def work() -> tuple[CheckpointOpened, list[int]]:
-            store, manifest = self._opened(), self._load(owner, name)
+        def read_all(progress: Note) -> tuple[CheckpointOpened, list[int]]:
             meta, count = manifest.label.meta, 0
             host = [f"{_HOST}-{index}" for index in range(0 if process else meta["parts"])]
             held = [f"{_FILE}-{index}" for index in range(len(_contents(meta["files"])))]
@@ -388,7 +395,8 @@ class Checkpoints:
             fds: list[int] = []
             try:
                 for part in ("host", "device"):
-                    fds.append(os.memfd_create(f"sing-checkpoint-{part}", os.MFD_CLOEXEC))
+                    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+                    fds.append(os.memfd_create(f"sing-checkpoint-{part}", flags))
                 with tempfile.TemporaryFile(dir=store.root / "tmp") as files:
                     fds.append(os.dup(files.fileno()))
                 parts = store.write_blobs(manifest, host, fds[0], progress=read)
@@ -397,7 +405,10 @@ class Checkpoints:
                 os.ftruncate(fds[1], end)
                 store.get(wanted, fds[1], progress=read)
                 os.pwrite(fds[1], store.blob(manifest, _SMALL), end)
-                # To be read only: one of them takes of our disk what its holder writes.
+                # To be read only: others read them, too, and what is written takes of our memory
+                # and disk.
+                for fd in fds[:2]:
+                    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _READ_ONLY)
                 for index, fd in enumerate(fds):
                     fds[index] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
                     os.close(fd)
@@ -417,7 +428,10 @@ class Checkpoints:
             return CheckpointOpened(found, parts, storages, meta["files"], form), fds
 
         with self.reading(owner, name):
-            return await asyncio.to_thread(work)
+            store, manifest = await self.load(owner, name)
+            return await self._openings.open(
+                owner, manifest, read_all, progress, process=process, sessions=sessions
+            )
 
     @contextlib.contextmanager
     def reading(self, owner: int, name: str) -> Iterator[None]:

@@ -267,11 +267,12 @@ class Conversations:
         process, there = why is None, self._agent.sessions.get(request.session)
         mine = there is not None and there.owner == uid
         underway = there.checkpointing.underway if there is not None and mine else Underway()
+        sessions = sum(each.owner == uid for each in self._agent.sessions.values())
         with underway.doing("restore", request.name) as far:
 
             def read(note: Note) -> Awaitable[tuple[CheckpointOpened, list[int]]]:
                 return self._agent.checkpoints.open(
-                    uid, request.name, both(far, note), process=process
+                    uid, request.name, both(far, note), process=process, sessions=sessions
                 )
 
             reply, fds = await with_progress(channel, None, read)

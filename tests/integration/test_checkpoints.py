@@ -127,6 +127,57 @@ def test_parts_come_back_as_they_were(toy_host: StartHost) -> None:
         take_out("one")
 
 
+def files_of_checkpoints(host: ToyHost) -> set[tuple[int, int]]:
+    """What the agent holds for those who opened checkpoints: device and inode numbers."""
+    found = set()
+    for fd in Path(f"/proc/{host.agent_pid()}/fd").iterdir():
+        try:
+            where, stat = os.readlink(fd), fd.stat()
+        except FileNotFoundError:  # it was closed
+            continue
+        if where.startswith("/memfd:sing-checkpoint") or "/states/tmp/" in where:
+            found.add((stat.st_dev, stat.st_ino))
+    return found
+
+
+def test_a_checkpoint_that_is_opened_often_is_read_once(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client()
+    content = os.urandom(1 << 20)
+    rows = [{"path": "/h/a", "kind": "file", "mode": 0o644, "mtime_ns": 5, "size": 3, "target": ""}]
+    for index in range(6):
+        hand_over(client.session, f"c{index}", host_state(0, content, files=rows), content, b"abc")
+    held: list[int] = []
+    try:
+        for _ in range(20):
+            with control.connect(start=False) as connection:  # the files outlive the connection
+                held += connection.last(OpenCheckpoint("c0"), WAIT_SECONDS)[1]
+        assert {os.fstat(fd)[1:3] for fd in held} == {(i, d) for d, i in files_of_checkpoints(host)}
+        assert len(files_of_checkpoints(host)) == 3
+        assert all(os.pread(fd, 1 << 21, 0) == content for fd in held[::3])
+        writable = os.open(f"/proc/self/fd/{held[0]}", os.O_RDWR)
+        with pytest.raises(PermissionError):
+            os.write(writable, b"x")
+        with pytest.raises(PermissionError):
+            os.ftruncate(writable, 1 << 30)
+        os.close(writable)
+        os.lseek(held[0], 5, os.SEEK_SET)
+        assert os.lseek(held[3], 0, os.SEEK_CUR) == 0  # each has a position of its own
+        for index in range(1, 5):
+            with control.connect(start=False) as connection:
+                held += connection.last(OpenCheckpoint(f"c{index}"), WAIT_SECONDS)[1]
+        with pytest.raises(ControlError, match="You have 5 checkpoints open already: end a"):
+            take_out("c5")  # one of the session's, and four beside it
+        assert take_out("c0")[1] == content
+        hand_over(client.session, "c0", host_state(0, b"new"), b"new")  # another one of this name
+        close_all(held[60:63])
+        del held[60:63]
+        assert take_out("c0")[1] == b"new"
+    finally:
+        close_all(held)
+    wait_until(lambda: not files_of_checkpoints(host))
+
+
 def test_a_name_that_is_taken_is_given_to_the_new_one(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
