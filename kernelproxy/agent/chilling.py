@@ -27,6 +27,11 @@ class Chilling:
         self._session = session
 
     @property
+    def user(self) -> str:
+        """See `Guest`."""
+        return self._session.user
+
+    @property
     def host_bytes(self) -> int:
         """See `Guest`."""
         return self._session.device_state.host_bytes

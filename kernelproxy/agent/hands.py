@@ -87,7 +87,8 @@ class AgentHands:
 
     async def _evict(self, session: Session, device: str, reason: str) -> None:
         if not await session.evict(device, reason):  # otherwise it has said so itself
-            raise ControlError("It is pinned." if session.wanted.pinned else "It is in use.")
+            pinned = "It is pinned." if session.wanted.pinned else ""
+            raise ControlError(pinned or session.stuck or "It is in use.")
 
     def migrate(self, session: str, source: str, target: str) -> None:
         """See `Hands`."""

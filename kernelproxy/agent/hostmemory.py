@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
 from kernelproxy.agent.cold import ColdStates
+from kernelproxy.agent.sizes import size
 from kernelproxy.agent.tiers import Parked, choose_cold, seconds_to_next
-from kernelproxy.errors import SingError
+from kernelproxy.errors import ControlError, SingError, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,10 @@ class Guest(Protocol):
     """What is needed of a session."""
 
     id: str
+
+    @property
+    def user(self) -> str:
+        """Whose disk quota its state counts against."""
 
     @property
     def host_bytes(self) -> int:
@@ -71,10 +77,52 @@ class HostMemory:
         self._again = False
         self._refused: dict[str, float] = {}  # until when they are not asked again
         self._undecided: set[str] = set()  # to be asked when their locks are free
+        self._admitted: dict[str, int] = {}  # bytes that who is being suspended may take in all
 
     def has(self, count: int) -> bool:
         """Whether so many more bytes may be used."""
-        return sum(each.host_bytes for each in self._guests()) + count <= self._budget
+        return self._taken() + count <= self._budget
+
+    def _taken(self) -> int:
+        admitted = self._admitted
+        return sum(max(each.host_bytes, admitted.get(each.id, 0)) for each in self._guests())
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, guest: Guest, count: int) -> AsyncIterator[None]:
+        """Let a session take so many more bytes, because it is suspended.
+
+        What exceeds the budget must fit the disk, where it goes next.
+
+        Raises
+        ------
+        ControlError
+            ``quota``, if there is no room in host memory, nor on disk.
+        """
+        self._admitted[guest.id] = guest.host_bytes + count
+        try:
+            excess = self._taken() - self._budget
+            if count > 0 and excess > 0 and (full := await self._disk_lacks(guest, excess)):
+                raise ControlError(
+                    f"Host memory for suspended sessions is full ({size(self._budget)}), and "
+                    f"{full} Close notebooks, delete checkpoints, or raise "
+                    "JUPYTER_SING_HOST_MEMORY or JUPYTER_SING_DISK_QUOTA.",
+                    "quota",
+                )
+            yield
+        finally:
+            del self._admitted[guest.id]
+
+    async def _disk_lacks(self, guest: Guest, count: int) -> str:
+        """Say why the disk cannot take so many bytes; "" if it can."""
+        if not self.cold.usable:
+            return "nothing may go to disk."
+        try:
+            left = await asyncio.to_thread(self.cold.left, guest.user)
+        except (StoreError, OSError) as error:
+            return f"the disk cannot be used: {str(error).rstrip('.')}."
+        if count <= left:
+            return ""
+        return f"so is the disk quota ({size(left)} left, {size(count)} needed)."
 
     def changed(self) -> None:
         """A session was suspended, or takes more: look whether somebody should go to disk."""

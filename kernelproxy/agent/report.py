@@ -118,6 +118,8 @@ def idle(session: Session) -> str:
     left = session.idleness.seconds_left()
     if session.wanted.pinned:
         return PINNED
+    if session.stuck:
+        return f"Idle, and stays on its device. {session.stuck}"
     if left == float("inf"):
         return EVER_IDLE
     return f"Idle. Suspends at {moment(time.time() + left)}; nothing is lost."

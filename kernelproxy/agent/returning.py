@@ -21,7 +21,7 @@ from kernelproxy.agent.recovery import Verdict, pause
 from kernelproxy.agent.room import Answer
 from kernelproxy.agent.states import State
 from kernelproxy.agent.zygotes import Zygote
-from kernelproxy.errors import StoreError, WorkerDiedError, WorkerError
+from kernelproxy.errors import ControlError, StoreError, WorkerDiedError, WorkerError
 from kernelproxy.oplog import Presence
 from kernelproxy.readable import device_name, turn
 
@@ -100,10 +100,10 @@ class Returning:
         state = session.device_state
         session.turn.watch.measure()  # what it needs now, too
         try:
-            if not await state.unload(unless_busy=False, pressed=True):
+            if not await session.unload(unless_busy=False, pressed=True):
                 session.look()
                 return
-        except WorkerError as error:
+        except (ControlError, WorkerError) as error:
             log.warning("Session %s cannot wait for memory elsewhere: %s", session.id, error)
             session.publish_grant(session.room.ledger.of(session.id), state.wish)
             return
@@ -133,7 +133,7 @@ class Returning:
             room.ledger.release(session.id)  # held still if a worker died
             session.turn.bring(away=False)  # what it takes tells nothing of the device any more
             state.announce(Presence.ABSENT)
-            kept = room.kept_from(session, need)
+            kept = room.kept_from(session, need) or room.stuck(session)
             place = room.enqueue(session)
             self._queued_since = self._queued_since or time.monotonic()
             long = time.monotonic() - self._queued_since > ROOM_SECONDS

@@ -45,6 +45,8 @@ class Tenant(Protocol):
     owner: int
     #: Who it is for.
     user: str
+    #: Why it could not be suspended when that was last tried; "" if it could.
+    stuck: str
 
     @property
     def wants_turns(self) -> bool:
@@ -184,6 +186,11 @@ class Room:
             f"Waiting for {size(need)} on {device_name(self.device.id)}: {names} {keep} "
             f"{size(kept)}."
         )
+
+    def stuck(self, tenant: Tenant) -> str:
+        """Say why somebody who could make room cannot be suspended; "" if nobody is such."""
+        found = [each.stuck for each in self.tenants.values() if each is not tenant and each.stuck]
+        return f"Waiting for {device_name(self.device.id)}. {found[0]}" if found else ""
 
     def _refuse(self, tenant: Tenant) -> Answer:
         undecided = [each for each in self.tenants.values() if each.undecided]

@@ -136,6 +136,8 @@ class Session:
         self._on_closed, self._audience, self.chronicle = on_closed, audience, chronicle
         self._withdrawn = False  # nothing of it is deposited any more
         self.hold: Hold | None = None
+        #: Why it could not be suspended when that was last tried; "" if it could.
+        self.stuck = ""
         self._lock, self.claims, self._looking = asyncio.Lock(), 0, False
         self._looks, self.wishes = asyncio.Event(), asyncio.Event()
         self.left_queue: asyncio.Future[None] | None = None
@@ -411,15 +413,38 @@ class Session:
         try:
             # Without a lease nothing is executed, whatever there is to execute.
             busy = self.turn.held
-            if not await self.device_state.unload(unless_busy=busy, pressed=pressed):
+            if not await self.unload(unless_busy=busy, pressed=pressed):
                 self.look()
                 return False
+        except ControlError as error:
+            if error.message != self.stuck:
+                log.warning("Session %s stays on its device: %s", self.id, error.message)
+            self.stuck = error.message
+            if not pressed:
+                self.idleness.note_use()  # as below
+            self.observe()
+            return False
         except WorkerError as error:
             log.warning("Session %s could not be suspended: %s", self.id, error)
             self.idleness.note_use()  # try again when it was idle for as long again
             return False
         self.suspended(f"{why}. {report.way_back(self)}")
         return True
+
+    async def unload(self, *, unless_busy: bool, pressed: bool = False) -> bool:
+        """End its worker, as `DeviceState.unload`, if host memory has room for its state.
+
+        Raises
+        ------
+        ControlError
+            ``quota``, if it has not; the worker goes on.
+        WorkerError
+            As there.
+        """
+        state = self.device_state
+        count = state.dirty_bytes if state.worker is not None and not state.saved else 0
+        async with self.host.admitted(self.chilling, count):
+            return await state.unload(unless_busy=unless_busy, pressed=pressed)
 
     def suspended(self, reason: str) -> None:
         """Take note that its worker is gone and its state is saved."""
@@ -430,7 +455,7 @@ class Session:
 
     def leave_device(self) -> None:
         """Let others have its memory there: its worker is gone, and its state is saved."""
-        state = self.device_state
+        state, self.stuck = self.device_state, ""
         if state.drained:
             # Nothing will be replayed, so what it has in use is all it needs to come back.
             state.replay_grant = 0
@@ -536,6 +561,7 @@ class Session:
         elif self.device_state.idle:
             self.become(State.IDLE, report.idle(self))
         elif self.turn.held or self.turn.waiting or not self.device_state.drained:
+            self.stuck = ""  # who works is not asked
             self.become(State.RUNNING, report.running(self))
         else:  # its cell goes on without the device, which others may have
             self.become(State.IDLE, report.ELSEWHERE)

@@ -65,7 +65,7 @@ class Verbs:
                 at=time.time(),
             )
             try:
-                await session.device_state.unload(unless_busy=False)
+                await session.unload(unless_busy=False)
             except WorkerError as error:
                 raise ControlError(f"Its state could not be saved: {error}", "failed") from error
             if session.hibernation.asleep:

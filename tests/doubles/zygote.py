@@ -147,6 +147,7 @@ class ToyWorker:
                 if corrupt:
                     return corrupt
                 self.page.busy_ns += time.monotonic_ns() - started
+                self.page.dirty_bytes = int(os.environ.get("TOY_DIRTY", "0"))
                 self.page.consumed = self.at
                 if self.client.head == self.at:
                     self.page.active_ns = time.monotonic_ns()
@@ -256,6 +257,7 @@ class ToyWorker:
             taken = SnapshotTaken(self.at, EXTENT_BYTES, EXTENT_BYTES, stalled, 0.0)
             send_message(self.control, taken, [fd])
             os.close(fd)
+            self.page.dirty_bytes = 0
 
 
 def main(control: socket.socket) -> None:

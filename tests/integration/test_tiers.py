@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelproxy.errors import ControlError
 from kernelproxy.protocol import CloseSession, Resume, Suspend
 from kernelproxy.snapshot.store import Store
 from kernelproxy.snapshot.together import Cancel, file_lock
@@ -201,6 +203,31 @@ def test_a_full_quota_leaves_the_state_where_it_is(toy_host: StartHost) -> None:
     assert host.session(client)["tier"] == "parked"
 
 
+def test_who_has_no_room_in_host_memory_nor_on_disk_stays_on_its_device_and_says_why(
+    toy_host: StartHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_DIRTY", str(128 * MIB))  # what a snapshot would take
+    host = toy_host("cpu:1GiB@1", host_memory=64 * MIB, disk_quota=10)
+    first, second = host.client("first"), host.client("second")
+    host.work(first, 700 * MIB)
+    full = r"Host memory for suspended sessions is full \(64 MiB\), and so is the disk quota \(10 "
+    with pytest.raises(ControlError, match=full):
+        host.call(Suspend(first.session))
+    found = host.session(first)
+    assert (found["state"], found["tier"]) == ("idle", "resident")
+    waiting = threading.Thread(target=host.work, args=(second, 700 * MIB))
+    waiting.start()
+    wait_until(lambda: re.search(full, host.session(second)["reason"]))
+    assert host.when(second, "queued")
+    found = wait_until(lambda: host.when(first, "idle"))
+    assert re.match(f"Idle, and stays on its device. {full}", found["reason"])
+    first.add(2)
+    assert first.read() == first.state  # it goes on
+    host.call(CloseSession(first.session))
+    waiting.join(60)
+    assert host.when(second, "idle")
+
+
 def test_a_damaged_state_is_said_and_not_waited_for(toy_host: StartHost, data_dir: Path) -> None:
     host = toy_host(cold_after=0.01)
     client = host.client()
@@ -212,7 +239,7 @@ def test_a_damaged_state_is_said_and_not_waited_for(toy_host: StartHost, data_di
         chunk.rename(away)
     with client.cell():
         client.add(2)
-        with pytest.raises(RuntimeError, match="on disk and cannot be brought back"):
+        with pytest.raises(RuntimeError, match="on disk and cannot be read"):
             client.read()
     found = host.session(client)
     assert (found["state"], found["tier"]) == ("suspended", "cold")

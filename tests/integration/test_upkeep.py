@@ -51,5 +51,5 @@ def test_who_loses_its_worker_without_its_log_is_told_why(
             client.add(number)
         client.read()
         wait_until(lambda: host.kill_worker(client))
-        with pytest.raises(RuntimeError, match=r"device process died\. It fills its log faster"):
+        with pytest.raises(RuntimeError, match=r"GPU process died\. It fills its log faster"):
             client.read()
