@@ -229,7 +229,7 @@ def automatic_rule(words: Sequence[str]) -> tuple[float, int]:
     cells = int(found[3] or 0) if found else 0
     if not every and not cells:
         raise ControlError(
-            f"%sing auto {text} is not an interval: write 90s, 10m, 20 cells or off.",
+            f"%sing auto {text} is not an interval: write 90s, 10m, 2h, 20 cells or off.",
             "bad-request",
         )
     return every, cells

@@ -247,8 +247,12 @@ def ensure(
         compiler = functools.partial(
             _compiler, info, tree, sanitize=sanitize, strict=strict, progress=note
         )
-        publish(cache, key, lambda objects, target: _build(compiler(objects), target), keep=strict)
-        note.unlink(missing_ok=True)
+        try:
+            publish(
+                cache, key, lambda objects, target: _build(compiler(objects), target), keep=strict
+            )
+        finally:
+            note.unlink(missing_ok=True)
         if strict:
             _prune(cache)
 

@@ -68,7 +68,7 @@ def test_a_notebook_comes_back_with_one_command_after_its_kernel_died() -> None:
     with kernel() as notebook:
         assert said(notebook, "%sing auto") == "Automatic checkpoints: off"
         assert said(notebook, "%sing auto 2 cells") == (
-            "Automatic checkpoints: every 2 cells; 3 are kept"
+            "Automatic checkpoints: every 2 cells; keeps the last 3"
         )
         notebook.run("import torch\nx = torch.arange(5., device='cuda'); y = [x, 'kept']")
         (name,) = wait_for(1)
@@ -117,7 +117,7 @@ def test_a_restart_that_was_wanted_is_no_death() -> None:
         assert said(notebook, "%sing").count("\n") == 0
         said(notebook, "n = 1")
         said(notebook, "%sing checkpoint mine")
-        assert re.fullmatch(r"Last checkpoint: mine of .*", said(notebook, "%sing").split("\n")[1])
+        assert re.fullmatch(r"Last checkpoint: mine \(.*\)", said(notebook, "%sing").split("\n")[1])
         notebook.restart()
         line = said(notebook, "%sing").split("\n")[1]
         assert re.fullmatch(r"From an earlier kernel. Run %sing restore to restore mine .*", line)
@@ -129,7 +129,7 @@ def test_notebooks_outlive_the_end_of_the_daemon(capsys: pytest.CaptureFixture[s
         assert cli.main(["stop"]) == 0
         name, end = capsys.readouterr().out.splitlines()
         assert re.fullmatch(r"Saved checkpoint digits-auto-[-0-9a-f]+\.", name)
-        assert end == "The daemon and its sessions have ended."
+        assert end == "Stopped the daemon and its sessions."
         assert "daemon stopped" in notebook.run("x.sum().item()").error_text
     with kernel() as notebook:
         text = without_form(said(notebook, "%sing restore"))

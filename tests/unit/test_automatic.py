@@ -50,7 +50,9 @@ def test_intervals_are_read(text: str, rule: tuple[float, int]) -> None:
 
 @pytest.mark.parametrize("text", ["on", "10", "0m", "0 cells", "-1m", "m", "cells", "10 apples"])
 def test_what_is_no_interval_is_refused(text: str) -> None:
-    with pytest.raises(ControlError, match="no interval: write 90s, 10m, 2h, 20 cells or off"):
+    with pytest.raises(
+        ControlError, match="is not an interval: write 90s, 10m, 2h, 20 cells or off"
+    ):
         magics.automatic_rule(text.split())
 
 

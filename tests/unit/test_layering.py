@@ -20,7 +20,7 @@ KERNEL_SIDE = {
     "kernelproxy/errors.py", "kernelproxy/frames.py", "kernelproxy/fstrack.py",
     "kernelproxy/graphs", "kernelproxy/hoststate",
     "kernelproxy/imports.py", "kernelproxy/ipython.py",
-    "kernelproxy/native.py",
+    "kernelproxy/machine.py", "kernelproxy/native.py", "kernelproxy/process/sandbox.py",
     "kernelproxy/oplog.py", "kernelproxy/ownership.py", "kernelproxy/paths.py",
     "kernelproxy/protocol", "kernelproxy/readable.py",
     "kernelproxy/revival.py", "kernelproxy/run.py", "kernelproxy/worker.py",

@@ -259,7 +259,7 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
         clone.mkdir(exist_ok=True)
         (clone / name).write_text((ROOT / name).read_text())
     for module in (
-        "__init__", "errors", "fstrack", "native", "ownership", "paths", "waiting",
+        "__init__", "errors", "fstrack", "machine", "native", "ownership", "paths", "waiting",
             "process/__init__", "process/sandbox",
     ):  # fmt: skip
         name = f"kernelproxy/{module}.py"
@@ -267,6 +267,7 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
         (clone / name).write_text((ROOT / name).read_text())
     (clone / "jupyter-config").mkdir()
     (clone / "jupyter-config" / "jupyter_sing.json").write_text("{}")
+    (clone / "jupyter-config" / "jupyter_sing.pth").touch()
     (clone / "jupyter_sing").mkdir()
     (clone / "jupyter_sing" / "__init__.py").touch()
     write_units(clone / "native")

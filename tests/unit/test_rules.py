@@ -79,10 +79,16 @@ def test_the_engine_gets_the_numbers() -> None:
 
 def test_the_agent_is_told_what_the_policy_says_and_nothing_else() -> None:
     rules = Rules(LAB, TWO)
-    assert rules.allowance("ada", Tier.PREMIUM) == Allowance(None, None, GIB, "premium")
-    assert rules.allowance("bob", Tier.BASIC) == Allowance(120.0, None, GIB, "basic")
+    assert rules.allowance("ada", Tier.PREMIUM) == Allowance(
+        None, None, GIB, "premium", device_memory=GIB
+    )
+    assert rules.allowance("bob", Tier.BASIC) == Allowance(
+        120.0, None, GIB, "basic", device_memory=math.inf
+    )
     never = Rules("tiers: {standard: {suspend_after: never}}", TWO)
-    assert never.allowance("ada", Tier.STANDARD) == Allowance(math.inf, None, math.inf, "standard")
+    assert never.allowance("ada", Tier.STANDARD) == Allowance(
+        math.inf, None, math.inf, "standard", device_memory=math.inf
+    )
 
 
 @pytest.mark.parametrize("name", ["laptop", "lab", "course"])

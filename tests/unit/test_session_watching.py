@@ -218,13 +218,13 @@ def test_a_checkpoint_is_followed_though_the_process_leaves_for_it(
     monkeypatch.setattr(fake_daemon, "_answer", by_hand)
     made: list[Any] = []
 
-    def put_away() -> None:
+    def take() -> None:
         try:
-            made.append(watching.put_away(ID, "mine"))
+            made.append(watching.checkpoint(ID, "mine"))
         except ControlError as error:
             made.append(error)
 
-    thread = threading.Thread(target=put_away)
+    thread = threading.Thread(target=take)
     thread.start()
     assert requests.get(timeout=SECONDS) == protocol.Checkpoint(ID, "mine")
     away.begin(SECONDS)
