@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -60,16 +61,43 @@ def install(torch: ModuleType) -> None:
             {"torch": torch, "dtype": getattr(torch, dtype), "__module__": "torch.cuda"},
         )
         setattr(torch.cuda, name, made)
-    original = torch.set_default_tensor_type
+    _install_default(torch)
 
-    @functools.wraps(original)
+
+def _install_default(torch: ModuleType) -> None:
+    """Let such a type be the default: builds without CUDA refuse it.
+
+    A default device stands for the type's device. One that the program sets itself comes first, as
+    everywhere, and torch keeps one for each thread.
+    """
+    set_type, set_device = torch.set_default_tensor_type, torch.set_default_device
+    contexts, made = torch._GLOBAL_DEVICE_CONTEXT, threading.local()
+    on_device = False
+
+    def follow() -> None:
+        context = getattr(contexts, "device_context", None)
+        if context is None or context is getattr(made, "context", None):
+            set_device("cuda" if on_device else None)
+            made.context = getattr(contexts, "device_context", None)
+
+    @functools.wraps(set_type)
     def set_default_tensor_type(t: Any) -> None:
+        nonlocal on_device
         name = t if isinstance(t, str) else getattr(t, "__name__", "")
         kind = NAMES.get(name.removeprefix("torch.cuda."))
-        if not name.startswith("torch.cuda.") or kind is None:
-            original(t)
-            return
-        torch.set_default_dtype(getattr(torch, kind))
-        torch.set_default_device("cuda")
+        cuda = name.startswith("torch.cuda.") and kind is not None
+        if cuda:
+            torch.set_default_dtype(getattr(torch, str(kind)))
+        else:
+            set_type(t)
+        on_device = cuda
+        follow()
+
+    @functools.wraps(set_device)
+    def set_default_device(device: Any) -> None:
+        set_device(device)
+        made.context = None
+        follow()
 
     torch.set_default_tensor_type = set_default_tensor_type  # type: ignore[attr-defined]
+    torch.set_default_device = set_default_device  # type: ignore[attr-defined]

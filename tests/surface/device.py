@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from tests.surface.checking import check, refused
@@ -43,6 +45,35 @@ def the_default_device_can_be_the_device() -> None:
         assert torch.ones(2).is_cuda
     finally:
         torch.set_default_device(None)
+
+
+@check
+def default_tensor_types_set_the_device_and_set_it_back() -> None:
+    def made() -> tuple[torch.dtype, str]:
+        new = torch.zeros(1)
+        return new.dtype, new.device.type
+
+    warnings.simplefilter("ignore", UserWarning)  # the function is deprecated
+    try:
+        torch.set_default_tensor_type(torch.cuda.DoubleTensor)
+        assert made() == (torch.float64, "cuda")
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert made() == (torch.float32, "cpu")
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        assert made() == (torch.float32, "cuda")
+        torch.set_default_device("cpu")  # comes before the type's
+        assert made() == (torch.float32, "cpu")
+        torch.set_default_device(None)
+        assert made() == (torch.float32, "cuda")
+        torch.set_default_tensor_type("torch.DoubleTensor")
+        assert made() == (torch.float64, "cpu")
+        torch.set_default_device("cuda")
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert made() == (torch.float32, "cuda")
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_tensor_type(torch.FloatTensor)
+        warnings.simplefilter("error", UserWarning)
 
 
 @check
