@@ -7,6 +7,7 @@ Needs the standard library only, so that it works in environments that have torc
     └ hook.py             at that import: native client, session, then torch itself
       ├ client.py         the native client's C functions
       ├ bindings.py       the names of ``torch._C`` that CPU wheels lack, set before torch uses them
+      ├ kernels.py        kernels that Python code would start in this process
       ├ settings.py       those that set what operators depend on
       └ surface.py        what is left to be patched when torch is imported
 

@@ -9,7 +9,6 @@ CUDA lack (`bindings`), so that ``torch.cuda`` finds them where it looks for the
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kernelproxy import activation, native, paths
-from kernelproxy.activation import bindings, compiling, origins, surface
+from kernelproxy.activation import bindings, compiling, kernels, origins, surface
 from kernelproxy.activation.client import NativeClient
 from kernelproxy.activation.link import Link
 from kernelproxy.control import connect
@@ -43,7 +42,7 @@ class TorchFinder(MetaPathFinder):
         """Called by the import system for every module that is not imported yet."""
         if fullname not in ("torch", "torch._C"):
             return None
-        spec = self._find(fullname, path, target)
+        spec = _find(self, fullname, path, target)
         if spec is None or spec.loader is None:
             return spec
         if fullname == "torch":
@@ -52,23 +51,14 @@ class TorchFinder(MetaPathFinder):
             _wrap(spec, self._import_bindings)
         return spec
 
-    def _find(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        """Ask the other finders."""
-        for finder in sys.meta_path:
-            if finder is not self:
-                spec = finder.find_spec(fullname, path, target)
-                if spec is not None:
-                    return spec
-        return None
-
     def _import_torch(
         self, spec: ModuleSpec, execute: Callable[[ModuleType], None], module: ModuleType
     ) -> None:
         """Called by the import system to execute the module ``torch``."""
         if self._state.client is None:
             self._join(spec)
+            if self._state.client is not None:
+                _install(lambda: kernels.install(watch))
         execute(module)
         sys.meta_path.remove(self)
         if self._state.client is not None:
@@ -121,15 +111,16 @@ class LaterFinder(MetaPathFinder):
         """Called by the import system for every module that is not imported yet."""
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        spec = _find(self, fullname, path, target)
         if spec is not None and spec.loader is not None:
             _wrap(spec, self._import)
         return spec
 
     def _import(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         execute(module)
-        self._then(module)
+        if self in sys.meta_path:  # others may have asked for it without importing it
+            sys.meta_path.remove(self)
+            self._then(module)
 
 
 def watch(name: str, then: Callable[[ModuleType], None]) -> None:
@@ -138,6 +129,18 @@ def watch(name: str, then: Callable[[ModuleType], None]) -> None:
         then(sys.modules[name])
     else:
         sys.meta_path.insert(0, LaterFinder(name, then))
+
+
+def _find(
+    asking: MetaPathFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """Ask the other finders."""
+    for finder in sys.meta_path:
+        if finder is not asking:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+    return None
 
 
 def _wrap(

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,19 @@ def {operator}(x):
     return x * {times}
 """
 
+# What torch looks for, and what happens where there is no GPU.
+TRITON = {
+    "triton/__init__.py": "",
+    "triton/language.py": "raise AssertionError('libcuda.so cannot found!')\n",
+    "triton/runtime/__init__.py": "",
+    "triton/runtime/driver.py": """
+def _create_driver():
+    raise AssertionError("libcuda.so cannot found!")
+""",
+    "triton-3.9.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: triton\nVersion: 3.9.0\n",
+    "cupy/__init__.py": "",
+}
+
 Ask = Callable[[str], str]
 
 
@@ -158,7 +172,15 @@ def ask(libraries: Path, tmp_path: Path, runtime_dir: Path) -> Iterator[Ask]:
     """Order steps of a proxied program, in whose directory the modules lie."""
     directory = tmp_path / "own"
     shutil.copytree(libraries, directory)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "JUPYTER_SING_DEVICES": "cpu:1GiB@1"}
+    with started(directory, ROOT) as step:
+        yield step
+
+
+@contextmanager
+def started(directory: Path, *packages: Path) -> Iterator[Ask]:
+    """Start a proxied program that finds `packages`, and order its steps."""
+    search = os.pathsep.join(map(str, packages))
+    env = {**os.environ, "PYTHONPATH": search, "JUPYTER_SING_DEVICES": "cpu:1GiB@1"}
     command = [sys.executable, "-m", "jupyter_sing.cli", "run", str(PROGRAM), str(directory)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
@@ -216,3 +238,15 @@ def test_operators_of_the_notebook_are_made_of_torch_s(ask: Ask) -> None:
     assert ask("custom") == "(True, True)"
     assert "foreign_notebook::once: it is defined in the notebook" in ask("notebook")
     assert ask("custom") == "(True, True)"
+
+
+@pytest.mark.usefixtures("runtime_dir")
+def test_kernels_in_python_do_not_run_in_the_notebook(tmp_path: Path) -> None:
+    for name, text in TRITON.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with started(tmp_path, ROOT, tmp_path) as ask:
+        # torch 2.13 has some of its own where Triton is installed.
+        assert ask("products") == "[True, True]"
+        assert ask("triton").startswith("RuntimeError: This kernel is written in Triton, which")
+        assert ask("cupy").startswith("jupyter_sing: CuPy finds no GPU here: ")

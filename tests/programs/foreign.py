@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
+import importlib.util
+import io
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,6 +42,16 @@ def step(order: str, directory: Path) -> object:
         torch.library.define("foreign_notebook::once", "(Tensor x) -> Tensor")
         torch.library.impl("foreign_notebook::once", "CPU", lambda x: x + 1)
         return check(torch.ops.foreign_notebook.once, x)
+    if order == "products":
+        pair = torch.ones(2, 3, 1), torch.ones(2, 1, 4)
+        return [check(operator, *pair) for operator in (torch.matmul, torch.bmm)]
+    if order == "triton":
+        return importlib.import_module("triton.runtime.driver")._create_driver()
+    if order == "cupy":
+        importlib.util.find_spec("cupy")  # which is not importing it
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            importlib.import_module("cupy")
+        return said.getvalue().strip()
     if order == "custom":
         return check(custom(), x), differentiated(x)
     raise ValueError(order)
@@ -47,7 +59,8 @@ def step(order: str, directory: Path) -> object:
 
 def check(operator: object, x: torch.Tensor, *more: object) -> bool:
     """Whether an operator gives on the device what it gives on the CPU."""
-    proxied = operator(x.cuda(), *more)
+    moved = [value.cuda() if isinstance(value, torch.Tensor) else value for value in more]
+    proxied = operator(x.cuda(), *moved)
     torch.cuda.synchronize()
     return proxied.is_cuda and torch.equal(proxied.cpu(), operator(x.clone(), *more))
 

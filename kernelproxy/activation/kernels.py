@@ -1,0 +1,64 @@
+"""Kernels that Python code would start in this process, which has no GPU.
+
+Installing ``triton`` is enough for torch itself to have some: ``torch._native`` replaces operators
+(``aten::bmm`` of some shapes, norms, ``topk``) by kernels that Triton, CuTe DSL or nvmath run. Here
+operators go to the worker as they are, and its torch, which has the GPU, chooses such kernels.
+
+What a program starts itself is refused, in words that say what to do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+#: Libraries that do nothing without a GPU in this process.
+GPU_LIBRARIES = {"cupy": "CuPy", "pycuda.driver": "PyCUDA"}
+_INSTEAD = "use operators of torch on device 'cuda'"
+
+
+def install(watch: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
+    """Called before torch is imported; `watch` has something done when a module was imported."""
+    watch("torch._native.registry", leave_operators)
+    watch("triton.runtime.driver", refuse_triton)
+    for name, shown in GPU_LIBRARIES.items():
+        watch(name, lambda module, shown=shown: _tell(shown))  # type: ignore[misc]
+
+
+def leave_operators(registry: ModuleType) -> None:
+    """Keep ``torch._native`` from replacing operators of torch, whatever languages it has.
+
+    Parameters
+    ----------
+    registry : module
+        ``torch._native.registry``, of which torch's replacements have not been imported yet.
+    """
+
+    def register_op_override(*args: Any, **kwargs: Any) -> None:
+        """Do nothing: the worker's torch has the GPU, and chooses its kernels."""
+
+    for name in ("register_op_override", "_register_op_override"):
+        if hasattr(registry, name):
+            setattr(registry, name, register_op_override)
+
+
+def refuse_triton(module: ModuleType) -> None:
+    """Have ``triton.runtime.driver`` refuse to open a GPU; its interpreter opens none."""
+
+    def _create_driver() -> NoReturn:
+        raise RuntimeError(
+            "This kernel is written in Triton, which jupyter_sing cannot run yet: "
+            f"the GPU is in another process. Instead, {_INSTEAD}, or torch.compile."
+        )
+
+    module._create_driver = _create_driver  # type: ignore[attr-defined]
+
+
+def _tell(shown: str) -> None:
+    print(
+        f"jupyter_sing: {shown} finds no GPU here: jupyter_sing runs torch on the GPU from another "
+        f"process, and cannot do so for {shown} yet. Instead, {_INSTEAD}.",
+        file=sys.stderr,
+    )
