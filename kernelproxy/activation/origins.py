@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -19,6 +20,10 @@ from typing import Any
 Origin = tuple[str, str, str]
 
 _modules: dict[str, str] = {}
+
+#: In place of a kernel's file. Only kernels of Python files run in the notebook: see `is_python` in
+#: native/client/foreign.cpp.
+_IN_WORKER = "the worker"
 
 
 def install(library: ModuleType, ops: ModuleType, take_over: Callable[[], None]) -> None:
@@ -40,6 +45,83 @@ def install(library: ModuleType, ops: ModuleType, take_over: Callable[[], None])
         return define(self, schema, *arguments, **options)
 
     library.Library.define = noting
+    _ship_backends(library)
+
+
+def _ship_backends(library: ModuleType) -> None:
+    """Send to the worker what a library's own kernels for CUDA would do in this process.
+
+    A library that has kernels for the CPU and for CUDA, both in Python, chooses by device because
+    it does not leave the work to torch: its kernels for CUDA give addresses of tensors to libraries
+    of its own. The worker imports it and calls its kernel for the device that is there. Kernels
+    for CUDA alone are made of torch's operators, as far as can be known, and run here.
+    """
+    impl = library.Library.impl
+    on_host: set[str] = set()  # namespaces that have a kernel for the CPU
+    here: dict[str, list[Callable[[], None]]] = {}  # kernels for CUDA of the others
+
+    def registering(
+        self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any
+    ) -> Any:
+        key = dispatch_key or self.dispatch_key
+        if key not in ("CPU", "CUDA") or not _of_its_module(self.ns, op_name, sys._getframe(1)):
+            return impl(self, op_name, fn, dispatch_key, **options)
+        if key == "CPU":
+            result = impl(self, op_name, fn, dispatch_key, **options)
+            on_host.add(self.ns)
+            for move in here.pop(self.ns, []):
+                move()
+            return result
+        kernels, owner = _Kernels(self), weakref.ref(self)
+
+        def register(place: str) -> None:
+            found = owner()
+            if found is None or found.m is None:
+                return  # its operators have gone with it
+            own, found.m = found.m, kernels.at(place)
+            try:
+                impl(found, op_name, fn, dispatch_key, **options)
+            finally:
+                found.m = own
+            options["allow_override"] = True
+
+        register(_IN_WORKER if self.ns in on_host else __file__)
+        if self.ns not in on_host:
+            here.setdefault(self.ns, []).append(lambda: register(_IN_WORKER))
+        return None
+
+    library.Library.impl = registering
+
+
+class _Kernels:
+    """Kernels of a library that can be registered again, as others; they end with the library."""
+
+    def __init__(self, library: Any) -> None:
+        self._namespace = library.ns
+        self._module: Any = None
+        library._registration_handles.append(self)
+
+    def at(self, place: str) -> Any:
+        """Forget those there are, and make what registers others as from the file `place`."""
+        import torch
+
+        self.destroy()
+        self._module = torch._C._dispatch_library("IMPL", self._namespace, "CUDA", place, 0)
+        return self._module
+
+    def destroy(self) -> None:
+        """Called by torch when the library is destroyed."""
+        if self._module is not None:
+            self._module.reset()
+            self._module = None
+
+
+def _of_its_module(namespace: str, operator: Any, frame: FrameType | None) -> bool:
+    """Whether the package that registers a kernel can be imported, and defined the operator."""
+    name = str(operator if isinstance(operator, str) else operator._schema.name)
+    name = name.split("::")[-1].split(".")[0]
+    module = _modules.get(f"{namespace}::{name}", "__main__")
+    return module != "__main__" and _caller(frame).split(".")[0] == module.split(".")[0]
 
 
 def _take_over_before_use(ops: ModuleType, take_over: Callable[[], None]) -> None:

@@ -125,6 +125,47 @@ def {operator}(x):
     return x * {times}
 """
 
+# As bitsandbytes has them: kernels in Python for both kinds of devices, of which those for CUDA
+# give addresses to a library. Here they give nonsense.
+BACKENDS = """
+import torch
+
+torch.library.define("foreign_backends::twice", "(Tensor x) -> Tensor")
+torch.library.define("foreign_backends::twice_", "(Tensor(a!) x) -> Tensor(a!)")
+torch.library.define("foreign_backends::third", "(Tensor x) -> Tensor")
+
+torch.library.impl("foreign_backends::twice", "CUDA", lambda x: x * 0)
+torch.library.impl("foreign_backends::twice", "CPU", lambda x: x * 2)
+torch.library.impl("foreign_backends::twice_", "CPU", lambda x: x.mul_(2))
+torch.library.impl("foreign_backends::twice_", "CUDA", lambda x: x.mul_(0))
+torch.library.register_kernel("foreign_backends::third", None, lambda x: x / 3)
+torch.library.register_kernel("foreign_backends::third", "cuda", lambda x: x * 0)
+
+
+@torch.library.custom_op("foreign_backends::cube", mutates_args=(), device_types="cpu")
+def cube(x: torch.Tensor) -> torch.Tensor:
+    return x * x * x
+
+
+@cube.register_kernel("cuda")
+def _(x):
+    return x * 0
+
+
+cube.register_autograd(
+    lambda ctx, outer: outer * 3 * ctx.saved_tensors[0] ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+"""
+
+# A library for CUDA alone, which leaves the work to torch.
+COMPOSED = """
+import torch
+
+torch.library.define("foreign_composed::twice", "(Tensor x) -> Tensor")
+torch.library.impl("foreign_composed::twice", "CUDA", lambda x: x * 2)
+"""
+
 # What torch looks for, and what happens where there is no GPU.
 TRITON = {
     "triton/__init__.py": "",
@@ -164,6 +205,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         text = MODULE.format(name=name, operator=operator, times=times)
         (directory / f"{name}.py").write_text(text)
+    (directory / "foreign_backends.py").write_text(BACKENDS)
+    (directory / "foreign_composed.py").write_text(COMPOSED)
     return directory
 
 
@@ -226,6 +269,10 @@ def test_operators_of_modules_are_executed(ask: Ask) -> None:
     assert ask("python") == "True"
     move_to_another_worker()
     assert ask("python") == "True"
+    assert ask("backends") == "[True, True, True, True]"
+    move_to_another_worker()
+    assert ask("backends") == "[True, True, True, True]"
+    assert ask("composed") == "True"
 
 
 def test_a_module_that_the_worker_lacks_is_named(ask: Ask) -> None:

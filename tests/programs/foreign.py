@@ -34,6 +34,15 @@ def step(order: str, directory: Path) -> object:
     if order == "python":
         importlib.import_module("foreign_operators")
         return check(torch.ops.foreign_operators.thrice, x)
+    if order == "backends":
+        operators = getattr(torch.ops, importlib.import_module("foreign_backends").__name__)
+        leaf = x.cuda().requires_grad_()
+        operators.cube(leaf).sum().backward()
+        checks = [check(op, x) for op in (operators.twice, operators.twice_, operators.third)]
+        return [*checks, check(operators.cube, x) and torch.equal(leaf.grad.cpu(), 3 * x**2)]
+    if order == "composed":
+        importlib.import_module("foreign_composed")
+        return torch.equal(torch.ops.foreign_composed.twice(x.cuda()).cpu(), 2 * x)
     if order == "missing":
         importlib.import_module("foreign_missing")
         (directory / "foreign_missing.py").unlink()
