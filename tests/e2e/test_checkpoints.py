@@ -185,7 +185,7 @@ def test_asked_for_from_outside_it_waits_for_the_cell(
         (session,) = sessions()
         command = [sys.executable, "-m", "jupyter_sing.cli", "checkpoint", session["id"], "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as asking:
-            wait_for_session(lambda found: found["state"] == "running")
+            wait_for_session(lambda found: found["reason"].startswith("A cell runs on the CPU."))
             go.touch()
             notebook.finish(cell)
             made = json.loads(asking.communicate(timeout=100)[0])

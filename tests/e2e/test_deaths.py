@@ -283,7 +283,7 @@ class Notebooks(list[Notebook]):
         """Take all out by name; everything is what it was, and so is what follows."""
         for notebook, said in self.run("restore"):
             assert said.startswith("Restored "), said
-            assert ("in its process" in said) == (notebook.form == "process"), said
+            assert (", with the process" in said) == (notebook.form == "process"), said
             assert notebook.read_files() == notebook.files
         self.check("look")
         self.check("go on")

@@ -41,7 +41,7 @@ def test_an_idle_kernel_is_suspended_and_the_next_cell_resumes_it() -> None:
         resting = wait_for_session(suspended)
         assert resting["worker_pid"] is None
         assert resting["memory"] == 0
-        assert "resumes" in resting["reason"]
+        assert "Resumes" in resting["reason"]
         ran = notebook.run("print(a.sum().item() == expected[0], a.device, torch.rand(3).device)")
         assert (ran.stdout, ran.error) == ("True cuda:0 cpu\n", "")
 

@@ -90,7 +90,7 @@ def ran(notebook: Kernel, code: str) -> str:
 
 
 def restore(notebook: Kernel, name: str) -> None:
-    assert "in its process" in ran(notebook, f"%sing restore {name}")
+    assert "with the process" in ran(notebook, f"%sing restore {name}")
 
 
 def forms_of(name: str) -> list[str]:

@@ -187,7 +187,7 @@ def test_it_is_no_obstacle_for_its_process_to_be_saved_and_restored() -> None:
         works(notebook, model)
         assert notebook.displayed[0][WIDGET]["model_id"] == model
         notebook.run("x.zero_()")
-        assert "in its process" in notebook.run(f"%sing restore {name}").stdout
+        assert "with the process" in notebook.run(f"%sing restore {name}").stdout
         notebook.wait_for(model, "<b>Suspended</b> Restored from a checkpoint")
         notebook.click(model, view.RESUME)
         notebook.wait_for(model, "<b>Idle</b>")

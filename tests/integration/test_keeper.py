@@ -240,8 +240,8 @@ def test_those_who_waited_for_room_still_wait_in_line(toy_host: StartHost) -> No
         host.kill_agent()
         first.add(2)
         assert first.read() == first.state
-        wait_until(lambda: "place 1" in host.session(third)["reason"])
-        wait_until(lambda: "place 2" in host.session(second)["reason"])
+        wait_until(lambda: "You are next" in host.session(third)["reason"])
+        wait_until(lambda: "Place 2 in the queue" in host.session(second)["reason"])
         wait_until(lambda: host.session(first)["memory"] == 200 * MIB)
     for client in (third, second):
         assert client.read() == client.state

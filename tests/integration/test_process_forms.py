@@ -173,7 +173,9 @@ def test_an_ordinary_user_has_a_form(criu_program: str, home: Path) -> None:
 
 @needs_root
 def test_root_in_a_container_has_a_users_form(criu_program: str, home: Path) -> None:
-    os.chown(home, 0, 0)
+    for directory, _, files in os.walk(home):
+        for each in (directory, *(os.path.join(directory, file) for file in files)):
+            os.chown(each, 0, 0)
     assert found_by(criu_program, home, "--uid", "0") == {"kind": "user"}
 
 

@@ -330,7 +330,7 @@ print(json.dumps(["".join(e.get("text", "") for e in c.outputs) for c in noteboo
 def test_a_notebook_needs_nothing_of_the_daemons_directories(machine: Machine) -> None:
     said = json.loads(machine.program(ALICE, NOTEBOOK))
     assert said[0] == "45.0\n"
-    assert said[2].startswith("Checkpoint first: ")
+    assert said[2].startswith("Saved checkpoint first: ")
     assert "and 1 file" in said[2]
     assert said[3] == "55.0\n"
     assert said[4].startswith("Restored ")
@@ -409,7 +409,7 @@ def test_the_daemon_kills_nobody_for_a_user(machine: Machine) -> None:
     liar.chmod(0o755)
     machine.start(ALICE, "-c", ATTACH, str(liar))
     wait_until(lambda: "that it has not forked" in machine.log())
-    wait_until(lambda: of(machine, ALICE)["state"] == "failed")
+    wait_until(lambda: "Next try" in of(machine, ALICE)["reason"])
     assert lives(victim.pid)
 
 
