@@ -125,21 +125,24 @@ def _patch_storage_files(torch: ModuleType) -> None:
 
 
 def _patch_profiler(torch: ModuleType) -> None:
-    """Profile the host alone: for CUDA's activities, Kineto opens the GPU in builds with CUDA.
+    """Time the device by events, not by Kineto, which opens the GPU in builds with CUDA.
 
-    It counts GPUs in any case, which asks the driver and opens none.
+    What asks for CUDA's activities and is told that Kineto has none puts each operator between two
+    events (client/profiler.cpp). Kineto counts GPUs in any case: it asks the driver and opens none.
     """
-    cuda, profile = torch.profiler.ProfilerActivity.CUDA, torch.profiler.profiler._KinetoProfile
-    original = profile.__init__
+    activity, profile = torch.profiler.ProfilerActivity, torch.profiler.profiler._KinetoProfile
+    supported, original = torch.autograd._supported_activities, profile.__init__
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self.activities = set(self.activities) - {cuda}
-        if self.use_device == "cuda":
-            self.use_device = None
+        if activity.CUDA in self.activities:
+            self.activities.add(activity.CPU)  # whose operators the events are put around
 
     profile.__init__ = init
+    # What programs are told, and take if they name none; and what the profiler asks of Kineto.
+    torch.autograd._supported_activities = lambda: {*supported(), activity.CUDA}
+    torch.autograd.profiler._supported_activities = lambda: {*supported()} - {activity.CUDA}
 
 
 def _patch_parallel(torch: ModuleType) -> None:
