@@ -47,8 +47,8 @@ def test_what_was_done_is_seen_and_stays_in_the_layout(lab: Lab, screen: Screen)
 
     screen.command("GPU Activity")
     view = screen.page.locator(".jp-SingActivity")
-    patient(view).to_contain_text("cpu:0")
-    patient(view).to_contain_text("cpu:1")
+    patient(view).to_contain_text("Simulated GPU 0")
+    patient(view).to_contain_text("Simulated GPU 1")
     screen.page.get_by_role("button", name="5 min").click()
     # Who looks closer is told more exactly.
     with screen.page.expect_response(lambda response: "resolution=0." in response.url):
@@ -65,4 +65,4 @@ def test_what_was_done_is_seen_and_stays_in_the_layout(lab: Lab, screen: Screen)
         lambda: "jupyter-sing-activity" in json.dumps(lab.fetch("lab/api/workspaces/default"))
     )
     screen.page.goto(f"{lab.url}lab?token={lab.token}")
-    patient(view).to_contain_text("cpu:0")
+    patient(view).to_contain_text("Simulated GPU 0")
