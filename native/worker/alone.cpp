@@ -17,6 +17,9 @@ constexpr int64_t kPointwiseElementsMax = 200'000;
 
 // MKL splits the sums of a product with as many rows otherwise for one thread than for two.
 constexpr int64_t kRowsSplitMin = 5, kRowsSplitMax = 11;
+// So it does, on processors with AVX-512, where a matrix of more elements than some 12,000 meets a
+// single row or column.
+constexpr int64_t kElementsOfVectorsMax = 8192;
 
 // What torch and MKL take for the threads of the calling thread. Torch's own function also sets
 // what is the whole process's.
@@ -42,6 +45,12 @@ bool splits_sums(const Operand& operand) noexcept {
   return sizes.size() >= 2 && std::any_of(sizes.begin(), sizes.end(), [](int64_t size) {
            return size >= kRowsSplitMin && size <= kRowsSplitMax;
          });
+}
+
+bool is_vector(const Operand& operand) noexcept {
+  const Dimensions& sizes = operand.geometry.sizes;
+  const size_t count = sizes.size();
+  return count >= 2 && (sizes[count - 1] == 1 || sizes[count - 2] == 1);
 }
 
 // False if a tensor has more elements than are left.
@@ -74,6 +83,10 @@ bool is_small(const Operator& op, const Call& call, const ExpectedReturns& expec
     left = kPointwiseElementsMax;
   } else if (at::get_num_threads() == 2) {
     left = kElementsOfTwoMax;
+  }
+  if (op.sharing == Sharing::sums &&
+      std::any_of(call.operands.begin(), call.operands.end(), is_vector)) {
+    left = std::min(left, kElementsOfVectorsMax);
   }
   for (const Operand& operand : call.operands) {
     if (!take(operand.geometry, left)) return false;
