@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.browser.conftest import TWO
@@ -45,7 +43,8 @@ def test_a_session_is_moved_from_the_panel_while_it_trains(lab: Lab, screen: Scr
     screen.page.locator(".lm-Menu-item:visible", has_text="Move").click()
     screen.page.locator(f".jp-Dialog input[value='{target}']").check()
     screen.page.locator(".jp-Dialog .jp-mod-accept").click()
-    patient(screen.page.locator(".jp-RunningSessions")).to_contain_text(re.compile(target))
+    named = f"Simulated GPU {target[-1]}"
+    patient(screen.page.locator(".jp-RunningSessions")).to_contain_text(named)
     screen.page.wait_for_function(
         "async ([url, target]) => (await (await fetch(url)).json())[0].device === target",
         arg=["/jupyter-sing/api/sessions", target],
