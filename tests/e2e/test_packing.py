@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PACING = PROGRAM.with_name("pacing.py")
 SEEDS = (1, 2)
-SHARES = re.compile(r"Shares cpu:0 with pacing-[12] as long as both get on faster so\.")
+SHARES = re.compile(r"Shares Simulated GPU 0 with pacing-[12] as long as that is faster for both\.")
 PROGRESS = re.compile(r"together they make ([0-9.]+) times")
 
 
