@@ -84,7 +84,7 @@ def test_buttons_do_what_they_say() -> None:
         pin = notebook.button(model, view.PIN)
         notebook.wait(lambda: not notebook.models[pin]["value"])
         notebook.click(model, view.CHECKPOINT)
-        notebook.wait_for(model, "Checkpoint ", " on disk)", "Last checkpoint: ")
+        notebook.wait_for(model, "Saved checkpoint ", " on disk)", "Last checkpoint: ")
         assert [each for _, each in names()] == [["namespace"]]
         assert notebook.run("print(x.sum().item())").stdout == f"{float(1 << 20)}\n"
 
@@ -94,9 +94,9 @@ def test_a_checkpoint_brings_back_what_was_suspended() -> None:
         notebook.run(USE)
         model = notebook.show(SHOW)
         suspend_from_outside()
-        notebook.wait_for(model, "<b>Suspended</b> Suspended by a test")
+        notebook.wait_for(model, "<b>Suspended</b> by a test")
         notebook.click(model, view.CHECKPOINT)
-        notebook.wait_for(model, "Checkpoint ", " on disk)")
+        notebook.wait_for(model, "Saved checkpoint ", " on disk)")
 
 
 def test_many_share_a_thread_and_closing_them_ends_it() -> None:
@@ -181,7 +181,7 @@ def test_it_is_no_obstacle_for_its_process_to_be_saved_and_restored() -> None:
         notebook.run(USE)
         model = notebook.show(SHOW)
         notebook.click(model, view.CHECKPOINT)
-        notebook.wait_for(model, "Checkpoint ", " on disk)")
+        notebook.wait_for(model, "Saved checkpoint ", " on disk)")
         ((name, saved),) = names()
         assert saved == ["namespace", "process"]
         works(notebook, model)
