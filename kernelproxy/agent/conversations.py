@@ -127,7 +127,7 @@ class Conversations:
                     if isinstance(request, Watch):
                         return await self._watch(channel, request, uid)
                     answering = self._answer(request, channel, pid, uid)
-                    if isinstance(request, Checkpoint | Restore):
+                    if self._may_be_withdrawn(request, pid):
                         answering = _unless_hung_up(channel, answering)
                     reply = await answering
                 except ControlError as error:
@@ -289,6 +289,15 @@ class Conversations:
         for session in self._agent.sessions.values():
             if pid > 0 and session.kernel.pid == pid:
                 session.past.note_use()
+
+    def _may_be_withdrawn(self, request: Message, pid: int) -> bool:
+        """Whether a request is given up when who has made it hangs up.
+
+        A kernel that asks for itself closes its connections to be saved, and comes back.
+        """
+        if not isinstance(request, Checkpoint | Restore):
+            return False
+        return all(each.kernel.pid != pid for each in self._agent.sessions.values())
 
     async def _learn_checkpoints(self) -> None:
         """Know all that descriptions of sessions say of checkpoints."""
