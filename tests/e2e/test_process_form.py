@@ -287,4 +287,4 @@ def test_a_process_that_cannot_come_back_leaves_the_namespace(notebook: Notebook
         "3\n", "jupyter_sing: The kernel's version is another one.\n"
     ), ran  # fmt: skip
     ran = notebook.kernel.run("%sing restore mine --form other")
-    assert "is written otherwise" in ran.stderr
+    assert "has wrong arguments" in ran.stderr
