@@ -31,8 +31,10 @@ def test_a_pinned_notebook_stays_and_who_waits_for_it_is_told() -> None:
         assert first.run("%sing pin").stdout == "Pinned: its memory stays on Simulated GPU 0.\n"
         assert first.run("%sing priority basic").stdout == "Priority: basic\n"
         cell = second.begin("print(a.sum().item())")
-        found = wait_for_sessions(lambda found: any("(pinned)" in s["reason"] for s in found))
-        (waiting,) = (each for each in found if "(pinned)" in each["reason"])
+        found = wait_for_sessions(
+            lambda found: any("is pinned and keeps" in s["reason"] for s in found)
+        )
+        (waiting,) = (each for each in found if "is pinned and keeps" in each["reason"])
         assert "on Simulated GPU 0: " in waiting["reason"]
         (pinned,) = (each for each in sessions() if each["pinned"])
         assert (pinned["tier"], pinned["priority"]) == ("resident", "basic")
