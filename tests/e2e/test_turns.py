@@ -52,7 +52,7 @@ def test_trainings_that_take_turns_on_a_device_lose_no_bit() -> None:
             for each, answer in zip(trainers, answers, strict=True):
                 answer += each.answer()
             done, steps = done + steps, 2 * steps
-        assert "may use cpu:0" in sing("why", trainers[0].session)
+        assert "may use Simulated GPU 0" in sing("why", trainers[0].session)
         assert [session_of(each)["tier"] for each in trainers] == ["resident"] * 2  # both fit
     for seed, answer in zip(seeds, answers, strict=True):
         with program(seed, proxied=False) as plain:

@@ -29,7 +29,7 @@ def test_it_trains_and_is_suspended_and_continues(
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
-    states = [text.split()[0].rstrip(":") for text in printed if " on cpu:" in text]
+    states = [text.split()[0].rstrip(":.") for text in printed if " on Simulated GPU" in text]
     assert states == ["Idle", "Suspended", "Idle"]
     assert "the same to the last bit: True" in "".join(printed)
     final_accuracy, on_device = printed[-1].strip("[]\n ").split(", ")
