@@ -239,7 +239,7 @@ def test_checkpoints_by_themselves_are_set_and_shown(
         assert capsys.readouterr().out == f"Automatic checkpoints: {text}\n"
     assert magics.sing("auto often") is None
     assert capsys.readouterr().err == (
-        "jupyter_sing: %sing auto often is not an interval: write 90s, 10m, 20 cells or off.\n"
+        "jupyter_sing: %sing auto often is not an interval: write 90s, 10m, 2h, 20 cells or off.\n"
     )
 
 

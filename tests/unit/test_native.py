@@ -259,7 +259,7 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
         clone.mkdir(exist_ok=True)
         (clone / name).write_text((ROOT / name).read_text())
     for module in (
-        "__init__", "errors", "fstrack", "machine", "native", "ownership", "paths", "waiting",
+        "__init__", "errors", "fstrack", "headless", "machine", "native", "ownership", "paths", "waiting",
             "process/__init__", "process/sandbox",
     ):  # fmt: skip
         name = f"kernelproxy/{module}.py"
