@@ -295,7 +295,7 @@ class Conversations:
 
         A kernel that asks for itself closes its connections to be saved, and comes back.
         """
-        if not isinstance(request, Checkpoint | Restore):
+        if not isinstance(request, Checkpoint | Migrate | Restore | Resume | Suspend):
             return False
         return all(each.kernel.pid != pid for each in self._agent.sessions.values())
 

@@ -201,6 +201,12 @@ class Returning:
         self._cancel_timer()
         self._timer = asyncio.get_running_loop().call_later(seconds, session.look)
 
+    def stand_back(self) -> None:
+        """Want no worker any more, for which it only waited so far."""
+        self.needed = False
+        self._leave_queue()
+        self._session.turn.stand_back()
+
     def hurry(self) -> None:
         """Wait no longer before the next attempt."""
         self._again, self.obstacle = None, ""

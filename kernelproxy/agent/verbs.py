@@ -1,10 +1,16 @@
-"""What people ask of a session, by command, magic and REST: suspend, resume, migrate."""
+"""What people ask of a session, by command, magic and REST: suspend, resume, migrate.
+
+Note [Withdrawing]: who asks may hang up, as a command that is interrupted does. What only waits
+then (for the session's lock, or for its turn) is cancelled, and the session is as it was. What has
+begun is carried out: a state is never left half saved or half moved.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent import report
@@ -12,7 +18,7 @@ from kernelproxy.agent.holding import Hold
 from kernelproxy.agent.migration import migrate
 from kernelproxy.agent.room import Answer, Room
 from kernelproxy.agent.states import State
-from kernelproxy.errors import ControlError, WorkerError
+from kernelproxy.errors import ControlError, InternalError, WorkerError
 from kernelproxy.readable import device_name
 
 if TYPE_CHECKING:
@@ -34,6 +40,10 @@ class Verbs:
         self._session = session
         #: What is being carried out.
         self.running: set[asyncio.Task[dict[str, Any]]] = set()
+        self._waiting: set[asyncio.Task[Any] | None] = set()  # and only waits: Note [Withdrawing]
+        self._withdrawn: set[asyncio.Task[Any] | None] = set()
+        self._resuming = 0  # how many wait for its turn
+        self._held: tuple[Hold, str] | None = None  # which these ended, with its reason
 
     async def suspend(self, why: str, by: int, uid: int) -> dict[str, Any]:
         """Suspend it on request, whatever it does; returns when its worker is gone.
@@ -53,7 +63,7 @@ class Verbs:
     async def _suspend(self, why: str, by: int, uid: int) -> dict[str, Any]:
         session = self._session
         session.device_state.hurry()
-        async with session.exclusive():
+        async with self._begun():
             session.check_usable()
             client = session.device_state.memory.client
             hold = Hold(
@@ -83,16 +93,16 @@ class Verbs:
         session = self._session
         await session.hibernation.wake()
         session.device_state.hurry()
-        async with session.exclusive():
+        async with self._begun():
             session.check_usable()
+            if session.hold is not None:
+                self._held = session.hold, session.reason
             session.hold = None
             session.returning.hurry()
             if session.device_state.worker is None:
                 await session.returning.come_back()
             session.look()
-        while session.state is State.QUEUED and not session.returning.obstacle:
-            session.left_queue = session.left_queue or asyncio.get_running_loop().create_future()
-            await asyncio.shield(session.left_queue)
+        await self._leave_queue()
         if session.state is State.RESTORING:
             async with session.exclusive():
                 pass  # its task had the lock until the worker was there
@@ -100,6 +110,35 @@ class Verbs:
         if session.returning.obstacle:
             raise ControlError(session.returning.obstacle, "failed")
         return report.describe_session(session)
+
+    async def _leave_queue(self) -> None:
+        """Wait until it is not queued any more; who withdraws leaves it suspended as it was."""
+        session = self._session
+        self._resuming += 1
+        try:
+            while session.state is State.QUEUED and not session.returning.obstacle:
+                loop = asyncio.get_running_loop()
+                session.left_queue = session.left_queue or loop.create_future()
+                with self._only_waiting():
+                    await asyncio.shield(session.left_queue)
+        except asyncio.CancelledError:
+            if self._resuming == 1 and self._held is not None and not session.closing:
+                await self._hold_again(*self._held)
+            raise
+        finally:
+            self._resuming -= 1
+            if not self._resuming:
+                self._held = None
+
+    async def _hold_again(self, hold: Hold, reason: str) -> None:
+        """Suspend it as it was before it was to be resumed, if it still waits for its turn."""
+        session = self._session
+        with contextlib.suppress(InternalError):  # it has failed then, and says why
+            async with session.exclusive():
+                if session.state is State.QUEUED and session.device_state.worker is None:
+                    session.hold = hold
+                    session.returning.stand_back()
+                    session.suspended(reason)
 
     async def migrate(self, room: Room, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Move it to another device while it goes on; returns when it is there.
@@ -112,7 +151,7 @@ class Verbs:
     async def _migrate(self, room: Room, check: Callable[[], None]) -> dict[str, Any]:
         session = self._session
         session.device_state.hurry()
-        async with session.exclusive():
+        async with self._begun():
             session.check_usable()
             check()
             if room is not session.room:
@@ -187,7 +226,7 @@ class Verbs:
             session.device_state.memory.agent.ring()
 
     async def _as_verb(self, work: Coroutine[None, None, dict[str, Any]]) -> dict[str, Any]:
-        """Run a verb so that closing the session ends it."""
+        """Run a verb so that closing the session ends it, and hanging up what only waits."""
         session = self._session
         task = asyncio.create_task(work)
         self.running.add(task)
@@ -195,9 +234,34 @@ class Verbs:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not session.closing:
-                raise
-            raise ControlError(f"Session {session.id} was closed.", "ended") from None
+            if session.closing:
+                raise ControlError(f"Session {session.id} was closed.", "ended") from None
+            self._withdrawn.add(task)
+            task.add_done_callback(self._withdrawn.discard)
+            if task in self._waiting:
+                task.cancel()
+                await asyncio.wait({task})
+            raise
+
+    @contextlib.contextmanager
+    def _only_waiting(self) -> Iterator[None]:
+        """The verb that runs may be withdrawn meanwhile; it ends here if it was before."""
+        task = asyncio.current_task()
+        if task in self._withdrawn:
+            raise asyncio.CancelledError
+        self._waiting.add(task)
+        try:
+            yield
+        finally:
+            self._waiting.discard(task)
+
+    @contextlib.asynccontextmanager
+    async def _begun(self) -> AsyncIterator[None]:
+        """Hold the session's lock; the verb may be withdrawn until that is free."""
+        async with contextlib.AsyncExitStack() as stack:
+            with self._only_waiting():
+                await stack.enter_async_context(self._session.exclusive())
+            yield
 
 
 def _name(room: Room) -> str:

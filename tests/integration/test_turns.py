@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +211,34 @@ def test_a_waiting_session_may_end_too(toy_host: StartHost, arbiter: str, tmp_pa
     host.call(CloseSession(second.session))
     go_on.touch()
     assert third.read() == third.state
+
+
+def test_a_resume_that_waits_is_withdrawn_with_its_command(
+    toy_host: StartHost, arbiter: str, tmp_path: Path
+) -> None:
+    host = toy_host(**LONG[arbiter])
+    first, second = host.client("first"), host.client("second")
+    host.work(second, 0)
+    host.call(Suspend(second.session, "Wanted for a demonstration"))
+    was = host.session(second)
+    go_on = tmp_path / "go-on"
+    first.append(f"wait {go_on}")
+    wait_until(lambda: host.when(first, "running"))
+    command = [sys.executable, "-m", "jupyter_sing.cli", "resume", second.session]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Waiting for second. ")
+        wait_until(lambda: host.when(second, "queued"))
+        process.kill()
+    now = wait_until(lambda: host.when(second, "suspended"))
+    assert [now[name] for name in ("reason", "queue_position", "suspended_by")] == [
+        was[name] for name in ("reason", "queue_position", "suspended_by")
+    ]
+    go_on.touch()
+    assert first.read() == first.state
+    assert host.session(second)["state"] == "suspended"
+    host.call(Resume(second.session))
+    assert second.read() == second.state
 
 
 def test_suspending_and_resuming_between_turns(toy_host: StartHost, arbiter: str) -> None:
