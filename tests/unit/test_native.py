@@ -259,8 +259,8 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
         clone.mkdir(exist_ok=True)
         (clone / name).write_text((ROOT / name).read_text())
     for module in (
-        "__init__", "errors", "fstrack", "headless", "machine", "native", "ownership", "paths", "waiting",
-            "process/__init__", "process/sandbox",
+        "__init__", "errors", "fstrack", "headless", "machine", "native", "ownership", "paths",
+            "waiting", "process/__init__", "process/sandbox",
     ):  # fmt: skip
         name = f"kernelproxy/{module}.py"
         (clone / name).parent.mkdir(exist_ok=True)
