@@ -24,11 +24,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import breakdown, crowd, disk, moves, notebooks, operators, packing, saving, turns
+from benchmarks import (
+    breakdown,
+    crowd,
+    disk,
+    hostile,
+    moves,
+    notebooks,
+    operators,
+    packing,
+    saving,
+    turns,
+)  # fmt: skip
 from benchmarks.breakdown import Profile
 from benchmarks.crowd import Crowd
 from benchmarks.daemon import NAME, SECOND_NAME
 from benchmarks.disk import Disk
+from benchmarks.hostile import Attack
 from benchmarks.moves import Moves
 from benchmarks.notebooks import Notebooks
 from benchmarks.operators import Small
@@ -61,6 +73,7 @@ PARTS = (
     "packing",
     "turns",
     "crowd",
+    "hostile",
 )
 
 
@@ -90,6 +103,8 @@ class Scale:
         Seconds until it is decided whether a pair shares a device, and for which it is observed.
     crowd : tuple of (int, float)
         Notebooks that start at once, and seconds for which they run cells.
+    hostile : tuple of (float, int, int or None)
+        Seconds of each attack by another user, how many times, and how many attacks; None: all.
     """
 
     small: bool = False
@@ -103,6 +118,7 @@ class Scale:
     turns: tuple[float, int] = (60.0, 24)
     packing: tuple[float, float] = (20.0, 20.0)
     crowd: tuple[int, float] = (8, 60.0)
+    hostile: tuple[float, int, int | None] = (2.0, 2, None)
 
 
 SMALL = Scale(
@@ -117,6 +133,7 @@ SMALL = Scale(
     turns=(3.0, 2),
     packing=(0.5, 1.0),
     crowd=(2, 1.0),
+    hostile=(0.2, 1, 1),
 )
 
 
@@ -147,6 +164,7 @@ class Results:
     turns: Turns | None = None
     packing: list[Pair] = field(default_factory=list)
     crowd: Crowd | None = None
+    hostile: list[Attack] = field(default_factory=list)
     memcpy_gb_per_second: float = 0.0
 
 
@@ -390,6 +408,11 @@ def run(
     if "crowd" in parts:
         results.crowd = measure_crowd(scale)
         _show(crowd.report(results.crowd))
+    if "hostile" in parts and os.getuid() != 0:
+        print("hostile connections were left out: only root can be several users")
+    elif "hostile" in parts:
+        results.hostile = hostile.measure_hostile(*scale.hostile)
+        _show(hostile.report(results.hostile))
     return results
 
 
@@ -461,6 +484,8 @@ def report(results: Results) -> str:
         lines += [""]
     if results.crowd is not None:
         lines += ["## Notebooks that start at once", "", *crowd.report(results.crowd), ""]
+    if results.hostile:
+        lines += ["## Another user who means harm", "", *hostile.report(results.hostile), ""]
     return "\n".join(lines)
 
 

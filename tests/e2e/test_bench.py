@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from benchmarks import bench
@@ -52,6 +54,10 @@ def test_small_benchmark_measures_all_that_the_large_one_does() -> None:
     assert results.crowd is not None
     assert len(results.crowd.first) == bench.SMALL.crowd[0]
     assert min(results.crowd.waits) > 0
+    if os.getuid() == 0:
+        (attack,) = results.hostile
+        assert attack.count > 0
+        assert attack.cells[2] < 0.05
     page = bench.report(results)
     assert page.count("\n| mlp | 1 |") == 1
     assert page.count("\n| mlp | ") == 2  # as a whole, and what it is made of
