@@ -46,12 +46,15 @@ def lab(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> Iterator[Lab]:
-    """A server with two small software devices; a test may give it options, and other devices."""
+    """A server with two small software devices; a test may give it options, and other devices.
+
+    A module may name another package than JupyterLab as its ``APP``.
+    """
     devices, *options = getattr(request, "param", (TWO,))
     monkeypatch.setenv("JUPYTER_SING_DEVICES", devices)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     find_labextension(tmp_path / "share", monkeypatch)
-    one = Lab(tmp_path / "lab", *options)
+    one = Lab(tmp_path / "lab", *options, app=getattr(request.module, "APP", "jupyterlab"))
     try:
         yield one
     finally:

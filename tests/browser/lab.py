@@ -73,6 +73,8 @@ class Lab:
         What has JupyterLab.
     env : mapping, optional
         In place of this process's.
+    app : str
+        The package whose pages are served: jupyterlab, or notebook.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Lab:
         *options: str,
         python: str = sys.executable,
         env: dict[str, str] | None = None,
+        app: str = "jupyterlab",
     ) -> None:
         self.root, self.log = directory / "notebooks", directory / "lab.log"
         self.root.mkdir(parents=True, exist_ok=True)
@@ -95,7 +98,7 @@ class Lab:
             self.port = int(sock.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}/"
         self._command = [
-            python, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
+            python, "-m", app, "--no-browser", "--allow-root", "--ip=127.0.0.1",
             f"--port={self.port}", "--ServerApp.port_retries=0",
             f"--ServerApp.root_dir={self.root}", *options,
         ]  # fmt: skip

@@ -69,7 +69,7 @@ export const Legend = React.memo(function Legend(props: {
             {stateWord({ state }, trans)}
           </span>
         ))}
-        <span className="jp-SingActivity-separator" />
+        {kinds.size > 0 && <span className="jp-SingActivity-separator" />}
         {KINDS.filter(kind => kinds.has(kind))
           .reverse()
           .map(kind => {
