@@ -6,6 +6,7 @@ session that has had a turn lately and wants more, as long as others do so on th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +49,9 @@ def shared(
     }
     if not others:
         return None
-    spent = [room.history.seconds(now) for room in here]
+    # What one had alone before the others came says nothing of what each gets.
+    came = max(_first(name, here, now) for name in (session.id, *others))
+    spent = [room.history.seconds(now, came) for room in here]
     total = sum(sum(each.values()) for each in spent)
     mine = sum(each.get(session.id, 0.0) for each in spent)
     return {
@@ -56,6 +59,12 @@ def shared(
         "with": sorted(known_as(session, each) for each in others.values()),
         "share": round(_STEP * round(mine / total / _STEP), 2) if total > 0 else 0.0,
     }
+
+
+def _first(name: str, here: Sequence[Room], now: float) -> float:
+    """When the first turn began that a session had lately; -inf for who still waits for one."""
+    first = min(room.history.first(name, now) for room in here)
+    return first if first <= now else -math.inf
 
 
 def known_as(session: Tenant, other: Tenant | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterator
 
 #: A share is one of the device time of so many seconds.
 WINDOW_SECONDS = 30.0
@@ -36,11 +38,19 @@ class History:
         ends = (end for other, _, end in self._past if other == session)
         return now - max(ends, default=float("-inf"))
 
-    def seconds(self, now: float) -> dict[str, float]:
-        """Device time of all who had some in the window."""
-        start, found = now - WINDOW_SECONDS, dict[str, float]()
-        spans = [*self._past, *((session, begin, now) for session, begin in self._now.items())]
-        for session, begin, end in spans:
+    def first(self, session: str, now: float) -> float:
+        """When its first turn in the window began; infinite without one."""
+        return min((b for other, b, _ in self._spans(now) if other == session), default=math.inf)
+
+    def seconds(self, now: float, since: float = -math.inf) -> dict[str, float]:
+        """Device time of all who had some in the window, or in the part of it from a moment on."""
+        start, found = max(since, now - WINDOW_SECONDS), dict[str, float]()
+        for session, begin, end in self._spans(now):
             if end >= start:
                 found[session] = found.get(session, 0.0) + end - max(begin, start)
         return found
+
+    def _spans(self, now: float) -> Iterator[tuple[str, float, float]]:
+        """Turns and their beginnings and ends; those that last end now."""
+        yield from self._past
+        yield from ((session, begin, now) for session, begin in self._now.items())

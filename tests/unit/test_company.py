@@ -53,6 +53,20 @@ def test_two_that_take_turns_are_told_the_same_in_each_of_them() -> None:
     }
 
 
+def test_what_one_had_before_the_other_came_is_no_part_of_a_share() -> None:
+    a, b = tenant("a"), tenant("b")
+    here = room("cpu:0", a, b)
+    now = take_turns(here, "a", 1.0, 0.0, 25.0)
+    waiting = shared(a, [here], now)
+    assert waiting is not None
+    assert waiting["share"] == 1.0  # b waits for its first turn
+    now = take_turns(here, "ba", 1.0, now, now + 4.0)
+    for one in (a, b):
+        told = shared(one, [here], now)
+        assert told is not None
+        assert told["share"] == 0.5
+
+
 def test_three_on_two_devices_that_move_read_the_same_all_the_time() -> None:
     those = [tenant(each) for each in "abc"]
     rooms = [room("cpu:0", *those[:2]), room("cpu:1", those[2])]
