@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add("status", status, "show GPUs and sessions")
     add("devices", devices, "show GPUs")
     had = add("activity", show_activity, "show who used the GPUs, and what happened")
-    until_now = "the last so many hours (default: 24; older ones are not kept)"
+    until_now = "how many hours to show (default: 24, which is all that is kept)"
     had.add_argument("--hours", type=_hours, default=24.0, help=until_now)
     run = add("run", run_program, "run a Python program with a GPU session")
     run.add_argument("--name", help="name of the session (default: the script's)")
@@ -232,7 +232,7 @@ def _hours(text: str) -> float:
     """Read a number of hours."""
     hours = float(text)
     if not 0 < hours < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no time")
+        raise argparse.ArgumentTypeError(f"{text} is not a time: write a number of hours above 0")
     return hours
 
 
@@ -292,7 +292,7 @@ def _session(control: Control, name: str) -> dict[str, Any]:
         raise ControlError(f"There is no session {name!r}.", "unknown-session")
     if len(found) > 1:
         ids = ", ".join(each["id"] for each in found)
-        raise ControlError(f"{name!r} may be any of the sessions {ids}.", "ambiguous")
+        raise ControlError(f"Several sessions match {name!r}: {ids}.", "ambiguous")
     return dict(found[0])
 
 

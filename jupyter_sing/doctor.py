@@ -78,7 +78,7 @@ def _panels() -> Iterator[Finding]:
         if Path(directory, "package.json").is_file():
             yield Finding("panels", "ok", f"JupyterLab shows what is in {directory}")
             return
-    text = "JupyterLab shows nothing of ours: install again where there is Node 20 or newer"
+    text = "The JupyterLab panels are not installed: install again with Node 20 or newer"
     yield Finding("panels", "missing", text)
 
 
@@ -94,7 +94,7 @@ def _compiler() -> Iterator[Finding]:
     if found:
         yield Finding("compiler", "ok", f"{found} can build the native part for other torches")
     else:
-        text = f"{command} is not there: only torches with a prebuilt native part are proxied"
+        text = f"{command} not found: only torch versions with prebuilt GPU support can use the GPU"
         yield Finding("compiler", "missing", text)
 
 

@@ -16,7 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 
 _COUNTED = {
-    "preemptions": "Turns that were ended for somebody else.",
+    "preemptions": "Turns that were ended so that another session could run.",
     "switches": "Leases for which memory had to be brought to a device.",
     "evictions": "Sessions whose memory made room for others.",
     "migrations": "Sessions that were moved to other devices.",

@@ -55,26 +55,28 @@ def add_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     text = "who may use which devices: policy files"
     policy = verbs.add_parser("policy", help=text, description=text)
     actions = policy.add_subparsers(title="verbs", required=True, metavar="VERB")
-    check_text = "say whether a file is a policy, and if not, why"
+    check_text = "check a policy file and name its errors"
     checking = actions.add_parser(
         "check", parents=[common], help=check_text, description=check_text
     )
     checking.set_defaults(function=check)
     checking.add_argument("file", help="policy, in YAML")
-    show_text = "say what a policy means"
+    show_text = "show what a policy gives to whom"
     showing = actions.add_parser("show", parents=[common], help=show_text, description=show_text)
     showing.set_defaults(function=show)
     showing.add_argument(
-        "file", nargs="?", help="policy, in YAML (default: the one that holds, or what is built in)"
+        "file",
+        nargs="?",
+        help="policy file, YAML (default: the policy in force, else the built-in one)",
     )
     showing.add_argument("--user", metavar="NAME", help="for this user, and by which lines")
-    apply_text = "let a policy hold: at once, and for every daemon from now on"
+    apply_text = "apply a policy, now and at every start of the daemon"
     applying = actions.add_parser(
         "apply", parents=[common], help=apply_text, description=apply_text
     )
     applying.set_defaults(function=apply)
     applying.add_argument("file", help="policy, in YAML")
-    applying.add_argument("--dry-run", action="store_true", help="only say whom it would affect")
+    applying.add_argument("--dry-run", action="store_true", help="only show who would be affected")
 
 
 def check(options: argparse.Namespace) -> int:

@@ -124,7 +124,7 @@ class SingHandler(APIHandler):
         except asyncio.CancelledError:
             if not self._left:
                 raise
-            raise ControlError("Who asked has hung up.", "timeout") from None
+            raise ControlError("The request was cancelled.", "timeout") from None
 
     def on_connection_close(self) -> None:
         """Called by tornado when who asks has hung up: nobody waits for the answer any more."""

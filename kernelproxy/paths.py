@@ -149,7 +149,9 @@ def system_socket() -> Path | None:
             "unsafe-directory",
         )
     if not stat.S_ISSOCK(found.st_mode) or owners != {0}:
-        raise ControlError(f"{path} is not root's: do not use it.", "unsafe-directory")
+        raise ControlError(
+            f"{path} does not belong to root, so it is not used.", "unsafe-directory"
+        )
     return path
 
 

@@ -162,9 +162,7 @@ def read(directory: Path, session: str, count: int) -> list[Entry]:
         If there are none, or if the prefix is one of several ids.
     """
     path = directory / NAME
-    nothing = ControlError(
-        f"Nothing was decided about a session {session!r} so far.", "unknown-session"
-    )
+    nothing = ControlError(f"No decision about {session!r} is recorded.", "unknown-session")
     if not path.exists() or not session:
         raise nothing
     try:
@@ -174,7 +172,7 @@ def read(directory: Path, session: str, count: int) -> list[Entry]:
                 (len(session), session),
             ).fetchall()
             if len(ids) > 1 and (session,) not in ids:
-                raise ControlError(f"{session!r} may be any of several sessions.", "ambiguous")
+                raise ControlError(f"Several sessions match {session!r}.", "ambiguous")
             if not ids:
                 ids = database.execute(
                     "SELECT session FROM decisions WHERE name = ? ORDER BY number DESC LIMIT 1",

@@ -155,8 +155,8 @@ class Controller:
         standing = self._standing(terms)
         if terms.tier is not None and terms.tier != standing.tier:
             raise ControlError(
-                f"{terms.user} is served as {standing.tier} at most: whoever administers this "
-                "machine can give more by jupyter sing policy apply.",
+                f"{terms.user} may have tier {standing.tier} at most. An admin can change that: "
+                "jupyter sing policy apply.",
                 "not-allowed",
             )
         before, known.terms = known.terms, terms

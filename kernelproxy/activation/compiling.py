@@ -115,8 +115,8 @@ def _tell(reason: str) -> None:
     if not _told:
         _told = True
         print(
-            f"jupyter_sing: torch.compile: a graph runs operator by operator: {reason}. "
-            "Nothing will be said of others.",
+            f"jupyter_sing: torch.compile: a graph is not compiled and runs eagerly: {reason}. "
+            "This is said once.",
             file=sys.stderr,
         )
 

@@ -190,7 +190,7 @@ class Checkpoints:
         limit = self._opened().limits.store
         if limit is not None and sum(host.parts) + sum(host.contents) > limit:
             raise ControlError(
-                f"The notebook has more than {limit >> 20} MiB, which is all that may be stored.",
+                f"The notebook has more than {limit >> 20} MiB, the most a checkpoint may have.",
                 "quota",
             )
 
@@ -550,7 +550,7 @@ def _device_part(
             raise StoreError(f"The device no longer has storage {number}.", "damaged")
         if storages[number].lost:
             raise StoreError(
-                "A tensor was never computed, because its operator failed: delete it first.",
+                "A tensor has no value, as the operation that made it failed: delete it first.",
                 "damaged",
             )
     small = {number: storages[number].small for number in wanted if number not in extents}

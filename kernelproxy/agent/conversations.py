@@ -262,7 +262,7 @@ class Conversations:
             session = self._agent.find(request.session, uid)
             why = await self._agent.take_overs.obstacle(session, request.name)
         if why is not None and request.form == "process":
-            nothing = f"The checkpoint {request.name!r} holds no process."
+            nothing = f"Checkpoint {request.name!r} has the variables, but not the process."
             raise ControlError(why or nothing, "unavailable")
         process, there = why is None, self._agent.sessions.get(request.session)
         mine = there is not None and there.owner == uid

@@ -109,9 +109,9 @@ class _User:
         if self.open >= most:
             return f"{most} are open"
         if self._tokens < 1:
-            return f"he makes more than {CONNECTS_PER_SECOND:g} a second"
+            return f"they make more than {CONNECTS_PER_SECOND:g} a second"
         if self._guard.full:
-            return "he has sent what cannot be closed"
+            return "they have sent files that cannot be closed"
         self._tokens -= 1
         return ""
 
@@ -142,7 +142,7 @@ class Modesty(logging.Filter):
             return False
         self._left -= 1
         if self._missing:
-            record.msg = f"({self._missing} lines are left out) {record.msg}"
+            record.msg = f"({self._missing} lines were dropped) {record.msg}"
             self._missing = 0
         return True
 
@@ -194,7 +194,7 @@ def check_request(request: OpenSession, sessions: int) -> None:
     for text in (request.name, request.kernel_id, request.notebook, request.key):
         if len(text) > _TEXT_CHARACTERS_MAX or has_control(text):
             raise ControlError(
-                f"'{escaped(text[:100])}' is no name: it has control characters, or more than "
-                f"{_TEXT_CHARACTERS_MAX} characters.",
+                f"'{escaped(text[:100])}' is not a valid name: it has control characters, or more "
+                f"than {_TEXT_CHARACTERS_MAX} characters.",
                 "bad-request",
             )

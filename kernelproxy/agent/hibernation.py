@@ -317,7 +317,9 @@ class Hibernation:
             if self.stage is Stage.ASLEEP:
                 await self._revive()
             if self.stage is not None:
-                raise ControlError("It is just going to sleep, or waking: try again.", "busy")
+                raise ControlError(
+                    "The notebook is hibernating or waking up: try again in a few seconds.", "busy"
+                )
         await self._session.kernel.wait_joined(JOIN_SECONDS)
 
     async def _revive(self) -> None:

@@ -148,7 +148,7 @@ class Wait:
             what = "was stopped by a signal" if seen.state in "Tt" else "did nothing"
             return f"Its device process {what} while others waited for {still:g} s"
         if self._bounded and now - self._begun >= busy:
-            return f"One operator kept others waiting for {busy:g} s"
+            return f"One operation kept others waiting for {busy:g} s"
         return ""
 
 

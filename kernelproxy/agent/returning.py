@@ -302,7 +302,7 @@ class Returning:
         what = self._why_died or report.REBUILT
         deaths = session.device_state.deaths
         if verdict is Verdict.SKIP and deaths.skip[-1] in deaths.starved:
-            what = "Out of host memory: an operator was skipped, and all else is rebuilt."
+            what = "Out of host memory: one operation was skipped. Everything else is rebuilt."
             log.warning("Session %s: %s", session.id, what)
         session.chronicle.happened(session, "lost", what)
         if corrupt is not None:

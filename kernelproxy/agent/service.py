@@ -278,7 +278,7 @@ class Agent:
             raise ControlError(f"There is no session {name!r}.", "unknown-session")
         if len(found) > 1:
             ids = ", ".join(each.id for each in found)
-            raise ControlError(f"{name!r} may be any of the sessions {ids}.", "ambiguous")
+            raise ControlError(f"Several sessions match {name!r}: {ids}.", "ambiguous")
         if uid not in (found[0].owner, os.getuid(), 0):
             owner = found[0].user
             raise ControlError(

@@ -122,7 +122,7 @@ class TakeOvers:
         label = manifest.label
         kind = session.room.device.kind.name.lower()
         if not holds_process(manifest):
-            why = f"The checkpoint {label.name!r} holds no process."
+            why = f"Checkpoint {label.name!r} has the variables, but not the process."
         elif session.shared:
             why = NOT_SHARED
         elif session.tender is None:

@@ -399,7 +399,10 @@ class Households:
         if owner not in self._of:
             same = [each for each in self._of if each is not None and each.uid == owner.uid]
             if len(same) >= _IDENTITIES_MAX:
-                raise ControlError("You have been too many people lately: wait.", "too-many")
+                raise ControlError(
+                    "You have used too many different groups lately: try again in a minute.",
+                    "too-many",
+                )
             self._of[owner] = Zygotes(self._settings, owner, lambda: self._crowd(owner.uid))
         return self._of[owner]
 

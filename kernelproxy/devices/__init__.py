@@ -40,7 +40,7 @@ def configured_devices(text: str | None = None) -> list[Device]:
             devices.append(cuda.parse(rest))
         else:
             raise DeviceError(
-                f"{entry!r} is no device: JUPYTER_SING_DEVICES is auto, or a list of entries "
+                f"{entry!r} is not a device: JUPYTER_SING_DEVICES is auto, or a list of entries "
                 "such as cpu:4GiB, cpu:4GiB@2 (compute threads) or cuda:0."
             )
     repeated = {each.id for each in devices if [d.id for d in devices].count(each.id) > 1}

@@ -40,7 +40,7 @@ def parse(text: str) -> Device:
     """
     number, separator, size = text.partition(":")
     if not number.isdigit():
-        raise DeviceError(f"{number!r} is no number of a GPU (in cuda:{text}).")
+        raise DeviceError(f"{number!r} is not the number of a GPU (in cuda:{text}).")
     with _nvml() as nvml:
         handles = _visible(nvml) if nvml is not None else []
         if nvml is None or int(number) >= len(handles):

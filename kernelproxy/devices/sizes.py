@@ -19,7 +19,7 @@ def parse_bytes(text: str) -> int:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if found is None or (found[3] and not found[2]):
-        raise DeviceError(f"{text!r} is no size: write 4GiB, 512MiB or a number of bytes.")
+        raise DeviceError(f"{text!r} is not a size: write 4GiB, 512MiB or a number of bytes.")
     power = _UNITS[found[2].upper()]
     unit = 1 if power == 1 else (1 << power if found[3] else 1000 ** (power // 10))
     return int(float(found[1]) * unit)

@@ -39,7 +39,7 @@ def parse(text: str, index: int) -> Device:
     """
     size, separator, threads = text.partition("@")
     if separator and not (threads.isdigit() and int(threads) > 0):
-        raise DeviceError(f"{threads!r} is no number of compute threads (in cpu:{text}).")
+        raise DeviceError(f"{threads!r} is not a number of compute threads (in cpu:{text}).")
     memory = parse_bytes(size)
     if memory < 1 << 20:
         raise DeviceError(f"cpu:{text} has less than 1 MiB of memory.")

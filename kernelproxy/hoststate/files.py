@@ -157,7 +157,7 @@ def collect(paths: Iterable[Path], limits: Limits | None = None) -> Collected:
             collected.excluded += 1
         elif found.size > limits.file_bytes:
             size, most = size_text(found.size), size_text(limits.file_bytes)
-            collected.skipped.append(Skipped(path, f"has {size}; files over {most} are left out"))
+            collected.skipped.append(Skipped(path, f"has {size}; files over {most} are not saved"))
         else:
             states.append(found)
     _cut(states, limits, collected)
@@ -179,7 +179,7 @@ def _cut(states: list[FileState], limits: Limits, collected: Collected) -> None:
             collected.states.append(state)
     rest = states[limits.count :]
     if rest:
-        why = f"and {len(rest) - 1} more are left out: a checkpoint takes {limits.count} paths"
+        why = f"and {len(rest) - 1} more are not saved: a checkpoint takes {limits.count} paths"
         collected.skipped.append(Skipped(rest[0].path, why))
 
 
@@ -264,7 +264,7 @@ def read_into(
         raise FileError(f"{path} cannot be copied: {error.strerror}.") from error
     finally:
         os.close(source)
-    raise FileError(f"{path} changed each time while it was read; it is left out.")
+    raise FileError(f"{path} changed each time it was read; it is not saved.")
 
 
 def _moment(found: os.stat_result) -> tuple[int, int, int]:

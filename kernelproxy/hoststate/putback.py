@@ -131,7 +131,7 @@ def check(state: FileState) -> None:
     if any(state.path.is_relative_to(system) for system in SYSTEM):
         raise RefusalError("belongs to the system")
     if state.kind not in set(Kind):
-        raise RefusalError("is something that this version does not know")
+        raise RefusalError("is of a kind that this version does not know")
     if state.kind == Kind.SYMLINK and (not state.target or "\0" in state.target):
         raise RefusalError("is a link to nowhere")
     if state.size < 0 or not _EARLIEST < state.mtime_ns < _LATEST:
@@ -157,7 +157,7 @@ class _Putting:
         except SingError as error:
             self._problem(state.path, f"cannot be read from the checkpoint: {error}")
         except OSError as error:
-            self._problem(state.path, f"cannot be put back: {error.strerror or error}")
+            self._problem(state.path, f"cannot be restored: {error.strerror or error}")
 
     def _problem(self, path: Path, why: str) -> None:
         self._done.add(path)
@@ -203,7 +203,7 @@ class _Putting:
             os.rmdir(path.name, dir_fd=directory)
         except OSError as error:
             # Not all of that need be the kernel's.
-            raise RefusalError("is a directory now, with something in it; it is left") from error
+            raise RefusalError("is a directory with files now; it stays as it is") from error
 
     def directory(self, state: FileState) -> None:
         """Make it, without its mode."""
@@ -326,7 +326,7 @@ class _Putting:
                 self.report.kept_aside[path] = kept
                 self._touched.add(kept.parent)
                 return
-        raise RefusalError(f"is kept {ASIDE_MAX} times in {self._aside}; it is left")
+        raise RefusalError(f"has {ASIDE_MAX} copies in {self._aside} already; it stays as it is")
 
 
 def _keep_file(directory: int, path: Path, place: Path, found: os.stat_result) -> bool:
@@ -431,10 +431,10 @@ def _look(directory: int, path: Path, *, is_directory_ours: bool = True) -> os.s
     except FileNotFoundError:
         return None
     if special := special_kind(found.st_mode):
-        raise RefusalError(f"is {special} now; it is left")
+        raise RefusalError(f"is {special} now; it stays as it is")
     must_be_ours = is_directory_ours or not stat.S_ISDIR(found.st_mode)
     if must_be_ours and found.st_uid != os.geteuid():
-        raise RefusalError("belongs to another user now; it is left")
+        raise RefusalError("belongs to another user now; it stays as it is")
     return found
 
 

@@ -24,7 +24,9 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 PROGRAM = PROGRAMS / "compiled.py"
 STEPS = PROGRAMS / "compiled_steps.py"
 NAMES = decorated(PROGRAM, "program")
-NOTICE = "jupyter_sing: torch.compile: a graph runs operator by operator: it uses tests.twice"
+NOTICE = (
+    "jupyter_sing: torch.compile: a graph is not compiled and runs eagerly: it uses tests.twice"
+)
 
 Results = dict[str, dict[str, Any]]
 
@@ -118,4 +120,4 @@ def test_without_a_compiler_programs_run_as_written(
     (result,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     assert result["error"] == ""
     assert result["records"] > 10
-    assert done.stderr.count("torch.compile: a graph runs operator by operator") == 1
+    assert done.stderr.count("torch.compile: a graph is not compiled and runs eagerly") == 1

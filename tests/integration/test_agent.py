@@ -396,7 +396,7 @@ def test_a_session_is_found_by_id_prefix_and_name(toy_host: StartHost) -> None:
     one, two, other = host.open("same"), host.open("same"), host.open("other")
     for name in (other, other[:11], "other"):
         assert host.call(Suspend(name)).session["id"] == other
-    with pytest.raises(ControlError, match="may be any of the sessions") as ambiguous:
+    with pytest.raises(ControlError, match="Several sessions match") as ambiguous:
         host.call(Suspend("same"))
     assert ambiguous.value.reason == "ambiguous"
     assert one in str(ambiguous.value)

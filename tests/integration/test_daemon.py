@@ -195,7 +195,7 @@ def test_one_in_the_foreground_ends_by_a_signal(runtime_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("JUPYTER_SING_DEVICES", "tpu", "'tpu' is no device"),
+        ("JUPYTER_SING_DEVICES", "tpu", "'tpu' is not a device"),
         ("JUPYTER_SING_IDLE_TIMEOUT", "soon", "not a number of seconds"),
     ],
 )

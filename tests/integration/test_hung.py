@@ -107,7 +107,7 @@ def test_a_stopped_worker_that_nobody_else_waits_for_is_rebuilt(
 
 @pytest.mark.parametrize(
     ("verb", "text"),
-    [("hang-until", "did nothing while others"), ("spin-until", "One operator kept others")],
+    [("hang-until", "did nothing while others"), ("spin-until", "One operation kept others")],
 )
 def test_a_worker_that_comes_to_no_end_gives_way(
     start: Start, tmp_path: Path, verb: str, text: str

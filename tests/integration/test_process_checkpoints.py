@@ -262,7 +262,7 @@ def test_the_better_form_is_opened_where_that_is_possible(
     assert (found.form, found.parts) == ("namespace", [1])
     found = opened(host, tender.session, "plain")
     assert (found.form, found.why) == ("namespace", "")
-    with pytest.raises(ControlError, match="holds no process"):
+    with pytest.raises(ControlError, match="but not the process"):
         opened(host, tender.session, "plain", "process")
     tender.disconnect()
     tender.wait_disconnected()

@@ -338,7 +338,7 @@ def test_doctor_says_what_is_missing(
     assert found["daemon"]["text"].startswith("not running")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "abacus")
     assert cli.main(["doctor"]) == 1
-    assert "'abacus' is no device" in capsys.readouterr().out
+    assert "'abacus' is not a device" in capsys.readouterr().out
 
 
 def test_run_passes_arguments_and_exit_status_and_closes_its_session(

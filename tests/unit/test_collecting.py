@@ -79,12 +79,12 @@ def test_the_largest_files_are_left_out_with_their_sizes(tmp_path: Path) -> None
     assert [state.path.name for state in collected.states] == ["b", "d"]
     assert collected.total_bytes == 1510
     assert [f"{each.path.name} {each.why}" for each in collected.skipped] == [
-        "a has 2.93 KiB; files over 2.44 KiB are left out",
+        "a has 2.93 KiB; files over 2.44 KiB are not saved",
         "c has 1.95 KiB; with it, files would take more than 2.93 KiB",
     ]
     collected = collect([tmp_path / name for name in "abcd"], Limits((), count=2))
     assert [str(each) for each in collected.skipped] == [
-        f"{tmp_path}/c and 1 more are left out: a checkpoint takes 2 paths"
+        f"{tmp_path}/c and 1 more are not saved: a checkpoint takes 2 paths"
     ]
 
 

@@ -193,7 +193,7 @@ def test_who_connects_in_a_loop_is_hung_up_on_and_the_log_says_so_once(
         clock.now += 1
         assert asyncio.run(connect(100)) == guests.CONNECTS_PER_SECOND
         (line,) = caplog.messages
-        assert f"User {MALICE}: 1 connections were closed at once: he makes more than 50" in line
+        assert f"User {MALICE}: 1 connections were closed at once: they make more than 50" in line
         clock.now += 3600
         assert asyncio.run(connect(1)) == 1
     door._users[MALICE]._refill(clock.now + 3600)

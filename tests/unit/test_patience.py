@@ -32,7 +32,7 @@ def test_a_tick_now_and_then_is_work() -> None:
     waiting = wait(Patience(5.0, 100.0))
     for count in range(24):
         assert waiting.look(count * 4.0, Activity("S", count * 0.01)) == ""
-    assert waiting.look(100.0, Activity("S", 1.0)) == "One operator kept others waiting for 100 s"
+    assert waiting.look(100.0, Activity("S", 1.0)) == "One operation kept others waiting for 100 s"
 
 
 @pytest.mark.parametrize("state", ["R", "D"])

@@ -158,7 +158,7 @@ def test_directories_that_were_not_there_go_if_they_are_empty(tmp_path: Path) ->
     (new / "foreign").write_text("somebody else's")
     report = saved.put_back(tmp_path / "aside")
     assert [str(each) for each in report.problems] == [
-        f"{new} is a directory now, with something in it; it is left"
+        f"{new} is a directory with files now; it stays as it is"
     ]
     assert [path.name for path in new.iterdir()] == ["foreign"]
 
@@ -202,8 +202,8 @@ def test_what_checkpoints_never_hold_is_left_in_place(tmp_path: Path) -> None:
     (tmp_path / "sub").write_text("a file")
     report = saved.put_back(tmp_path / "aside")
     assert [str(each) for each in report.problems] == [
-        f"{tmp_path}/b is a named pipe now; it is left",
-        f"{tmp_path}/a is a named pipe now; it is left",
+        f"{tmp_path}/b is a named pipe now; it stays as it is",
+        f"{tmp_path}/a is a named pipe now; it stays as it is",
         f"{tmp_path}/sub/file has no directory: {tmp_path}/sub is a file now",
     ]
     assert (tmp_path / "sub").read_text() == "a file"
@@ -216,7 +216,9 @@ def test_files_of_others_are_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name).write_text("now")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     report = saved.put_back(tmp_path / "aside")
-    assert [each.why for each in report.problems] == 2 * ["belongs to another user now; it is left"]
+    assert [each.why for each in report.problems] == 2 * [
+        "belongs to another user now; it stays as it is"
+    ]
     assert (tmp_path / "file").read_text() == (tmp_path / "gone").read_text() == "now"
 
 
@@ -267,7 +269,7 @@ def test_a_state_gives_nobody_special_rights(tmp_path: Path) -> None:
             StoreError("A chunk is missing."),
             "cannot be read from the checkpoint: A chunk is missing.",
         ),
-        (OSError(5, "Input/output error"), "cannot be put back: Input/output error"),
+        (OSError(5, "Input/output error"), "cannot be restored: Input/output error"),
     ],
 )
 def test_damaged_content_changes_nothing_and_stops_nothing(

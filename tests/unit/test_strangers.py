@@ -192,7 +192,7 @@ def test_what_is_asked_for_is_bounded() -> None:
     ):
         check_request(OpenSession(name, "kernel", "/usr/bin/python", notebook=f"/{name}"), 0)
     for name in ("two\nlines", "x" * 2000, "\x1b[31m", "\x9b31m", "a\u202eb", "\ud800"):
-        with pytest.raises(ControlError, match="is no name"):
+        with pytest.raises(ControlError, match="is not a valid name"):
             check_request(OpenSession(name, "kernel", "/usr/bin/python"), 0)
     assert tame("a\nb\u202e") == "a\\nb\\u202e"
 
@@ -204,7 +204,7 @@ def test_the_log_takes_so_much_and_no_more() -> None:
     assert 1000 <= written < 50_000
     modesty._left = 1.0
     assert modesty.filter(record)
-    assert "lines are left out) line" in record.msg
+    assert "lines were dropped) line" in record.msg
 
 
 def test_what_others_see_of_a_session() -> None:
