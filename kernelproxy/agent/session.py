@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TypeVar
 
 from kernelproxy.agent import report
@@ -56,6 +56,7 @@ from kernelproxy.agent.zygotes import Zygotes
 from kernelproxy.errors import ControlError, InternalError, WorkerError
 from kernelproxy.oplog import Presence
 from kernelproxy.protocol import OpenSession
+from kernelproxy.readable import moment
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -278,6 +279,7 @@ class Session:
         if self.state is State.FAILED:
             return
         self.denial.review()
+        self._note_end_of_paused_cell()
         if state.disk.arrived:
             await state.disk.fetched()
         if state.worker is not None and (state.worker.broken or state.worker.corrupt is not None):
@@ -389,6 +391,17 @@ class Session:
             self.become(State.SUSPENDED, f"Suspended. {report.way_back(self)}")
             self.deposit()
         self.look()
+
+    def _note_end_of_paused_cell(self) -> None:
+        """A cell in the middle of which it was suspended has ended, as by an interrupt: say so."""
+        hold, client = self.hold, self.device_state.memory.client
+        if hold is None or not hold.in_cell or client.cells_running:
+            return
+        if self.state is State.SUSPENDED:
+            self.hold = replace(hold, in_cell=False)
+            why = f"Suspended by {hold.by}, {moment(hold.at)}."
+            self.become(State.SUSPENDED, f"{why} {report.way_back(self)}")
+            self.deposit()
 
     async def settle(self, seconds: float) -> None:
         """Wait until what was issued is executed, if that takes no longer."""

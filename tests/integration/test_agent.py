@@ -166,6 +166,10 @@ def test_in_the_middle_of_a_cell_it_says_who_paused_it_and_whatever_is_run_resum
         assert client.read() == client.state
         found = host.session(client)
         assert (found["suspended_by"], found["suspended_at"]) == (None, None)
+        from_outside(Suspend(client.session))
+    # It ended without the device, as when it was interrupted.
+    after = rf"Suspended by {found['owner']}, \S+\. Resumes when you run the next cell\."
+    wait_until(lambda: re.fullmatch(after, host.session(client)["reason"]))
 
 
 def test_a_held_session_comes_back_by_resume_in_the_middle_of_a_cell(toy_host: StartHost) -> None:
