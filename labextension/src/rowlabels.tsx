@@ -40,6 +40,9 @@ export function DeviceLabel(
       {row.waiting > 0 && <Waiting count={row.waiting} trans={props.trans} />}
       <MemoryBar device={row.name} used={row.used} text={row.occupancy} trans={props.trans} />
       <span className="jp-Sing-rowOccupancy">{row.occupancy}</span>
+      <span className="jp-Sing-rowPercent" title={row.occupancy} aria-hidden="true">
+        {props.trans.__('%1\u00a0%', row.used)}
+      </span>
     </span>
   );
 }
