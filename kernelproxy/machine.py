@@ -2,7 +2,8 @@
 
 They lie in ``/var/cache/jupyter-sing/native``, or where ``JUPYTER_SING_NATIVE_DIR`` says. What is
 loaded from there was written by root (or by this user), at a place where nobody else can replace
-anything, and is what was built: a list of digests lies beside it. Standard library only.
+anything, and is what was built: a list of digests lies beside it. Kernels in a sandbox have no
+number for root, so only the usual place is one for them. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def directory() -> Path:
 
 
 def inside(key: str, look: Callable[[Path], T | None]) -> T | None:
-    """Find what was built for the machine.
+    """Find what was built for the machine; in a container that cannot tell whose it is, nothing.
 
     Parameters
     ----------
@@ -56,6 +57,8 @@ def inside(key: str, look: Callable[[Path], T | None]) -> T | None:
             if digest_of(found / name) != digest:
                 raise NativeError(f"{found / name} is not what was built: {_REMEDY}")
     except ControlError as error:
+        if error.reason == "unknown-owner":  # so it is no help, and no harm
+            return None
         raise NativeError(error.message.rstrip(".")) from error
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise NativeError(f"{found} cannot be read ({error}): {_REMEDY}") from error

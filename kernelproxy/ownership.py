@@ -3,6 +3,10 @@
 Libraries, checkpoints, policies and sockets are believed by where they lie. So on the whole way
 from ``/`` to them no directory, and no symbolic link, may be another user's, and none may be one in
 which others can replace something. Standard library only.
+
+Note [Nobody]: in a namespace of users that has no number for the machine's root, what is root's
+looks like what is anybody else's. So there such a file is believed only where nobody but root makes
+any, and such a directory only if it does not lie where everybody may make some.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from kernelproxy.errors import ControlError
 _LINKS_MAX = 40
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
+#: Where nobody but root makes files; see Note [Nobody].
+_ROOTS_ALONE = tuple(map(Path, ("/etc", "/usr", "/var/cache/jupyter-sing", "/run/jupyter-sing")))
 
 
 def own_directory(directory: Path, remedy: str, *, shared: bool = False) -> Path:
@@ -55,11 +61,26 @@ def own_directory(directory: Path, remedy: str, *, shared: bool = False) -> Path
 
 
 def check_file(file: Path, remedy: str) -> None:
-    """Check that nobody else could have written a file; raises as `own_directory`."""
+    """Check that nobody else could have written a file.
+
+    Raises
+    ------
+    ControlError
+        As `own_directory`; or nobody can tell whether it is root's or another user's (reason
+        ``unknown-owner``, see Note [Nobody]).
+    OSError
+        If there is none.
+    """
     *above, (path, found) = _way(file, make=False)
     _check_above(above, file, remedy)
     if found.st_uid not in _trusted(above):
         raise _refusal(path, found, file, remedy)
+    known = found.st_uid in (0, os.getuid())
+    if not known and not any(path.is_relative_to(each) for each in _ROOTS_ALONE):
+        raise ControlError(
+            f"Nobody can tell in this container whether {path} is root's: {remedy}.",
+            "unknown-owner",
+        )
     if found.st_mode & _WRITABLE and not _only_by_us(found):
         raise ControlError(
             f"{path} may be written by others: chmod go-w it, or {remedy}.", "unsafe-directory"
@@ -122,7 +143,8 @@ def _way(path: Path, *, make: bool) -> Iterator[tuple[Path, os.stat_result]]:
 def _check_above(above: list[tuple[Path, os.stat_result]], target: Path, remedy: str) -> None:
     trusted = _trusted(above)
     for path, found in above:
-        if found.st_uid not in trusted:
+        known = found.st_uid in (0, os.getuid())
+        if found.st_uid not in trusted or not (known or _only_owner_fills(path.parent)):
             raise _refusal(path, found, target, remedy)
         link, sticky = stat.S_ISLNK(found.st_mode), found.st_mode & stat.S_ISVTX
         if found.st_mode & _WRITABLE and not (link or sticky or _only_by_us(found)):
@@ -133,10 +155,14 @@ def _check_above(above: list[tuple[Path, os.stat_result]], target: Path, remedy:
             )
 
 
+def _only_owner_fills(directory: Path) -> bool:
+    """Whether nobody but its owner can make something in a directory."""
+    return not directory.lstat().st_mode & _WRITABLE
+
+
 def _trusted(above: list[tuple[Path, os.stat_result]]) -> set[int]:
-    """Whose files are believed: this user's and root's."""
+    """Whose files are believed: this user's and root's, which may be nobody's; Note [Nobody]."""
     trusted = {0, os.getuid()}
-    # In a namespace without a number for the machine's root, what is root's is everybody else's.
     if above and above[0][1].st_uid == overflow_uid():
         trusted.add(above[0][1].st_uid)
     return trusted

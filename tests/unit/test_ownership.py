@@ -174,3 +174,34 @@ def test_where_root_has_no_number_only_our_own_directory_is_believed(
         paths.data_dir()
     os.chown(base / "place", BOB, BOB)
     assert paths.data_dir() == base / "place"
+
+
+@ROOT_ALONE
+def test_where_root_has_no_number_a_file_of_anybody_does_not_pass_as_roots(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of ``/`` has the same number there as every other user of the machine."""
+    (tmp := base / "nobodys").mkdir()
+    file = base.parent / "library.so"
+    for each in (file, tmp / "library.so"):
+        each.touch()
+    lstat, nobody = Path.lstat, ownership.overflow_uid()
+
+    def mapped(path: Path) -> os.stat_result:
+        """Root has no number, and only `base` is open to all."""
+        mode, *found = lstat(path)
+        found[3] = found[3] or nobody
+        return os.stat_result((mode if path == base else mode & ~0o022, *found))
+
+    monkeypatch.setattr(Path, "lstat", mapped)
+    monkeypatch.setattr(os, "getuid", lambda: BOB)
+    with pytest.raises(ControlError, match="Nobody can tell") as caught:
+        ownership.check_file(file, "build it")
+    assert caught.value.reason == "unknown-owner"
+    with pytest.raises(ControlError, match="belongs to another user"):
+        ownership.check_file(tmp / "library.so", "build it")
+    monkeypatch.setattr(ownership, "_ROOTS_ALONE", (file.parent,))
+    ownership.check_file(file, "build it")
+    os.chown(file, BOB, BOB)
+    monkeypatch.setattr(ownership, "_ROOTS_ALONE", ())
+    ownership.check_file(file, "build it")
