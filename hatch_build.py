@@ -85,10 +85,10 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if not (torch / "version.py").is_file():
             return []
         try:
-            from kernelproxy import native
+            from kernelproxy import libraries, native
 
             info = native.describe(torch)
-            say = self.app.display_info
+            say = libraries.lines(self.app.display_info)
             return [native.ensure(info, say, developing=False, cache=self._cache).client.parent]
         except Exception as error:
             # Not installing would be worse than building at first use, which explains itself.
@@ -98,9 +98,9 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def _tracker(self) -> list[Path]:
         """The directory of the file tracker."""
         try:
-            from kernelproxy import fstrack
+            from kernelproxy import fstrack, libraries
 
-            say = self.app.display_info
+            say = libraries.lines(self.app.display_info)
             return [fstrack.library(say, developing=False, cache=self._cache).parent]
         except Exception as error:
             self.app.display_warning(f"the file tracker will be built at first use: {error}")
@@ -109,9 +109,10 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def _sandbox(self) -> list[Path]:
         """The directory of the program that starts kernels whose process can be saved."""
         try:
+            from kernelproxy import libraries
             from kernelproxy.process import sandbox
 
-            say = self.app.display_info
+            say = libraries.lines(self.app.display_info)
             return [sandbox.program(say, developing=False, cache=self._cache).parent]
         except Exception as error:
             self.app.display_warning(f"the sandbox will be built at first use: {error}")

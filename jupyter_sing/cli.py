@@ -24,7 +24,7 @@ from jupyter_sing.controller import journal
 from jupyter_sing.output import until_nobody_reads
 from jupyter_sing.progress import Line
 from jupyter_sing.waiting import Waiting
-from kernelproxy import native, paths, variables
+from kernelproxy import libraries, native, paths, variables
 from kernelproxy.agent.arbiter import TIERS
 from kernelproxy.agent.system import system_place
 from kernelproxy.attendant import remote
@@ -429,20 +429,31 @@ def stop(options: argparse.Namespace) -> int:
 
 
 def why(options: argparse.Namespace) -> int:
-    """Show what was decided about a session, and why."""
-    if paths.is_shared(paths.socket_path()):
-        with connect(start=False) as control:
-            found = control.expect(WhyReply, Why(options.session, options.count)).decisions
-    else:  # without a daemon, too
-        read = journal.read(paths.runtime_dir(), options.session, options.count)
-        found = [asdict(each) for each in read]
+    """Show what was decided about a session, and why, and what it does now."""
+    now = [s for s in _status().sessions if options.session in (s["id"], s["name"])]
+    try:
+        decisions = _decisions(options.session, options.count)
+    except ControlError as error:
+        if not now or error.reason != "unknown-session":
+            raise
+        decisions = []  # none so far
     if options.json:
-        _print_json({"decisions": found})
+        _print_json({"decisions": decisions})
         return 0
-    for each in found:
+    for each in decisions:
         at = datetime.fromtimestamp(each["at"]).strftime("%Y-%m-%d %H:%M:%S")
         print(f"{at}  {each['reason']}")
+    for each in now:
+        print(f"now{' ' * 16}  {table.state_text(each)}")
     return 0
+
+
+def _decisions(session: str, count: int) -> list[dict[str, Any]]:
+    if paths.is_shared(paths.socket_path()):
+        with connect(start=False) as control:
+            return control.expect(WhyReply, Why(session, count)).decisions
+    # Without a daemon, too.
+    return [asdict(each) for each in journal.read(paths.runtime_dir(), session, count)]
 
 
 def show_doctor(options: argparse.Namespace) -> int:
@@ -458,10 +469,7 @@ def show_doctor(options: argparse.Namespace) -> int:
 
 def build(options: argparse.Namespace) -> int:
     """``build``: what users would otherwise compile at their first cell."""
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr)
-
+    say = libraries.printer(sys.stderr)
     places = native.build_for_machine(native.find_torch(options.python), say)
     if options.json:
         _print_json({"directories": [str(each) for each in places]})

@@ -19,6 +19,7 @@ WORDS = {
     "restoring": "Restoring",
     "migrating": "Migrating",
     "failed": "Error",
+    "preparing": "Preparing",
 }
 #: What is said of others' sessions, whose reason is not shown.
 NEXT = {"suspended": "Resumes when its owner runs a cell.", "queued": "Waiting for its turn."}
@@ -79,6 +80,8 @@ def state_word(session: dict[str, Any]) -> str:
         return "Sharing"
     state, place = str(session["state"]), session["queue_position"]
     word = WORDS.get(state, state.capitalize())
+    if state == "preparing" and (far := session["progress"]) and far["total"]:
+        return f"{word}, {far['done']} of {far['total']}"
     if place is None:
         return word
     return f"{word}, next" if place == 1 else f"{word}, place {place}"

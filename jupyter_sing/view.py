@@ -39,6 +39,7 @@ GLYPHS = {
     "restoring": "↻",
     "migrating": "⇄",
     "failed": "⚠",
+    "preparing": "…",
 }
 UNKNOWN_GLYPH = "?"
 #: Of one that takes turns, whoever executes now.
@@ -229,6 +230,8 @@ def progress_of(session: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:
     if found is None:
         return "", None
     what = PROGRESS.get(found["verb"], str(found["verb"]).capitalize())
+    if found["verb"] == "prepare":  # its sentence says how far
+        return "Preparing", (found["done"], found["total"]) if found["total"] else None
     if not found["total"]:
         return f"{what} {found['checkpoint']} …", None
     done, total = table.bytes_text(found["done"]), table.bytes_text(found["total"])

@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
-from kernelproxy import native
+from kernelproxy import compiler, libraries
 from kernelproxy.errors import NativeError
 
 LIBRARY = "libsing_fstrack.so"
@@ -32,7 +32,7 @@ SANITIZER_OPTION = "verify_asan_link_order=0"
 PARTS = ("fstrack",)
 # Some compilers add checks by themselves that call libc, or headers that redefine its functions.
 COMPILE_FLAGS = (
-    *native.COMPILE_FLAGS,
+    *compiler.COMPILE_FLAGS,
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-stack-protector",
@@ -48,7 +48,7 @@ _CHECK = f"print(); print({LIBRARY!r} in open('/proc/self/maps').read())"
 
 
 def library(
-    message: native.Message | None = None,
+    message: libraries.Message | None = None,
     *,
     cache: Path | None = None,
     developing: bool | None = None,
@@ -65,41 +65,40 @@ def library(
     NativeError
         It cannot be built here.
     """
-    tree = native.source_tree()
-    key = f"fstrack-{platform.machine()}-{native.hash_of(tree, PARTS, (COMPILE_FLAGS, LINK_FLAGS))}"
-    cache = cache or native.cache_directory()
+    tree = libraries.source_tree()
+    how = (COMPILE_FLAGS, LINK_FLAGS)
+    key = f"fstrack-{platform.machine()}-{compiler.hash_of(tree, PARTS, how)}"
+    cache = cache or libraries.cache_directory()
 
     def inside(directory: Path) -> Path | None:
         file = directory / LIBRARY
         return file if file.is_file() else None
 
-    def build(say: native.Message) -> None:
-        native.check_compiler()
-        say("Preparing the file tracker, once: a second or two.")
-        strict = native.is_checkout(tree) if developing is None else developing
+    def build(tell: compiler.Tell) -> None:
+        compiler.check_compiler()
+        strict = libraries.is_checkout(tree) if developing is None else developing
 
         def into(objects: Path, target: Path) -> None:
-            compiler = native.Compiler(tree, objects, COMPILE_FLAGS, LINK_FLAGS, strict=strict)
-            _build(compiler, target)
+            _build(compiler.Compiler(tree, objects, *how, strict=strict, tell=tell), target)
 
-        native.publish(cache, key, into, keep=strict)
+        libraries.publish(cache, key, into, keep=strict)
 
-    return native.find_or_build(key, cache, inside, build, message)
+    return libraries.find_or_build(key, cache, inside, build, "the file tracker", message)
 
 
-def _build(compiler: native.Compiler, target: Path) -> None:
+def _build(made: compiler.Compiler, target: Path) -> None:
     """Compile it and link it with libraries that have libc's names and nothing in them.
 
     So it needs libc and libdl, but no version of them.
     """
-    units = native.sources(compiler.tree, PARTS, (".cpp",))
-    compiled = compiler.compile_all(units)
+    units = compiler.sources(made.tree, PARTS, (".cpp",))
+    compiled = made.compile_all(units)
     needed = [target / name for name in NEEDED]
     for stub in needed:
         soname = f"-Wl,-soname,{stub.name}"
-        compiler.run(["-shared", "-nostdlib", soname, "-x", "c++", os.devnull, "-o", str(stub)])
+        made.run(["-shared", "-nostdlib", soname, "-x", "c++", os.devnull, "-o", str(stub)])
     objects = [compiled[unit] for unit in units]
-    compiler.link(target / LIBRARY, objects, [str(stub) for stub in needed])
+    made.link(target / LIBRARY, objects, [str(stub) for stub in needed])
     for stub in needed:
         stub.unlink()
 

@@ -14,50 +14,38 @@ Standard library only: kernels use this module under their own interpreter.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import functools
-import hashlib
 import inspect
 import json
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from kernelproxy import machine, paths
-from kernelproxy.errors import ControlError, NativeError
-from kernelproxy.ownership import check_inside
+from kernelproxy import libraries, machine
+from kernelproxy.compiler import (
+    COMPILE_FLAGS,
+    SANITIZE_FLAGS,
+    Compiler,
+    Tell,
+    check_compiler,
+    hash_of,
+    last_line,
+    sources,
+)
+from kernelproxy.errors import NativeError
+from kernelproxy.libraries import Message
 
-PACKAGE = Path(__file__).resolve().parent
 TORCH_MIN, TORCH_END = (2, 11), (2, 14)
 PROBE_SECONDS = 60
-COMPILE_SECONDS = 1200
-#: What one compiler takes at most of torch's headers.
-COMPILER_BYTES = 900 << 20
-MEMINFO = Path("/proc/meminfo")
-OBJECTS_KEPT = 200
-PAIRS_KEPT = 8
 
 # Sources of each library, as directories of the native tree.
 LIBRARIES = {"client": ("oplog", "client"), "worker": ("oplog", "worker")}
 LINKED = {"client": ("torch_python", "torch_cpu", "c10"), "worker": ("torch_cpu", "c10")}
-
-COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread")
-SANITIZE_FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
-# GCC's guess about uninitialised values is often wrong about inlined headers of torch.
-STRICT_FLAGS = ("-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized")
-
-Message = Callable[[str], object]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -80,6 +68,12 @@ class TorchInfo:
         """Torch's headers, then those of the interpreter."""
         include = self.directory / "include"
         return include, include / "torch" / "csrc" / "api" / "include", self.python_include
+
+    @property
+    def short(self) -> str:
+        """What people call the version: `2.13`."""
+        found = re.match(r"\d+\.\d+", self.version)
+        return found[0] if found else self.version
 
 
 @dataclass(frozen=True)
@@ -191,7 +185,7 @@ def find_torch(python: str, env: dict[str, str] | None = None) -> TorchInfo:
         )
         facts = json.loads(done.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:
-        raise NativeError(f"{python} failed: {_last_line(error.stderr)}") from error
+        raise NativeError(f"{python} failed: {last_line(error.stderr)}") from error
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise NativeError(f"{python} could not be asked for its torch: {error}") from error
     return _torch_info(facts, python)
@@ -215,7 +209,7 @@ def ensure(
     info : TorchInfo
         From `describe` or `find_torch`.
     message : callable, optional
-        Is told, in one sentence, that a build begins or is being waited for.
+        Is told how far a build is, here or in another process that builds the same.
     sanitize : bool
         Build with the address and undefined-behaviour sanitizers, for development.
     developing : bool, optional
@@ -233,30 +227,24 @@ def ensure(
         This torch is not supported, or the libraries cannot be built here.
     """
     check_version(info)
-    tree = source_tree()
+    tree = libraries.source_tree()
     key = _key(info, tree, sanitize)
-    cache = cache or cache_directory()
+    cache = cache or libraries.cache_directory()
 
-    def build(say: Message) -> None:
+    def build(tell: Tell) -> None:
         check_compiler()
         if not (info.python_include / "Python.h").is_file():
             raise NativeError(f"the C headers of Python are missing in {info.python_include}")
-        say(f"Compiling GPU support for torch {info.version} (first use only): a minute or two.")
-        strict = is_checkout(tree) if developing is None else developing
-        note = progress_file(cache, key)
-        compiler = functools.partial(
-            _compiler, info, tree, sanitize=sanitize, strict=strict, progress=note
+        strict = libraries.is_checkout(tree) if developing is None else developing
+        compiler = functools.partial(_compiler, info, tree, tell, sanitize=sanitize, strict=strict)
+        libraries.publish(
+            cache, key, lambda objects, target: _build(compiler(objects), target), keep=strict
         )
-        try:
-            publish(
-                cache, key, lambda objects, target: _build(compiler(objects), target), keep=strict
-            )
-        finally:
-            note.unlink(missing_ok=True)
         if strict:
-            _prune(cache)
+            libraries.prune(cache)
 
-    return find_or_build(key, cache, NativeParts.inside, build, message)
+    what = f"GPU support for torch {info.short}"
+    return libraries.find_or_build(key, cache, NativeParts.inside, build, what, message)
 
 
 def build_for_machine(info: TorchInfo, message: Message | None = None) -> list[Path]:
@@ -289,96 +277,6 @@ def build_for_machine(info: TorchInfo, message: Message | None = None) -> list[P
     )
 
 
-def find_or_build(
-    key: str,
-    cache: Path,
-    inside: Callable[[Path], T | None],
-    build: Callable[[Message], object],
-    message: Message | None = None,
-) -> T:
-    """Find libraries in the package, the machine's directory or a cache; one process builds.
-
-    Parameters
-    ----------
-    key : str
-        Name of their directory.
-    cache : Path
-        Where `build` puts that.
-    inside : callable
-        Returns what is in a directory, or None if it is not whole.
-    build : callable
-        Builds them; is passed `message`.
-    message : callable, optional
-        See `ensure`.
-
-    Raises
-    ------
-    NativeError
-        They cannot be built here.
-    """
-    if found := inside(PACKAGE / "_native_lib" / key):
-        return found
-    if found := machine.inside(key, inside):
-        return found
-    if found := _safe(cache / key, inside):
-        return found
-    say = message or (lambda text: None)
-    try:
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(cache / f"{key}.lock", say):
-            if found := _safe(cache / key, inside):
-                return found
-            build(say)
-            if found := inside(cache / key):
-                return found
-    except OSError as error:
-        raise NativeError(f"the native part cannot be built in {cache}: {error}") from error
-    raise NativeError(f"the build left no libraries in {cache / key}")
-
-
-def _safe(directory: Path, inside: Callable[[Path], T | None]) -> T | None:
-    """What is in a directory of a cache, which nobody else may have filled."""
-    try:
-        check_inside(directory, f"remove {directory}")
-    except ControlError as error:
-        raise NativeError(error.message.rstrip(".")) from error
-    return inside(directory)
-
-
-def progress_file(cache: Path, key: str) -> Path:
-    """Where it is noted how far the compilation of a pair is."""
-    return cache / f"{key}.progress"
-
-
-def progress(cache: Path, key: str) -> tuple[int, int] | None:
-    """How many of how many units are compiled; None if nobody compiles this pair."""
-    try:
-        done, total = progress_file(cache, key).read_text("ascii").split()
-        with (cache / f"{key}.lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return int(done), int(total)
-    except (OSError, ValueError):
-        pass
-    return None  # whoever has noted something is gone
-
-
-def cache_directory() -> Path:
-    """Where libraries that were built at first use are kept.
-
-    Raises
-    ------
-    NativeError
-        It cannot be made, or somebody else could have put libraries there.
-    """
-    try:
-        return paths.cache_dir("native")
-    except ControlError as error:
-        raise NativeError(error.message.rstrip(".")) from error
-    except OSError as error:
-        raise NativeError(f"the native part cannot be kept in a cache: {error}") from error
-
-
 def check_version(info: TorchInfo) -> None:
     """Raise `NativeError` if this torch is not supported."""
     found = re.match(r"(\d+)\.(\d+)", info.version)
@@ -390,22 +288,6 @@ def check_version(info: TorchInfo) -> None:
         )
 
 
-def source_tree() -> Path:
-    """The native sources: shipped in the package, or beside it in a checkout."""
-    shipped = PACKAGE / "_native"
-    return shipped if shipped.is_dir() else PACKAGE.parent / "native"
-
-
-def is_checkout(tree: Path) -> bool:
-    """Whether sources are those of a clone, whose users are developers."""
-    return tree != PACKAGE / "_native"
-
-
-def sources(tree: Path, parts: Iterable[str], suffixes: Sequence[str]) -> list[Path]:
-    files = (file for part in parts for file in (tree / part).glob("*"))
-    return sorted(file for file in files if file.suffix in suffixes)
-
-
 def _key(info: TorchInfo, tree: Path, sanitize: bool) -> str:
     """Name what a pair depends on: torch, Python, machine, sources, and how they are compiled."""
     digest = hash_of(tree, ("oplog", "client", "worker"), (COMPILE_FLAGS, LIBRARIES, LINKED))
@@ -414,84 +296,11 @@ def _key(info: TorchInfo, tree: Path, sanitize: bool) -> str:
     return f"torch{version}-{info.python_tag}-{info.machine}-{digest}{kind}"
 
 
-def hash_of(tree: Path, parts: Iterable[str], how: object) -> str:
-    """Name sources and how they are compiled.
-
-    Raises
-    ------
-    NativeError
-        There are no sources.
-    """
-    digest = hashlib.sha256(repr(how).encode())
-    files = sources(tree, parts, (".h", ".cpp"))
-    for file in files:
-        digest.update(f"\0{file.relative_to(tree)}\0".encode() + file.read_bytes())
-    if not files:
-        raise NativeError("this installation of jupyter_sing lacks its native sources")
-    return digest.hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def _locked(path: Path, say: Message) -> Iterator[None]:
-    """Hold the lock file `path`: one process builds, the others wait for it."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("Waiting for another process that is compiling GPU support for this torch.")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 # ---------------------------------------------------------------- building
 
 
-def publish(
-    cache: Path, key: str, build: Callable[[Path, Path], object], *, keep: bool = False
-) -> None:
-    """Build, and publish by renaming, so that a directory exists whole or not at all.
-
-    Parameters
-    ----------
-    cache : Path
-        Whose lock of this key the caller holds.
-    key : str
-        Name of the directory.
-    build : callable
-        Called with a directory for objects and with one that it fills.
-    keep : bool
-        Keep the objects for the next build.
-    """
-    # We hold the key's lock: whatever lies under this name was left by a build that was killed.
-    for stale in cache.glob(f".{key}.*"):
-        shutil.rmtree(stale)
-    with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=cache) as name:
-        scratch = Path(name)
-        objects = cache / "objects" if keep else scratch / "objects"
-        objects.mkdir(exist_ok=True)
-        staged = scratch / "libraries"
-        staged.mkdir()
-        build(objects, staged)
-        target = cache / key
-        if target.exists():  # without all of it inside, or we would not be here
-            shutil.rmtree(target)
-        staged.rename(target)
-
-
-def compiler_command() -> list[str]:
-    """The C++ compiler: ``CXX``, else g++."""
-    return shlex.split(os.environ.get("CXX", "")) or ["g++"]
-
-
-def check_compiler() -> None:
-    """Raise `NativeError` if there is no compiler, before anybody is told to wait for it."""
-    compiler = compiler_command()[0]
-    if shutil.which(compiler) is None:
-        raise NativeError(f"there is no C++ compiler ({compiler}) to build the native part with")
-
-
 def _compiler(
-    info: TorchInfo, tree: Path, objects: Path, *, sanitize: bool, strict: bool, progress: Path
+    info: TorchInfo, tree: Path, tell: Tell, objects: Path, *, sanitize: bool, strict: bool
 ) -> Compiler:
     """The compiler of a pair."""
     extra = SANITIZE_FLAGS if sanitize else ()
@@ -500,9 +309,7 @@ def _compiler(
         flags += ["-isystem", str(directory)]
     found = [f"-L{info.library_directory}"]
     link_flags = ["-shared", "-pthread", *extra]
-    return Compiler(
-        tree, objects, flags, link_flags, found, strict=strict, basis=info, progress=progress
-    )
+    return Compiler(tree, objects, flags, link_flags, found, strict=strict, basis=info, tell=tell)
 
 
 def _build(compiler: Compiler, target: Path) -> None:
@@ -513,167 +320,9 @@ def _build(compiler: Compiler, target: Path) -> None:
             raise NativeError(f"the native sources hold no {name}")
     compiled = compiler.compile_all({unit for found in units.values() for unit in found})
     for name, found in units.items():
-        libraries = [f"-l{library}" for library in LINKED[name]]
+        linked = [f"-l{library}" for library in LINKED[name]]
         objects = [compiled[unit] for unit in found]
-        compiler.link(target / f"libsing_{name}.so", objects, libraries)
-
-
-class Compiler:
-    """Compiles translation units and links libraries.
-
-    Parameters
-    ----------
-    tree : Path
-        The native sources.
-    objects : Path
-        Where objects are put, and found if nothing that goes into them has changed.
-    flags, link_flags : sequence of str
-        For every unit, and for every library.
-    search : sequence of str
-        What comes before the libraries that one is linked with.
-    strict : bool
-        Refuse warnings: they are to stop us, not users whose compiler is newer than ours.
-    basis : object
-        What else objects depend on, such as the version of headers.
-    progress : Path, optional
-        Where it is noted how many units are compiled.
-    """
-
-    def __init__(
-        self,
-        tree: Path,
-        objects: Path,
-        flags: Sequence[str],
-        link_flags: Sequence[str],
-        search: Sequence[str] = (),
-        *,
-        strict: bool,
-        basis: object = None,
-        progress: Path | None = None,
-    ) -> None:
-        self.tree, self._objects = tree, objects
-        self._progress = progress
-        self._command = compiler_command()
-        self._flags = [*flags, *(STRICT_FLAGS if strict else ("-w",)), f"-I{tree}"]
-        self._link_flags, self._search, self._basis = link_flags, search, basis
-
-    def compile_all(self, units: Iterable[Path]) -> dict[Path, Path]:
-        """Compile units in parallel; return their objects."""
-        with ThreadPoolExecutor(max_workers=parallel_compilers()) as pool:
-            futures = {pool.submit(self.compile, unit): unit for unit in sorted(units)}
-            try:
-                compiled = {}
-                for done, future in enumerate(as_completed(futures), start=1):
-                    compiled[futures[future]] = future.result()
-                    self.proceeded(done, len(futures))
-                return compiled
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-
-    def proceeded(self, done: int, total: int) -> None:
-        """Note how many units are compiled, for whoever waits; see `progress`."""
-        if self._progress is None:
-            return
-        with contextlib.suppress(OSError):  # it only tells
-            partial = self._progress.with_suffix(f".{os.getpid()}.tmp")
-            partial.write_text(f"{done} {total}", "ascii")
-            partial.rename(self._progress)
-
-    def compile(self, unit: Path) -> Path:
-        """Compile one unit, unless an object of the same text and flags is there."""
-        digest = hashlib.sha256(repr((self._command, self._flags, self._basis)).encode())
-        for file in _includes(unit, self.tree):
-            digest.update(f"\0{file}\0".encode() + file.read_bytes())
-        target = self._objects / f"{unit.parent.name}-{unit.stem}-{digest.hexdigest()[:20]}.o"
-        if target.exists():
-            os.utime(target)
-            return target
-        partial = target.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            self.run([*self._flags, "-c", str(unit), "-o", str(partial)])
-            partial.rename(target)
-        finally:
-            partial.unlink(missing_ok=True)
-        return target
-
-    def link(self, target: Path, objects: Sequence[Path], libraries: Sequence[str]) -> None:
-        """Link one library with others."""
-        self.run(
-            [*self._link_flags, *map(str, objects), "-o", str(target), *self._search, *libraries]
-        )
-
-    def run(self, arguments: Sequence[str]) -> None:
-        """Run the compiler.
-
-        Raises
-        ------
-        NativeError
-            It failed; the first error that it reports is the message, its whole output a note.
-        """
-        try:
-            done = subprocess.run(
-                [*self._command, *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "LC_ALL": "C"},
-                timeout=COMPILE_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NativeError(f"the C++ compiler could not be run: {error}") from error
-        if done.returncode:
-            lines = done.stderr.splitlines()
-            first = next((line for line in lines if "error" in line), _last_line(done.stderr))
-            failure = NativeError(f"the C++ compiler failed: {first.strip()}")
-            failure.add_note(done.stderr)
-            raise failure
-
-
-def parallel_compilers() -> int:
-    """How many compilers may run at once: one a core, if there is memory for each."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text("ascii"), re.MULTILINE)
-    except OSError:
-        found = None
-    return max(1, min(cores, int(found.group(1)) * 1024 // COMPILER_BYTES)) if found else cores
-
-
-def _includes(unit: Path, tree: Path) -> list[Path]:
-    """List a unit and all files of ours that it includes, directly or not."""
-    seen: dict[Path, None] = {}
-    waiting = [unit]
-    while waiting:
-        file = waiting.pop()
-        if file in seen:
-            continue
-        seen[file] = None
-        names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', file.read_text("utf-8"), re.MULTILINE)
-        for name in names:
-            candidates = (file.parent / name, tree / name)
-            waiting += [found for found in candidates if found.is_file()]
-    return sorted(seen)
-
-
-def _prune(cache: Path) -> None:
-    """Keep what was built or used last: a checkout makes another pair with every change."""
-
-    def oldest(files: Iterable[Path], kept: int) -> list[Path]:
-        return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[kept:]
-
-    for file in oldest((cache / "objects").glob("*.o"), OBJECTS_KEPT):
-        file.unlink(missing_ok=True)
-    for lock in oldest(cache.glob("torch*.lock"), PAIRS_KEPT):
-        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-        lock.unlink(missing_ok=True)
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no output"
+        compiler.link(target / f"libsing_{name}.so", objects, linked)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -690,9 +339,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(info.directory)
             return 0
         if options.machine:
-            print(*build_for_machine(info, lambda text: print(text, file=sys.stderr)), sep="\n")
+            print(*build_for_machine(info, libraries.printer(sys.stderr)), sep="\n")
             return 0
-        parts = ensure(info, lambda text: print(text, file=sys.stderr), sanitize=options.sanitize)
+        parts = ensure(info, libraries.printer(sys.stderr), sanitize=options.sanitize)
     except NativeError as error:
         for line in (*getattr(error, "__notes__", ()), f"{parser.prog}: {error}"):
             print(line, file=sys.stderr)

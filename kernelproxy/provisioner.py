@@ -16,7 +16,7 @@ from typing import Any
 
 from traitlets import Bool, Float, Int, Unicode, default
 
-from kernelproxy import events, fstrack, native, paths, variables
+from kernelproxy import events, fstrack, libraries, native, paths, variables
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, NativeError
 from kernelproxy.launching import KeptKernel, in_thread
@@ -247,7 +247,8 @@ class SingProvisioner(KeptKernel):
         NativeError
             If there is none, or the interpreter does not start with it.
         """
-        library = fstrack.library(lambda text: self.log.info("jupyter_sing: %s", text))
+        say = libraries.lines(lambda line: self.log.info("jupyter_sing: %s", line))
+        library = fstrack.library(say)
         key = (python, os.stat(python).st_mtime, library)
         if key not in _trackable:
             fstrack.check(python, library, env)

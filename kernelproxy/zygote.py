@@ -20,7 +20,7 @@ from kernelproxy import imports, worker
 from kernelproxy.errors import NativeError, ProtocolError
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.graphs import operators
-from kernelproxy.protocol import Error, Spawn, Spawned, WorkerExited, ZygoteReady
+from kernelproxy.protocol import Compiled, Error, Spawn, Spawned, WorkerExited, ZygoteReady
 
 #: What a worker runs in the forked child: its control socket, and the library.
 WorkerMain = Callable[[socket.socket], None]
@@ -30,7 +30,7 @@ def main(fd: int) -> int:
     """Get ready, say so (or why not), and fork until the agent closes the connection."""
     with socket.socket(fileno=fd) as agent:
         try:
-            ready, library = prepare()
+            ready, library = prepare(agent)
         except (NativeError, ImportError, OSError) as error:
             send_message(agent, Error(f"{sys.executable}: {error}", "unavailable"))
             return 1
@@ -38,8 +38,13 @@ def main(fd: int) -> int:
     return 0
 
 
-def prepare() -> tuple[ZygoteReady, ctypes.CDLL]:
+def prepare(agent: socket.socket) -> tuple[ZygoteReady, ctypes.CDLL]:
     """Import torch and load the worker library that belongs to it.
+
+    Parameters
+    ----------
+    agent : socket
+        Is told how far this library is, if it has to be compiled.
 
     Raises
     ------
@@ -48,9 +53,14 @@ def prepare() -> tuple[ZygoteReady, ctypes.CDLL]:
     ImportError, OSError
         If torch or the library cannot be loaded.
     """
-    from kernelproxy import native
+    from kernelproxy import libraries, native
 
-    parts = native.ensure(native.describe(), lambda text: print(text, file=sys.stderr, flush=True))
+    info = native.describe()
+
+    def tell(compiling: libraries.Compiling) -> None:
+        send_message(agent, Compiled(info.short, compiling.done, compiling.total))
+
+    parts = native.ensure(info, tell)
     import torch
 
     library = worker.load(parts.worker)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kernelproxy import activation, native, paths
-from kernelproxy.activation import bindings, compiling, kernels, origins, surface
+from kernelproxy.activation import bindings, compiling, kernels, origins, surface, waiting
 from kernelproxy.activation.client import NativeClient
 from kernelproxy.activation.link import Link
 from kernelproxy.control import connect
@@ -178,7 +178,8 @@ def join_session(session: str, spec: ModuleSpec) -> NativeClient:
     if not spec.origin:
         raise NativeError("torch has no directory")
     info = native.describe(Path(spec.origin).parent)
-    parts = native.ensure(info, lambda text: print(f"jupyter_sing: {text}", file=sys.stderr))
+    with waiting.Shown() as shown:
+        parts = native.ensure(info, shown)
     attach, path = Attach(session, info.version), paths.socket_path()
     control = connect(start=False, path=path)
     try:

@@ -155,6 +155,6 @@ class Chronicle:
 def _state(session: Session) -> str:
     """What a session is in, as the record has it."""
     state = session.standing()[0]
-    if state is State.IDLE and session.device_state.worker is None:
+    if session.device_state.worker is None and state in (State.IDLE, State.PREPARING):
         return _UNUSED
     return str(state)

@@ -18,6 +18,7 @@ from kernelproxy.agent.room import Room
 from kernelproxy.agent.sizes import size as size
 from kernelproxy.agent.states import State
 from kernelproxy.agent.workers import Snapshot
+from kernelproxy.libraries import Compiling
 from kernelproxy.readable import device_name, moment
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ RESTORED = "Resuming on its GPU."
 STARTS = "Starting on its GPU."
 REBUILT = "The GPU process ended unexpectedly. Rebuilding its state; nothing is lost."
 
+#: Who is in one of these without a worker waits for one, or will when a cell runs.
+_BEFORE_WORKERS = {State.IDLE, State.QUEUED, State.RESTORING}
 _SUBORDINATE = Path("/etc/subuid")
 
 
@@ -83,8 +86,23 @@ def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any
         "migration": asdict(session.migration) if session.migration else None,
         "automatic": session.automatic.describe(),
         "last_checkpoint": session.past.describe(),
-        "progress": session.checkpointing.underway.describe(),
+        "progress": session.checkpointing.underway.describe() or _prepared(session),
     }
+
+
+def awaited_compilation(session: Session) -> Compiling | None:
+    """What has to be compiled before a session that has no worker can get one."""
+    if session.device_state.worker is not None or session.state not in _BEFORE_WORKERS:
+        return None
+    return session.zygotes.compiling(session.python)
+
+
+def _prepared(session: Session) -> dict[str, Any] | None:
+    """How far that is, as ``progress`` in ``openapi.yaml``."""
+    found = awaited_compilation(session)
+    if found is None:
+        return None
+    return {"verb": "prepare", "checkpoint": "", "done": found.done, "total": found.total}
 
 
 def _shared(session: Session) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from kernelproxy.agent.forms import Forms
 from kernelproxy.agent.guests import check_request, tame, user_of
 from kernelproxy.agent.hands import AgentHands
 from kernelproxy.agent.hostmemory import HostMemory
+from kernelproxy.agent.households import Households
 from kernelproxy.agent.images import ImageDirectories
 from kernelproxy.agent.mark import Mark
 from kernelproxy.agent.owners import Owner, check_path
@@ -33,7 +34,6 @@ from kernelproxy.agent.session import Session
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.takeover import TakeOvers
-from kernelproxy.agent.zygotes import Households
 from kernelproxy.devices import Device
 from kernelproxy.errors import ControlError, WorkerError
 from kernelproxy.protocol import Done, OpenSession, SessionOpened
@@ -78,7 +78,7 @@ class Agent:
         self.arbiter.begin(self._hands, {each.id: each.memory_total for each in devices})
         self.audience = Audience(self.sessions, self.rooms)
         self.chronicle = Chronicle(self.sessions, self.rooms, activity.Record(paths.runtime_dir()))
-        self._households = Households(settings)
+        self._households = Households(settings, self._on_compiling)
         mark = Mark(paths.runtime_dir())
         self._images = ImageDirectories(paths.data_dir() / "processes", mark)
         quota, beside = settings.disk_quota, self._images.usage
@@ -316,6 +316,12 @@ class Agent:
         task: asyncio.Task[object] = asyncio.create_task(self._households.of(owner).get(python))
         self._preparing.add(task)
         task.add_done_callback(self._prepared)
+
+    def _on_compiling(self, python: str) -> None:
+        """What sessions of an environment wait for has changed."""
+        for session in self.sessions.values():
+            if os.path.abspath(session.python) == python:
+                session.changed()
 
     def _tidy_later(self) -> None:
         """Look after a while for zygotes that no session uses: each keeps a whole torch.

@@ -591,6 +591,8 @@ class Session:
             Whether its own cell asks, which does not count as work.
         """
         state = self.device_state
+        if compiling := report.awaited_compilation(self):
+            return State.PREPARING, f"{compiling}."
         if self.state is State.QUEUED and not self.returning.blocked():
             return State.RESTORING, report.RESTORED if state.position else report.STARTS
         if asking and self.state is State.RUNNING and state.rests_but_for_cells(1):

@@ -12,7 +12,8 @@ class State(StrEnum):
 
     ``running`` and ``idle`` mostly have a worker and are told apart by the pages (a cell runs, or
     the log is not drained). A session that was never used is idle without one. ``queued`` wants
-    to execute and waits for its turn, or for room. ``failed`` is the end.
+    to execute and waits for its turn, or for room. ``failed`` is the end. ``preparing`` is
+    only told: what its first worker needs is being compiled.
     """
 
     IDLE = "idle"
@@ -22,9 +23,10 @@ class State(StrEnum):
     RESTORING = "restoring"
     MIGRATING = "migrating"
     FAILED = "failed"
+    PREPARING = "preparing"
 
 
-_I, _R, _Q, _S, _T, _M, _F = State
+_I, _R, _Q, _S, _T, _M, _F, _P = State
 
 # from: to. A dead worker takes running, idle and restoring to restoring (or queued, if the room
 # is gone); everything can fail, and nothing leaves failed.
@@ -36,6 +38,7 @@ ALLOWED: dict[State, frozenset[State]] = {
     _T: frozenset({_R, _I, _Q, _S, _F}),
     _M: frozenset({_R, _I, _S, _T, _F}),
     _F: frozenset(),
+    _P: frozenset(),
 }
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
+import re
 import socket
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -22,13 +24,13 @@ from kernelproxy.agent.owners import Owner, check_forked
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.workers import SAID_MAX, Worker
 from kernelproxy.errors import (
-    ControlError,
     InternalError,
     ProtocolError,
     WorkerDiedError,
     WorkerError,
 )
-from kernelproxy.protocol import Error, Message, Spawn, Spawned, WorkerExited, ZygoteReady
+from kernelproxy.libraries import Compiling
+from kernelproxy.protocol import Compiled, Error, Message, Spawn, Spawned, WorkerExited, ZygoteReady
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +38,11 @@ log = logging.getLogger(__name__)
 _KEPT_MAX = 8
 #: How often one is started that somebody kills while it gets ready.
 _STARTS_MAX = 10
-#: Sets of groups, and homes, that a user may have had since zygotes were last tidied up.
-_IDENTITIES_MAX = 32
+
+
+#: Versions of torch, and units, that are believed when they are told.
+_VERSION = re.compile(r"\d{1,4}\.\d{1,4}")
+_UNITS_MAX = 9999
 
 
 class _Fork(NamedTuple):
@@ -60,6 +65,8 @@ class Zygote:
         Called with it when it ends unasked, after it was ready.
     owner : Owner, optional
         As whom it runs; by default as the daemon.
+    on_compiling : callable
+        Told how far it is with what it has to compile before it is ready.
     """
 
     def __init__(
@@ -68,9 +75,10 @@ class Zygote:
         settings: Settings,
         on_death: Callable[[Zygote], object],
         owner: Owner | None = None,
+        on_compiling: Callable[[Compiling], object] = lambda compiling: None,
     ) -> None:
         self.python, self._owner = python, owner
-        self._on_death = on_death
+        self._on_death, self._on_compiling = on_death, on_compiling
         self.ready: ZygoteReady | None = None
         self.dead = False
         #: When it was last asked for, or known to be used, in seconds of the monotonic clock.
@@ -107,8 +115,7 @@ class Zygote:
                 self._launch, theirs, self._settings.zygote_seconds
             )
             async with asyncio.timeout(self._settings.zygote_seconds):
-                message, fds = await self._channel.receive()
-            close_fds(fds)
+                message = await self._first_message(self._channel)
             if isinstance(message, Error):
                 raise WorkerError(message.message[:SAID_MAX])
             if not isinstance(message, ZygoteReady):
@@ -118,12 +125,27 @@ class Zygote:
             raise WorkerError(f"{self.python} was not ready after {seconds:g} s.") from error
         except (OSError, ProtocolError, subprocess.SubprocessError) as error:
             why = f"{self.python} could not start workers ({error})."
-            if await self._was_killed():
+            # One that says what nobody may say lives, and its like would say the same.
+            if not isinstance(error, ProtocolError) and await self._was_killed():
                 raise WorkerDiedError(why) from error
             raise WorkerError(why) from error
         self.ready = message
         self._reader = asyncio.create_task(self._read(self._channel), name=f"zygote {self.python}")
         return message
+
+    async def _first_message(self, channel: Channel) -> Message:
+        """What it says when it is ready, or cannot be."""
+        while True:
+            message, fds = await channel.receive()
+            close_fds(fds)
+            if not isinstance(message, Compiled):
+                return message
+            if not _VERSION.fullmatch(message.torch):
+                raise ProtocolError("A zygote compiles for something that is no torch.")
+            if not 0 <= message.done <= message.total <= _UNITS_MAX:
+                raise ProtocolError("A zygote has compiled more than there is.")
+            what = f"GPU support for torch {message.torch}"
+            self._on_compiling(Compiling(what, message.done, message.total))
 
     async def _was_killed(self) -> bool:
         """Whether it was ended by a signal, once its connection has ended."""
@@ -273,6 +295,8 @@ class Zygotes:
         As whom they run; by default as the daemon.
     crowd : callable
         How many of them his user has, if as many as he pleases are too many.
+    on_change : callable
+        Called with an interpreter when `compiling` of it has changed.
     """
 
     def __init__(
@@ -280,8 +304,11 @@ class Zygotes:
         settings: Settings,
         owner: Owner | None = None,
         crowd: Callable[[], int] = lambda: 0,
+        on_change: Callable[[str], object] = lambda python: None,
     ) -> None:
         self._settings, self.owner, self._crowd = settings, owner, crowd
+        self._on_change = on_change
+        self._compiling: dict[str, Compiling] = {}
         self._zygotes: dict[tuple[str, str], Zygote] = {}
         self._starting: dict[str, asyncio.Task[Zygote]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -322,13 +349,24 @@ class Zygotes:
             zygote, ready = await self._started(python)
         finally:
             del self._starting[python]
+            if self._compiling.pop(python, None) is not None:
+                self._on_change(python)
         self._zygotes[python, ready.torch_version] = zygote
         return zygote
+
+    def compiling(self, python: str) -> Compiling | None:
+        """What is being compiled before workers of an environment can start."""
+        return self._compiling.get(os.path.abspath(python))
+
+    def _note(self, python: str, compiling: Compiling) -> None:
+        self._compiling[python] = compiling
+        self._on_change(python)
 
     async def _started(self, python: str) -> tuple[Zygote, ZygoteReady]:
         """Start one, and another one for each that somebody kills before it is ready."""
         for left in reversed(range(_STARTS_MAX)):
-            zygote = Zygote(python, self._settings, self._retire, self.owner)
+            note = functools.partial(self._note, python)
+            zygote = Zygote(python, self._settings, self._retire, self.owner, note)
             try:
                 return zygote, await zygote.start()
             except BaseException as error:
@@ -372,62 +410,6 @@ class Zygotes:
         for zygote in list(self._zygotes.values()):
             self._retire(zygote)
         await asyncio.gather(*self._closing)
-
-
-class Households:
-    """The zygotes of all users: of the daemon's own alone, or of whoever has sessions.
-
-    Parameters
-    ----------
-    settings : Settings
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._of: dict[Owner | None, Zygotes] = {}
-
-    def of(self, owner: Owner | None) -> Zygotes:
-        """Those that run as a user; None: as the daemon.
-
-        Raises
-        ------
-        ControlError
-            If a user comes with more groups or homes than anybody has.
-        """
-        if owner is None:
-            return self._of.setdefault(None, Zygotes(self._settings))
-        if owner not in self._of:
-            same = [each for each in self._of if each is not None and each.uid == owner.uid]
-            if len(same) >= _IDENTITIES_MAX:
-                raise ControlError(
-                    "You have used too many different groups lately: try again in a minute.",
-                    "too-many",
-                )
-            self._of[owner] = Zygotes(self._settings, owner, lambda: self._crowd(owner.uid))
-        return self._of[owner]
-
-    def _crowd(self, uid: int) -> int:
-        """How many zygotes a user has, in all groups that he was in."""
-        return sum(len(z) for each, z in self._of.items() if each is not None and each.uid == uid)
-
-    def retire_unused(self, used: Iterable[tuple[Owner | None, str]]) -> None:
-        """End the zygotes of users and interpreters that are not among `used`."""
-        pythons: dict[Owner | None, set[str]] = {}
-        for owner, python in used:
-            pythons.setdefault(owner, set()).add(python)
-        for owner, zygotes in list(self._of.items()):
-            zygotes.retire_unused(pythons.get(owner, set()))
-            if not zygotes and owner not in pythons:
-                del self._of[owner]
-
-    def unused(self, used: Iterable[tuple[Owner | None, str]]) -> bool:
-        """Whether there are zygotes of users and interpreters that are not among `used`."""
-        pythons = {(owner, os.path.abspath(python)) for owner, python in used}
-        return any((o, python) not in pythons for o, z in self._of.items() for python in z.pythons)
-
-    async def close(self) -> None:
-        """End all of them."""
-        await asyncio.gather(*(each.close() for each in self._of.values()))
 
 
 async def _in_own_thread(

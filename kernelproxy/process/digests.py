@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from kernelproxy import native
+from kernelproxy import libraries
 
 
 def warm(pid: int) -> None:
@@ -30,7 +30,7 @@ class Digests:
     """Digests of files, kept from one process to the next."""
 
     def __enter__(self) -> Digests:
-        self._file = native.cache_directory().parent / "mapped-files.json"
+        self._file = libraries.cache_directory().parent / "mapped-files.json"
         self._changed = False
         self._known: dict[str, list[Any]] = {}
         with suppress(OSError, ValueError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernelproxy import native
+from kernelproxy import compiler, libraries
 from kernelproxy.errors import NativeError, ProcessError
 from kernelproxy.waiting import readable
 
@@ -25,7 +26,7 @@ REPORT_BYTES_MAX = 4096
 
 
 def program(
-    message: native.Message | None = None,
+    message: libraries.Message | None = None,
     *,
     cache: Path | None = None,
     developing: bool | None = None,
@@ -42,37 +43,38 @@ def program(
     NativeError
         It cannot be built here.
     """
-    tree = native.source_tree()
+    tree = libraries.source_tree()
     how = (COMPILE_FLAGS, STATIC_FLAGS, LINK_FLAGS)
-    key = f"sandbox-{platform.machine()}-{native.hash_of(tree, PARTS, how)}"
-    cache = cache or native.cache_directory()
+    key = f"sandbox-{platform.machine()}-{compiler.hash_of(tree, PARTS, how)}"
+    cache = cache or libraries.cache_directory()
 
     def inside(directory: Path) -> Path | None:
         file = directory / PROGRAM
         return file if os.access(file, os.X_OK) else None
 
-    def build(say: native.Message) -> None:
-        native.check_compiler()
-        say("Preparing the sandbox of kernels, once: a few seconds.")
-        strict = native.is_checkout(tree) if developing is None else developing
-        native.publish(
+    def build(tell: compiler.Tell) -> None:
+        compiler.check_compiler()
+        strict = libraries.is_checkout(tree) if developing is None else developing
+        libraries.publish(
             cache,
             key,
-            lambda objects, target: _build(tree, objects, target, strict=strict),
+            lambda objects, target: _build(tree, tell, objects, target, strict=strict),
             keep=strict,
         )
 
-    return native.find_or_build(key, cache, inside, build, message)
+    return libraries.find_or_build(key, cache, inside, build, "the sandbox of kernels", message)
 
 
-def _build(tree: Path, objects: Path, target: Path, *, strict: bool) -> None:
-    compiler = native.Compiler(tree, objects, COMPILE_FLAGS, STATIC_FLAGS, strict=strict)
-    compiled = list(compiler.compile_all(native.sources(tree, PARTS, (".cpp",))).values())
+def _build(tree: Path, tell: compiler.Tell, objects: Path, target: Path, *, strict: bool) -> None:
+    make = functools.partial(
+        compiler.Compiler, tree, objects, COMPILE_FLAGS, strict=strict, tell=tell
+    )
+    static = make(link_flags=STATIC_FLAGS)
+    compiled = list(static.compile_all(compiler.sources(tree, PARTS, (".cpp",))).values())
     try:
-        compiler.link(target / PROGRAM, compiled, ())
+        static.link(target / PROGRAM, compiled, ())
     except NativeError:  # not everywhere are there static libraries
-        compiler = native.Compiler(tree, objects, COMPILE_FLAGS, LINK_FLAGS, strict=strict)
-        compiler.link(target / PROGRAM, compiled, ())
+        make(link_flags=LINK_FLAGS).link(target / PROGRAM, compiled, ())
 
 
 def prefix(form: Form, report_fd: int, lifeline_fd: int | None = None) -> list[str]:

@@ -20,6 +20,23 @@ class ZygoteReady(Message):
 
 
 @dataclass(frozen=True)
+class Compiled(Message):
+    """Comes again and again before `ZygoteReady`, while the native part for a torch is compiled.
+
+    Parameters
+    ----------
+    torch : str
+        Its version, such as ``2.13``.
+    done, total : int
+        Units; no total while nobody knows it.
+    """
+
+    torch: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Spawn(Message):
     """Order to a zygote: fork a worker around the one descriptor that comes with this."""
 

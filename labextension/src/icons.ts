@@ -15,6 +15,7 @@ const SHAPES: Record<Shown, string> = {
     '<path d="M8 2v2.2l3.4-3L8-1.6V.5A7.5 7.5 0 1 0 15.5 8H14A6 6 0 1 1 8 2z" transform="translate(0 .8) scale(.94)"/>',
   migrating:
     '<path d="M1.5 4.2h9V1.8L15 5.4 10.5 9V6.400h-9zM14.5 11.800h-9v2.400L1 10.6 5.5 7v2.600h9z"/>',
+  preparing: '<path d="M2.500 6.500h3v3h-3zm4 0h3v3h-3zm4 0h3v3h-3z"/>',
   failed:
     '<path d="M8 1.2 15.2 14H.8zM7.2 6v4h1.600V6zm0 5.200v1.600h1.600v-1.600z" fill-rule="evenodd"/>',
   unreachable:

@@ -56,7 +56,11 @@ test.each<[Partial<Session>, string]>([
   [{ state: 'suspended' }, 'Suspended'],
   [{ state: 'restoring' }, 'Restoring'],
   [{ state: 'migrating' }, 'Migrating'],
-  [{ state: 'failed' }, 'Error']
+  [{ state: 'failed' }, 'Error'],
+  [
+    { state: 'preparing', progress: { verb: 'prepare', checkpoint: '', done: 12, total: 58 } },
+    'Preparing, 12 of 58'
+  ]
 ])('shows %j as %s, with an icon and its sentence', async (told, expected) => {
   model.put(aSession({ ...told, reason: 'So it is.' }));
   await until(() => word() === expected);

@@ -161,7 +161,7 @@ export function PillButton(props: {
 
 /** A thin bar while something takes its time; it moves where nobody knows how long. */
 function PillBar({ session }: { session: Session | undefined }): React.JSX.Element | null {
-  const isMoving = session?.state === 'restoring' || session?.state === 'migrating';
+  const isMoving = ['restoring', 'migrating', 'preparing'].includes(session?.state ?? '');
   if (!session?.progress && !isMoving) {
     return null;
   }
@@ -183,7 +183,10 @@ function wordAndProgress(
 ): string {
   const done = fraction(session);
   const state = session?.pinned ? trans.__('%1, stays on GPU', word) : word;
-  return done === null ? state : trans.__('%1, %2 %', state, Math.round(100 * done));
+  // Of what is being prepared, the word says so.
+  return done === null || session?.state === 'preparing'
+    ? state
+    : trans.__('%1, %2 %', state, Math.round(100 * done));
 }
 
 /** All that a pill may say: it is as wide as the longest. */

@@ -150,17 +150,18 @@ function useCountdown(session: Session): number | null {
     : session.expected_wait - Math.max(0, now - told.current.at) / 1000;
 }
 
-/** The checkpoint that is being stored or read, and how far that is. */
+/** What is being stored, read or prepared, and how far that is. */
 function Work(props: { session: Session; trans: TranslationBundle }): React.JSX.Element | null {
   const { session, trans } = props;
   if (!session.progress) {
     return null;
   }
   const { verb, checkpoint } = session.progress;
-  const text =
-    verb === 'restore'
-      ? trans.__('Restoring %1', checkpoint)
-      : trans.__('Saving checkpoint %1', checkpoint);
+  const text = {
+    restore: trans.__('Restoring %1', checkpoint),
+    checkpoint: trans.__('Saving checkpoint %1', checkpoint),
+    prepare: trans.__('Preparing')
+  }[verb];
   const done = fraction(session);
   const percent = done === null ? undefined : Math.round(100 * done);
   return (

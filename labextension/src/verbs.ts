@@ -33,12 +33,17 @@ export function obstacle(
     return trans.__('This session has ended.');
   }
   if (verb !== 'pin' && session.progress) {
-    return session.progress.verb === 'restore'
-      ? trans.__('A checkpoint is being restored.')
-      : trans.__('A checkpoint is being saved.');
+    return unfinished(trans)[session.progress.verb];
   }
   return verb === 'pin' || verb === 'checkpoint' ? '' : misfit(verb, session, trans);
 }
+
+/** What has to end before anything else is asked. */
+const unfinished = (trans: TranslationBundle) => ({
+  restore: trans.__('A checkpoint is being restored.'),
+  checkpoint: trans.__('A checkpoint is being saved.'),
+  prepare: trans.__('GPU support is being compiled.')
+});
 
 /** Why a session's state does not allow to move it, onto, off or between devices. */
 function misfit(

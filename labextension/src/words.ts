@@ -3,7 +3,8 @@ import type { Shown } from './icons';
 import type { Device, Session } from './tokens';
 
 /** What a state is read from: of a session, or of a part of its past. */
-type Stated = Pick<Session, 'state'> & Partial<Pick<Session, 'queue_position' | 'shared'>>;
+type Stated = Pick<Session, 'state'> &
+  Partial<Pick<Session, 'queue_position' | 'shared' | 'progress'>>;
 
 /** What to show of a kernel's session, if it has one. */
 export function shown(session: Stated | undefined): Shown {
@@ -42,6 +43,10 @@ export function stateWord(session: Stated | undefined, trans: TranslationBundle)
       return trans.__('Migrating');
     case 'failed':
       return trans.__('Error');
+    case 'preparing':
+      return session?.progress?.total
+        ? trans.__('Preparing, %1 of %2', session.progress.done, session.progress.total)
+        : trans.__('Preparing');
     case 'cpu':
       return trans.__('CPU only');
     case 'unreachable':

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kernelproxy import native
+from kernelproxy import libraries, native
 from kernelproxy.protocol import Resume, Suspend
 from tests.conftest import RunProgram, daemon_directory
 from tests.decorated import decorated
@@ -39,7 +39,9 @@ def one_thread() -> Iterator[None]:
             patch.setenv(name, "1")
         patch.setenv("JUPYTER_SING_DEVICES", "cpu:2GiB@1")
         patch.setenv("SING_CHECK_WRITES", "1")  # of graphs: snapshots rely on what they declare
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(native.cache_directory().parent / "inductor"))
+        patch.setenv(
+            "TORCHINDUCTOR_CACHE_DIR", str(libraries.cache_directory().parent / "inductor")
+        )
         yield
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import native
+from kernelproxy import compiler, native
 from tests.conftest import RunProgram
 from tests.decorated import decorated
 
@@ -29,7 +29,7 @@ def driver(tmp_path: Path) -> dict[str, str]:
     directory.mkdir()
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         source = TESTS / "doubles" / "driver.c"
-        command = [*native.compiler_command(), "-x", "c", "-shared", "-fPIC", str(source)]
+        command = [*compiler.compiler_command(), "-x", "c", "-shared", "-fPIC", str(source)]
         subprocess.run([*command, "-o", str(directory / name)], check=True)
     path = os.pathsep.join([str(directory), os.environ.get("LD_LIBRARY_PATH", "")])
     log = str(tmp_path / "driver.log")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control, native
+from kernelproxy import compiler, control, native
 from kernelproxy.protocol import Resume, SessionReply, Status, StatusReply, Suspend
 from tests.conftest import ROOT
 
@@ -187,7 +187,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a compiled library and two Python modules."""
     directory = tmp_path_factory.mktemp("foreign")
     info = native.find_torch(sys.executable)
-    flags = [*native.COMPILE_FLAGS, "-O0", "-g0", "-w"]
+    flags = [*compiler.COMPILE_FLAGS, "-O0", "-g0", "-w"]
     for include in info.include_directories:
         flags += ["-isystem", str(include)]
     links = [f"-L{info.library_directory}", "-ltorch_cpu", "-lc10"]
@@ -196,7 +196,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source = directory / f"{name}.cpp"
         source.write_text(text)
         output = ["-shared", "-o", str(directory / f"lib{name}.so")]
-        command = [*native.compiler_command(), *flags, str(source), *output, *links]
+        command = [*compiler.compiler_command(), *flags, str(source), *output, *links]
         builds.append(subprocess.Popen(command))
     assert [build.wait() for build in builds] == [0] * len(builds)
     for name, operator, times in (

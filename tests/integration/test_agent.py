@@ -12,9 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jupyter_sing import cli, table
 from kernelproxy import control
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import CloseSession, OpenSession, Prepare, Resume, Status, Suspend
@@ -434,6 +437,54 @@ def test_an_environment_without_a_zygote_is_told_at_once(toy_host: StartHost) ->
     with pytest.raises(ControlError, match="could not start workers") as refused:
         ToyClient(host.open())
     assert refused.value.reason == "unavailable"
+
+
+def test_who_waits_for_a_compilation_is_told_how_far_it_is(
+    toy_host: StartHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    hold = os.open(gate, os.O_RDWR)
+    compiles = (
+        "import runpy, socket, sys; from kernelproxy import frames, protocol\n"
+        f"agent, gate = socket.socket(fileno=int(sys.argv[1])), open({str(gate)!r})\n"
+        "for done in (12, 13):\n"
+        "    frames.send_message(agent, protocol.Compiled('2.13', done, 58)); gate.readline()\n"
+        "agent.detach(); runpy.run_module('tests.doubles.zygote', run_name='__main__')"
+    )
+    host = toy_host(zygote_command=["-c", compiles])
+    session = host.open()
+    host.call(Prepare(sys.executable))
+
+    def told() -> dict[str, Any]:
+        (found,) = host.status().sessions
+        return found
+
+    for done in (12, 13):
+        word = f"Preparing, {done} of 58"
+        wait_until(lambda word=word: table.state_word(told()) == word)  # type: ignore[misc]
+        sentence = f"Compiling GPU support for torch 2.13 (first use only), {done} of 58."
+        assert (told()["state"], told()["reason"]) == ("preparing", sentence)
+        assert cli.main(["why", session]) == 0
+        assert capsys.readouterr().out.split()[:2] == ["now", "Preparing,"]
+        os.write(hold, b"go on\n")
+    with ToyClient(session) as client:
+        client.add(1)
+        assert client.read() == client.state
+        assert told()["progress"] is None
+    os.close(hold)
+
+
+@pytest.mark.parametrize("said", ["'2.13', 59, 58", "'2.13\\x1b[2J', 1, 2", "'', -1, 2"])
+def test_what_a_zygote_compiles_is_not_believed_blindly(toy_host: StartHost, said: str) -> None:
+    claims = (
+        "import socket, sys; from kernelproxy import frames, protocol\n"
+        "agent = socket.socket(fileno=int(sys.argv[1]))\n"
+        f"frames.send_message(agent, protocol.Compiled({said})); agent.recv(1)"
+    )
+    host = toy_host(zygote_command=["-c", claims])
+    with pytest.raises(ControlError, match="A zygote"):
+        ToyClient(host.open())
 
 
 def test_a_missing_interpreter_is_told_at_once(toy_host: StartHost) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import fstrack
+from kernelproxy import fstrack, libraries
 from kernelproxy.errors import NativeError
 from kernelproxy.hoststate import files
 
@@ -452,10 +452,11 @@ def test_without_a_compiler_the_reason_is_named(
 
 
 def test_it_is_built_once(tmp_path: Path) -> None:
-    said: list[str] = []
+    said: list[libraries.Compiling] = []
     built = fstrack.library(said.append, cache=tmp_path, developing=False)
     assert fstrack.library(said.append, cache=tmp_path, developing=False) == built
-    assert said == ["Preparing the file tracker, once: a second or two."]
+    assert {each.what for each in said} == {"the file tracker"}
+    assert said[-1].done == said[-1].total
     assert [file.name for file in built.parent.iterdir()] == ["libsing_fstrack.so"]
 
 

@@ -15,11 +15,11 @@ STANDARD = set(sys.stdlib_module_names)
 # What runs in kernels and workers, hence in environments that have torch but not our dependencies.
 KERNEL_SIDE = {
     "kernelproxy/__init__.py", "kernelproxy/absence.py", "kernelproxy/activation",
-    "kernelproxy/control.py",
+    "kernelproxy/compiler.py", "kernelproxy/control.py",
     "kernelproxy/agent/keeper.py",  # not there, but as small
     "kernelproxy/errors.py", "kernelproxy/frames.py", "kernelproxy/fstrack.py",
     "kernelproxy/graphs", "kernelproxy/hoststate",
-    "kernelproxy/imports.py", "kernelproxy/ipython.py",
+    "kernelproxy/imports.py", "kernelproxy/ipython.py", "kernelproxy/libraries.py",
     "kernelproxy/machine.py", "kernelproxy/native.py", "kernelproxy/process/sandbox.py",
     "kernelproxy/oplog.py", "kernelproxy/ownership.py", "kernelproxy/paths.py",
     "kernelproxy/protocol", "kernelproxy/readable.py",
@@ -112,6 +112,7 @@ def test_kernel_side_needs_only_torch(file: Path) -> None:
     extra = {
         "ipython.py": {"IPython"},
         "magics.py": {"IPython"},
+        "waiting.py": {"IPython"} if file.parent.name == "activation" else set(),
         "widget.py": {"IPython"},
         "__init__.py": {"jupyter_sing.extension"},  # in the function that only a server calls
     }.get(file.name, set())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from kernelproxy import machine, native
+from kernelproxy import compiler, libraries, machine, native
 from kernelproxy.errors import NativeError
 
 KEY = "torch2.13.0-cpython-311-x86_64-0123456789abcdef"
@@ -51,8 +50,12 @@ def test_what_was_built_is_found_and_can_be_read_by_all(shared: Path) -> None:
 
 def test_it_comes_before_a_users_cache(shared: Path, tmp_path: Path) -> None:
     machine.build([compile_into])
-    parts = native.find_or_build(
-        KEY, tmp_path / "cache", native.NativeParts.inside, lambda _: pytest.fail("it compiles")
+    parts = libraries.find_or_build(
+        KEY,
+        tmp_path / "cache",
+        native.NativeParts.inside,
+        lambda _: pytest.fail("it compiles"),
+        "a test",
     )
     assert parts.client.parent == shared / KEY
 
@@ -96,19 +99,6 @@ def test_there_are_no_more_compilers_than_memory_for_them(
     free: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:  {free >> 10} kB\n")
-    monkeypatch.setattr(native, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(compiler, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    assert native.parallel_compilers() == most
-
-
-def test_how_far_a_compilation_is_is_known_while_it_goes_on(tmp_path: Path) -> None:
-    compiler = native.Compiler(
-        tmp_path, tmp_path, (), (), strict=False, progress=native.progress_file(tmp_path, KEY)
-    )
-    with (tmp_path / f"{KEY}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert native.progress(tmp_path, KEY) is None
-        compiler.proceeded(12, 58)
-        assert native.progress(tmp_path, KEY) == (12, 58)
-    assert native.progress(tmp_path, KEY) is None  # it was killed
-    assert not [*tmp_path.glob("*.tmp")]
+    assert compiler.parallel_compilers() == most

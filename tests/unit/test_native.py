@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
-import threading
 import venv
 import zipfile
 from dataclasses import replace
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import native
+from kernelproxy import libraries, native
 from kernelproxy.errors import NativeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Small sources, as if this package had been installed with them."""
     package = tmp_path / "site" / "kernelproxy"
     write_units(package / "_native")
-    monkeypatch.setattr(native, "PACKAGE", package)
+    monkeypatch.setattr(libraries, "PACKAGE", package)
     monkeypatch.delenv("JUPYTER_SING_ANY_TORCH", raising=False)
     return package / "_native"
 
@@ -102,13 +102,15 @@ def test_interpreter_that_is_missing_or_broken_is_one_sentence(tmp_path: Path) -
 def test_libraries_are_built_once_and_work(
     tree: Path, info: native.TorchInfo, tmp_path: Path
 ) -> None:
-    said: list[str] = []
+    said: list[libraries.Compiling] = []
     first = native.ensure(info, said.append, cache=tmp_path / "cache")
     assert ctypes.PyDLL(str(first.client)).sing_test() == 42
     assert ctypes.PyDLL(str(first.worker)).sing_test() == 43
-    assert said == ["Compiling GPU support for torch 2.13.0+cpu (first use only): a minute or two."]
+    assert list(map(str, said)) == [
+        f"Compiling GPU support for torch 2.13 (first use only), {done} of 3" for done in range(4)
+    ]
     assert native.ensure(info, said.append, cache=tmp_path / "cache") == first
-    assert len(said) == 1
+    assert len(said) == 4
 
 
 def test_changed_source_or_torch_is_another_pair(
@@ -121,24 +123,58 @@ def test_changed_source_or_torch_is_another_pair(
     assert len({first.client, other.client, changed.client}) == 3
 
 
-def test_concurrent_first_use_builds_once(
-    tree: Path, info: native.TorchInfo, tmp_path: Path
+COMPILER = """#!/bin/sh
+# Counts the units that are compiled, and waits until somebody lets it go on.
+case " $* " in *" -c "*) echo unit >>"$COMPILED"; read -r line <"$GATE";; esac
+exec g++ "$@"
+"""
+
+USER = """
+import sys
+from pathlib import Path
+from kernelproxy import libraries, native
+libraries.PACKAGE = Path(sys.argv[1])
+parts = native.ensure(
+    native.describe(Path(sys.argv[2])), lambda told: print(told, flush=True),
+    cache=Path(sys.argv[3]),
+)
+print(parts.client, flush=True)
+"""
+
+
+def test_one_process_compiles_and_the_others_tell_how_far_it_is(
+    tree: Path, fake_torch: Path, tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    found: list[native.NativeParts] = []
-    threads = [
-        threading.Thread(
-            target=lambda: found.append(native.ensure(info, said.append, cache=tmp_path / "c"))
-        )
-        for _ in range(4)
+    compiler, compiled, gate = (tmp_path / name for name in ("compiler", "compiled", "gate"))
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    os.mkfifo(gate)
+    hold = os.open(gate, os.O_RDWR)
+    env = {**os.environ, "CXX": str(compiler), "COMPILED": str(compiled), "GATE": str(gate)}
+    command = [sys.executable, "-c", USER, str(tree.parent), str(fake_torch), str(tmp_path / "c")]
+    users = [
+        subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    assert len(set(found)) == 1
-    assert sum(text.startswith("Compiling") for text in said) == 1
+    text = "Compiling GPU support for torch 2.13 (first use only), {} of 3\n"
+    try:
+        for done in range(3):
+            for user in users:
+                assert user.stdout is not None
+                said = user.stdout.readline()
+                while said == text.split(",")[0] + "\n":  # nobody knew yet how many there are
+                    said = user.stdout.readline()
+                assert said == text.format(done)
+            os.write(hold, b"go on\n")
+        found = {user.communicate(timeout=60)[0].splitlines()[-1] for user in users}
+        (client,) = found
+        assert client.endswith("libsing_client.so")
+        assert [user.returncode for user in users] == [0, 0, 0]
+        assert compiled.read_text().count("unit") == 3
+    finally:
+        os.close(hold)
+        for user in users:
+            user.kill()
 
 
 def test_libraries_in_the_package_are_used_first(
@@ -210,7 +246,7 @@ def test_unsupported_torch_is_refused_in_one_sentence(
 def test_checkout_compiles_only_what_changed(
     info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "PACKAGE", tmp_path / "clone" / "kernelproxy")
+    monkeypatch.setattr(libraries, "PACKAGE", tmp_path / "clone" / "kernelproxy")
     write_units(tmp_path / "clone" / "native")
     native.ensure(info, cache=tmp_path / "cache")
     objects = tmp_path / "cache" / "objects"
@@ -227,8 +263,8 @@ def test_checkout_compiles_only_what_changed(
 def test_checkout_keeps_the_last_pairs_only(
     info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "PACKAGE", tmp_path / "clone" / "kernelproxy")
-    monkeypatch.setattr(native, "PAIRS_KEPT", 2)
+    monkeypatch.setattr(libraries, "PACKAGE", tmp_path / "clone" / "kernelproxy")
+    monkeypatch.setattr(libraries, "PAIRS_KEPT", 2)
     write_units(tmp_path / "clone" / "native")
     for patch in range(4):
         last = native.ensure(replace(info, version=f"2.13.{patch}"), cache=tmp_path / "cache")
@@ -243,7 +279,7 @@ def test_checkout_refuses_warnings_that_users_never_see(
     unused = "namespace { int unused() { return 1; } }\n"
     (tree / "worker" / "worker.cpp").write_text(UNITS["worker/worker.cpp"] + unused)
     native.ensure(info, cache=tmp_path / "cache")
-    monkeypatch.setattr(native, "PACKAGE", tmp_path / "clone" / "kernelproxy")
+    monkeypatch.setattr(libraries, "PACKAGE", tmp_path / "clone" / "kernelproxy")
     (tmp_path / "clone").mkdir()
     tree.rename(tmp_path / "clone" / "native")
     with pytest.raises(NativeError, match="unused"):
@@ -259,8 +295,8 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
         clone.mkdir(exist_ok=True)
         (clone / name).write_text((ROOT / name).read_text())
     for module in (
-        "__init__", "errors", "fstrack", "headless", "machine", "native", "ownership", "paths",
-            "waiting", "process/__init__", "process/sandbox",
+        "__init__", "compiler", "errors", "fstrack", "headless", "libraries", "machine", "native",
+        "ownership", "paths", "waiting", "process/__init__", "process/sandbox",
     ):  # fmt: skip
         name = f"kernelproxy/{module}.py"
         (clone / name).parent.mkdir(exist_ok=True)
@@ -307,7 +343,7 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     assert client.parent.parent == tmp_path / "x" / "jupyter_sing" / "native"
     assert ctypes.PyDLL(str(worker)).sing_test() == 43
     assert done.stderr.splitlines() == [
-        "Compiling GPU support for torch 2.12.0+other (first use only): a minute or two."
+        "Compiling GPU support for torch 2.12 (first use only): a minute or two."
     ]
 
 

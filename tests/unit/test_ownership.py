@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_sing.controller import kept
-from kernelproxy import fstrack, native, ownership, paths
+from kernelproxy import fstrack, libraries, ownership, paths
 from kernelproxy.errors import ControlError, NativeError
 
 BOB = 12345
@@ -17,7 +17,7 @@ ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give fil
 
 
 def load_library(base: Path) -> object:
-    return native.cache_directory()
+    return libraries.cache_directory()
 
 
 def load_checkpoints(base: Path) -> object:
@@ -116,7 +116,7 @@ def test_what_lies_in_a_directory_that_was_open_once_is_not_believed(base: Path)
     with pytest.raises(ControlError, match="states belongs to another user"):
         paths.data_dir()
     checkpoints.rmdir()
-    cache = native.cache_directory()
+    cache = libraries.cache_directory()
 
     def build(say: object) -> None:
         raise AssertionError("it is there")
@@ -129,9 +129,9 @@ def test_what_lies_in_a_directory_that_was_open_once_is_not_believed(base: Path)
         (cache / "key" / "library.so").touch()
         os.chown(cache / whose, BOB, BOB)
         with pytest.raises(NativeError, match="belongs to another user"):
-            native.find_or_build("key", cache, inside, build)
+            libraries.find_or_build("key", cache, inside, build, "a test")
         os.chown(cache / whose, 0, 0)
-    assert native.find_or_build("key", cache, inside, build) == cache / "key"
+    assert libraries.find_or_build("key", cache, inside, build, "a test") == cache / "key"
 
 
 @ROOT_ALONE

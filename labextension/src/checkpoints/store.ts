@@ -85,7 +85,10 @@ export class CheckpointStore implements IDisposable {
     const ours = this._ours.get(name);
     const session = this._model.sessions.find(each => each.progress?.checkpoint === name);
     const verb = session?.progress?.verb ?? ours?.verb;
-    return verb ? { verb, done: fraction(session), isLong: ours?.isLong ?? true } : null;
+    // What is prepared is no checkpoint.
+    return verb && verb !== 'prepare'
+      ? { verb, done: fraction(session), isLong: ours?.isLong ?? true }
+      : null;
   }
 
   /** Those that are being stored, and not in the list yet. */
