@@ -57,7 +57,7 @@ from kernelproxy.protocol import (
     Why,
     WhyReply,
 )
-from kernelproxy.readable import escaped
+from kernelproxy.readable import escaped, quoted
 
 ANSWER_SECONDS_MAX = 30.0
 #: Of a session, in a table for people: what is shorter than its part of the time is one.
@@ -289,10 +289,10 @@ def _session(control: Control, name: str) -> dict[str, Any]:
     found = found or [each for each in sessions if each["id"].startswith(name)]
     found = found or [each for each in sessions if each["name"] == name]
     if not found:
-        raise ControlError(f"There is no session {name!r}.", "unknown-session")
+        raise ControlError(f"There is no session {quoted(name)}.", "unknown-session")
     if len(found) > 1:
         ids = ", ".join(each["id"] for each in found)
-        raise ControlError(f"Several sessions match {name!r}: {ids}.", "ambiguous")
+        raise ControlError(f"Several sessions match {quoted(name)}: {ids}.", "ambiguous")
     return dict(found[0])
 
 
@@ -345,7 +345,7 @@ def _session_of(control: Control, name: str) -> str:
     found = control.expect(CheckpointsReply, Checkpoints()).checkpoints
     made = next((each for each in found if each["name"] == name), None)
     if made is None:
-        raise ControlError(f"There is no checkpoint {name!r}.", "unknown-checkpoint")
+        raise ControlError(f"There is no checkpoint {quoted(name)}.", "unknown-checkpoint")
     if "problem" in made:
         raise ControlError(made["problem"], "damaged")
     for session in control.expect(StatusReply, Status()).sessions:

@@ -40,6 +40,7 @@ from kernelproxy.protocol import (
     StatusReply,
     Suspend,
 )
+from kernelproxy.readable import quoted
 
 AUTH_RESOURCE = "jupyter_sing"
 ANSWER_SECONDS_MAX = 30.0
@@ -326,7 +327,7 @@ class CheckpointHandler(SingHandler):
             if each["name"] == name:
                 self.reply_json(each)
                 return
-        raise ControlError(f"There is no checkpoint {name!r}.", "unknown-checkpoint")
+        raise ControlError(f"There is no checkpoint {quoted(name)}.", "unknown-checkpoint")
 
     @web.authenticated
     @authorized

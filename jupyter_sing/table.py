@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kernelproxy.readable import clock, device_label, device_name, escaped, sharing, soon
+from kernelproxy.readable import clock, device_label, device_name, escaped, sharing, soon, width
 
 # One word for each state; what happens next is in the session's own reason.
 WORDS = {
@@ -41,9 +41,9 @@ class Table:
 
     def __str__(self) -> str:
         lines = [[escaped(cell) for cell in line] for line in (self.header, *self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
+        widths = [max(width(line[i]) for line in lines) for i in range(len(self.header))]
         texts = (
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            "  ".join(c + " " * (most - width(c)) for c, most in zip(line, widths, strict=True))
             for line in lines
         )
         return "\n".join(text.rstrip() for text in texts)

@@ -7,6 +7,7 @@ The daemon's sentences call devices by these names, and hold moments as they are
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -26,6 +27,20 @@ def has_control(text: str) -> bool:
 def escaped(text: str, but: str = "") -> str:
     """Write what would control a terminal as Python writes it, but not some of it."""
     return _CONTROL.sub(lambda found: found[0] if found[0] in but else ascii(found[0])[1:-1], text)
+
+
+def quoted(text: str) -> str:
+    """Write a name in a sentence, as it is but for what would control a terminal."""
+    return f"'{escaped(text)}'"
+
+
+def width(text: str) -> int:
+    """Columns that a text takes in a terminal: two for each wide character, as of East Asia."""
+    found = 0
+    for each in text:
+        if unicodedata.category(each) not in {"Mn", "Me", "Cf"}:  # which have no place of their own
+            found += 2 if unicodedata.east_asian_width(each) in {"W", "F"} else 1
+    return found
 
 
 def device_name(device: str | None) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kernelproxy.agent.scribe import Scribe, opened
 from kernelproxy.errors import ControlError
+from kernelproxy.readable import quoted
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ def read(directory: Path, session: str, count: int) -> list[Entry]:
         If there are none, or if the prefix is one of several ids.
     """
     path = directory / NAME
-    nothing = ControlError(f"No decision about {session!r} is recorded.", "unknown-session")
+    nothing = ControlError(f"No decision about {quoted(session)} is recorded.", "unknown-session")
     if not path.exists() or not session:
         raise nothing
     try:
@@ -172,7 +173,7 @@ def read(directory: Path, session: str, count: int) -> list[Entry]:
                 (len(session), session),
             ).fetchall()
             if len(ids) > 1 and (session,) not in ids:
-                raise ControlError(f"Several sessions match {session!r}.", "ambiguous")
+                raise ControlError(f"Several sessions match {quoted(session)}.", "ambiguous")
             if not ids:
                 ids = database.execute(
                     "SELECT session FROM decisions WHERE name = ? ORDER BY number DESC LIMIT 1",

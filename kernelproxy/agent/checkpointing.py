@@ -29,6 +29,7 @@ from kernelproxy.protocol import (
     Stay,
     Wish,
 )
+from kernelproxy.readable import quoted
 from kernelproxy.snapshot.manifest import Manifest, check_name
 from kernelproxy.snapshot.together import Cancel
 
@@ -237,7 +238,7 @@ class Checkpointing:
         """
         if self._newest is None or name not in ("", self._newest[0]):
             raise ControlError(
-                f"The checkpoint {name!r} was not made: the daemon was replaced.", "ended"
+                f"The checkpoint {quoted(name)} was not made: the daemon was replaced.", "ended"
             )
         name, outcome = self._newest
         while not (await asyncio.wait({outcome}, timeout=PROGRESS_SECONDS))[0]:

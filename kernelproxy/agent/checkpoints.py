@@ -31,6 +31,7 @@ from kernelproxy.agent.records import Record
 from kernelproxy.agent.workers import Snapshot
 from kernelproxy.errors import ControlError, StoreError
 from kernelproxy.protocol import CheckpointOpened
+from kernelproxy.readable import quoted
 from kernelproxy.snapshot.manifest import Label, Manifest
 from kernelproxy.snapshot.putting import Part
 from kernelproxy.snapshot.store import Store
@@ -575,5 +576,5 @@ def _only(manifest: Manifest, storages: Sequence[int]) -> Manifest:
 
 def _unknown(error: StoreError, name: str) -> Exception:
     if error.reason in ("unknown", "name"):
-        return ControlError(f"There is no checkpoint {name!r}.", "unknown-checkpoint")
+        return ControlError(f"There is no checkpoint {quoted(name)}.", "unknown-checkpoint")
     return error

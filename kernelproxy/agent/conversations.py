@@ -68,6 +68,7 @@ from kernelproxy.protocol import (
     Why,
     WhyReply,
 )
+from kernelproxy.readable import quoted
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +263,7 @@ class Conversations:
             session = self._agent.find(request.session, uid)
             why = await self._agent.take_overs.obstacle(session, request.name)
         if why is not None and request.form == "process":
-            nothing = f"Checkpoint {request.name!r} has the variables, but not the process."
+            nothing = f"Checkpoint {quoted(request.name)} has the variables, but not the process."
             raise ControlError(why or nothing, "unavailable")
         process, there = why is None, self._agent.sessions.get(request.session)
         mine = there is not None and there.owner == uid

@@ -37,6 +37,7 @@ from kernelproxy.agent.takeover import TakeOvers
 from kernelproxy.devices import Device
 from kernelproxy.errors import ControlError, WorkerError
 from kernelproxy.protocol import Done, OpenSession, SessionOpened
+from kernelproxy.readable import quoted
 
 log = logging.getLogger(__name__)
 
@@ -275,10 +276,10 @@ class Agent:
             found = found or [each for each in there if each.name == name]
             found = found or [e for e in self.sessions.values() if e.id.startswith(name)]
         if not found:
-            raise ControlError(f"There is no session {name!r}.", "unknown-session")
+            raise ControlError(f"There is no session {quoted(name)}.", "unknown-session")
         if len(found) > 1:
             ids = ", ".join(each.id for each in found)
-            raise ControlError(f"Several sessions match {name!r}: {ids}.", "ambiguous")
+            raise ControlError(f"Several sessions match {quoted(name)}: {ids}.", "ambiguous")
         if uid not in (found[0].owner, os.getuid(), 0):
             owner = found[0].user
             raise ControlError(

@@ -10,7 +10,7 @@ import {
 } from './facts';
 import { aDevice, aSession } from './testing/sessions';
 import sizes from './testing/sizes.json';
-import { bytesText, deviceName, readable, sentenceBeside } from './words';
+import { bytesText, deviceName, escaped, readable, sentenceBeside } from './words';
 
 const trans = nullTranslator.load('');
 const GB = 2 ** 30;
@@ -108,4 +108,13 @@ test.each([
 
 test.each(sizes as [number, string][])('%d bytes are %s, as on the command line', (count, text) => {
   expect(bytesText(count)).toBe(text);
+});
+
+test.each([
+  ['実験\u30001.ipynb', '実験\u30001.ipynb'],
+  ['👨\u200d👧 nb\u00a0.ipynb', '👨\u200d👧 nb\u00a0.ipynb'],
+  ['rtl\u202egnp.ipynb', 'rtl\\u202egnp.ipynb'],
+  ['\u001b[31mred\u0007\udcff', '\\x1b[31mred\\x07\\udcff']
+])('the name %j is shown as %j', (name, shown) => {
+  expect(escaped(name)).toBe(shown);
 });

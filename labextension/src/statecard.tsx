@@ -9,6 +9,7 @@ import { CommandIDs, type Device, type ISingModel, type Session } from './tokens
 import {
   bytesText,
   deviceName,
+  escaped,
   occupancyText,
   sentenceBeside,
   sessionName,
@@ -213,7 +214,7 @@ function Occupancy(props: {
           {others.slice(0, NAMED_MAX).map(each => (
             <li key={each.id}>
               <StateIcon session={each} />
-              <span className="jp-SingCard-name" title={each.name}>
+              <span className="jp-SingCard-name" title={escaped(each.name)}>
                 {sessionName(each, trans)}
               </span>
               <span className="jp-SingCard-minor">{stateWord(each, trans)}</span>

@@ -64,8 +64,25 @@ export function stateSentence(session: Session | undefined, trans: TranslationBu
     return [sharingText(session.shared, trans), shareText(session.shared, trans), next].join(' · ');
   }
   return session.reason
-    ? readable(session.reason)
+    ? escaped(readable(session.reason).replace(/[\n\r\t]+/g, ' '))
     : trans.__('In use by %1.', session.owner || trans.__('another user'));
+}
+
+/**
+ * A name as it is but for what is no part of one: characters that control, or change the order of
+ * the text around it, are written as in the command line (`escaped` of `kernelproxy/readable.py`).
+ */
+export function escaped(text: string): string {
+  return text.replace(CONTROL, found => {
+    const code = found.charCodeAt(0);
+    return code < 256 ? `\\x${hex(code, 2)}` : `\\u${hex(code, 4)}`;
+  });
+}
+
+const CONTROL = /[\p{Cc}\u2028\u2029\u202a-\u202e\u2066-\u2069\p{Cs}]/gu;
+
+function hex(code: number, digits: number): string {
+  return code.toString(16).padStart(digits, '0');
 }
 
 /** With whom a session takes turns: `Sharing GPU 1 with bob and 1 more`. */
@@ -78,7 +95,8 @@ export function sharingText(
       ? deviceName(devices[0])
       : trans._n('%1 GPU', '%1 GPUs', devices.length, devices.length);
   const more = others.length - 1;
-  const whom = more > 0 ? trans._n('%2 and %1 more', '%2 and %1 more', more, others[0]) : others[0];
+  const first = escaped(others[0]);
+  const whom = more > 0 ? trans._n('%2 and %1 more', '%2 and %1 more', more, first) : first;
   return trans.__('Sharing %1 with %2', where, whom);
 }
 
@@ -183,7 +201,9 @@ export function sessionName(
   trans: TranslationBundle
 ): string {
   const name = session.name.split('/').pop();
-  return name || trans.__('Session of %1', session.owner || trans.__('another user'));
+  return (
+    (name && escaped(name)) || trans.__('Session of %1', session.owner || trans.__('another user'))
+  );
 }
 
 /** What people call a device: `GPU 1`, `Simulated GPU 0`. */

@@ -18,6 +18,7 @@ from kernelproxy.readable import (
     devices_named,
     escaped,
     moment,
+    quoted,
     turn,
     without_turn,
 )
@@ -29,6 +30,17 @@ from kernelproxy.readable import (
 )
 def test_devices_have_names(device: str | None, name: str) -> None:
     assert device_name(device) == name
+
+
+def test_names_are_quoted_as_they_are_and_tables_line_up() -> None:
+    assert quoted("実験\u3000it's 1.ipynb") == "'実験\u3000it's 1.ipynb'"
+    assert quoted("a\x1b[31m\u202e") == "'a\\x1b[31m\\u202e'"
+    names = ["実験\u30001", "nb\u00a0", "e\u0301", "👨\u200d👧", "1234567"]
+    lines = str(Table(["n", "x"], [[each, "x"] for each in names])).splitlines()
+    assert [line[:-1] for line in lines] == [
+        "n        ", "実験\u30001  ", "nb\u00a0      ", "e\u0301        ",
+        "👨\u200d👧     ", "1234567  ",
+    ]  # fmt: skip
 
 
 def test_ids_are_hints_beside_names() -> None:
