@@ -93,11 +93,12 @@ def is_wanted(factory: Any) -> bool:
         variables.switched_on(VARIABLE)
         and factory.default_provisioner_name_env not in os.environ
         and "default_provisioner_name" not in factory.config.KernelProvisionerFactory
-        and not _is_of_server(factory)
+        and not is_of_server(factory)
     )
 
 
-def _is_of_server(factory: Any) -> bool:
+def is_of_server(factory: Any) -> bool:
+    """Whether a server has this, a factory of provisioners or a provisioner, directly or not."""
     server = getattr(sys.modules.get(_SERVER), "ServerApp", None)
     while factory is not None and server is not None:
         if isinstance(factory, server):

@@ -11,12 +11,14 @@ import contextlib
 import os
 import re
 import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from traitlets import Bool, Float, Int, Unicode, default
 
-from kernelproxy import events, fstrack, libraries, native, paths, variables
+from kernelproxy import events, fstrack, headless, libraries, native, paths, variables
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, NativeError
 from kernelproxy.launching import KeptKernel, in_thread
@@ -30,10 +32,13 @@ from kernelproxy.protocol import (
     Prepare,
     SessionOpened,
 )
+from kernelproxy.readable import escaped
 
 EXTENSION = "kernelproxy.ipython"
 # Importing our packages needs this; torch 2.11 supports older ones too.
 PYTHON_MIN = (3, 11)
+#: Of a session's name, whoever has made it.
+NAME_CHARACTERS_MAX = 200
 
 # What we tell a kernel.
 _VARIABLES = (
@@ -203,7 +208,7 @@ class SingProvisioner(KeptKernel):
             notebook = env.get("JPY_SESSION_NAME", "")
             self.notebook = notebook if "/" in notebook else ""
             self.session = await self._open(
-                python, _session_name(env, self.kernel_id), self.notebook
+                python, self._session_name(env, kwargs.get("cwd")), self.notebook
             )
         except (ControlError, NativeError) as error:
             reason = str(error).rstrip(".")
@@ -221,6 +226,11 @@ class SingProvisioner(KeptKernel):
         else:
             env["SING_REASON"] = reason
         kwargs["cmd"] = [*command, f"--ext={EXTENSION}"]
+
+    def _session_name(self, env: Mapping[str, str], directory: str | None) -> str:
+        program = [] if headless.is_of_server(self) else sys.argv
+        other = f"kernel-{(self.kernel_id or 'unnamed')[:8]}"
+        return session_name(env, program, directory or Path.cwd(), other)
 
     async def _track(self, python: str, env: dict[str, str]) -> None:
         """Have the files noted that the kernel changes, or leave a reason for ``%sing``."""
@@ -405,7 +415,26 @@ def _python_version(tag: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def _session_name(env: dict[str, str], kernel_id: str | None) -> str:
-    """Name of a session for people: its notebook's, where the server told it."""
-    notebook = Path(env.get("JPY_SESSION_NAME", "")).name
-    return notebook or f"kernel-{(kernel_id or 'unnamed')[:8]}"
+def session_name(
+    env: Mapping[str, str], program: Sequence[str], directory: str | os.PathLike[str], other: str
+) -> str:
+    """Name of a session for people, made of what anybody may have written.
+
+    Parameters
+    ----------
+    env : mapping
+        The kernel's variables: servers say there which notebook it is of.
+    program : sequence of str
+        What starts the kernel, with its arguments; none if it starts them for several people.
+    directory : path
+        In which the kernel works.
+    other : str
+        What to say if all of this says nothing.
+    """
+    notebook = env.get("JPY_SESSION_NAME", "")
+    named = [each for each in program[1:] if each.endswith(".ipynb") and not each.startswith("-")]
+    # Papermill's second notebook is what it writes; of several others nobody knows which this is.
+    if not notebook and named and (len(named) == 1 or Path(program[0]).name == "papermill"):
+        notebook = named[0]
+    name = Path(notebook).name or Path(os.path.abspath(directory)).name or other
+    return escaped(name)[:NAME_CHARACTERS_MAX]

@@ -559,3 +559,28 @@ def test_any_name_of_a_kernel_gives_a_journal_in_our_directory(
     journal = paths.journal_path(kernel_id)
     assert journal.parent == runtime_dir / "journals"
     journal.touch()
+
+
+EXECUTE = ["/opt/bin/jupyter-execute", "--timeout=9", "runs/nightly.ipynb"]
+
+
+@pytest.mark.parametrize(
+    ("notebook", "program", "expected"),
+    [
+        ("/home/ada/digits.ipynb", EXECUTE, "digits.ipynb"),
+        ("", EXECUTE, "nightly.ipynb"),
+        ("", ["/opt/bin/papermill", "in.ipynb", "out.ipynb"], "in.ipynb"),
+        ("", ["/opt/bin/jupyter-execute", "a.ipynb", "b.ipynb"], "reports"),
+        ("", ["run.py", "--notebook"], "reports"),
+        ("", [], "reports"),
+        ("", ["jupyter-execute", "実験　1.ipynb"], "実験　1.ipynb"),
+        ("", ["jupyter-execute", "a\n\x1b[2J\udcff.ipynb"], "a\\n\\x1b[2J\\udcff.ipynb"),
+        ("", ["jupyter-execute", 300 * "a" + ".ipynb"], 200 * "a"),
+    ],
+)
+def test_a_kernel_without_a_server_is_called_what_it_runs(
+    notebook: str, program: list[str], expected: str
+) -> None:
+    env = {"JPY_SESSION_NAME": notebook} if notebook else {}
+    assert provisioner.session_name(env, program, "/srv/reports", "kernel-0") == expected
+    assert provisioner.session_name({}, [], "/", "kernel-0") == "kernel-0"
