@@ -17,6 +17,7 @@ from tornado import web
 
 from jupyter_sing import activity, asking, lost, metrics, policies
 from jupyter_sing.notebooks import contents_path
+from jupyter_sing.scheduler.policy.reading import TEXT_BYTES_MAX
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError
 from kernelproxy.protocol import (
@@ -41,6 +42,7 @@ from kernelproxy.protocol import (
     Suspend,
 )
 from kernelproxy.readable import quoted
+from kernelproxy.untrusted import parse_json
 
 AUTH_RESOURCE = "jupyter_sing"
 ANSWER_SECONDS_MAX = 30.0
@@ -364,9 +366,12 @@ class PolicyHandler(SingHandler):
         except UnicodeDecodeError:
             raise ControlError("policy: must be UTF-8", "bad-policy") from None
         with suppress(ValueError):
-            body = json.loads(text)
+            body = parse_json(text)
             if isinstance(body, dict) and list(body) == ["policy"]:
                 text = body["policy"] if isinstance(body["policy"], str) else json.dumps(body)
+        if len(text) > TEXT_BYTES_MAX:
+            most = TEXT_BYTES_MAX >> 10
+            raise ControlError(f"policy: is too large; {most} KiB are allowed", "bad-policy")
         if not text.strip():
             raise web.HTTPError(400, 'The body must have a policy: {"policy": "..."}, or YAML.')
         return text

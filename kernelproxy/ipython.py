@@ -7,7 +7,6 @@ Needs the standard library and IPython only.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import threading
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 from kernelproxy import absence, activation, revival
 from kernelproxy.control import connect
 from kernelproxy.protocol import Carried, Wish
+from kernelproxy.untrusted import parse_json
 
 _counter: CellCounter | None = None
 _DELIMITER = b"<IDS|MSG>"
@@ -127,7 +127,7 @@ def _asks_for_cell(message: Any) -> bool:
     """Whether a message of Jupyter's, in frames, is a request to run a cell."""
     frames = [bytes(each) for each in message]
     try:
-        header = json.loads(frames[frames.index(_DELIMITER) + 2])
+        header = parse_json(frames[frames.index(_DELIMITER) + 2])
         return bool(header["msg_type"] == "execute_request")
     except (ValueError, IndexError, KeyError, TypeError):  # the kernel says what is wrong with it
         return False

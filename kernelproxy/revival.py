@@ -6,7 +6,6 @@ Standard library only, and what IPython and ipykernel hand over.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelproxy import fstrack
+from kernelproxy.untrusted import parse_json
 
 if TYPE_CHECKING:
     from kernelproxy.activation.link import Woken
@@ -80,7 +80,7 @@ class Revival:
     def _adopt(self, app: Any, connection_file: Path) -> None:
         """Be known under the name of another kernel, and sign as it does."""
         app.connection_file = str(connection_file)
-        found = json.loads(connection_file.read_text("utf-8"))
+        found = parse_json(connection_file.read_text("utf-8"))
         self._shell.kernel.session.key = found["key"].encode()
 
 

@@ -15,7 +15,6 @@ images of this one.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -43,6 +42,7 @@ from kernelproxy.protocol import (
     Stay,
     Wish,
 )
+from kernelproxy.untrusted import parse_json
 
 #: Before it answers, the next daemon imports what it needs and ends the workers of the last one,
 #: for which it waits up to 30 s; on a machine that is short of everything, both take their time.
@@ -80,7 +80,7 @@ class Woken:
     def parse(cls, line: bytes) -> Woken | None:
         """Read a line; None if it is none of these."""
         try:
-            found = json.loads(line)
+            found = parse_json(line)
             return cls(
                 bool(found["restored"]),
                 str(found["session"]),

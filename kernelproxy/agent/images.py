@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kernelproxy.agent.mark import Mark
+from kernelproxy.untrusted import parse_json
 
 #: What CRIU writes last: the images are complete when it is there.
 COMPLETE = "inventory.img"
@@ -109,7 +110,7 @@ class ImageDirectories:
     def _is_orphan(self, daemon: Path) -> bool:
         """Whether the daemon of a directory is gone for good, as far as can be told from here."""
         try:
-            return self._mark.is_orphan(json.loads((daemon / _OWNER).read_text()))
+            return self._mark.is_orphan(parse_json((daemon / _OWNER).read_text()))
         except (OSError, ValueError):
             return False  # without one it is being made
 

@@ -30,6 +30,7 @@ from kernelproxy.snapshot.manifest import Manifest
 from kernelproxy.snapshot.pagedelta import PAGE_BYTES, Bytes, Delta, Run, apply, pages
 from kernelproxy.snapshot.putting import Kept, Part
 from kernelproxy.snapshot.store import Store
+from kernelproxy.untrusted import parse_json
 
 INDEX = "process-index"
 _BASE, _DELTA = "process-base-{}", "process-delta"
@@ -56,7 +57,7 @@ class _Index:
     @classmethod
     def read(cls, store: Store, manifest: Manifest) -> _Index:
         try:
-            raw: Any = json.loads(store.blob(manifest, INDEX))
+            raw: Any = parse_json(store.blob(manifest, INDEX))
             index = cls(
                 [(str(name), int(size)) for name, size in raw["files"]],
                 int(raw["parts"]),

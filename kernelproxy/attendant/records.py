@@ -23,6 +23,7 @@ from typing import Any
 from kernelproxy import paths
 from kernelproxy.errors import SingError
 from kernelproxy.process import forking
+from kernelproxy.untrusted import parse_json
 
 VERSION = 1
 LOCK_NAME, SESSIONS_NAME, SUFFIX = "lock", "sessions.db", ".kernel"
@@ -71,7 +72,7 @@ class Record:
         OSError
             If it cannot be read.
         """
-        found = json.loads(path.read_bytes()[: _BYTES_MAX + 1])
+        found = parse_json(path.read_bytes()[: _BYTES_MAX + 1])
         if not isinstance(found, dict) or found.pop("version", None) != VERSION:
             raise ValueError("it is of another version")
         kinds = {each.name: str for each in fields(cls)} | {"connection": dict, "environment": dict}

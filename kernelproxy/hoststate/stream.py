@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from kernelproxy.errors import StoreError
+from kernelproxy.untrusted import parse_json
 
 MARK = b"SINGNS01"
 #: Pickles before those of variables.
@@ -64,7 +65,7 @@ def split(stream: bytes) -> tuple[list[Segment], list[str]]:
         length, mark = _TAIL.unpack(stream[-_TAIL.size :])
         if mark[:6] != MARK[:6]:
             raise ValueError("no mark")  # noqa: TRY301
-        index = json.loads(stream[len(stream) - _TAIL.size - length : -_TAIL.size])
+        index = parse_json(stream[len(stream) - _TAIL.size - length : -_TAIL.size])
         segments = [Segment(*entry) for entry in index["segments"]]
     except (ValueError, TypeError, KeyError, struct.error) as error:
         raise StoreError("This is not a saved namespace.", "damaged") from error

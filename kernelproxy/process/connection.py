@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelproxy.errors import ProcessError
+from kernelproxy.untrusted import parse_json
 
 CHANNELS = ("shell", "control", "stdin", "hb", "iopub")
 #: What a directory of images has beside them: where the process in it listens.
@@ -100,7 +101,7 @@ def saved(directory: Path) -> Connection:
         If it is not there, or is something else.
     """
     try:
-        found = json.loads((directory / FILE_NAME).read_bytes())
+        found = parse_json((directory / FILE_NAME).read_bytes())
         ports = {channel: int(found["ports"][channel]) for channel in CHANNELS}
         return Connection(str(found["ip"]), ports, b"")
     except (OSError, ValueError, KeyError, TypeError) as error:

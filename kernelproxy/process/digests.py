@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from kernelproxy import libraries
+from kernelproxy.untrusted import parse_json
 
 
 def warm(pid: int) -> None:
@@ -34,7 +35,7 @@ class Digests:
         self._changed = False
         self._known: dict[str, list[Any]] = {}
         with suppress(OSError, ValueError):
-            found = json.loads(self._file.read_text("utf-8"))
+            found = parse_json(self._file.read_text("utf-8"))
             self._known = found if isinstance(found, dict) else {}
         return self
 

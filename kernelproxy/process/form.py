@@ -24,6 +24,7 @@ from typing import Literal, get_args
 
 from kernelproxy.errors import NativeError, ProcessError
 from kernelproxy.process import criu, sandbox
+from kernelproxy.untrusted import parse_json
 
 Kind = Literal["root", "user"]
 
@@ -132,7 +133,7 @@ def _key(program: str) -> str:
 
 def _recall(file: Path, key: str, program: str) -> Form | None:
     try:
-        known = json.loads(file.read_text("utf-8"))
+        known = parse_json(file.read_text("utf-8"))
         if known["key"] != key:
             return None
         if known.get("kind") in get_args(Kind):

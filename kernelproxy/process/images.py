@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from kernelproxy.errors import ProcessError
 from kernelproxy.process.digests import Digests
 from kernelproxy.process.wire import Fields, damaged, encode_entries, entries
+from kernelproxy.untrusted import parse_json
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ class Info:
             It is not whole, or of a later version.
         """
         try:
-            found = json.loads(data)
+            found = parse_json(data)
         except ValueError as error:
             raise damaged(f"{INFO} is not as it was written") from error
         if isinstance(found, dict) and found.get("version") == 1:

@@ -7,7 +7,6 @@ content, and buffers. They are passed on untouched.
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ import zmq
 from jupyter_client.session import DELIM, Session
 
 from kernelproxy.process.connection import Connection
+from kernelproxy.untrusted import parse_json
 
 Frames = Sequence[zmq.Frame]
 #: What has no reply. A kernel may deal with it while it executes something else.
@@ -44,8 +44,8 @@ def body(frames: Frames) -> Frames:
 def said(frame: zmq.Frame) -> dict[str, Any]:
     """Read a frame of JSON; empty if it is something else."""
     try:
-        found = json.loads(frame.bytes)
-    except (ValueError, RecursionError):
+        found = parse_json(frame.bytes)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

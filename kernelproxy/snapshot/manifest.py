@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from kernelproxy.errors import StoreError
 from kernelproxy.snapshot.packages import hash_of
+from kernelproxy.untrusted import parse_json
 
 FORMAT_VERSION = 1
 #: Longest chunk that is believed, in bytes: what a reader may have to allocate.
@@ -210,7 +211,7 @@ def decode(raw: bytes, what: str) -> Manifest:
     if rest != b"blake3 " + hash_of(line + newline).encode() + b"\n":
         raise StoreError(f"The manifest {what} is damaged: its hash is wrong.", "damaged")
     try:
-        body = json.loads(line)
+        body = parse_json(line)
         version = _integer(body["format"])
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"The manifest {what} is damaged: {error!r}.", "damaged") from error

@@ -22,7 +22,7 @@ KERNEL_SIDE = {
     "kernelproxy/imports.py", "kernelproxy/ipython.py", "kernelproxy/libraries.py",
     "kernelproxy/machine.py", "kernelproxy/native.py", "kernelproxy/process/sandbox.py",
     "kernelproxy/oplog.py", "kernelproxy/ownership.py", "kernelproxy/paths.py",
-    "kernelproxy/protocol", "kernelproxy/readable.py",
+    "kernelproxy/protocol", "kernelproxy/readable.py", "kernelproxy/untrusted.py",
     "kernelproxy/revival.py", "kernelproxy/run.py", "kernelproxy/worker.py",
     "kernelproxy/waiting.py", "kernelproxy/zygote.py",
     "jupyter_sing/__init__.py", "jupyter_sing/magics.py",

@@ -87,6 +87,13 @@ def test_any_changed_byte_and_any_cut_is_noticed() -> None:
             assert caught.value.reason == "damaged"
 
 
+def test_what_is_nested_too_deeply_is_damaged() -> None:
+    line = b"[" * 200_000 + b"\n"
+    with pytest.raises(StoreError, match="nested too deeply") as caught:
+        decode(line + b"blake3 " + blake3(line).hexdigest().encode() + b"\n", "it")
+    assert caught.value.reason == "damaged"
+
+
 def test_newer_version_is_told_from_damage_whatever_it_holds() -> None:
     with pytest.raises(StoreError, match=r"has version 2, .* update jupyter_sing") as caught:
         decode(signed({"format": 2, "chunks": "in another way"}), "it")

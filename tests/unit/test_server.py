@@ -295,16 +295,23 @@ async def test_refusals_have_message_and_reason(fake_daemon: FakeDaemon, jp_fetc
         assert found == {"message": "There is no session nobody.", "reason": "unknown-session"}
 
 
-async def test_a_body_that_is_not_utf_8_is_refused_in_a_sentence(
-    fake_daemon: FakeDaemon, jp_fetch: Any
+@pytest.mark.parametrize("place", ["migrate", "checkpoint", "restore"])
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"device": "\xff", "name": "\xff"}', "The body must be UTF-8."),
+        (b"[" * 200_000, "Invalid JSON in body of request"),
+    ],
+    ids=["bytes", "depth"],
+)
+async def test_a_body_that_nobody_can_read_is_refused_in_a_sentence(
+    fake_daemon: FakeDaemon, jp_fetch: Any, place: str, body: bytes, why: str
 ) -> None:
-    for place, method in (("migrate", "POST"), ("checkpoint", "POST"), ("restore", "POST")):
-        path = (API, "sessions", SESSION["id"], place)
-        with pytest.raises(HTTPClientError) as refused:
-            await jp_fetch(*path, method=method, body=b'{"device": "\xff", "name": "\xff"}')
-        assert refused.value.code == 400
-        assert refused.value.response is not None
-        assert json.loads(refused.value.response.body)["message"] == "The body must be UTF-8."
+    with pytest.raises(HTTPClientError) as refused:
+        await jp_fetch(API, "sessions", SESSION["id"], place, method="POST", body=body)
+    assert refused.value.code == 400
+    assert refused.value.response is not None
+    assert json.loads(refused.value.response.body)["message"] == why
 
 
 async def test_verbs_without_a_daemon_are_unavailable(runtime_dir: Path, jp_fetch: Any) -> None:
@@ -390,6 +397,8 @@ async def test_the_policy_is_shown_and_another_one_applied(
         (b"\xff", "bad-policy"),
         ("", "bad-request"),
         ('{"policy": " "}', "bad-request"),
+        ("[" * 200_000, "bad-policy"),
+        (f"# {'x' * (20 << 20)}", "bad-policy"),
     ):
         with pytest.raises(HTTPClientError) as refused:
             await jp_fetch(API, "policy", method="PUT", body=body)
