@@ -14,6 +14,7 @@ import threading
 import traceback
 from pathlib import Path
 
+from kernelproxy import title
 from kernelproxy.errors import ProtocolError, WorkerError
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.protocol import (
@@ -120,6 +121,8 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
     order, fds = recv_message(control)
     if not isinstance(order, Open):
         raise ProtocolError("A worker's first order was not to open a session.")
+    with contextlib.suppress(OSError):  # it only tells
+        title.show(order.title)
     skip = (ctypes.c_uint64 * len(order.skip))(*order.skip)
     if order.careful:
         # Read by CUDA when it starts, which it does in there.

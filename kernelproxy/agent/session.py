@@ -124,6 +124,7 @@ class Session:
         #: What the arbiter lets it have.
         self.allowance = Allowance()
         self.device_state = state
+        state.whose = lambda: f"{self.user} {self.name}"
         state.deposit = self.deposit
         state.others_wait = self.others_wait
         self.wanted = Wanted(self)

@@ -73,6 +73,8 @@ class DeviceState(Pages):
         self.forgone = False
         #: Called when what is in `record` has changed, before anybody could know of it.
         self.deposit: Callable[[], object] = lambda: None
+        #: Whose it is, in titles of its workers.
+        self.whose: Callable[[], str] = str
         #: Whether somebody waits for what this session has.
         self.others_wait: Callable[[], bool] = lambda: False
         self._patience = Patience(settings.still_seconds, settings.busy_seconds)
@@ -287,6 +289,7 @@ class DeviceState(Pages):
             readiness=self.disk.arrivals_fd is not None,
             prepare=prepare,
             careful=self.deaths.careful,
+            title=f"sing: {self.whose()} {device.id}",
         )
         fds = self.memory.worker_fds()
         try:

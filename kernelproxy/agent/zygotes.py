@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from kernelproxy import paths
+from kernelproxy import paths, title
 from kernelproxy.agent.channel import Channel, close_fds
 from kernelproxy.agent.foreign import Guard
 from kernelproxy.agent.owners import Owner, check_forked
@@ -177,7 +177,7 @@ class Zygote:
         environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         return subprocess.Popen(
-            [self.python, *self._settings.zygote_command, str(fd)],
+            [self.python, *self._settings.zygote_command, str(fd), title.ROOM],
             stdin=subprocess.DEVNULL,
             pass_fds=(fd,),
             cwd=bundle,

@@ -86,6 +86,8 @@ class Open(Message):
     careful : bool
         Whether a worker before it ended by itself: on a GPU it waits for each kernel, so that one
         which asserts is found at its own record.
+    title : str
+        What `ps` shall show of it: whose it is, of which notebook, and where.
     """
 
     session: str
@@ -98,6 +100,7 @@ class Open(Message):
     readiness: bool = False
     prepare: bool = False
     careful: bool = False
+    title: str = ""
     frame_bytes_max = LARGE_BYTES_MAX
 
 

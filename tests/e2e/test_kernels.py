@@ -81,7 +81,10 @@ def test_a_cell_that_waits_for_the_device_can_be_interrupted() -> None:
     with kernel() as notebook:
         # Adds once before, as the first call of an operator waits until it is known to be possible.
         notebook.run("import torch\na = torch.ones(3, device='cuda')\n(a + 1).tolist()")
-        worker = wait_for_session(lambda found: found["worker_pid"] is not None)["worker_pid"]
+        session = wait_for_session(lambda found: found["worker_pid"] is not None)
+        worker = session["worker_pid"]
+        called = Path(f"/proc/{worker}/cmdline").read_bytes().decode().rstrip("\0")
+        assert called == f"sing: {session['owner']} {session['name']} {session['device']}"
         os.kill(worker, signal.SIGSTOP)  # at work for as long as it takes
         try:
             cell = notebook.begin("a = a + 1\nprint('issued', flush=True)\nprint(a.tolist())")

@@ -372,7 +372,7 @@ import os, socket, sys
 sys.path.insert(0, {packages!r})
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.protocol import Spawned, ZygoteReady
-agent = socket.socket(fileno=int(sys.argv[-1]))
+agent = socket.socket(fileno=int(sys.argv[-2]))
 send_message(agent, ZygoteReady("0", "", ""))
 order, fds = recv_message(agent)
 victim = int(open({victim!r}).read())

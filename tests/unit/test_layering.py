@@ -24,7 +24,7 @@ KERNEL_SIDE = {
     "kernelproxy/oplog.py", "kernelproxy/ownership.py", "kernelproxy/paths.py",
     "kernelproxy/protocol", "kernelproxy/readable.py", "kernelproxy/untrusted.py",
     "kernelproxy/revival.py", "kernelproxy/run.py", "kernelproxy/worker.py",
-    "kernelproxy/waiting.py", "kernelproxy/zygote.py",
+    "kernelproxy/title.py", "kernelproxy/waiting.py", "kernelproxy/zygote.py",
     "jupyter_sing/__init__.py", "jupyter_sing/magics.py",
     "jupyter_sing/table.py", "jupyter_sing/view.py", "jupyter_sing/watching.py",
     "jupyter_sing/widget.py",
