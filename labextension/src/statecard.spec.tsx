@@ -67,6 +67,26 @@ test.each<[Partial<Session>, string[]]>([
   expect(buttons().map(label)).toEqual(labels);
 });
 
+test('the button that was pressed keeps the focus when it says the opposite', async () => {
+  const session = aSession({ state: 'running' });
+  const Shown = (told: { session: Session }) => (
+    <StateCard {...{ model, commands, trans }} session={told.session} onLeave={left} />
+  );
+  const [first, then] = [session, { ...session, state: 'suspended' } as Session];
+  model.sessions = [session];
+  const widget = ReactWidget.create(<Shown session={first} />);
+  card = widget;
+  Widget.attach(card, document.body);
+  await until(() => card.node.firstElementChild);
+  button('Suspend').focus();
+  (widget as ReactWidget & { render: () => React.JSX.Element }).render = () => (
+    <Shown session={then} />
+  );
+  widget.update();
+  await until(() => button('Resume now'));
+  expect(label(document.activeElement!)).toBe('Resume now');
+});
+
 test('its buttons are about its session, and its links lead elsewhere', async () => {
   await show(aSession({ pinned: true }));
   button('Suspend').click();

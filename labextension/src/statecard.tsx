@@ -283,7 +283,8 @@ function Actions(props: IStateCardProps & { session: Session }): React.JSX.Eleme
           const isDisabled = why !== '' || doing.has(command);
           return (
             <button
-              key={command}
+              // One button, which keeps the focus when what it does has changed what it says.
+              key={command === CommandIDs.resume ? CommandIDs.suspend : command}
               type="button"
               className="jp-SingCard-button"
               aria-disabled={isDisabled}
