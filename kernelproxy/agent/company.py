@@ -14,6 +14,8 @@ from typing import Any
 from kernelproxy.agent.history import AFTER_SECONDS, LATELY_SECONDS
 from kernelproxy.agent.room import Room, Tenant
 
+#: Device time that a share is one of at least; what there is not yet counts in equal parts.
+SETTLED_SECONDS = 10.0
 #: To what a share is rounded: it is one of a window that moves.
 _STEP = 0.05
 
@@ -54,10 +56,12 @@ def shared(
     spent = [room.history.seconds(now, came) for room in here]
     total = sum(sum(each.values()) for each in spent)
     mine = sum(each.get(session.id, 0.0) for each in spent)
+    if missing := max(0.0, SETTLED_SECONDS - total):  # the first turns say little: as if equal
+        mine, total = mine + missing / (1 + len(others)), total + missing
     return {
         "devices": [room.device.id for room in here],
         "with": sorted(known_as(session, each) for each in others.values()),
-        "share": round(_STEP * round(mine / total / _STEP), 2) if total > 0 else 0.0,
+        "share": round(_STEP * round(mine / total / _STEP), 2),
     }
 
 

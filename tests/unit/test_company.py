@@ -60,11 +60,12 @@ def test_what_one_had_before_the_other_came_is_no_part_of_a_share() -> None:
     waiting = shared(a, [here], now)
     assert waiting is not None
     assert waiting["share"] == 1.0  # b waits for its first turn
-    now = take_turns(here, "ba", 1.0, now, now + 4.0)
-    for one in (a, b):
-        told = shared(one, [here], now)
-        assert told is not None
-        assert told["share"] == 0.5
+    now = take_turns(here, "b", 1.0, now, now + 1.0)
+    for end, shares in ((0.0, (0.45, 0.55)), (3.0, (0.5, 0.5)), (30.0, (0.5, 0.5))):
+        now = take_turns(here, "ab", 1.0, now, now + end)
+        told = [shared(one, [here], now) for one in (a, b)]
+        assert all(told)
+        assert tuple(each["share"] for each in told if each) == pytest.approx(shares, abs=0.051)
 
 
 def test_three_on_two_devices_that_move_read_the_same_all_the_time() -> None:
