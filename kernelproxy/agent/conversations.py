@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import resource
 import time
 from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
@@ -139,8 +141,7 @@ class Conversations:
                     reply = Error(str(error), "failed")
                 except OSError as error:  # such as a limit of the daemon's, or of a disk
                     log.exception("%.200s failed", request)
-                    place = f"{error.filename}: " if error.filename else ""
-                    reply = Error(f"{place}{error.strerror or error}.", "failed")
+                    reply = Error(_failure(error), "failed")
                 except Exception:
                     log.exception("%.200s failed", request)
                     reply = Error(
@@ -393,6 +394,18 @@ class Conversations:
         for channel, reply in self._stoppers:
             with contextlib.suppress(OSError):
                 await channel.send(reply)
+
+
+def _failure(error: OSError) -> str:
+    """Say what the system refused, and what to do where its own words leave that open."""
+    if error.errno == errno.EFBIG:
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        return (
+            f"The daemon may write files, and share memory, of {most >> 10} KiB at most: stop it "
+            "(jupyter sing stop) and start it again under a higher limit (ulimit -f)."
+        )
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}."
 
 
 async def _unless_hung_up(channel: Channel, answering: Coroutine[None, None, Message]) -> Message:

@@ -336,3 +336,19 @@ def test_a_daemon_removes_and_repairs_its_own_socket_only(toy_host) -> None:
         connection.call(Stop(), WAIT_SECONDS)
     assert host.process.wait(WAIT_SECONDS) == 0
     assert path.stat().st_size == 0
+
+
+def test_a_limit_on_file_sizes_is_named_to_who_meets_it(toy_host) -> None:
+    host: ToyHost = toy_host()
+    client = host.client()
+    host.work(client)
+    agent = host.agent_pid()
+    limits = resource.prlimit(agent, resource.RLIMIT_FSIZE)
+    resource.prlimit(agent, resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    with pytest.raises(ControlError, match=r"of 1024 KiB at most: .*\(ulimit -f\)"):
+        host.client("other")
+    assert client.read() == client.state  # and who is there goes on
+    resource.prlimit(agent, resource.RLIMIT_FSIZE, limits)
+    other = host.client("other")
+    host.work(other)
+    assert other.read() == other.state
