@@ -17,7 +17,7 @@ LABEXTENSION_SOURCES := $(shell find labextension/src labextension/style labexte
   labextension/package.json labextension/tsconfig.json jupyter_sing/openapi.yaml
 LABEXTENSION_LINK := $(VENV)/share/jupyter/labextensions/jupyter-sing
 
-.PHONY: help system venv native labextension lab test conformance test-fast test-cpp test-ts test-torch fuzz lint format bench pictures clean
+.PHONY: help system venv native labextension lab wheels test conformance test-fast test-cpp test-ts test-torch fuzz lint format bench pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -75,6 +75,21 @@ LAB_FLAGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 
 lab: venv ## JupyterLab with the tutorial
 	$(BIN)/jupyter lab $(LAB_FLAGS) docs/tutorial.ipynb
+
+# A wheel with the libraries of these torches for the Python of .venv, so that nobody compiles. Torches
+# with CUDA have other libraries than those without: TORCHES="2.13.0+cpu 2.13.0+cu130" names both,
+# and pip finds them where its settings say, as with PIP_EXTRA_INDEX_URL. A gigabyte each.
+TORCHES ?= 2.11.0 2.12.0 2.13.0
+
+build/torch-%/torch/version.py: | $(VENV)/.created
+	rm -rf build/torch-$*
+	$(PIP) install --no-deps --no-compile --target build/torch-$* torch==$*
+	@touch $@
+
+empty :=
+wheels: venv $(TORCHES:%=build/torch-%/torch/version.py) ## a wheel in dist/ that brings the libraries of TORCHES
+	JUPYTER_SING_TORCH_DIRS="$(subst $(empty) $(empty),:,$(TORCHES:%=build/torch-%/torch))" \
+	  $(BIN)/python -m hatchling build -t wheel
 
 test: venv test-cpp test-ts fuzz ## all tests
 	$(PYTEST)

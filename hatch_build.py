@@ -4,13 +4,14 @@ into the wheel.
 The sources make a first-use build possible in any environment. When the environment that is
 installed into has a torch (build isolation leaves `sys.prefix` alone), the libraries for exactly
 that torch are built now, so that the first kernel starts without waiting; so are the file tracker
-and the sandbox, which need none. The labextension is taken as it was built, or built by Node where
-there is one. Nothing of it is needed for an installation to succeed: `jupyter sing doctor` says
-what is lacking.
+and the sandbox, which need none. `make wheels` names other torches, in JUPYTER_SING_TORCH_DIRS. The
+labextension is taken as it was built, or built by Node where there is one. Nothing else of it is
+needed for an installation to succeed: `jupyter sing doctor` says what is lacking.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LABEXTENSION = "share/jupyter/labextensions/jupyter-sing"
+#: Directories of torches, as in PATH, that a wheel is to have libraries for.
+TORCHES = "JUPYTER_SING_TORCH_DIRS"
 PARTS = ("oplog", "client", "worker", "fstrack", "sandbox")
 
 
@@ -48,7 +51,8 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         finally:
             sys.path.remove(str(root))
         for directory in directories:
-            for library in directory.iterdir():
+            # Beside those of the machine lies what they are checked by.
+            for library in set(directory.iterdir()) - {*directory.glob("*.json")}:
                 build_data["force_include"][str(library)] = (
                     f"kernelproxy/_native_lib/{directory.name}/{library.name}"
                 )
@@ -80,20 +84,29 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     # From a clone, too, as users: their compilers may warn of what ours does not.
 
     def _torch_libraries(self) -> list[Path]:
-        """The directory of the libraries for the torch of this environment, if it has one."""
+        """Directories of the libraries for the torches that are named, else for that of this
+        environment, if it has one.
+        """
+        if named := os.environ.get(TORCHES):
+            # Who names them wants no wheel without: what fails here ends it.
+            return [self._libraries_for(Path(each)) for each in named.split(os.pathsep)]
         torch = Path(sysconfig.get_paths()["purelib"]) / "torch"
         if not (torch / "version.py").is_file():
             return []
         try:
-            from kernelproxy import libraries, native
-
-            info = native.describe(torch)
-            say = libraries.lines(self.app.display_info)
-            return [native.ensure(info, say, developing=False, cache=self._cache).client.parent]
+            return [self._libraries_for(torch)]
         except Exception as error:
             # Not installing would be worse than building at first use, which explains itself.
             self.app.display_warning(f"the native part will be built at first use: {error}")
             return []
+
+    def _libraries_for(self, torch: Path) -> Path:
+        """The directory of the libraries for a torch and the Python that builds."""
+        from kernelproxy import libraries, native
+
+        say = libraries.lines(self.app.display_info)
+        info = native.describe(torch)
+        return native.ensure(info, say, developing=False, cache=self._cache).client.parent
 
     def _tracker(self) -> list[Path]:
         """The directory of the file tracker."""

@@ -68,13 +68,12 @@ def library(
     tree = libraries.source_tree()
     how = (COMPILE_FLAGS, LINK_FLAGS)
     key = f"fstrack-{platform.machine()}-{compiler.hash_of(tree, PARTS, how)}"
-    cache = cache or libraries.cache_directory()
 
     def inside(directory: Path) -> Path | None:
         file = directory / LIBRARY
         return file if file.is_file() else None
 
-    def build(tell: compiler.Tell) -> None:
+    def build(cache: Path, tell: compiler.Tell) -> None:
         compiler.check_compiler()
         strict = libraries.is_checkout(tree) if developing is None else developing
 

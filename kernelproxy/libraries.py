@@ -54,8 +54,8 @@ class Compiling:
 
 #: Told how far a compilation is, each time that this changes.
 Message = Callable[[Compiling], object]
-#: Builds; is passed what to tell how many of how many units are compiled.
-Build = Callable[[Tell], object]
+#: Builds into a cache; is passed what to tell how many of how many units are compiled.
+Build = Callable[[Path, Tell], object]
 
 
 def lines(say: Callable[[str], object]) -> Message:
@@ -65,7 +65,7 @@ def lines(say: Callable[[str], object]) -> Message:
     def tell(compiling: Compiling) -> None:
         if compiling.what not in said:
             said.add(compiling.what)
-            say(f"{replace(compiling, total=0)}: a minute or two.")
+            say(f"{replace(compiling, total=0)}.")
 
     return tell
 
@@ -84,7 +84,7 @@ def printer(stream: TextIO) -> Message:
 
 def find_or_build(
     key: str,
-    cache: Path,
+    cache: Path | None,
     inside: Callable[[Path], T | None],
     build: Build,
     what: str,
@@ -96,8 +96,8 @@ def find_or_build(
     ----------
     key : str
         Name of their directory.
-    cache : Path
-        Where `build` puts that.
+    cache : Path, optional
+        Where it is built; the user's cache by default, which need not be there for what is found.
     inside : callable
         Returns what is in a directory, or None if it is not whole.
     build : callable
@@ -116,6 +116,7 @@ def find_or_build(
         return found
     if found := machine.inside(key, inside):
         return found
+    cache = cache or cache_directory()
     if found := _safe(cache / key, inside):
         return found
 
@@ -129,7 +130,7 @@ def find_or_build(
             if found := _safe(cache / key, inside):
                 return found
             with _noting(cache, key, tell) as note:
-                build(note)
+                build(cache, note)
             if found := inside(cache / key):
                 return found
     except OSError as error:

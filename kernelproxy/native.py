@@ -229,9 +229,8 @@ def ensure(
     check_version(info)
     tree = libraries.source_tree()
     key = _key(info, tree, sanitize)
-    cache = cache or libraries.cache_directory()
 
-    def build(tell: Tell) -> None:
+    def build(cache: Path, tell: Tell) -> None:
         check_compiler()
         if not (info.python_include / "Python.h").is_file():
             raise NativeError(f"the C headers of Python are missing in {info.python_include}")

@@ -46,13 +46,12 @@ def program(
     tree = libraries.source_tree()
     how = (COMPILE_FLAGS, STATIC_FLAGS, LINK_FLAGS)
     key = f"sandbox-{platform.machine()}-{compiler.hash_of(tree, PARTS, how)}"
-    cache = cache or libraries.cache_directory()
 
     def inside(directory: Path) -> Path | None:
         file = directory / PROGRAM
         return file if os.access(file, os.X_OK) else None
 
-    def build(tell: compiler.Tell) -> None:
+    def build(cache: Path, tell: compiler.Tell) -> None:
         compiler.check_compiler()
         strict = libraries.is_checkout(tree) if developing is None else developing
         libraries.publish(

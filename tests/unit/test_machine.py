@@ -48,13 +48,17 @@ def test_what_was_built_is_found_and_can_be_read_by_all(shared: Path) -> None:
         assert not mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def test_it_comes_before_a_users_cache(shared: Path, tmp_path: Path) -> None:
+def test_it_comes_before_a_users_cache_which_need_not_be_there(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.build([compile_into])
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     parts = libraries.find_or_build(
         KEY,
-        tmp_path / "cache",
+        None,
         native.NativeParts.inside,
-        lambda _: pytest.fail("it compiles"),
+        lambda cache, tell: pytest.fail("it compiles"),
         "a test",
     )
     assert parts.client.parent == shared / KEY

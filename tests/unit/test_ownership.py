@@ -118,7 +118,7 @@ def test_what_lies_in_a_directory_that_was_open_once_is_not_believed(base: Path)
     checkpoints.rmdir()
     cache = libraries.cache_directory()
 
-    def build(say: object) -> None:
+    def build(cache: Path, tell: object) -> None:
         raise AssertionError("it is there")
 
     def inside(found: Path) -> Path | None:
