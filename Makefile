@@ -88,7 +88,7 @@ build/torch-%/torch/version.py: | $(VENV)/.created
 
 empty :=
 wheels: venv $(TORCHES:%=build/torch-%/torch/version.py) ## a wheel in dist/ that brings the libraries of TORCHES
-	JUPYTER_SING_TORCH_DIRS="$(subst $(empty) $(empty),:,$(TORCHES:%=build/torch-%/torch))" \
+	JUPYTER_SING_TORCH_DIRS="$(subst $(empty) $(empty),:,$(TORCHES:%=$(CURDIR)/build/torch-%/torch))" \
 	  $(BIN)/python -m hatchling build -t wheel
 
 test: venv test-cpp test-ts fuzz ## all tests
