@@ -19,6 +19,12 @@ using torch::jit::Stack;
 constexpr uint32_t kListItemsMax = 256;         // results of an operator with an unknown number
 constexpr uint64_t kRoom = uint64_t{64} << 20;  // asked for before a request is tried again
 
+// Also one that may be None.
+bool is_tensor(const c10::TypePtr& type) {
+  const auto optional = type->cast<c10::OptionalType>();
+  return (optional ? optional->getElementType() : type)->kind() == c10::TypeKind::TensorType;
+}
+
 class Request {
  public:
   Request(Operator& op, Encoder& encoder, c10::ArrayRef<c10::IValue> operands)
@@ -31,7 +37,7 @@ class Request {
         for (size_t k = 0; k < kPartsMax; ++k) out.put<uint32_t>(reserve()->id);
       } else if (op.aliases[i] >= 0) {
         out.put(Tag::none);
-      } else if (type->kind() == c10::TypeKind::TensorType) {
+      } else if (is_tensor(type)) {
         out.put(Tag::tensor);
         out.put<uint32_t>(reserve()->id);
       } else if (type->kind() == c10::TypeKind::ListType) {
