@@ -4,9 +4,11 @@ transformers' Trainer; and peft, which changes models.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +233,30 @@ def trainer_of_transformers(device: str) -> object:
 @program(relative=1e-4, tensors=0.01)
 def trainer_of_transformers_in_bfloat16(device: str) -> object:
     return trained_by_trainer(device, bf16=True)
+
+
+@contextlib.contextmanager
+def lists_of_the_cpu() -> Iterator[None]:
+    """Have autocast for CUDA leave alone what autocast for the CPU leaves alone."""
+    library = torch.library.Library("aten", "IMPL", "AutocastCUDA")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch's kernel is overridden
+        for name in torch._C._dispatch_get_all_op_names():
+            own = name.startswith("aten::") and has(name, "AutocastCUDA")
+            if own and not has(name, "AutocastCPU"):
+                library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+# That the lists are all that differs: with the same ones, every bit is the same.
+@program
+def trainer_in_bfloat16_with_the_lists_of_the_cpu(device: str) -> object:
+    with lists_of_the_cpu():
+        return trained_by_trainer(device, bf16=True)
 
 
 @program
