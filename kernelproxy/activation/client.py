@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kernelproxy.errors import NativeError
 
@@ -41,6 +41,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "sing_client_rejoin": ([ctypes.c_int] * 5, ctypes.py_object),
     "sing_client_storage_number": ([ctypes.py_object], ctypes.py_object),
     "sing_client_position": ([], ctypes.c_uint64),
+    "sing_client_address": ([ctypes.py_object], ctypes.py_object),
     "sing_client_resize_storage": ([ctypes.py_object, ctypes.c_uint64], ctypes.py_object),
 }
 
@@ -181,6 +182,13 @@ class NativeClient:
     def resize_storage(self, storage: Any, size: int) -> None:
         """Give a device `torch.UntypedStorage` another size in bytes; what fits is kept."""
         self._library.sing_client_resize_storage(storage, size)
+
+    def address(self, holder: Any) -> int | None:
+        """Return the address of a tensor or storage of the device, which nobody can read.
+
+        None if `holder` is not on the device.
+        """
+        return cast("int | None", self._library.sing_client_address(holder))
 
     def storage_number(self, storage: Any) -> int:
         """Number of a device `torch.UntypedStorage` in the log and in snapshots."""

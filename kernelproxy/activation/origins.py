@@ -7,6 +7,9 @@ source, which its library contains.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import importlib.machinery
 import mmap
 import os
 import re
@@ -37,6 +40,7 @@ def install(library: ModuleType, ops: ModuleType, take_over: Callable[[], None])
         Is called before Python uses an operator for the first time.
     """
     _take_over_before_use(ops, take_over)
+    _take_over_after_loading(take_over)
     define = library.Library.define
 
     def noting(self: Any, schema: str, *arguments: Any, **options: Any) -> Any:
@@ -137,6 +141,23 @@ def _take_over_before_use(ops: ModuleType, take_over: Callable[[], None]) -> Non
         return look_up(self, name)
 
     ops._OpNamespace.__getattr__ = looking_up
+
+
+def _take_over_after_loading(take_over: Callable[[], None]) -> None:
+    """Have kernels of shared libraries taken over as soon as Python has loaded them."""
+
+    def loading(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load(*arguments: Any, **options: Any) -> Any:
+            result = original(*arguments, **options)
+            take_over()
+            return result
+
+        return load
+
+    ctypes.CDLL.__init__ = loading(ctypes.CDLL.__init__)  # type: ignore[method-assign]
+    loader = importlib.machinery.ExtensionFileLoader
+    loader.exec_module = loading(loader.exec_module)  # type: ignore[method-assign]
 
 
 def origin(name: str) -> Origin:

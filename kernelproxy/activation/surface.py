@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kernelproxy.activation import tensor_types
+from kernelproxy.activation import sharing, tensor_types
 from kernelproxy.activation.client import NativeClient
 from kernelproxy.activation.streams import refuse
 
@@ -46,6 +46,8 @@ def install(torch: ModuleType, client: NativeClient) -> None:
     torch._C._set_warn_on_accumulate_grad_stream_mismatch(False)
     _patch_profiler(torch)
     _patch_storage(torch, client)
+    _patch_addresses(torch, client)
+    sharing.install(torch)
     _patch_parallel(torch)
     _patch_refusals(torch)
     _patch_printing(torch)
@@ -97,10 +99,20 @@ def _patch_storage(torch: ModuleType, client: NativeClient) -> None:
 
     _patch_storage_files(torch)
 
-    def shared(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse("Sharing a device tensor with another process", "a session has one process")
 
-    torch.UntypedStorage._share_cuda_ = shared
+def _patch_addresses(torch: ModuleType, client: NativeClient) -> None:
+    """Let Python compare addresses, which C++ may not have: Note [Guarded storages]."""
+
+    def asking(original: Callable[[Any], int]) -> Callable[[Any], int]:
+        @functools.wraps(original)
+        def data_ptr(self: Any) -> int:
+            address = client.address(self) if self.device.type == "cuda" else None
+            return original(self) if address is None else address
+
+        return data_ptr
+
+    for holder in (torch.Tensor, torch.UntypedStorage):
+        holder.data_ptr = asking(holder.data_ptr)
 
 
 def _patch_storage_files(torch: ModuleType) -> None:

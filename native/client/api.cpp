@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "client/capture.h"
 #include "client/device.h"
@@ -193,6 +194,26 @@ PyObject* sing_client_storage_number(PyObject* storage) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(THPStorage_Check(storage), "expected a torch.UntypedStorage");
   return number(sing::client::slot_of(THPStorage_Unpack(storage).data_ptr())->id);
+  END_HANDLE_TH_ERRORS
+}
+
+// The address of a device tensor or storage, which nobody can read; None for what is not on the
+// device.
+PyObject* sing_client_address(PyObject* object) {
+  HANDLE_TH_ERRORS
+  const bool is_tensor = THPVariable_Check(object);
+  TORCH_CHECK(is_tensor || THPStorage_Check(object), "expected a tensor or an UntypedStorage");
+  const auto* tensor = is_tensor ? THPVariable_Unpack(object).unsafeGetTensorImpl() : nullptr;
+  if (is_tensor && !tensor->has_storage()) Py_RETURN_NONE;
+  const c10::Storage& storage = is_tensor ? tensor->unsafe_storage() : THPStorage_Unpack(object);
+  const c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (!sing::client::is_ours(data)) Py_RETURN_NONE;
+  auto address = reinterpret_cast<uint64_t>(data.get());
+  if (is_tensor) {
+    const auto offset = static_cast<uint64_t>(tensor->storage_offset()) * tensor->itemsize();
+    address = tensor->numel() == 0 ? 0 : address + offset;
+  }
+  return number(address);
   END_HANDLE_TH_ERRORS
 }
 

@@ -113,6 +113,7 @@ void call_structured(Operator& op, std::span<const std::byte> key, Stack& stack)
   const std::vector<std::byte> kept(key.begin(), key.end());
   {
     const SizedBy scope(&op.schema.name());
+    const ShapesOnly may_ask;
     // A key without kernels of its own: the dispatcher finds the composite one behind it.
     op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), &stack);
   }

@@ -1,6 +1,7 @@
 #include "client/foreign.h"
 
 #include <Python.h>
+#include <link.h>
 
 #include <algorithm>
 #include <array>
@@ -98,6 +99,89 @@ class Newcomers {
   std::unordered_set<std::string> known_;
 };
 
+// Whether a loaded library registers kernels with torch, by the names that it needs.
+bool registers_kernels(const dl_phdr_info& library) {
+  for (size_t i = 0; i < library.dlpi_phnum; ++i) {
+    if (library.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    const char* names = nullptr;
+    size_t bytes = 0;
+    const auto* entry =
+        reinterpret_cast<const ElfW(Dyn)*>(library.dlpi_addr + library.dlpi_phdr[i].p_vaddr);
+    for (; entry->d_tag != DT_NULL; ++entry) {
+      if (entry->d_tag == DT_STRTAB) names = reinterpret_cast<const char*>(entry->d_un.d_ptr);
+      if (entry->d_tag == DT_STRSZ) bytes = entry->d_un.d_val;
+    }
+    if (reinterpret_cast<uintptr_t>(names) < library.dlpi_addr) return false;  // not the loader's
+    const std::string_view text(names, bytes);
+    return text.find("5torch7Library") != text.npos || text.find("RegisterOperators") != text.npos;
+  }
+  return false;
+}
+
+struct Libraries {
+  std::unordered_set<uintptr_t> known;
+  unsigned long long loaded = 0;
+  bool register_kernels = false;  // of those that are new
+};
+
+int look_at(dl_phdr_info* library, size_t, void* context) {
+  auto& libraries = *static_cast<Libraries*>(context);
+  if (libraries.loaded == library->dlpi_adds) return 1;  // as many as at the last look
+  if (libraries.known.insert(library->dlpi_addr).second && registers_kernels(*library)) {
+    libraries.register_kernels = true;
+  }
+  return 0;
+}
+
+// Whether a library was loaded since the last call that may have kernels.
+bool may_have_new_kernels() {
+  static std::mutex mutex;
+  static Libraries libraries;
+  std::lock_guard lock(mutex);
+  libraries.register_kernels = false;
+  dl_iterate_phdr(&look_at, &libraries);
+  dl_iterate_phdr(
+      [](dl_phdr_info* library, size_t, void* context) {
+        static_cast<Libraries*>(context)->loaded = library->dlpi_adds;
+        return 1;
+      },
+      &libraries);
+  return libraries.register_kernels;
+}
+
+void refuse_replaced(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, op.schema().name(),
+      ": a library that was loaded replaces torch's kernel for CUDA by its own, which needs the "
+      "GPU in this process and cannot run here; do not load that library.");
+}
+
+// What a line of `dumpState` says of torch's own kernel, or of ours.
+bool is_own(std::string_view line) {
+  static const std::string ours(__FILE__, sizeof(__FILE__) - sizeof("foreign.cpp"));
+  return line.find(ours) != line.npos || line.find("aten/src/ATen/") != line.npos;
+}
+
+// Operators of torch whose kernels for CUDA another library has replaced, compiled for a GPU.
+void refuse_replacements() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op.has_value() || !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) continue;
+    const std::string state = op->dumpState();
+    const size_t at = state.find("\nCUDA: ");
+    if (at == state.npos) continue;
+    const auto line = std::string_view(state).substr(at + 1, state.find('\n', at + 1) - at - 1);
+    if (is_own(line) || is_python(line)) continue;
+    auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
+                                       __FILE__, __LINE__);
+    std::string local = name.name.substr(std::string_view("aten::").size());
+    if (!name.overload_name.empty()) local += "." + name.overload_name;
+    library->impl(local.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse_replaced>());
+  }
+}
+
 int take_over_pending(void*) {
   take_over_operators();
   return 0;
@@ -126,9 +210,11 @@ void watch_operators() {
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
   (void)handle;
   Listener::watching = true;
+  may_have_new_kernels();  // what is loaded now is torch
 }
 
 void take_over_operators() {
+  if (may_have_new_kernels()) refuse_replacements();
   for (const c10::OperatorName& name : Newcomers::get().take()) {
     if (!Newcomers::get().add(name)) continue;
     const size_t colons = name.name.find("::");

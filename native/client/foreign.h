@@ -6,7 +6,10 @@
 // that is defined after torch's own gets a kernel of ours for BackendSelect, the last key before
 // those of devices, which nobody else registers: it sends calls with the device's tensors to the
 // worker, if the kernel they would reach is compiled, and lets all others pass. Kernels in Python
-// and composites pass too: they are made of operators that arrive here again.
+// and composites pass too: they are made of operators that arrive here again. Compiled ones that
+// start a kernel of their own instead are stopped where they ask for addresses: Note [Guarded
+// storages]. A library's kernel for an operator of torch comes before ours, too: when libraries
+// were loaded, such operators get a kernel that refuses.
 #pragma once
 
 namespace sing::client {
@@ -15,7 +18,7 @@ namespace sing::client {
 void watch_operators();
 
 // Give the operators noted so far their kernel. Also called by the interpreter's main thread, soon
-// after an operator was defined. The caller has the GIL.
+// after an operator was defined, and after a library was loaded. The caller has the GIL.
 void take_over_operators();
 
 }  // namespace sing::client

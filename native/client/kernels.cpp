@@ -58,8 +58,8 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                               "only strided tensors live on a proxied device, not ", *layout);
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
-  return filled(
-      at::detail::empty_generic(sizes, allocator(), kKeys, c10::dtype_or_default(dtype), format));
+  return filled(guarded(
+      at::detail::empty_generic(sizes, allocator(), kKeys, c10::dtype_or_default(dtype), format)));
 }
 
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
@@ -69,8 +69,8 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                               "only strided tensors live on a proxied device, not ", *layout);
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
-  return filled(at::detail::empty_strided_generic(sizes, strides, allocator(), kKeys,
-                                                  c10::dtype_or_default(dtype)));
+  return filled(guarded(at::detail::empty_strided_generic(sizes, strides, allocator(), kKeys,
+                                                          c10::dtype_or_default(dtype))));
 }
 
 void ensure_storage(const at::Tensor& self) {

@@ -28,23 +28,60 @@ class DeviceAllocator final : public c10::Allocator {
   }
 };
 
+thread_local ShapesOnly* finding_shapes = nullptr;
+
 }  // namespace
+
+// Note [Guarded storages]: whoever asks a storage for bytes to be written reads or writes device
+// memory itself, and comes here first. Torch does so, too, where it looks for shapes only.
+struct Guard {
+  static void asked(c10::StorageImpl* storage) {
+    TORCH_CHECK(finding_shapes != nullptr,
+                "This code reads or writes the memory of a CUDA tensor itself, but that memory is "
+                "in another process. Use operators of torch instead, or pass it tensor.cpu().");
+    finding_shapes->asked_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  }
+  // Torch before 2.13 has no such hook.
+  template <typename Storage>
+  static void set(Storage& storage) {
+    if constexpr (requires { storage.set_materializer(&asked); }) {
+      if (!storage.has_materializer()) storage.set_materializer(&asked);
+    }
+  }
+};
+
+ShapesOnly::ShapesOnly() : outer_(finding_shapes) { finding_shapes = this; }
+
+ShapesOnly::~ShapesOnly() {
+  finding_shapes = outer_;
+  // Torch takes a hook away once it was called.
+  for (const auto& storage : asked_) Guard::set(*storage);
+}
+
+at::Tensor guarded(at::Tensor tensor) {
+  Guard::set(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  return tensor;
+}
 
 c10::Allocator* allocator() {
   static DeviceAllocator* const instance = new DeviceAllocator();
   return instance;
 }
 
+bool is_ours(const c10::DataPtr& pointer) { return pointer.get_deleter() == &free_slot; }
+
 Slot* slot_of(const c10::DataPtr& pointer) {
   TORCH_CHECK(
-      pointer.get_deleter() == &free_slot,
+      is_ours(pointer),
       "this CUDA tensor was made from a foreign pointer, which a proxied device cannot use");
   return static_cast<Slot*>(pointer.get_context());
 }
 
 c10::Storage make_storage(Slot* slot) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), slot->bytes, data_ptr(slot), allocator(), true));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), slot->bytes, data_ptr(slot), allocator(), true);
+  Guard::set(*storage);
+  return c10::Storage(std::move(storage));
 }
 
 at::Tensor make_tensor(c10::Storage storage, const Geometry& geometry) {
@@ -60,8 +97,8 @@ at::Tensor make_tensor(c10::Storage storage, const Geometry& geometry) {
 namespace {
 // The slot lives on under its new address: the old pointer must not free it.
 void readdress(c10::StorageImpl* storage, Slot* slot) {
-  c10::DataPtr old = storage->set_data_ptr(data_ptr(slot));
-  old.release_context();
+  storage->_mutable_data_ptr_no_checks().release_context();
+  storage->set_data_ptr_noswap(data_ptr(slot));
   storage->set_nbytes(slot->bytes);
 }
 }  // namespace

@@ -1,6 +1,8 @@
 // Device tensors of the client: geometry and a numbered storage, no bytes.
 #pragma once
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
@@ -15,6 +17,9 @@ inline constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::CUDA};
 // Allocates what `at::empty` and storages created by Python ask for.
 c10::Allocator* allocator();
 
+// Whether a storage's memory is the device's, and not a foreign pointer.
+bool is_ours(const c10::DataPtr& pointer);
+
 // The storage behind a device tensor. Raises if it is not one of ours (a foreign pointer).
 Slot* slot_of(const c10::DataPtr& pointer);
 inline Slot* slot_of(const at::Tensor& tensor) {
@@ -24,6 +29,23 @@ inline Slot* slot_of(const at::Tensor& tensor) {
 // A storage around a slot that a record binds.
 c10::Storage make_storage(Slot* slot);
 at::Tensor make_tensor(c10::Storage storage, const Geometry& geometry);
+// A new tensor whose storage came from `allocator`: code that asks it for bytes is told that they
+// are not in this process. Storages of `make_storage` tell so, too.
+at::Tensor guarded(at::Tensor tensor);
+
+// While it lives, torch's shape functions in this thread may ask for addresses.
+class ShapesOnly {
+ public:
+  ShapesOnly();
+  ~ShapesOnly();
+  ShapesOnly(const ShapesOnly&) = delete;
+  ShapesOnly& operator=(const ShapesOnly&) = delete;
+
+ private:
+  friend struct Guard;
+  ShapesOnly* outer_;
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> asked_;
+};
 
 // Gives the storage another size on both sides; bytes up to the smaller one are kept.
 void resize_storage(c10::StorageImpl* storage, uint64_t bytes);

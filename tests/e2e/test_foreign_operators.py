@@ -27,17 +27,23 @@ COMPILED = """
 at::Tensor twice_plus(const at::Tensor& x, int64_t more) { return x * 2 + more; }
 at::Tensor positive(const at::Tensor& x) { return x.masked_select(x > 0); }
 at::Tensor& fill(at::Tensor& x, double value) { return x.fill_(value); }
+std::tuple<at::Tensor, std::optional<at::Tensor>> beyond(const at::Tensor& x, double bound) {
+  const at::Tensor found = at::nonzero(x > bound);
+  return {x.clamp_max(bound), found.numel() ? std::optional(found) : std::nullopt};
+}
 
 TORCH_LIBRARY(foreign, library) {
   library.def("twice_plus(Tensor x, int more) -> Tensor");
   library.def("positive(Tensor x) -> Tensor");
   library.def("fill_(Tensor(a!) x, float value) -> Tensor(a!)");
+  library.def("beyond(Tensor x, float bound) -> (Tensor, Tensor?)");
 }
 
 TORCH_LIBRARY_IMPL(foreign, CPU, library) {
   library.impl("twice_plus", &twice_plus);
   library.impl("positive", &positive);
   library.impl("fill_", &fill);
+  library.impl("beyond", &beyond);
 }
 """
 
@@ -111,6 +117,62 @@ LATE = """
 
 TORCH_LIBRARY_IMPL(foreign_both, CUDA, library) {
   library.impl("late", [](const at::Tensor& x) { return at::zeros_like(x); });
+}
+"""
+
+# A library that starts kernels itself, without torch's dispatcher, where a tensor is on a GPU, as
+# torch_scatter has it. What it would start writes nothing here.
+OWN = """
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+void launch(const float* from, float* to, int64_t count) {}
+
+at::Tensor twice(const at::Tensor& x) {
+  if (!x.is_cuda()) return x * 2;
+  at::Tensor result = at::empty_like(x);
+  launch(x.const_data_ptr<float>(), result.data_ptr<float>(), x.numel());
+  return result;
+}
+
+struct Twice : torch::autograd::Function<Twice> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return twice(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list outer) {
+    return {twice(outer[0])};
+  }
+};
+
+TORCH_LIBRARY(foreign_own, library) {
+  library.def("twice(Tensor x) -> Tensor", &twice);
+  library.def("differentiable(Tensor x) -> Tensor", [](const at::Tensor& x) {
+    return Twice::apply(x);
+  });
+  library.def("explicit(Tensor x) -> Tensor",
+              torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &twice));
+  library.def("resized(Tensor(a!) x) -> Tensor(a!)", [](at::Tensor x) {
+    x.resize_({2});
+    x.mutable_data_ptr<float>()[0] = 1;
+    return x;
+  });
+  library.def("composed(Tensor x) -> Tensor", [](const at::Tensor& x) { return x * 2; });
+}
+"""
+
+# Kernels for operators of torch, of which the first was used before.
+REPLACING = """
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+at::Tensor nonsense(const at::Tensor& x) { return at::zeros_like(x); }
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("hardswish", &nonsense);
+  library.impl("erfinv", &nonsense);
+  library.impl("relu6", &nonsense);
 }
 """
 
@@ -192,7 +254,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         flags += ["-isystem", str(include)]
     links = [f"-L{info.library_directory}", "-ltorch_cpu", "-lc10"]
     builds = []
-    for name, text in (("foreign", COMPILED), ("foreign_both", BOTH), ("foreign_late", LATE)):
+    texts = {"": COMPILED, "_both": BOTH, "_late": LATE, "_own": OWN, "_replacing": REPLACING}
+    for name, text in ((f"foreign{kind}", text) for kind, text in texts.items()):
         source = directory / f"{name}.cpp"
         source.write_text(text)
         output = ["-shared", "-o", str(directory / f"lib{name}.so")]
@@ -252,6 +315,7 @@ def test_operators_of_compiled_libraries_are_executed(ask: Ask) -> None:
     assert ask("compiled") == "True"
     assert ask("gradient") == "True"
     assert ask("dynamic") == "[True, True]"
+    assert ask("optional") == "[True, True]"
     assert ask("in place") == "True"
     move_to_another_worker()  # which has not loaded it yet
     assert ask("gradient") == "True"
@@ -263,6 +327,17 @@ def test_a_kernel_for_cuda_does_not_compute_in_the_notebook(ask: Ask) -> None:
         assert ask(order) == "True", order
     move_to_another_worker()
     assert ask("both") == "True"
+
+
+def test_code_that_starts_its_own_kernels_is_stopped(ask: Ask) -> None:
+    assert ask("own") == "(True, True, True, True, 4)"
+    for name in ("hardswish", "erfinv", "relu6"):
+        assert ask(f"before {name}") == "True"
+    assert ask("replacing") == "True"
+    for name in ("hardswish", "erfinv", "relu6"):
+        assert ask(f"after {name}").startswith(
+            f"NotImplementedError: aten::{name}: a library that was loaded replaces torch's kernel"
+        )
 
 
 def test_operators_of_modules_are_executed(ask: Ask) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import io
 import sys
@@ -29,6 +30,15 @@ def step(order: str, directory: Path) -> object:
         return check(twice_with_gradient, x)
     if order == "dynamic":  # as many results as there are positive ones
         return [check(torch.ops.foreign.positive, x - n) for n in (2, 4)]
+    if order == "optional":  # with a second result, and with None
+        return [optional(x, bound) for bound in (2.0, 9.0)]
+    if order == "own":
+        return own(directory, x)
+    if order.startswith(("before ", "after ")):
+        return check(getattr(torch.nn.functional, order.split()[1], torch.erfinv), x / 8)
+    if order == "replacing":
+        ctypes.CDLL(str(directory / "libforeign_replacing.so"))
+        return check(torch.add, x, x)
     if order == "in place":
         return check(lambda y: torch.ops.foreign.fill_(y, 2.5), x)
     if order == "python":
@@ -72,6 +82,43 @@ def check(operator: object, x: torch.Tensor, *more: object) -> bool:
     proxied = operator(x.cuda(), *moved)
     torch.cuda.synchronize()
     return proxied.is_cuda and torch.equal(proxied.cpu(), operator(x.clone(), *more))
+
+
+def optional(x: torch.Tensor, bound: float) -> bool:
+    """Whether an operator that may return None does so, or returns what it does on the CPU."""
+    plain, proxied = (torch.ops.foreign.beyond(each, bound) for each in (x, x.cuda()))
+    if plain[1] is None or proxied[1] is None:
+        return plain[1] is None and proxied[1] is None
+    return all(torch.equal(one, other.cpu()) for one, other in zip(plain, proxied, strict=True))
+
+
+def own(directory: Path, x: torch.Tensor) -> tuple[object, ...]:
+    """Use a library that starts kernels itself: what is stopped, and what need not be."""
+    torch.ops.load_library(str(directory / "libforeign_own.so"))
+    operators = torch.ops.foreign_own
+    y = x.cuda()
+    y[1:].mul_(1.0).add_(y[:1]).sub_(y[:1])  # which torch's shape functions look at
+    leaf = y.clone().requires_grad_()
+    stopped = 0
+    for operator in (
+        operators.twice,
+        operators.differentiable,
+        operators.explicit,
+        operators.resized,
+    ):
+        try:
+            operator(leaf if operator is operators.differentiable else y.clone())
+        except RuntimeError as error:
+            stopped += str(error).startswith(
+                "This code reads or writes the memory of a CUDA tensor"
+            )
+    storage = y.untyped_storage()
+    addressed = (
+        y[1:].data_ptr() == storage.data_ptr() + 12 and torch.empty(0).cuda().data_ptr() == 0
+    )
+    composed = check(operators.composed, x)
+    plain = all(torch.equal(op(x), 2 * x) for op in (operators.twice, operators.differentiable))
+    return addressed, composed, plain, y.clone().data_ptr() != y.data_ptr(), stopped
 
 
 def both(order: str, directory: Path, x: torch.Tensor) -> bool:
