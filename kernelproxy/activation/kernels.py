@@ -50,7 +50,8 @@ def refuse_triton(module: ModuleType) -> None:
     def _create_driver() -> NoReturn:
         raise RuntimeError(
             "This kernel is written in Triton, which jupyter_sing cannot run yet: "
-            f"the GPU is in another process. Instead, {_INSTEAD}, or torch.compile."
+            f"the GPU is in another process. Instead, {_INSTEAD}; torch.compile makes "
+            "kernels of them there."
         )
 
     module._create_driver = _create_driver  # type: ignore[attr-defined]
