@@ -5,6 +5,7 @@
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DispatchKeySet.h>
 
@@ -114,6 +115,7 @@ void call_structured(Operator& op, std::span<const std::byte> key, Stack& stack)
   {
     const SizedBy scope(&op.schema.name());
     const ShapesOnly may_ask;
+    const at::DisableRecordFunctionGuard unseen;  // profilers have seen this operator already
     // A key without kernels of its own: the dispatcher finds the composite one behind it.
     op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), &stack);
   }
