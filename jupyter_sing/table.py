@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from kernelproxy.readable import bytes_text as bytes_text
 from kernelproxy.readable import clock, device_label, device_name, escaped, sharing, soon, width
 
 # One word for each state; what happens next is in the session's own reason.
@@ -59,16 +60,6 @@ class Table:
 
         head, body = row("th", self.header), "".join(row("td", cells) for cells in self.rows)
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
-
-
-def bytes_text(count: int) -> str:
-    """Write a number of bytes for people: ``1.5 GiB``."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
 
 
 def state_word(session: dict[str, Any]) -> str:

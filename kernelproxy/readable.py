@@ -43,6 +43,16 @@ def width(text: str) -> int:
     return found
 
 
+def bytes_text(count: float) -> str:
+    """Write a number of bytes: ``1.5 GiB``; as `bytesText` of the panels does."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
 def device_name(device: str | None) -> str:
     """Say what people call a device: ``GPU 1``, ``Simulated GPU 0``."""
     return "no GPU" if not device else devices_named(device)

@@ -11,7 +11,7 @@ from jupyter_sing.scheduler.events import SessionId
 from jupyter_sing.scheduler.fairness import Flow
 from jupyter_sing.scheduler.forecast import Expected, Forecast
 from jupyter_sing.scheduler.leases import Leases
-from jupyter_sing.scheduler.limits import GIB, Held
+from jupyter_sing.scheduler.limits import Held, size_text
 from jupyter_sing.scheduler.serving import Serving
 from jupyter_sing.scheduler.state import DeviceState, Phase, Session
 from jupyter_sing.scheduler.waiting import Key
@@ -147,8 +147,8 @@ class Explaining:
             return f"It needs {session.gpus} devices at once, and {most} is the most there can be"
         if session.memory > self._largest:
             return (
-                f"It has {session.memory / GIB:.1f} GiB, and the largest device"
-                f" {self._largest / GIB:.1f} GiB"
+                f"It has {size_text(session.memory)}, and the largest device"
+                f" {size_text(self._largest)}"
             )
         return None
 

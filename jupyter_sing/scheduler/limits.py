@@ -29,7 +29,6 @@ WOKEN = 8
 RETRY = 5.0
 """Seconds after which somebody is tried again who waits for room: pins and failures end unsaid."""
 
-GIB = 1 << 30
 
 Leaving = list[tuple[Session, DeviceState]]
 
@@ -276,8 +275,8 @@ def _counted(session: Session, quota: Quota) -> float:
 def _about_memory(session: Session, quota: Quota) -> Held:
     most, size = quota.limits.device_memory, session.memory * session.gpus
     text = (
-        f"{quota.whose} has {_size(quota.memory + quota.coming)} of {_size(most)} on devices, and"
-        f" this session needs {_size(size)}: waits until some of it is given back"
+        f"{quota.whose} has {size_text(quota.memory + quota.coming)} of {size_text(most)} on"
+        f" devices, and this session needs {size_text(size)}: waits until some of it is given back"
     )
     return Held(quota.flow, text, None, quota.limits.devices)
 
@@ -293,8 +292,13 @@ def _devices(count: float) -> str:
     return f"{count:g} device{'' if count == 1 else 's'}"
 
 
-def _size(size: float) -> str:
-    return f"{size / GIB:.1f} GiB"
+def size_text(count: float) -> str:
+    """Write a number of bytes as `bytes_text` of `kernelproxy.readable`, which is not for here."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
 
 
 def _time(seconds: float) -> str:

@@ -31,7 +31,7 @@ from kernelproxy.agent.records import Record
 from kernelproxy.agent.workers import Snapshot
 from kernelproxy.errors import ControlError, StoreError
 from kernelproxy.protocol import CheckpointOpened
-from kernelproxy.readable import quoted
+from kernelproxy.readable import bytes_text, quoted
 from kernelproxy.snapshot.manifest import Label, Manifest
 from kernelproxy.snapshot.putting import Part
 from kernelproxy.snapshot.store import Store
@@ -191,7 +191,7 @@ class Checkpoints:
         limit = self._opened().limits.store
         if limit is not None and sum(host.parts) + sum(host.contents) > limit:
             raise ControlError(
-                f"The notebook has more than {limit >> 20} MiB, the most a checkpoint may have.",
+                f"The notebook has more than {bytes_text(limit)}, the most a checkpoint may have.",
                 "quota",
             )
 

@@ -70,7 +70,7 @@ from kernelproxy.protocol import (
     Why,
     WhyReply,
 )
-from kernelproxy.readable import quoted
+from kernelproxy.readable import bytes_text, quoted
 
 log = logging.getLogger(__name__)
 
@@ -401,7 +401,7 @@ def _failure(error: OSError) -> str:
     if error.errno == errno.EFBIG:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return (
-            f"The daemon may write files, and share memory, of {most >> 10} KiB at most: stop it "
+            f"The daemon may write files, and share memory, of {bytes_text(most)} at most: stop it "
             "(jupyter sing stop) and start it again under a higher limit (ulimit -f)."
         )
     place = f"{error.filename}: " if error.filename else ""

@@ -30,6 +30,7 @@ from kernelproxy.agent.states import State
 from kernelproxy.agent.tending import GONE, Tender
 from kernelproxy.errors import ControlError, InternalError, SingError
 from kernelproxy.protocol import Done, Hold, LetThrough, Revive, Revived
+from kernelproxy.readable import bytes_text
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -209,8 +210,8 @@ class Hibernation:
         need = memory_bytes(self._session.kernel.pid or 0, shared=shared)
         if need > room:
             raise ControlError(
-                f"Its process may take {report.size(need)} on disk, and the quota has "
-                f"{report.size(room)} left: delete checkpoints, or raise the quota.",
+                f"Its process may take {bytes_text(need)} on disk, and the quota has "
+                f"{bytes_text(room)} left: delete checkpoints, or raise the quota.",
                 "quota",
             )
         return need

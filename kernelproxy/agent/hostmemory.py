@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
 from kernelproxy.agent.cold import ColdStates
-from kernelproxy.agent.sizes import size
 from kernelproxy.agent.tiers import Parked, choose_cold, seconds_to_next
 from kernelproxy.errors import ControlError, SingError, StoreError
+from kernelproxy.readable import bytes_text
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class HostMemory:
             excess = self._taken() - self._budget
             if count > 0 and excess > 0 and (full := await self._disk_lacks(guest, excess)):
                 raise ControlError(
-                    f"Host memory for suspended sessions is full ({size(self._budget)}), and "
+                    f"Host memory for suspended sessions is full ({bytes_text(self._budget)}), and "
                     f"{full} Close notebooks, delete checkpoints, or raise "
                     "JUPYTER_SING_HOST_MEMORY or JUPYTER_SING_DISK_QUOTA.",
                     "quota",
@@ -122,7 +122,7 @@ class HostMemory:
             return f"the disk cannot be used: {str(error).rstrip('.')}."
         if count <= left:
             return ""
-        return f"so is the disk quota ({size(left)} left, {size(count)} needed)."
+        return f"so is the disk quota ({bytes_text(left)} left, {bytes_text(count)} needed)."
 
     def changed(self) -> None:
         """A session was suspended, or takes more: look whether somebody should go to disk."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent.company import known_as, shared
 from kernelproxy.agent.room import Room
-from kernelproxy.agent.sizes import size as size
 from kernelproxy.agent.states import State
 from kernelproxy.agent.workers import Snapshot
 from kernelproxy.libraries import Compiling

@@ -23,7 +23,7 @@ from kernelproxy.agent.states import State
 from kernelproxy.agent.zygotes import Zygote
 from kernelproxy.errors import ControlError, StoreError, WorkerDiedError, WorkerError
 from kernelproxy.oplog import Presence
-from kernelproxy.readable import device_name, turn
+from kernelproxy.readable import bytes_text, device_name, turn
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -137,7 +137,7 @@ class Returning:
             place = room.enqueue(session)
             self._queued_since = self._queued_since or time.monotonic()
             long = time.monotonic() - self._queued_since > ROOM_SECONDS
-            device, size = device_name(room.device.id), report.size(need)
+            device, size = device_name(room.device.id), bytes_text(need)
             if (kept or long) and not session.arbiter.keeps:  # others can use the turn
                 self._leave_queue()
                 why = kept or f"{device} has less than {size} free now."

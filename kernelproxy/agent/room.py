@@ -18,9 +18,8 @@ from typing import Protocol
 
 from kernelproxy.agent.history import History
 from kernelproxy.agent.memory import Ledger, Neighbour, plan_room
-from kernelproxy.agent.sizes import size
 from kernelproxy.devices import Device
-from kernelproxy.readable import device_name
+from kernelproxy.readable import bytes_text, device_name
 
 #: Seconds between two looks for room while somebody waits. Clients ring when a cell ends, so this
 #: matters only where the log was not drained by then, which nobody tells.
@@ -183,8 +182,8 @@ class Room:
         names = " and ".join(sorted(known))
         keep = "is pinned and keeps" if len(pinned) == 1 else "are pinned and keep"
         return (
-            f"Waiting for {size(need)} on {device_name(self.device.id)}: {names} {keep} "
-            f"{size(kept)}."
+            f"Waiting for {bytes_text(need)} on {device_name(self.device.id)}: {names} {keep} "
+            f"{bytes_text(kept)}."
         )
 
     def stuck(self, tenant: Tenant) -> str:

@@ -18,10 +18,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from kernelproxy.agent import report
 from kernelproxy.agent.cadence import Cadence, Inflow
 from kernelproxy.agent.state import DeviceState
 from kernelproxy.errors import WorkerError
+from kernelproxy.readable import bytes_text
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Upkeep:
             await self._forgo(
                 "The budget of host memory for logs and snapshots is used up."
                 if allowed
-                else f"It fills its log faster than {report.size(state.memory.log_bytes)} between "
+                else f"It fills its log faster than {bytes_text(state.memory.log_bytes)} between "
                 "two snapshots that would take 2 % of its time."
             )
 

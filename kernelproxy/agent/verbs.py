@@ -19,7 +19,7 @@ from kernelproxy.agent.migration import migrate
 from kernelproxy.agent.room import Answer, Room
 from kernelproxy.agent.states import State
 from kernelproxy.errors import ControlError, InternalError, WorkerError
-from kernelproxy.readable import device_name
+from kernelproxy.readable import bytes_text, device_name
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
@@ -181,7 +181,7 @@ class Verbs:
         if await room.reserve(session, need, queued=True) is not Answer.GRANTED:
             raise ControlError(
                 f"{_name(room)} has too little free memory: session {session.id} needs "
-                f"{report.size(need)}.",
+                f"{bytes_text(need)}.",
                 "no-room",
             )
         try:

@@ -26,10 +26,10 @@ from kernelproxy.hoststate.filestates import (
     Limits,
     Skipped,
     default_exclusions,
-    size_text,
     special_kind,
 )
 from kernelproxy.hoststate.putback import Content, PutBack, put_back
+from kernelproxy.readable import bytes_text
 
 __all__ = [
     "Collected", "Content", "FileState", "Kind", "Limits", "PutBack", "Skipped", "changed",
@@ -82,7 +82,9 @@ def gaps(journal: bytes) -> list[Skipped]:
         for path in sorted(found)
     ]
     if len(journal) >= JOURNAL_BYTES_MAX:
-        why = f"(all files): changes are no longer tracked after {size_text(len(journal))} of notes"
+        why = (
+            f"(all files): changes are no longer tracked after {bytes_text(len(journal))} of notes"
+        )
         skipped.append(Skipped(Path("/"), why))
     return skipped
 
@@ -156,7 +158,7 @@ def collect(paths: Iterable[Path], limits: Limits | None = None) -> Collected:
         if found.kind == Kind.ABSENT and any(map(path.is_relative_to, limits.temporary)):
             collected.excluded += 1
         elif found.size > limits.file_bytes:
-            size, most = size_text(found.size), size_text(limits.file_bytes)
+            size, most = bytes_text(found.size), bytes_text(limits.file_bytes)
             collected.skipped.append(Skipped(path, f"has {size}; files over {most} are not saved"))
         else:
             states.append(found)
@@ -172,7 +174,7 @@ def _cut(states: list[FileState], limits: Limits, collected: Collected) -> None:
     for state in states[: limits.count]:
         total += state.size
         if total > limits.total_bytes:
-            size, most = size_text(state.size), size_text(limits.total_bytes)
+            size, most = bytes_text(state.size), bytes_text(limits.total_bytes)
             why = f"has {size}; with it, files would take more than {most}"
             collected.skipped.append(Skipped(state.path, why))
         else:
@@ -256,7 +258,7 @@ def read_into(
             if not stat.S_ISREG(before.st_mode):
                 raise FileError(f"{path} is no file any more.")
             if bytes_max is not None and before.st_size > bytes_max:
-                raise FileError(f"{path} has grown to {size_text(before.st_size)}.")
+                raise FileError(f"{path} has grown to {bytes_text(before.st_size)}.")
             count = _copy(source, fd, offset, before.st_size)
             if count == before.st_size and _moment(os.fstat(source)) == _moment(before):
                 return FileState.of(path, before)

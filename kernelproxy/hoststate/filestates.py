@@ -41,9 +41,6 @@ EXCLUDED = (
 )
 
 
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
-
-
 class Kind(StrEnum):
     """What there is under a path."""
 
@@ -173,12 +170,3 @@ def special_kind(mode: int) -> str:
     if stat.S_ISBLK(mode) or stat.S_ISCHR(mode):
         return "a device"
     return ""
-
-
-def size_text(count: int) -> str:
-    """Bytes for people."""
-    if count < 1024:
-        return f"{count} bytes"
-    power = min((count.bit_length() - 1) // 10, 4)
-    value = count / (1 << 10 * power)
-    return f"{value:.0f} {_UNITS[power]}" if value >= 100 else f"{value:.3g} {_UNITS[power]}"

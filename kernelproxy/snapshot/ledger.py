@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kernelproxy.errors import StoreError
+from kernelproxy.readable import bytes_text
 from kernelproxy.snapshot.manifest import Manifest
 
 
@@ -136,11 +137,11 @@ class Allowance:
                 self._used[scope] += stored
             if self._used[scope] > limit:
                 raise StoreError(
-                    f"{whose} would take more than its quota of {limit >> 20} MiB: delete "
+                    f"{whose} would take more than its quota of {bytes_text(limit)}: delete "
                     "something stored, or raise the quota.",
                     "quota",
                 )
 
 
 def _and_beside(count: int) -> str:
-    return f", with {count >> 20} MiB of kernels that hibernate," if count else ""
+    return f", with {bytes_text(count)} of kernels that hibernate," if count else ""

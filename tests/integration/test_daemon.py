@@ -345,7 +345,7 @@ def test_a_limit_on_file_sizes_is_named_to_who_meets_it(toy_host) -> None:
     agent = host.agent_pid()
     limits = resource.prlimit(agent, resource.RLIMIT_FSIZE)
     resource.prlimit(agent, resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-    with pytest.raises(ControlError, match=r"of 1024 KiB at most: .*\(ulimit -f\)"):
+    with pytest.raises(ControlError, match=r"of 1.0 MiB at most: .*\(ulimit -f\)"):
         host.client("other")
     assert client.read() == client.state  # and who is there goes on
     resource.prlimit(agent, resource.RLIMIT_FSIZE, limits)

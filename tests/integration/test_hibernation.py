@@ -108,7 +108,7 @@ def test_without_room_on_disk_a_kernel_stays_as_it_was_and_that_is_said(
         return reason if "Cannot hibernate" in reason else ""
 
     reason = wait_until(said)
-    assert "on disk, and the quota has 1 MiB left: delete checkpoints" in reason
+    assert "on disk, and the quota has 1.0 MiB left: delete checkpoints" in reason
     assert sessions(host)[tender.session]["kernel_pid"] is not None
     assert tender.ask("read") == state
     assert "Dump" not in tender.orders

@@ -61,7 +61,7 @@ def test_nobody_takes_the_memory_of_a_pinned_session(
     found = host.session(other)
     assert (
         found["reason"]
-        == "Waiting for 150 MiB on Simulated GPU 0: pinned is pinned and keeps 150 MiB."
+        == "Waiting for 150.0 MiB on Simulated GPU 0: pinned is pinned and keeps 150.0 MiB."
     )
     # It goes on to have its turns.
     for _ in range(20):

@@ -210,7 +210,7 @@ def test_who_has_no_room_in_host_memory_nor_on_disk_stays_on_its_device_and_says
     host = toy_host("cpu:1GiB@1", host_memory=64 * MIB, disk_quota=10)
     first, second = host.client("first"), host.client("second")
     host.work(first, 700 * MIB)
-    full = r"Host memory for suspended sessions is full \(64 MiB\), and so is the disk quota \(10 "
+    full = r"Host memory for suspended sessions is full \(64.0 MiB\), and so is the disk quota \(10"
     with pytest.raises(ControlError, match=full):
         host.call(Suspend(first.session))
     found = host.session(first)

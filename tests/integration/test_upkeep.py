@@ -15,7 +15,7 @@ StartHost = Callable[..., ToyHost]
 MANY = 20_000  # records, of 16 bytes and more: several times the log, so that some was given back
 
 
-@pytest.mark.parametrize("why", ["faster than 64 KiB", "budget of host memory"])
+@pytest.mark.parametrize("why", ["faster than 64.0 KiB", "budget of host memory"])
 def test_a_log_that_cannot_be_kept_is_forgone_and_that_is_said(
     toy_host: StartHost, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,8 @@ from kernelproxy.hoststate.files import (
     collect,
     read_into,
 )
-from kernelproxy.hoststate.filestates import Exclusion, default_exclusions, size_text
+from kernelproxy.hoststate.filestates import Exclusion, default_exclusions
+from kernelproxy.readable import bytes_text
 
 EVERYTHING = Limits(exclude=(), temporary=())
 OLD = 1_000_000_000_123_456_789
@@ -79,8 +80,8 @@ def test_the_largest_files_are_left_out_with_their_sizes(tmp_path: Path) -> None
     assert [state.path.name for state in collected.states] == ["b", "d"]
     assert collected.total_bytes == 1510
     assert [f"{each.path.name} {each.why}" for each in collected.skipped] == [
-        "a has 2.93 KiB; files over 2.44 KiB are not saved",
-        "c has 1.95 KiB; with it, files would take more than 2.93 KiB",
+        "a has 2.9 KiB; files over 2.4 KiB are not saved",
+        "c has 2.0 KiB; with it, files would take more than 2.9 KiB",
     ]
     collected = collect([tmp_path / name for name in "abcd"], Limits((), count=2))
     assert [str(each) for each in collected.skipped] == [
@@ -91,16 +92,16 @@ def test_the_largest_files_are_left_out_with_their_sizes(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1 KiB"),
-        (1023 << 10, "1023 KiB"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1023 << 10, "1023.0 KiB"),
         (3 << 29, "1.5 GiB"),
-        (5 << 50, "5120 TiB"),
+        (5 << 40, "5120.0 GiB"),
     ],
 )
 def test_sizes_are_for_people(size: int, text: str) -> None:
-    assert size_text(size) == text
+    assert bytes_text(size) == text
 
 
 def test_temporary_files_that_are_gone_are_nothing(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_content_is_read_as_it_is(tmp_path: Path) -> None:
         assert os.pread(fd, len(content) + 8, 0) == bytes(7) + content
         file.write_bytes(b"later")
         assert read_into(state, fd) == collect([file], EVERYTHING).states[0]
-        with pytest.raises(FileError, match="has grown to 5 bytes"):
+        with pytest.raises(FileError, match="has grown to 5 B"):
             read_into(state, fd, bytes_max=4)
 
 

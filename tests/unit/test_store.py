@@ -554,7 +554,7 @@ def test_what_is_beside_the_store_counts_against_its_limit(
     arena = make_arena(b"some")
     store.put(label(), arena.fd, arena.extents)
     beside = 1 << 20
-    with pytest.raises(StoreError, match="with 1 MiB of kernels that hibernate") as refused:
+    with pytest.raises(StoreError, match=r"with 1\.0 MiB of kernels that hibernate") as refused:
         store.put(label(name="two"), arena.fd, arena.extents)
     assert refused.value.reason == "quota"
     beside = 0

@@ -111,7 +111,7 @@ def test_a_step_is_not_saved_beyond_its_share_and_forgone_when_its_log_is_full()
     kept.tend(busy=10.0)
     assert kept.state.forgone
     assert (kept.state.saves, kept.asked) == (0, 0)
-    assert "faster than 512 MiB" in kept.upkeep.obstacle
+    assert "faster than 512.0 MiB" in kept.upkeep.obstacle
     kept.tend(rested=REST_SECONDS)  # nobody waits: it costs nothing
     assert (kept.state.forgone, kept.upkeep.obstacle) == (False, "")
 
