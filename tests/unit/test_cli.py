@@ -437,3 +437,26 @@ def test_whoever_reads_may_leave(lines: int) -> None:
         process.stdin.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["status"], ["status", "--json"], ["why", "x"]])
+@pytest.mark.parametrize("errors", [False, True])
+def test_a_reader_that_leaves_is_no_error(
+    runtime_dir: Path, arguments: list[str], errors: bool
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "jupyter_sing.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer if errors else subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    is_refused = arguments[0] == "why"
+    assert done.returncode == int(is_refused)
+    assert errors or len(done.stderr.splitlines()) == int(is_refused)
