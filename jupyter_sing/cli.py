@@ -352,8 +352,8 @@ def _session_of(control: Control, name: str) -> str:
         if made["kernel_id"] and session["kernel_id"] == made["kernel_id"]:
             return str(session["id"])
     raise ControlError(
-        f"The kernel of {name} has ended. Open its notebook and run %sing restore {name}, or "
-        "choose a session with --session.",
+        f"The session of {name} has ended. Open its notebook, restart the kernel if it still runs, "
+        f"and run %sing restore {name} there, or choose another session with --session.",
         "unknown-session",
     )
 
@@ -368,7 +368,11 @@ def _only_session(control: Control) -> str:
     if len(found) == 1:
         return str(found[0]["id"])
     if not found:
-        raise ControlError("No session has a checkpoint.", "unknown-checkpoint")
+        raise ControlError(
+            "No session has a checkpoint. jupyter sing checkpoints lists those of ended sessions: "
+            "run %sing restore NAME in a notebook.",
+            "unknown-checkpoint",
+        )
     names = ", ".join(f"{each['id'][:8]} ({each['name']})" for each in found)
     raise ControlError(f"Several sessions have a checkpoint. Choose one: {names}.", "ambiguous")
 

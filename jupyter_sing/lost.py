@@ -94,18 +94,25 @@ def _last(kernel: Had, stored: Iterable[dict[str, Any]]) -> dict[str, Any] | Non
     return None
 
 
+async def stored() -> list[dict[str, Any]]:
+    """List this user's checkpoints without a daemon, the newest first.
+
+    Raises
+    ------
+    StoreError, OSError
+        If they cannot be read.
+    """
+    directory = paths.data_dir() / "states"
+    if not directory.is_dir():
+        return []
+    return await Checkpoints(lambda: Store(directory)).all(os.getuid())
+
+
 async def _on_disk() -> list[dict[str, Any]]:
-    """List this user's checkpoints without a daemon, the newest first; none if that fails."""
-
-    def store() -> Store:
-        directory = paths.data_dir() / "states"
-        if not directory.is_dir():
-            raise StoreError(f"There is no directory {directory}.")
-        return Store(directory)
-
+    """As `stored`; none if that fails: who asks for the list itself is told why."""
     try:
-        return await Checkpoints(store).all(os.getuid())
-    except (StoreError, OSError):  # who asks for the list itself is told why
+        return await stored()
+    except (StoreError, OSError):
         return []
 
 

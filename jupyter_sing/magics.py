@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jupyter_sing import table, view, watching
-from kernelproxy import activation
+from kernelproxy import activation, paths
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import (
@@ -178,10 +178,30 @@ def checkpoint(name: str = "", *, form: str = "") -> None:
 
 
 def checkpoints() -> Any:
-    """``%sing checkpoints``."""
-    found = _call(CheckpointsReply, Checkpoints()).checkpoints
+    """``%sing checkpoints``: without a daemon, too."""
+    hint = ""
+    try:
+        found = _call(CheckpointsReply, Checkpoints()).checkpoints
+    except ControlError as error:
+        # Those of the machine's daemon are root's files.
+        if error.reason != "no-daemon" or paths.is_shared(paths.socket_path()):
+            raise
+        found, hint = _stored(), error.message
     _say(f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}")
+    if found and hint:
+        _say(hint)
     return table.checkpoints_table(found) if found else None
+
+
+def _stored() -> list[dict[str, Any]]:
+    """List what is on disk; in a thread, since the kernel's own has a loop that runs."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    from jupyter_sing import lost  # with the store: only at need
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(lambda: asyncio.run(lost.stored())).result()
 
 
 def restore(name: str = "", *, form: str = "") -> None:

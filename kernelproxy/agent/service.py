@@ -8,7 +8,6 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from kernelproxy import paths
 from kernelproxy.agent import activity
@@ -34,15 +33,13 @@ from kernelproxy.agent.session import Session
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.state import DeviceState
 from kernelproxy.agent.takeover import TakeOvers
+from kernelproxy.agent.wanted import Remembered
 from kernelproxy.devices import Device
 from kernelproxy.errors import ControlError, WorkerError
 from kernelproxy.protocol import Done, OpenSession, SessionOpened
 from kernelproxy.readable import quoted
 
 log = logging.getLogger(__name__)
-
-#: Of how many sessions that have closed it is remembered what was wanted of them.
-WANTED_MAX = 1000
 
 
 class Agent:
@@ -90,8 +87,7 @@ class Agent:
         self.take_overs = TakeOvers(self.checkpoints, cold, self._images, own, settings, self._add)
         self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
         self.runs = Runs(self.sessions.keys())
-        #: What was wanted of sessions that closed, by user and kernel, which may be restarted.
-        self._wanted: dict[tuple[int, str], dict[str, Any]] = {}
+        self._remembered = Remembered(paths.runtime_dir() / "wanted.json")
         self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()
         self._tidying_disk: asyncio.Task[None] | None = None
@@ -125,7 +121,7 @@ class Agent:
         state = DeviceState(name, room.device, self.settings)
         session = self._add(name, request, uid, room, state, owner)
         session.kernel.watch_opener(pid)
-        if before := self._wanted.pop((uid, request.kernel_id), None):
+        if before := self._remembered.take(uid, request.kernel_id):
             session.wanted.adopt(before)
         session.deposit()
         log.info("Session %s (%s) on %s", name, tame(request.name), room.device.id)
@@ -296,19 +292,11 @@ class Agent:
         del self.sessions[session.id]
         self.audience.note(session)
         self.chronicle.closed(session)
-        self._remember(session)
+        if session.kernel_id and session.wanted.anything:
+            self._remembered.keep(session.owner, session.kernel_id, session.wanted.record())
         self._tidy_later()
         if not self.sessions:
             self.on_quiet()
-
-    def _remember(self, session: Session) -> None:
-        """Remember what was wanted of a session that has closed: a kernel keeps its id when it is
-        restarted, and has another session then.
-        """
-        if session.kernel_id and session.wanted.anything:
-            self._wanted[session.owner, session.kernel_id] = session.wanted.record()
-            while len(self._wanted) > WANTED_MAX:
-                del self._wanted[next(iter(self._wanted))]
 
     # ---------------------------------------------------------------- environments
 

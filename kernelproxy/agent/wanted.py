@@ -9,14 +9,23 @@ its memory like any other, and is pinned again where it comes back.
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent import report
 from kernelproxy.agent.arbiter import TIERS
 from kernelproxy.errors import ControlError
+from kernelproxy.untrusted import parse_json
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session import Session
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_MAX = 1000
 
 
 class Wanted:
@@ -90,3 +99,62 @@ class Wanted:
             with contextlib.suppress(ControlError):
                 self._change(*wish)
                 return
+
+
+class Remembered:
+    """What was wanted of sessions that have closed: a kernel keeps its id when it is restarted, and
+    has another session then, maybe of another daemon.
+
+    Parameters
+    ----------
+    path : Path
+        Its file, which nobody else can write. What cannot be written or read is lost, and the log
+        says so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records = self._read()
+
+    def keep(self, owner: int, kernel_id: str, record: dict[str, Any]) -> None:
+        """Remember it for a user's kernel; the oldest are forgotten."""
+        self._records.pop(_key(owner, kernel_id), None)
+        self._records[_key(owner, kernel_id)] = record
+        while len(self._records) > REMEMBERED_MAX:
+            del self._records[next(iter(self._records))]
+        self._write()
+
+    def take(self, owner: int, kernel_id: str) -> dict[str, Any] | None:
+        """Return it, for the kernel's next session, and forget it."""
+        record = self._records.pop(_key(owner, kernel_id), None)
+        if record is not None:
+            self._write()
+        return record
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            found = parse_json(self._path.read_bytes())
+            return {
+                str(key): {"pinned": bool(each["pinned"]), "tier": each["tier"]}
+                for key, each in found.items()
+                if each["tier"] is None or each["tier"] in TIERS
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            log.warning("Pins and priorities of closed sessions are forgotten: %s", error)
+            return {}
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(".partial")
+        try:
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(fd, "w") as file:
+                json.dump(self._records, file)
+            partial.rename(self._path)
+        except OSError as error:
+            log.warning("Pins and priorities of closed sessions may be forgotten: %s", error)
+
+
+def _key(owner: int, kernel_id: str) -> str:
+    return f"{owner} {kernel_id}"

@@ -79,6 +79,7 @@ def test_a_kernel_that_is_restarted_is_pinned_still(toy_host: StartHost) -> None
     pin(host, first)
     host.call(SetPriority(first.session, "basic"))
     host.call(CloseSession(first.session))
+    host.kill_agent()
     for key, kernel, pinned, level in (("2", "k-2", False, None), ("3", "k-1", True, "basic")):
         found = host.session(host.client(key, kernel_id=kernel, key=key))
         assert (found["pinned"], found["priority"]) == (pinned, level)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from jupyter_sing import magics, table
+from jupyter_sing import lost, magics, table
 from kernelproxy import activation, ipython
 from kernelproxy.hoststate import checkpoint
 from kernelproxy.protocol import Wish
@@ -223,6 +223,26 @@ def test_the_last_checkpoint_and_what_failed_are_a_line_each(
     session["automatic"] = {**SESSION["automatic"], "problem": "The disk is full."}
     magics.sing("")
     assert capsys.readouterr().out.split("\n")[1] == "No automatic checkpoint: The disk is full."
+
+
+def test_checkpoints_are_listed_when_the_daemon_has_ended(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def stored() -> list[dict[str, Any]]:
+        return [CHECKPOINT]
+
+    async def run_cell() -> Any:  # as a kernel does: in its loop
+        return magics.sing("checkpoints")
+
+    monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "agent.sock"))
+    assert asyncio.run(run_cell()) is None
+    assert capsys.readouterr() == ("0 checkpoints\n", "")
+    monkeypatch.setattr(lost, "stored", stored)
+    assert asyncio.run(run_cell()).rows == table.checkpoints_table([CHECKPOINT]).rows
+    assert capsys.readouterr().out == (
+        "1 checkpoint\n"
+        "The GPU session of this kernel has ended: restart the kernel, then %sing restore.\n"
+    )
 
 
 def test_checkpoints_by_themselves_are_set_and_shown(

@@ -111,7 +111,7 @@ def test_kernel_side_needs_only_torch(file: Path) -> None:
     }
     extra = {
         "ipython.py": {"IPython"},
-        "magics.py": {"IPython"},
+        "magics.py": {"IPython", "jupyter_sing.lost"},  # in the function for want of a daemon
         "waiting.py": {"IPython"} if file.parent.name == "activation" else set(),
         "widget.py": {"IPython"},
         "__init__.py": {"jupyter_sing.extension"},  # in the function that only a server calls

@@ -67,4 +67,4 @@ def test_they_are_described_with_the_checkpoint_that_gives_them_back(
 
 
 def test_without_a_store_there_are_no_checkpoints() -> None:
-    assert asyncio.run(lost._on_disk()) == []
+    assert asyncio.run(lost._on_disk()) == asyncio.run(lost.stored()) == []
