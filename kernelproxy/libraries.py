@@ -243,7 +243,7 @@ def publish(
     """
     # We hold the key's lock: whatever lies under this name was left by a build that was killed.
     for stale in cache.glob(f".{key}.*"):
-        shutil.rmtree(stale)
+        shutil.rmtree(stale, ignore_errors=True)  # its compilers may still write there
     with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=cache) as name:
         scratch = Path(name)
         objects = cache / "objects" if keep else scratch / "objects"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 
 from kernelproxy import libraries, native
 from kernelproxy.errors import NativeError
+from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -125,7 +127,7 @@ def test_changed_source_or_torch_is_another_pair(
 
 COMPILER = """#!/bin/sh
 # Counts the units that are compiled, and waits until somebody lets it go on.
-case " $* " in *" -c "*) echo unit >>"$COMPILED"; read -r line <"$GATE";; esac
+case " $* " in *" -c "*) echo "unit $PPID" >>"$COMPILED"; read -r line <"$GATE";; esac
 exec g++ "$@"
 """
 
@@ -142,39 +144,79 @@ print(parts.client, flush=True)
 """
 
 
-def test_one_process_compiles_and_the_others_tell_how_far_it_is(
-    tree: Path, fake_torch: Path, tmp_path: Path
-) -> None:
-    compiler, compiled, gate = (tmp_path / name for name in ("compiler", "compiled", "gate"))
-    compiler.write_text(COMPILER)
-    compiler.chmod(0o755)
-    os.mkfifo(gate)
-    hold = os.open(gate, os.O_RDWR)
-    env = {**os.environ, "CXX": str(compiler), "COMPILED": str(compiled), "GATE": str(gate)}
-    command = [sys.executable, "-c", USER, str(tree.parent), str(fake_torch), str(tmp_path / "c")]
-    users = [
-        subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    text = "Compiling GPU support for torch 2.13 (first use only), {} of 3\n"
-    try:
-        for done in range(3):
-            for user in users:
-                assert user.stdout is not None
-                said = user.stdout.readline()
-                while said == text.split(",")[0] + "\n":  # nobody knew yet how many there are
-                    said = user.stdout.readline()
-                assert said == text.format(done)
-            os.write(hold, b"go on\n")
-        found = {user.communicate(timeout=60)[0].splitlines()[-1] for user in users}
-        (client,) = found
-        assert client.endswith("libsing_client.so")
-        assert [user.returncode for user in users] == [0, 0, 0]
-        assert compiled.read_text().count("unit") == 3
-    finally:
-        os.close(hold)
-        for user in users:
+class Users:
+    """Processes that need the same libraries at once; their compilers wait until `go_on`."""
+
+    def __init__(self, tree: Path, fake_torch: Path, tmp_path: Path) -> None:
+        compiler, gate = tmp_path / "compiler", tmp_path / "gate"
+        self.compiled = tmp_path / "compiled"
+        compiler.write_text(COMPILER)
+        compiler.chmod(0o755)
+        os.mkfifo(gate)
+        self._gate = os.open(gate, os.O_RDWR)
+        variables = {"CXX": compiler, "COMPILED": self.compiled, "GATE": gate}
+        env = {**os.environ, **{name: str(path) for name, path in variables.items()}}
+        given = map(str, (tree.parent, fake_torch, tmp_path / "c"))
+        command = [sys.executable, "-c", USER, *given]
+        self.all = [
+            subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+            for _ in range(3)
+        ]
+
+    def go_on(self, times: int = 1) -> None:
+        os.write(self._gate, times * b"go on\n")
+
+    def close(self) -> None:
+        os.close(self._gate)
+        for user in self.all:
             user.kill()
+            user.communicate()
+
+
+@pytest.fixture
+def users(tree: Path, fake_torch: Path, tmp_path: Path) -> Iterator[Users]:
+    found = Users(tree, fake_torch, tmp_path)
+    yield found
+    found.close()
+
+
+def told(user: subprocess.Popen[str]) -> str:
+    """What a user is told next; at first nobody may know how many units there are."""
+    assert user.stdout is not None
+    said = user.stdout.readline()
+    while said.endswith("(first use only)\n"):
+        said = user.stdout.readline()
+    return said
+
+
+@pytest.mark.slow
+def test_one_process_compiles_and_the_others_tell_how_far_it_is(users: Users) -> None:
+    for done in range(3):
+        text = f"Compiling GPU support for torch 2.13 (first use only), {done} of 3\n"
+        assert [told(user) for user in users.all] == [text] * 3
+        users.go_on()
+    (client,) = {user.communicate(timeout=60)[0].splitlines()[-1] for user in users.all}
+    assert client.endswith("libsing_client.so")
+    assert [user.returncode for user in users.all] == [0, 0, 0]
+    assert users.compiled.read_text().count("unit") == 3
+
+
+@pytest.mark.slow
+def test_when_the_process_that_compiles_is_killed_another_one_does(users: Users) -> None:
+    for user in users.all:
+        told(user)
+    wait_until(users.compiled.exists)
+    wait_until(lambda: users.compiled.read_text().endswith("\n"))
+    compiling = int(users.compiled.read_text().split()[1])
+    (victim,) = (user for user in users.all if user.pid == compiling)
+    victim.kill()
+    victim.wait()
+    users.go_on(12)  # what it has started, too
+    others = [user for user in users.all if user is not victim]
+    (client,) = {user.communicate(timeout=60)[0].splitlines()[-1] for user in others}
+    assert client.endswith("libsing_client.so")
+    later = [line.split()[1] for line in users.compiled.read_text().splitlines()]
+    assert len({*later} - {str(compiling)}) == 1
 
 
 def test_libraries_in_the_package_are_used_first(
