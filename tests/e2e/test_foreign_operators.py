@@ -108,25 +108,10 @@ TORCH_LIBRARY_IMPL(foreign_both, CUDA, library) {
 TORCH_LIBRARY_IMPL(foreign_both, Autograd, library) {
   library.impl("twice", [](const at::Tensor& x) { return Twice::apply(x); });
 }
-"""
 
-# A library that brings a kernel for an operator which another one has defined, and used before.
-LATE = """
-#include <ATen/ATen.h>
-#include <torch/library.h>
-
-TORCH_LIBRARY_IMPL(foreign_both, CUDA, library) {
-  library.impl("late", [](const at::Tensor& x) { return at::zeros_like(x); });
-}
-"""
-
-# A library that starts kernels itself, without torch's dispatcher, where a tensor is on a GPU, as
-# torch_scatter has it. What it would start writes nothing here.
-OWN = """
-#include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
-
+// What starts kernels itself, without torch's dispatcher, where a tensor is on a GPU, as
+// torch_scatter has it. What it would start writes nothing here.
+namespace own {
 void launch(const float* from, float* to, int64_t count) {}
 
 at::Tensor twice(const at::Tensor& x) {
@@ -160,15 +145,18 @@ TORCH_LIBRARY(foreign_own, library) {
   });
   library.def("composed(Tensor x) -> Tensor", [](const at::Tensor& x) { return x * 2; });
 }
+}  // namespace own
 """
 
-# Kernels for operators of torch, of which the first was used before.
-REPLACING = """
+# A library that brings kernels for operators which others have defined, and used before: another
+# library, and torch.
+LATE = """
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
 at::Tensor nonsense(const at::Tensor& x) { return at::zeros_like(x); }
 
+TORCH_LIBRARY_IMPL(foreign_both, CUDA, library) { library.impl("late", &nonsense); }
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("hardswish", &nonsense);
   library.impl("erfinv", &nonsense);
@@ -254,8 +242,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
         flags += ["-isystem", str(include)]
     links = [f"-L{info.library_directory}", "-ltorch_cpu", "-lc10"]
     builds = []
-    texts = {"": COMPILED, "_both": BOTH, "_late": LATE, "_own": OWN, "_replacing": REPLACING}
-    for name, text in ((f"foreign{kind}", text) for kind, text in texts.items()):
+    for name, text in (("foreign", COMPILED), ("foreign_both", BOTH), ("foreign_late", LATE)):
         source = directory / f"{name}.cpp"
         source.write_text(text)
         output = ["-shared", "-o", str(directory / f"lib{name}.so")]

@@ -37,7 +37,7 @@ def step(order: str, directory: Path) -> object:
     if order.startswith(("before ", "after ")):
         return check(getattr(torch.nn.functional, order.split()[1], torch.erfinv), x / 8)
     if order == "replacing":
-        ctypes.CDLL(str(directory / "libforeign_replacing.so"))
+        ctypes.CDLL(str(directory / "libforeign_late.so"))
         return check(torch.add, x, x)
     if order == "in place":
         return check(lambda y: torch.ops.foreign.fill_(y, 2.5), x)
@@ -94,7 +94,7 @@ def optional(x: torch.Tensor, bound: float) -> bool:
 
 def own(directory: Path, x: torch.Tensor) -> tuple[object, ...]:
     """Use a library that starts kernels itself: what is stopped, and what need not be."""
-    torch.ops.load_library(str(directory / "libforeign_own.so"))
+    torch.ops.load_library(str(directory / "libforeign_both.so"))
     operators = torch.ops.foreign_own
     y = x.cuda()
     y[1:].mul_(1.0).add_(y[:1]).sub_(y[:1])  # which torch's shape functions look at
