@@ -10,7 +10,7 @@ EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
 _TOLD = (
     "kernel_id", "state", "tier", "reason", "name", "owner", "memory", "pinned", "priority",
     "served_as", "recoverable", "queued_for", "queue_position", "expected_wait", "last_checkpoint",
-    "suspended_by", "suspended_at", "shared",
+    "suspended_by", "suspended_at", "shared", "promised",
 )  # fmt: skip
 
 

@@ -72,6 +72,14 @@ export function checkpointText(
     : trans.__('Last checkpoint: %1, %2', made, how);
 }
 
+/** What a session lacks of what its tier promises, where its state says other things; or empty. */
+export function shortfallText(session: Session, trans: TranslationBundle): string {
+  const { shared, served_as: tier, promised } = session;
+  return shared && promised === 0 && (tier === 'premium' || tier === 'standard')
+    ? trans.__('Tier %1, without its guaranteed share: other sessions have all of it', tier)
+    : '';
+}
+
 /** Say how full devices are, and how many wait: `GPU 1: 12.0 GiB of 80.0 GiB · 2 waiting`. */
 export function devicesText(
   devices: readonly Device[],

@@ -98,6 +98,17 @@ test('its buttons are about its session, and its links lead elsewhere', async ()
   expect(left).toHaveBeenCalledTimes(1);
 });
 
+test.each<[number | null, 'premium' | 'basic', boolean]>([
+  [0, 'premium', true],
+  [0.95, 'premium', false],
+  [0, 'basic', false],
+  [null, 'premium', false]
+])('who shares and is promised %s as %s is told of a lack: %s', async (promised, tier, isTold) => {
+  const shared = { devices: ['cpu:0'], with: ['bob'], share: 0.5 };
+  await show(aSession({ promised, served_as: tier, shared }));
+  expect(text().includes('without its guaranteed share')).toBe(isTold);
+});
+
 test('what cannot be done says why, and is not done', async () => {
   obstacle = 'A checkpoint is being saved.';
   await show(aSession());

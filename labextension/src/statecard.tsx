@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
-import { checkpointText, neighbours, queueText, withoutTurn } from './facts';
+import { checkpointText, neighbours, queueText, shortfallText, withoutTurn } from './facts';
 import { checkpointIcon, pinIcon, stateIcons } from './icons';
 import { fraction } from './progress';
 import { Room } from './room';
@@ -56,6 +56,9 @@ export function StateCard(props: IStateCardProps): React.JSX.Element {
       {session === undefined && <Remedy trans={trans} />}
       {session && (session.shared || session.queue_position != null) && (
         <Turn session={session} trans={trans} />
+      )}
+      {session && shortfallText(session, trans) && (
+        <p className="jp-SingCard-minor">{shortfallText(session, trans)}</p>
       )}
       {session && <Work session={session} trans={trans} />}
       {session && device && <Occupancy {...{ session, device, model, trans }} />}
