@@ -20,6 +20,7 @@ from kernelproxy.agent.chronicle import Chronicle
 from kernelproxy.agent.cold import ColdStates
 from kernelproxy.agent.deposits import RECORD_VERSION, Deposited, Deposits
 from kernelproxy.agent.forms import Forms
+from kernelproxy.agent.garbage import give_back_memory
 from kernelproxy.agent.guests import check_request, tame, user_of
 from kernelproxy.agent.hands import AgentHands
 from kernelproxy.agent.hostmemory import HostMemory
@@ -327,6 +328,7 @@ class Agent:
         self._households.retire_unused(used)
         if self._households.unused(used):
             self._tidy_later()
+        give_back_memory()
 
     def _prepared(self, task: asyncio.Task[object]) -> None:
         self._preparing.discard(task)

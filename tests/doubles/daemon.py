@@ -3,6 +3,7 @@
 Beside settings there may be ``die_at``: the first agent kills itself when it has come to that many
 moments at which somebody else learns something of it, a deposit or a change of an agent page (each
 has a moment before and one after it). ``moments`` is a file for their number so far, and
+``objects`` is where SIGUSR2 has it write how many there are,
 ``devices_after`` are the devices that the agents after it find. While the file ``hurry`` is there,
 a worker may take a second for an order; otherwise as long as a loaded machine needs. With ``stays``
 the daemon does not leave by itself. ``quantum``: sessions take turns of so many seconds;
@@ -13,6 +14,7 @@ holds a lease.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import os
@@ -28,6 +30,7 @@ from kernelproxy.agent.arbiter import Arbiter
 from kernelproxy.agent.daemon import Daemon, run
 from kernelproxy.agent.deposits import Deposits
 from kernelproxy.agent.forms import Forms
+from kernelproxy.agent.session import Session
 from kernelproxy.agent.settings import Settings
 from kernelproxy.oplog import AgentPage
 from tests.doubles.audit import Audited
@@ -59,6 +62,15 @@ def count_moments(die_at: int, moments: str) -> None:
     AgentPage.ring = between_moments(AgentPage.ring)  # type: ignore[method-assign]
 
 
+def count_objects(path: Path) -> None:
+    """Write how many sessions, and other things that refer to others, are in memory."""
+    found = gc.get_objects()
+    numbers = sum(isinstance(each, Session) for each in found), len(found)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(numbers))
+    partial.rename(path)
+
+
 hurry = Path("/nonexistent")
 
 
@@ -77,6 +89,8 @@ def main() -> int:
     die_at, moments = given.pop("die_at", 0), given.pop("moments", "")
     devices_after, quantum = given.pop("devices_after", None), given.pop("quantum", None)
     hurry = Path(given.pop("hurry", hurry))
+    if objects := given.pop("objects", ""):
+        signal.signal(signal.SIGUSR2, lambda *_: count_objects(Path(objects)))
     if given.pop("stays", False):
         Daemon._leave_if_quiet = lambda self: None  # type: ignore[method-assign]
     # Toy kernels are saved by nobody. A trial would be a process of the agent, and take time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -336,6 +337,37 @@ def test_a_daemon_removes_and_repairs_its_own_socket_only(toy_host) -> None:
         connection.call(Stop(), WAIT_SECONDS)
     assert host.process.wait(WAIT_SECONDS) == 0
     assert path.stat().st_size == 0
+
+
+@pytest.mark.slow
+def test_nothing_stays_of_sessions_that_have_closed(toy_host, tmp_path: Path) -> None:
+    path = tmp_path / "objects"
+    host: ToyHost = toy_host("cpu:4GiB@1", linger=0.1, objects=str(path))
+    kept = host.client("kept")
+    host.work(kept)
+
+    def objects() -> list[int]:
+        path.unlink(missing_ok=True)
+        os.kill(host.agent_pid(), signal.SIGUSR2)
+        return json.loads(wait_until(lambda: path.exists() and path.read_text()))
+
+    def after(count: int) -> int:
+        """How many objects there are after so many sessions, when these are none any more."""
+        clients = [host.client(f"{each}", key=f"{each}") for each in range(count)]
+        for each in clients:
+            host.work(each)
+        assert objects()[0] == 1 + count
+        for each in clients:
+            each.close()
+            host.call(CloseSession(each.session))
+        # Whatever has ended late is found when it is tidied again.
+        wait_until(lambda: host.call(Prepare(sys.executable)) and objects()[0] == 1)
+        return objects()[1]
+
+    after(2)
+    before = after(4)
+    assert after(16) < before + 400  # a session has some hundreds
+    assert kept.read() == kept.state
 
 
 def test_a_limit_on_file_sizes_is_named_to_who_meets_it(toy_host) -> None:
