@@ -105,6 +105,36 @@ def accelerator_saves_and_loads_its_state(device: str) -> object:
     return losses, found, before, torch.equal(before, after)
 
 
+# -------------------------------------------------------------------- autocast
+
+
+@contextlib.contextmanager
+def lists_of_the_cpu() -> Iterator[None]:
+    """Have autocast for CUDA do what autocast for the CPU does, for the operators used here.
+
+    What only CUDA's lists name is left alone. Of what only the CPU's name, a loss is computed in
+    float32.
+    """
+    library = torch.library.Library("aten", "IMPL", "AutocastCUDA")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch's kernel is overridden
+        for name in torch._C._dispatch_get_all_op_names():
+            own = name.startswith("aten::") and has(name, "AutocastCUDA")
+            if own and not has(name, "AutocastCPU"):
+                library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel)
+
+    def in_float32(outputs: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        with torch.autocast("cuda", enabled=False):
+            return torch.ops.aten.cross_entropy_loss(outputs.float(), *arguments)
+
+    library.impl("cross_entropy_loss", in_float32)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
 # -------------------------------------------------------------------- lightning
 
 
@@ -138,14 +168,16 @@ class Module(lightning.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)]
 
 
-def fitted(device: str, directory: str, **settings: Any) -> tuple[Any, Module]:
+def fitted(
+    device: str, directory: str, kind: type[Module] = Module, **settings: Any
+) -> tuple[Any, Module]:
     warnings.filterwarnings("ignore", module="lightning")
     lightning.seed_everything(1, verbose=False)
     trainer = lightning.Trainer(
         devices=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=directory, **{"accelerator": "auto", "max_epochs": 2, **settings},
     )  # fmt: skip
-    module = Module()
+    module = kind()
     loader, validation = DataLoader(data(), batch_size=4), DataLoader(data(8), batch_size=4)
     trainer.fit(module, loader, validation)
     assert trainer.strategy.root_device.type == device
@@ -178,6 +210,24 @@ def lightning_with_callbacks_and_mixed_precision(device: str) -> object:
         best = Module.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
         assert next(best.parameters()).device.type == device
     return torch.stack(module.losses), weights(module), weights(best)
+
+
+class Classifying(Module):
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        inputs, labels = batch
+        loss = F.cross_entropy(F.layer_norm(self.model(inputs), (3,)), labels)
+        self.losses.append(loss.detach())
+        return loss
+
+
+# That the lists are all that differs: with the same ones, every bit is the same.
+@program
+def lightning_in_bfloat16_with_the_lists_of_the_cpu(device: str) -> object:
+    with tempfile.TemporaryDirectory() as directory, lists_of_the_cpu():
+        _, module = fitted(
+            device, directory, Classifying, precision="bf16-mixed", enable_checkpointing=False
+        )
+    return torch.stack(module.losses), weights(module)
 
 
 # -------------------------------------------------------------------- transformers' Trainer
@@ -235,24 +285,6 @@ def trainer_of_transformers_in_bfloat16(device: str) -> object:
     return trained_by_trainer(device, bf16=True)
 
 
-@contextlib.contextmanager
-def lists_of_the_cpu() -> Iterator[None]:
-    """Have autocast for CUDA leave alone what autocast for the CPU leaves alone."""
-    library = torch.library.Library("aten", "IMPL", "AutocastCUDA")
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that torch's kernel is overridden
-        for name in torch._C._dispatch_get_all_op_names():
-            own = name.startswith("aten::") and has(name, "AutocastCUDA")
-            if own and not has(name, "AutocastCPU"):
-                library.impl(name.removeprefix("aten::"), torch.library.fallthrough_kernel)
-    try:
-        yield
-    finally:
-        library._destroy()
-
-
-# That the lists are all that differs: with the same ones, every bit is the same.
 @program
 def trainer_in_bfloat16_with_the_lists_of_the_cpu(device: str) -> object:
     with lists_of_the_cpu():
