@@ -660,7 +660,6 @@ class Session:
         return self._closing
 
     async def _close(self, why: str) -> None:
-        self.chronicle.note_executed(self)
         self.kernel.unwatch()
         self.idleness.cancel()
         self.upkeep.cancel()
@@ -686,6 +685,7 @@ class Session:
             stored = self.device_state.disk.stored
             self._withdrawn = True
             self._deposits.drop(self.id)
+            self.chronicle.note_executed(self)
             await self.device_state.close()
             if stored is not None:
                 await self.host.cold.forget(stored)
