@@ -502,7 +502,7 @@ def test_a_socket_that_is_not_roots_is_not_used(everybodys: tuple[Path, Path]) -
         listener.bind(str(fake / "agent.sock"))
         listener.listen()
         refused = machine.sing(BOB, "status", JUPYTER_SING_SYSTEM_DIR=str(fake))
-        assert "is not root's" in refused.stderr
+        assert "does not belong to root" in refused.stderr
         # Nor in a directory of root's, if who serves it is not.
         os.chown(fake, 0, 0)
         os.chown(fake / "agent.sock", 0, 0)
