@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks import (
     breakdown,
+    compiling,
     crowd,
     disk,
     hostile,
@@ -37,6 +38,7 @@ from benchmarks import (
     turns,
 )  # fmt: skip
 from benchmarks.breakdown import Profile
+from benchmarks.compiling import Compilation
 from benchmarks.crowd import Crowd
 from benchmarks.daemon import NAME, SECOND_NAME
 from benchmarks.disk import Disk
@@ -74,6 +76,7 @@ PARTS = (
     "turns",
     "crowd",
     "hostile",
+    "compile",
 )
 
 
@@ -105,6 +108,8 @@ class Scale:
         Notebooks that start at once, and seconds for which they run cells.
     hostile : tuple of (float, int, int or None)
         Seconds of each attack by another user, how many times, and how many attacks; None: all.
+    compilations : int
+        First calls of a compiled model, on each side.
     """
 
     small: bool = False
@@ -119,6 +124,7 @@ class Scale:
     packing: tuple[float, float] = (20.0, 20.0)
     crowd: tuple[int, float] = (8, 60.0)
     hostile: tuple[float, int, int | None] = (2.0, 2, None)
+    compilations: int = 3
 
 
 SMALL = Scale(
@@ -134,6 +140,7 @@ SMALL = Scale(
     packing=(0.5, 1.0),
     crowd=(2, 1.0),
     hostile=(0.2, 1, 1),
+    compilations=1,
 )
 
 
@@ -165,6 +172,7 @@ class Results:
     packing: list[Pair] = field(default_factory=list)
     crowd: Crowd | None = None
     hostile: list[Attack] = field(default_factory=list)
+    compilation: Compilation | None = None
     memcpy_gb_per_second: float = 0.0
 
 
@@ -211,9 +219,17 @@ class Side:
 @contextmanager
 def sides(threads: int | None, scale: Scale) -> Iterator[tuple[Side, Side]]:
     """Start a plain and a proxied runner; `threads` None leaves the defaults of both."""
-    plain = [sys.executable, str(RUNNER), "--device", "cpu", *_options(scale)]
-    with daemon_of_its_own(threads), Side(plain) as first, proxied_side(NAME, scale) as second:
+    with (
+        daemon_of_its_own(threads),
+        plain_side(scale) as first,
+        proxied_side(NAME, scale) as second,
+    ):
         yield first, second
+
+
+def plain_side(scale: Scale) -> Side:
+    """Start a runner without us."""
+    return Side([sys.executable, str(RUNNER), "--device", "cpu", *_options(scale)])
 
 
 def proxied_side(name: str, scale: Scale) -> Side:
@@ -331,6 +347,16 @@ def measure_crowd(scale: Scale) -> Crowd:
         return crowd.measure_crowd(lambda name: proxied_side(name, scale), *scale.crowd)
 
 
+def measure_compilation(scale: Scale) -> Compilation:
+    """Have a model compiled for the first time."""
+    return compiling.measure_compilation(
+        lambda: daemon_of_its_own(None),
+        lambda: plain_side(scale),
+        lambda: proxied_side(NAME, scale),
+        scale.compilations,
+    )
+
+
 @contextmanager
 def daemon_for_pairs(threads: int, pack: bool) -> Iterator[None]:
     """Start a daemon with one device, which may let sessions share it, or may not."""
@@ -413,6 +439,9 @@ def run(
     elif "hostile" in parts:
         results.hostile = hostile.measure_hostile(*scale.hostile)
         _show(hostile.report(results.hostile))
+    if "compile" in parts:
+        results.compilation = measure_compilation(scale)
+        _show(compiling.report(results.compilation))
     return results
 
 
@@ -486,6 +515,8 @@ def report(results: Results) -> str:
         lines += ["## Notebooks that start at once", "", *crowd.report(results.crowd), ""]
     if results.hostile:
         lines += ["## Another user who means harm", "", *hostile.report(results.hostile), ""]
+    if results.compilation is not None:
+        lines += ["## First compilation", "", *compiling.report(results.compilation), ""]
     return "\n".join(lines)
 
 

@@ -151,7 +151,24 @@ def save_and_load(device: str, small: bool) -> Step:
     return step
 
 
+def compiled(device: str, small: bool) -> Step:
+    """A small model that its first step compiles."""
+    torch.manual_seed(0)
+    width = 16 if small else 128
+    layers = (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, 10))
+    model = torch.compile(nn.Sequential(*layers).to(device))
+    inputs = torch.randn(16, width).to(device)
+    targets = torch.randint(10, (16,)).to(device)
+
+    def step() -> torch.Tensor:
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    return step
+
+
 PROGRAMS: dict[str, Program] = {
     "prompt lookup": prompt_lookup, "svi": variational, "graph network": graph,
-    "trainer": trainer, "save and load": save_and_load,
+    "trainer": trainer, "save and load": save_and_load, "compiled": compiled,
 }  # fmt: skip

@@ -58,7 +58,11 @@ def test_small_benchmark_measures_all_that_the_large_one_does() -> None:
         (attack,) = results.hostile
         assert attack.count > 0
         assert attack.cells[2] < 0.05
+    assert results.compilation is not None
+    assert len(results.compilation.plain) == len(results.compilation.proxied) == 1
+    assert results.compilation.ratio > 0
     page = bench.report(results)
+    assert page.count("## First compilation") == 1
     assert page.count("\n| mlp | 1 |") == 1
     assert page.count("\n| mlp | ") == 2  # as a whole, and what it is made of
     assert page.count("\n| large | ") == 1
