@@ -127,9 +127,9 @@ struct Libraries {
 int look_at(dl_phdr_info* library, size_t, void* context) {
   auto& libraries = *static_cast<Libraries*>(context);
   if (libraries.loaded == library->dlpi_adds) return 1;  // as many as at the last look
-  if (libraries.known.insert(library->dlpi_addr).second && registers_kernels(*library)) {
-    libraries.register_kernels = true;
-  }
+  // The first look only notes what is there: torch, whose names are many.
+  const bool fresh = libraries.known.insert(library->dlpi_addr).second && libraries.loaded != 0;
+  if (fresh && registers_kernels(*library)) libraries.register_kernels = true;
   return 0;
 }
 
@@ -210,7 +210,7 @@ void watch_operators() {
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
   (void)handle;
   Listener::watching = true;
-  may_have_new_kernels();  // what is loaded now is torch
+  may_have_new_kernels();
 }
 
 void take_over_operators() {
