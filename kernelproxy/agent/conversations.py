@@ -295,9 +295,11 @@ class Conversations:
     def _may_be_withdrawn(self, request: Message, pid: int) -> bool:
         """Whether a request is given up when who has made it hangs up.
 
-        A kernel that asks for itself closes its connections to be saved, and comes back.
+        A kernel that is being saved closes its connections, and comes back.
         """
-        if not isinstance(request, Checkpoint | Migrate | Restore | Resume | Suspend):
+        if isinstance(request, Migrate | Resume | Suspend):
+            return True
+        if not isinstance(request, Checkpoint | Restore):
             return False
         return all(each.kernel.pid != pid for each in self._agent.sessions.values())
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from kernelproxy import control
+from kernelproxy.frames import send_message
 from kernelproxy.protocol import Checkpoints, CloseSession, Migrate, Resume, Status, Suspend
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
@@ -239,6 +241,26 @@ def test_a_resume_that_waits_is_withdrawn_with_its_command(
     assert host.session(second)["state"] == "suspended"
     host.call(Resume(second.session))
     assert second.read() == second.state
+
+
+def test_a_resume_of_a_magic_is_withdrawn_when_it_is_interrupted(
+    toy_host: StartHost, arbiter: str, tmp_path: Path
+) -> None:
+    host = toy_host(**LONG[arbiter])
+    first, second = host.client("first"), host.client("second")
+    host.work(second, 0)
+    host.call(Suspend(second.session, ""))
+    go_on = tmp_path / "go-on"
+    first.append(f"wait {go_on}")
+    wait_until(lambda: host.when(first, "running"))
+    with control.connect(start=False) as connection:  # as this process, which is its kernel
+        sock = connection.detach()
+    send_message(sock, Resume(second.session))
+    wait_until(lambda: host.when(second, "queued"))
+    sock.close()
+    wait_until(lambda: host.when(second, "suspended"))
+    go_on.touch()
+    assert first.read() == first.state
 
 
 def test_suspending_and_resuming_between_turns(toy_host: StartHost, arbiter: str) -> None:
