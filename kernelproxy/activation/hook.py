@@ -26,8 +26,9 @@ from kernelproxy.errors import NativeError, SingError
 from kernelproxy.protocol import Attach, Attached
 
 #: The daemon answers when a zygote has imported torch, which a machine that is short of everything
-#: takes its time for; a kernel that did not wait would be without a device for good.
-ATTACH_SECONDS_MAX = 120.0
+#: takes its time for, and which may have to compile first, by itself where its cache is another one
+#: than the kernel's. A kernel that did not wait would be without a device for good.
+ATTACH_SECONDS_MAX = 1800.0
 
 
 class TorchFinder(MetaPathFinder):
