@@ -175,7 +175,9 @@ class Audience:
         views = [self._view(each, uid) for each in known if only is None or each["id"] == only.id]
         reply = StatusReply(watcher.learn(self._devices()), views, sharing)
         hanging_up = asyncio.create_task(_hung_up(channel))
-        telling = asyncio.create_task(self._keep_telling(watcher, channel, uid, reply))
+        telling = asyncio.create_task(
+            channel.charged(self._keep_telling(watcher, channel, uid, reply))
+        )
         try:
             await asyncio.wait({hanging_up, telling}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -203,6 +205,7 @@ class Audience:
                     await channel.send(message)
             await asyncio.sleep(TELL_SECONDS)
             await watcher.wait()
+            await channel.turn()
             message = self._news(watcher, uid)
 
     def _news(self, watcher: _Watcher, uid: int) -> Changed | None:

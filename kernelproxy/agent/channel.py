@@ -56,6 +56,11 @@ class Channel:
         share = None if self._guard is None else self._guard.share
         return work if share is None else share.charge(work)
 
+    async def turn(self) -> None:
+        """Wait until the user at the other side may have more of the loop: see Note [Fairness]."""
+        if self._guard is not None:
+            await self._guard.turn()
+
     async def receive(self) -> tuple[Message, list[int]]:
         """Wait for a message; its descriptors become the caller's.
 
@@ -67,8 +72,7 @@ class Channel:
             If what came is no message; the connection cannot be read on.
         """
         while True:
-            if self._guard is not None:
-                await self._guard.turn()
+            await self.turn()
             found = self._decoder.next_message()
             if self._guard is not None:
                 self._guard.hold(len(self._decoder), self._decoder.fd_count)
