@@ -93,7 +93,7 @@ def load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     c_int, u64 = ctypes.c_int, ctypes.c_uint64
     library.sing_worker_open.argtypes = [
-        ctypes.POINTER(Files), ctypes.c_char_p, c_int, u64, ctypes.POINTER(u64), c_int, c_int
+        ctypes.POINTER(Files), ctypes.c_char_p, c_int, u64, ctypes.POINTER(u64), c_int, c_int, c_int
     ]  # fmt: skip
     library.sing_worker_gate.argtypes = [c_int]
     library.sing_worker_lease.argtypes = [u64, c_int]
@@ -123,13 +123,14 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
         raise ProtocolError("A worker's first order was not to open a session.")
     with contextlib.suppress(OSError):  # it only tells
         title.show(order.title)
-    skip = (ctypes.c_uint64 * len(order.skip))(*order.skip)
+    skipped = [*order.starved, *(each for each in order.skip if each not in order.starved)]
+    skip = (ctypes.c_uint64 * len(skipped))(*skipped)
     if order.careful:
         # Read by CUDA when it starts, which it does in there.
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     failed = library.sing_worker_open(
         Files.of(order, fds), order.device.encode(), order.threads, order.epoch,
-        skip, len(order.skip), int(order.prepare),
+        skip, len(skipped), len(order.starved), int(order.prepare),
     )  # fmt: skip
     for fd in fds:
         os.close(fd)

@@ -8,7 +8,8 @@
 | of want of host memory, by the system's own count     | the same, with pauses between            |
 | by another signal from outside, at any record         | retry: the record is not to blame        |
 | the `KILLS_MAX`th time in a row at the same record    | skip: something kills it for that call   |
-| at a record that is skipped already                   | fail: the session ends                   |
+| by itself at a record that is skipped already         | fail: the session ends                   |
+| otherwise at one                                      | retry, with pauses: it is not to blame   |
 
 SIGKILL is a signal from outside, also from the system when host memory runs out, which it counts
 (see `outofmemory`); where it does not, the last but one row is what is left. Somebody who kills
@@ -98,15 +99,19 @@ class Deaths:
             return Verdict.RETRY
         if outside:
             self._kills += 1
-            return self._skip(consumed, starved) if self._kills >= KILLS_MAX else Verdict.RETRY
+            if self._kills >= KILLS_MAX:
+                return self._skip(consumed, starved=False, outside=True)
+            return Verdict.RETRY
         self._times += 1
-        return self._skip(consumed, starved) if self._times >= SAME_RECORD_MAX else Verdict.RETRY
+        if self._times >= SAME_RECORD_MAX:
+            return self._skip(consumed, starved=starved, outside=starved)
+        return Verdict.RETRY
 
-    def _skip(self, record: int, starved: bool) -> Verdict:
-        """Blame a record."""
+    def _skip(self, record: int, *, starved: bool, outside: bool) -> Verdict:
+        """Blame a record, unless something outside keeps the state from being rebuilt at all."""
+        if record in self.skip:  # it is not executed any more
+            return Verdict.RETRY if outside else Verdict.FAIL
         self._record, self._times, self._kills, self._fruitless, self.pause = -1, 0, 0, 0, 0.0
-        if record in self.skip:
-            return Verdict.FAIL
         self.skip.append(record)
         if starved:
             self.starved.append(record)

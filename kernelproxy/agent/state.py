@@ -284,6 +284,7 @@ class DeviceState(Pages):
             threads=device.threads,
             epoch=self._epoch,
             skip=list(self.deaths.skip),
+            starved=list(self.deaths.starved),
             snapshot=self.snapshot is not None,
             gate=not prepare,
             readiness=self.disk.arrivals_fd is not None,

@@ -5,7 +5,7 @@ A worker is given one order at a time, each answered unless it says otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
@@ -74,8 +74,9 @@ class Open(Message):
         Compute threads of a software device.
     epoch : int
         Count of the session's workers.
-    skip : list of int
-        Positions of calls that killed earlier workers.
+    skip, starved : list of int
+        Positions of records that killed earlier workers; those of them for which the machine had
+        not enough memory.
     snapshot, readiness : bool
         Which descriptors follow.
     gate : bool
@@ -101,6 +102,7 @@ class Open(Message):
     prepare: bool = False
     careful: bool = False
     title: str = ""
+    starved: list[int] = field(default_factory=list)
     frame_bytes_max = LARGE_BYTES_MAX
 
 

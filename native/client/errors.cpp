@@ -19,6 +19,8 @@ template <class Error>
   switch (kind) {
     case ErrorKind::out_of_memory:
       raise_out_of_memory(message);
+    case ErrorKind::out_of_host_memory:
+      raise<c10::OutOfMemoryError>("Out of host memory: " + message);
     case ErrorKind::not_implemented:
       raise<c10::NotImplementedError>(std::move(message));
     case ErrorKind::index:

@@ -66,6 +66,7 @@ enum class ErrorKind : uint8_t {
   type = 5,
   linear_algebra = 6,
   lost_operand = 7,  // an operand is the output of an operator that failed
+  out_of_host_memory = 8,
 };
 
 enum class GeneratorAction : uint8_t { seed = 0, get_state = 1, set_state = 2, free = 3, copy = 4 };

@@ -236,12 +236,28 @@ TEST(a_call_on_the_skip_list_is_not_executed) {
   Host host;
   Ops ops(host);
   const auto a = host.upload({1}, {1});
-  host.options.skip = {host.head()};
+  host.options.skip = {{host.head(), false}};
   ops.zero(a);
   host.start();
   const auto answer = host.synchronize();
   EXPECT_EQ(answer.operation(), std::string("aten::zero_"));
   EXPECT(host.values(a) == (Floats{1}));
+}
+
+TEST(records_that_want_more_memory_than_the_machine_has_say_so) {
+  Host host;
+  Ops ops(host);
+  const auto a = host.upload({1}, {1});
+  const auto b = host.allocate({1});
+  host.options.skip = {{host.head(), true}};
+  const float two = 2;
+  host.write(b, &two);
+  host.start();
+  const auto answer = host.synchronize();
+  EXPECT_EQ(answer.kind(), ErrorKind::out_of_host_memory);
+  EXPECT_EQ(answer.operation(), std::string("a copy to the device"));
+  EXPECT(host.values(a) == (Floats{1}));
+  EXPECT_EQ(host.read(b).kind(), ErrorKind::lost_operand);
 }
 
 TEST(a_device_that_is_lost_ends_the_run_and_is_no_failure_of_an_operator) {

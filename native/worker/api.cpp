@@ -49,7 +49,8 @@ sing::Session& opened() {
 }  // namespace
 
 int sing_worker_open(const sing_worker_files* files, const char* device, int threads,
-                     uint64_t epoch, const uint64_t* skip, int skip_count, int prepare) {
+                     uint64_t epoch, const uint64_t* skip, int skip_count, int starved_count,
+                     int prepare) {
   return guarded([&] {
     if (session) throw std::runtime_error("a session is open already");
     sing::SessionOptions options;
@@ -60,7 +61,7 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
     options.prepare = prepare != 0;
     const char* check = std::getenv("SING_CHECK_WRITES");
     options.limits.check_writes = check != nullptr && std::string_view(check) == "1";
-    if (skip_count > 0) options.skip.assign(skip, skip + skip_count);
+    for (int i = 0; i < skip_count; ++i) options.skip.emplace(skip[i], i < starved_count);
     const sing::SessionFiles all{files->log,   files->client,   files->worker,   files->agent,
                                  files->arena, files->snapshot, files->readiness};
     session = std::make_unique<sing::Session>(all, options);

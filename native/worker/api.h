@@ -17,11 +17,12 @@ struct sing_worker_files {
 };
 
 // Maps a session. `device` is "cpu" or "cuda:N"; `threads` counts compute threads of a software
-// device (0: leave). `skip` lists positions of calls that killed earlier workers: they are reported
-// as errors. `prepare`: load all of the snapshot, and do not touch the worker's page before the
-// gate is opened.
+// device (0: leave). `skip` lists positions of records that killed earlier workers: they are
+// reported as errors, the first `starved_count` of them as a want of host memory. `prepare`: load
+// all of the snapshot, and do not touch the worker's page before the gate is opened.
 int sing_worker_open(const struct sing_worker_files* files, const char* device, int threads,
-                     uint64_t epoch, const uint64_t* skip, int skip_count, int prepare);
+                     uint64_t epoch, const uint64_t* skip, int skip_count, int starved_count,
+                     int prepare);
 
 // Executes until sing_worker_end() or a corrupt record. Returns 0 after an end; 1 if the log is
 // corrupt (text and position in sing_worker_error()).

@@ -110,6 +110,13 @@ void Executor::expect_request(bool request) const {
   if (is_request() != request) throw CorruptLog("a record that is, or is not, a request");
 }
 
+void Executor::refuse_skipped() const {
+  const auto found = skip_.find(position_);
+  if (found == skip_.end()) return;
+  if (found->second) throw OutOfHostMemory("the system ended the device's process each time");
+  throw std::runtime_error("the operator ended the device's process each time it ran");
+}
+
 void Executor::fail(Failure failure) {
   if (state_.pending) return;
   state_.pending = std::move(failure);
@@ -167,6 +174,7 @@ void Executor::write(Reader& in) {
   check_range(range, slot);
   if (state_.stale(slot) && range.count != slot.bytes) return;
   try {
+    refuse_skipped();
     state_.storages.write(slot, range.offset, bytes);
   } catch (const EndOfRun&) {
     throw;
@@ -193,6 +201,7 @@ bool Executor::read(Reader& in) {
     return answers_.send(end_, {ErrorKind::lost_operand, position_, *slot.cause, message});
   }
   try {
+    refuse_skipped();
     state_.storages.use(slot);
   } catch (const EndOfRun&) {
     throw;
@@ -213,6 +222,7 @@ void Executor::resize(Reader& in) {
   expect_end(in);
   state_.storages.at(id);
   try {
+    refuse_skipped();
     state_.storages.resize(id, bytes);
   } catch (const EndOfRun&) {
     throw;
@@ -360,9 +370,7 @@ bool Executor::call(Reader& in) {
     }
   } else {
     try {
-      if (std::find(skip_.begin(), skip_.end(), position_) != skip_.end()) {
-        throw std::runtime_error("the operator ended the device's process each time it ran");
-      }
+      refuse_skipped();
       TORCH_CHECK(complaint.empty(), complaint);
       perform_checked(op, is_request() ? &answer_ : nullptr);
     } catch (const EndOfRun&) {

@@ -11,10 +11,11 @@
 // that is overwritten as a whole is good again.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "worker/answers.h"
 #include "worker/decode.h"
@@ -38,11 +39,14 @@ inline bool belongs_to_step(const RecordHeader& header) noexcept {
   }
 }
 
+// Positions of records that killed their workers, and whether that was for want of host memory.
+using Skipped = std::map<uint64_t, bool>;
+
 class Executor {
  public:
-  // `skip`: positions of calls that killed their workers; they fail instead.
-  Executor(State& state, Answers& answers, std::span<const uint64_t> skip)
-      : state_(state), answers_(answers), skip_(skip.begin(), skip.end()), decoder_(state) {}
+  // `skip`: these fail instead.
+  Executor(State& state, Answers& answers, Skipped skip)
+      : state_(state), answers_(answers), skip_(std::move(skip)), decoder_(state) {}
 
   // Executes the record at `position`. Throws CorruptLog. Returns false if the run is to end
   // before the record's answer was taken: the record then counts as not executed.
@@ -70,6 +74,8 @@ class Executor {
   std::shared_ptr<const std::string> missing_operand();
   bool overwrites(const Operand& operand, const Slot& slot) const;
   void skip_call(const std::shared_ptr<const std::string>& cause);
+  // Throws if the record in hand is not to be executed.
+  void refuse_skipped() const;
   void fail(Failure failure);
   bool reports_pending(bool& taken);
   bool is_request() const { return (header_.flags & kRequest) != 0; }
@@ -77,7 +83,7 @@ class Executor {
 
   State& state_;
   Answers& answers_;
-  std::vector<uint64_t> skip_;
+  Skipped skip_;
   Decoder decoder_;
   // Of the record in hand.
   uint64_t position_ = 0;

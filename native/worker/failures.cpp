@@ -21,7 +21,9 @@ ErrorKind kind_of(const c10::Error& error) {
   if (dynamic_cast<const c10::LinAlgError*>(&error)) return ErrorKind::linear_algebra;
   // The CPU allocator says it in words only.
   const std::string_view text = error.what_without_backtrace();
-  if (text.find("DefaultCPUAllocator: ") != std::string_view::npos) return ErrorKind::out_of_memory;
+  if (text.find("DefaultCPUAllocator: ") != std::string_view::npos) {
+    return ErrorKind::out_of_host_memory;
+  }
   return ErrorKind::runtime;
 }
 
@@ -62,8 +64,11 @@ Failure describe_exception(uint64_t position, const std::string& operation) {
   } catch (const c10::Error& error) {
     failure.kind = kind_of(error);
     failure.message = in_one_sentence(error.what_without_backtrace());
+  } catch (const OutOfHostMemory& error) {
+    failure.kind = ErrorKind::out_of_host_memory;
+    failure.message = error.what();
   } catch (const std::bad_alloc&) {
-    failure.kind = ErrorKind::out_of_memory;
+    failure.kind = ErrorKind::out_of_host_memory;
     failure.message = "the worker could not allocate memory";
   } catch (const std::out_of_range& error) {
     failure.kind = ErrorKind::index;

@@ -49,6 +49,12 @@ class LostOperand : public std::runtime_error {
       : std::runtime_error("an operand was never computed: " + cause + " failed") {}
 };
 
+// The machine has not the memory for a record, whatever the device has.
+class OutOfHostMemory : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // Describes the exception that is being handled, as torch would raise it. Throws DeviceLost if it
 // says that.
 Failure describe_exception(uint64_t position, const std::string& operation);

@@ -37,7 +37,7 @@ struct SessionOptions {
   // Another worker still executes this session: load everything, and execute nothing and leave the
   // page alone until the gate is opened.
   bool prepare = false;
-  std::vector<uint64_t> skip;
+  Skipped skip;
   Limits limits;
 };
 

@@ -149,7 +149,7 @@ void load_rest(Reader& in, State& state) {
   failure.position = in.get<uint64_t>();
   failure.operation = in.get_string();
   failure.message = in.get_string();
-  if (failure.kind > ErrorKind::lost_operand) refuse("an unknown kind of error");
+  if (failure.kind > ErrorKind::out_of_host_memory) refuse("an unknown kind of error");
   state.pending = std::move(failure);
 }
 

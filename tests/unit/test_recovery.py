@@ -103,6 +103,22 @@ def test_a_record_that_wants_more_memory_than_there_is_is_skipped_after_pauses()
     assert (deaths.skip, deaths.starved) == ([], [])
 
 
+def test_want_of_memory_at_a_record_that_is_skipped_already_ends_nothing() -> None:
+    deaths = Deaths()
+    verdicts = [deaths.note(8, 80, -signal.SIGKILL, starved=True) for _ in range(50)]
+    assert verdicts.count(Verdict.SKIP) == 1
+    assert Verdict.FAIL not in verdicts
+    assert deaths.pause == PAUSE_OF_DEATHS_MAX
+
+
+def test_kills_at_a_record_that_is_skipped_already_end_nothing() -> None:
+    deaths = Deaths()
+    verdicts = [deaths.note(8, 80, -signal.SIGKILL) for _ in range(5 * KILLS_MAX)]
+    assert verdicts.count(Verdict.SKIP) == 1
+    assert Verdict.FAIL not in verdicts
+    assert deaths.pause == PAUSE_OF_DEATHS_MAX
+
+
 def test_kills_at_one_record_for_more_than_a_minute_are_no_accident() -> None:
     deaths, seconds = Deaths(), 0.0
     for _ in range(KILLS_MAX - 1):
