@@ -191,12 +191,17 @@ def status(options: argparse.Namespace) -> int:
     found = _status()
     if options.json:
         _print_json(
-            {name: each for name, each in asdict(found).items() if each or name != "sharing"}
+            {
+                name: each
+                for name, each in asdict(found).items()
+                if each or name not in ("sharing", "elsewhere")
+            }
         )
     elif not found.devices:
         print("The daemon is not running. It starts with the first notebook or program.")
     else:
         print(table.devices_table(found.devices))
+        _print_elsewhere(found)
         print()
         print(table.sessions_table(found.sessions) if found.sessions else "No sessions.")
         if waited := table.waits_line(found.sharing):
@@ -213,7 +218,14 @@ def devices(options: argparse.Namespace) -> int:
         print("The daemon is not running. It starts with the first notebook or program.")
     else:
         print(table.devices_table(found.devices))
+        _print_elsewhere(found)
     return 0
+
+
+def _print_elsewhere(found: StatusReply) -> None:
+    """Say which GPUs are another daemon's."""
+    if found.elsewhere:
+        print("\n" + "\n".join(found.elsewhere))
 
 
 def show_activity(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from jupyter_sing.table import bytes_text
 from kernelproxy import native, paths
 from kernelproxy.control import connect
 from kernelproxy.devices import configured_devices
+from kernelproxy.devices.locks import owner
 from kernelproxy.errors import ControlError, ProcessError, SingError
 from kernelproxy.process import form
 
@@ -100,9 +101,13 @@ def _compiler() -> Iterator[Finding]:
 
 def _devices() -> Iterator[Finding]:
     for device in configured_devices():
-        yield Finding(
-            "device", "ok", f"{device.id}: {device.name}, {bytes_text(device.memory_total)}"
-        )
+        text = f"{device.id}: {device.name}, {bytes_text(device.memory_total)}"
+        try:
+            who = owner(device)
+        except OSError as error:
+            yield Finding("device", "broken", f"{text}; cannot be opened: {error}")
+        else:
+            yield Finding("device", "ok", f"{text}, used by {who}" if who else text)
 
 
 def _memory() -> Iterator[Finding]:

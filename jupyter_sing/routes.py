@@ -201,7 +201,9 @@ class StatusHandler(SingHandler):
     @authorized
     async def get(self) -> None:
         """List devices and sessions, and say what has come of sharing."""
-        self.reply_json(asdict(await self.status_reply()))
+        found = asdict(await self.status_reply())
+        del found["elsewhere"]  # for who starts daemons: `status` on the command line
+        self.reply_json(found)
 
 
 class ActivityHandler(SingHandler):

@@ -389,7 +389,8 @@ class Conversations:
             for e in there
         ]
         devices = [report.describe_device(room, sessions) for room in self._agent.rooms.values()]
-        return StatusReply(devices, sessions, self._agent.arbiter.sharing())
+        elsewhere = list(self._agent.elsewhere)
+        return StatusReply(devices, sessions, self._agent.arbiter.sharing(), elsewhere)
 
     async def say_farewell(self) -> None:
         """Tell those who asked for the end that everything has ended."""

@@ -29,6 +29,7 @@ from kernelproxy.agent.service import Agent
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.system import Place, own_place, system_place
 from kernelproxy.devices import configured_devices
+from kernelproxy.devices.locks import claim
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.protocol import Keep
 
@@ -86,11 +87,19 @@ class Daemon:
         self._conversing: set[asyncio.Task[None]] = set()
         self._guests = Guests() if place.system else None
         self._timer: asyncio.TimerHandle | None = None
-        devices = configured_devices()
+        # While the keeper holds what the last agent had, nobody else can have taken it.
+        self._claim = claim(configured_devices(), None if estate is None else estate.devices)
+        for sentence in self._claim.elsewhere:
+            log.warning("%s", sentence)
         self._door = Door(place, lock, None if estate is None else estate.listener)
         keep = Keep(list(command), str(place.socket))
-        self._deposits = Deposits(keep, lock, self._door.listener, lambda: self._agent.deposit())
-        self._agent = Agent(devices, agent_settings, self._deposits, self._on_quiet, arbiter)
+        self._deposits = Deposits(
+            keep, lock, self._door.listener, self._claim.locks, lambda: self._agent.deposit()
+        )
+        self._agent = Agent(
+            self._claim.devices, agent_settings, self._deposits, self._on_quiet, arbiter
+        )
+        self._agent.elsewhere = self._claim.elsewhere
         self._conversations = Conversations(self._agent)
 
     async def serve(self, ready_fd: int) -> None:
@@ -119,6 +128,7 @@ class Daemon:
         self._door.close()
         await self._deposits.close()
         await self._agent.close()
+        self._claim.close()  # before the lock: the next daemon here is to have them
         await self._conversations.say_farewell()
         for task in self._conversing:
             task.cancel()

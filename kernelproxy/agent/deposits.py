@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from kernelproxy.agent.keeper import end_processes
 from kernelproxy.errors import ControlError, ProtocolError
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.oplog import AgentPage, Presence, close_all
-from kernelproxy.protocol import Deposit, Done, Farewell, Keep, Message, Withdraw
+from kernelproxy.protocol import Deposit, Done, Farewell, Keep, KeepDevice, Message, Withdraw
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class Estate:
     listener: socket.socket
     keeper: int
     sessions: list[Deposited]
+    devices: dict[str, int]
 
 
 def take_over(fd: int) -> Estate:
@@ -112,18 +113,21 @@ def take_over(fd: int) -> Estate:
     os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
     connection.settimeout(HAND_OVER_SECONDS)
-    sessions = []
+    sessions: list[Deposited] = []
+    devices: dict[str, int] = {}
     try:
         message, (lock, listener, keeper) = recv_message(connection)
         while not isinstance(message, Done):
             message, fds = recv_message(connection)
-            if isinstance(message, Deposit):
+            if isinstance(message, KeepDevice):
+                (devices[message.node],) = fds
+            elif isinstance(message, Deposit):
                 named = list(zip(message.names, fds, strict=True))
                 sessions.append(Deposited(message.session, message.record, named))
     except (OSError, ProtocolError, ValueError) as error:
         raise ControlError(f"The keeper handed nothing over: {error}", "failed") from error
     sessions.sort(key=lambda each: each.record.get("since", 0.0))
-    return Estate(connection, lock, socket.socket(fileno=listener), keeper, sessions)
+    return Estate(connection, lock, socket.socket(fileno=listener), keeper, sessions, devices)
 
 
 def end_workers(sessions: Sequence[Deposited]) -> None:
@@ -145,14 +149,22 @@ class Deposits:
     lock : int
     listener : socket.socket
         The caller's, like `lock`.
+    devices : mapping of str to int
+        Locks on GPUs, by path of the GPU's file; the caller's.
     everything : callable
         Deposits each session, by `put`.
     """
 
     def __init__(
-        self, keep: Keep, lock: int, listener: socket.socket, everything: Callable[[], object]
+        self,
+        keep: Keep,
+        lock: int,
+        listener: socket.socket,
+        devices: Mapping[str, int],
+        everything: Callable[[], object],
     ) -> None:
         self._keep, self._lock, self._listener = keep, lock, listener
+        self._devices = devices
         self._everything = everything
         self._connection: socket.socket | None = None
         self._pidfd = -1
@@ -181,12 +193,17 @@ class Deposits:
         self._begun = time.monotonic()
         self._join(ours, os.pidfd_open(process.pid))
         self._tell_what_to_keep()
+        self._keep_devices()
         self._everything()
 
     def _tell_what_to_keep(self) -> None:
         pidfd = os.pidfd_open(os.getpid())
         self._send(self._keep, [self._lock, self._listener.fileno(), pidfd])
         os.close(pidfd)
+
+    def _keep_devices(self) -> None:
+        for node, lock in self._devices.items():
+            self._send(KeepDevice(node), [lock])
 
     def listen_to(self, listener: socket.socket) -> None:
         """Have another listening socket kept from now on, which is the caller's."""
@@ -196,6 +213,7 @@ class Deposits:
     def resume(self, estate: Estate) -> None:
         """Go on with the keeper that has what is in `estate`."""
         self._join(estate.connection, estate.keeper)
+        self._keep_devices()  # those, too, that became free meanwhile
 
     def put(self, deposited: Deposited) -> None:
         """Deposit a session, instead of what was deposited before; see Note [Deposits].

@@ -2,10 +2,10 @@
 
 ``python -m kernelproxy.agent.keeper FD``, started by the agent, which deposits with it, for each
 session, a record and the descriptors of its memory. It also holds the listening socket, so that
-connections wait while there is no agent, and the daemon's lock, so that nobody else starts one. It
-does nothing but receive these until its connection ends. If the agent did not say farewell, it has
-died then. If the keeper dies instead, the agent starts another one and deposits everything again;
-so only who ends both at once ends the sessions.
+connections wait while there is no agent, and the daemon's locks, so that nobody else starts one or
+takes its GPUs. It does nothing but receive these until its connection ends. If the agent did not
+say farewell, it has died then. If the keeper dies instead, the agent starts another one and
+deposits everything again; so only who ends both at once ends the sessions.
 
 Standard library only.
 """
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from kernelproxy.errors import ProtocolError
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.oplog import AgentPage, Presence, close_all
-from kernelproxy.protocol import Deposit, Done, Farewell, Keep, Message, Withdraw
+from kernelproxy.protocol import Deposit, Done, Farewell, Keep, KeepDevice, Message, Withdraw
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class Keeper:
         self._keep: Keep | None = None
         self._lock = self._listener = self._pidfd = -1
         self._deposits: dict[str, tuple[Deposit, list[int]]] = {}
+        self._devices: dict[str, int] = {}
         self._series = Series(time.monotonic())
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -111,7 +112,7 @@ class Keeper:
             time.sleep(pause)  # nobody has anything to say meanwhile
             self._start(self._keep)
         # Closed before the connection: at its end the agent leaves, and the lock must be free then.
-        close_all([self._lock, self._listener])
+        close_all([*self._devices.values(), self._lock, self._listener])
 
     def _receive(self) -> bool:
         """Take what the agent says until it ends; return whether it said farewell."""
@@ -131,6 +132,9 @@ class Keeper:
                 self._keep = message
                 close_all([fd for fd in (self._lock, self._listener, self._pidfd) if fd >= 0])
                 self._lock, self._listener, self._pidfd = fds
+            case KeepDevice(node):
+                close_all([self._devices[node]] if node in self._devices else [])
+                (self._devices[node],) = fds
             case Deposit():
                 self._drop(message.session)
                 self._deposits[message.session] = (message, fds)
@@ -175,6 +179,8 @@ class Keeper:
         ours = os.pidfd_open(os.getpid())
         try:
             send_message(self._agent, keep, [self._lock, self._listener, ours])
+            for node, fd in self._devices.items():
+                send_message(self._agent, KeepDevice(node), [fd])
             for deposit, fds in self._deposits.values():
                 send_message(self._agent, deposit, fds)
             send_message(self._agent, Done())

@@ -69,6 +69,7 @@ class Agent:
         self.rooms = {each.id: Room(each, settings.step_of(each.memory_total)) for each in devices}
         for room in self.rooms.values():
             room.rooms = list(self.rooms.values())
+        self.elsewhere: Sequence[str] = ()  # see `StatusReply`
         self.sessions: dict[str, Session] = {}
         self.stopping = asyncio.Event()
         self.settings, self._deposits, self.on_quiet = settings, deposits, on_quiet

@@ -122,4 +122,16 @@ def _describe(nvml: ModuleType, index: int, handle: object) -> Device:
         f"cuda:{index}",
         capability=100 * major + minor,
         processors=cores // _CORES.get((major, minor), 128),
+        node=_node(nvml, handle),
     )
+
+
+def _node(nvml: ModuleType, handle: object) -> str:
+    """Find the file of a GPU, or "" if the driver does not say.
+
+    A part of a GPU (MIG) has none of its own, and daemons may share a GPU by its parts.
+    """
+    try:
+        return f"/dev/nvidia{nvml.nvmlDeviceGetMinorNumber(handle)}"
+    except nvml.NVMLError:
+        return ""

@@ -28,6 +28,9 @@ class Device:
         Compute capability of a GPU: 100 times its first number and the second; 0 if not known.
     processors : int
         Multiprocessors of a GPU; 0 if not known.
+    node : str
+        Path of a GPU's file, such as ``/dev/nvidia0``: who locks it owns the GPU (see
+        `kernelproxy.devices.locks`). "" if there is none: software devices are everybody's own.
     """
 
     id: str
@@ -38,3 +41,4 @@ class Device:
     torch_device: str
     capability: int = 0
     processors: int = 0
+    node: str = ""

@@ -1,4 +1,4 @@
-"""Between the agent and its keeper: first `Keep`, then deposits.
+"""Between the agent and its keeper: first `Keep`, then `KeepDevice` and deposits.
 
 To the next agent the keeper says the same, and `Done` behind it.
 """
@@ -25,6 +25,19 @@ class Keep(Message):
 
     command: list[str]
     socket: str
+
+
+@dataclass(frozen=True)
+class KeepDevice(Message):
+    """A GPU is the daemon's; comes with the descriptor that locks it.
+
+    Parameters
+    ----------
+    node : str
+        See `Device.node`.
+    """
+
+    node: str
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,14 @@ class StatusReply(Message):
     devices, sessions : list of dict
     sharing : dict
         What has come of the scheduler's decisions; see `Arbiter.sharing`.
+    elsewhere : list of str
+        A sentence for each GPU of this machine that is another daemon's.
     """
 
     devices: list[dict[str, Any]]
     sessions: list[dict[str, Any]]
     sharing: dict[str, Any] = field(default_factory=dict)
+    elsewhere: list[str] = field(default_factory=list)
     frame_bytes_max = LARGE_BYTES_MAX
 
 

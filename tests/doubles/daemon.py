@@ -8,7 +8,8 @@ has a moment before and one after it). ``moments`` is a file for their number so
 a worker may take a second for an order; otherwise as long as a loaded machine needs. With ``stays``
 the daemon does not leave by itself. ``quantum``: sessions take turns of so many seconds;
 ``engine``: the scheduler decides, with these settings, and writes into the file ``audit`` who
-holds a lease.
+holds a lease. ``nodes``: files that stand for
+those of GPUs in /dev, one for each device.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jupyter_sing.controller import Controller
 from jupyter_sing.scheduler.settings import Settings as EngineSettings
+from kernelproxy.agent import daemon
 from kernelproxy.agent.arbiter import Arbiter
 from kernelproxy.agent.daemon import Daemon, run
 from kernelproxy.agent.deposits import Deposits
 from kernelproxy.agent.forms import Forms
 from kernelproxy.agent.session import Session
 from kernelproxy.agent.settings import Settings
+from kernelproxy.devices import configured_devices
 from kernelproxy.oplog import AgentPage
 from tests.doubles.audit import Audited
 from tests.doubles.turns import Turns
@@ -89,6 +93,10 @@ def main() -> int:
     die_at, moments = given.pop("die_at", 0), given.pop("moments", "")
     devices_after, quantum = given.pop("devices_after", None), given.pop("quantum", None)
     hurry = Path(given.pop("hurry", hurry))
+    if nodes := given.pop("nodes", []):
+        daemon.configured_devices = lambda: [
+            replace(each, node=node) for each, node in zip(configured_devices(), nodes, strict=True)
+        ]
     if objects := given.pop("objects", ""):
         signal.signal(signal.SIGUSR2, lambda *_: count_objects(Path(objects)))
     if given.pop("stays", False):

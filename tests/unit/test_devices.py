@@ -22,6 +22,7 @@ class FakeNvml:
     def __init__(self, count: int = 2) -> None:
         self.count = count
         self.open = 0
+        self.part = -1  # of another GPU
 
     def nvmlInit(self) -> None:  # noqa: N802
         if not self.count:
@@ -52,6 +53,11 @@ class FakeNvml:
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
         return 9, handle
+
+    def nvmlDeviceGetMinorNumber(self, handle: int) -> int:  # noqa: N802
+        if handle == self.part:
+            raise self.NVMLError("not supported")
+        return handle + 4
 
     def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:  # noqa: N802
         return 132 * 128
@@ -93,7 +99,13 @@ def test_auto_takes_all_gpus(nvml: FakeNvml) -> None:
     ]
     assert devices[1].torch_device == "cuda:1"
     assert (devices[1].capability, devices[1].processors) == (901, 132)
+    assert [each.node for each in devices] == ["/dev/nvidia4", "/dev/nvidia5"]
     assert nvml.open == 0
+
+
+def test_a_part_of_a_gpu_has_no_file_of_its_own(nvml: FakeNvml) -> None:
+    nvml.part = 1
+    assert [each.node for each in configured_devices("auto")] == ["/dev/nvidia4", ""]
 
 
 @pytest.mark.parametrize(("visible", "names"), [

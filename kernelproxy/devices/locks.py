@@ -1,0 +1,184 @@
+"""One owner of a GPU: a daemon has one only while it holds the lock on its file in ``/dev``.
+
+The lock is one of ``flock(2)``, which works on any open file. Nobody has to make that file, nobody
+but root can replace it, and a container that was given the GPU by a bind mount (as rootless ones
+always are) has the same one. Its descriptor is passed on with the daemon's own lock, so that the
+GPU stays its daemon's while an agent is replaced; zygotes and workers do not inherit it.
+
+Opening the file keeps the GPU initialised, as a worker does, but makes no CUDA context.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import pwd
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernelproxy.devices.device import Device
+from kernelproxy.errors import DeviceError
+from kernelproxy.oplog import DeviceKind
+
+log = logging.getLogger(__name__)
+
+#: How long a lock is waited for: `owner` has it for a moment, and a daemon that leaves not longer.
+WAIT_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
+_LOCKS = Path("/proc/locks")
+
+
+@dataclass
+class Claim:
+    """What a daemon owns.
+
+    Parameters
+    ----------
+    devices : list of Device
+        Those that nobody else owns.
+    locks : dict of str to int
+        Descriptors that hold the locks, by path of the GPU's file.
+    elsewhere : list of str
+        A sentence for each GPU that another daemon owns.
+    """
+
+    devices: list[Device] = field(default_factory=list)
+    locks: dict[str, int] = field(default_factory=dict)
+    elsewhere: list[str] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Let others have the GPUs."""
+        for fd in self.locks.values():
+            os.close(fd)
+        self.locks.clear()
+
+
+def claim(
+    devices: Sequence[Device], held: Mapping[str, int] | None = None, seconds: float = WAIT_SECONDS
+) -> Claim:
+    """Take the locks on GPUs, and leave those alone that another daemon owns.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+    held : mapping of str to int, optional
+        Descriptors that hold locks already, by path; owned from now on.
+    seconds : float
+        How long others may hold a lock before they count as its owner, all together.
+
+    Raises
+    ------
+    DeviceError
+        If others own all of them; says who.
+    """
+    found, spare = Claim(), dict(held or {})
+    deadline = time.monotonic() + seconds
+    for device in devices:
+        if device.node and device.node not in found.locks:
+            try:
+                lock = spare.pop(device.node, -1)
+                lock = _open(device.node) if lock < 0 else lock
+            except OSError as error:
+                _warn(device, str(error))
+            else:
+                if not _locked(lock, deadline):
+                    found.elsewhere.append(_refusal(device, _holder(lock)))
+                    os.close(lock)
+                    continue
+                found.locks[device.node] = lock
+        elif device.kind is DeviceKind.CUDA and not device.node:
+            _warn(device, "it has no file of its own")
+        found.devices.append(device)
+    for fd in spare.values():
+        os.close(fd)
+    if found.elsewhere and not found.devices:
+        raise DeviceError(" ".join(found.elsewhere))
+    return found
+
+
+def owner(device: Device) -> str:
+    """Say which daemon owns a device: ``the daemon of root (pid 12)``; "" if none does.
+
+    Raises
+    ------
+    OSError
+        If the file of the GPU cannot be opened or locked.
+    """
+    if not device.node:
+        return ""
+    lock = _open(device.node)
+    try:
+        # Shared: who else only asks is no owner.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(lock)
+    finally:
+        os.close(lock)
+    return ""
+
+
+def _open(node: str) -> int:
+    return os.open(node, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def _warn(device: Device, why: str) -> None:
+    log.warning("%s cannot be locked (%s): nothing keeps other daemons from it", device.id, why)
+
+
+def _refusal(device: Device, holder: str) -> str:
+    return f"GPU {device.id} ({device.name}) is used by {holder}: use that one, or stop it."
+
+
+def _locked(lock: int, deadline: float) -> bool:
+    """Lock a file, if nobody else does until `deadline`; that we hold it already is as good."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno != errno.EWOULDBLOCK:
+                raise DeviceError(f"A GPU cannot be locked: {error}.") from error
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return True
+
+
+def _holder(lock: int) -> str:
+    """Say who holds the lock on an open file, as far as that can be seen from here."""
+    found = os.fstat(lock)
+    pid = pid_of(_LOCKS.read_text(), found)
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except FileNotFoundError:  # it took the lock, and another process holds it since
+        return "another daemon"
+    return f"the daemon of {_user(uid)} (pid {pid})"
+
+
+def pid_of(locks: str, found: os.stat_result) -> int:
+    """Find who took the lock on a file in the text of ``/proc/locks``.
+
+    It lists only processes that have a number in our namespace of processes.
+
+    Returns
+    -------
+    int
+        Its number; -1 if it is not listed.
+    """
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    for line in locks.splitlines():
+        _, kind, _, _, pid, file, *_ = (*line.split(), *[""] * 6)
+        if (kind, file) == ("FLOCK", device):
+            return int(pid)
+    return -1
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
