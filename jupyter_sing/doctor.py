@@ -105,7 +105,9 @@ def _devices() -> Iterator[Finding]:
         try:
             who = owner(device)
         except OSError as error:
-            yield Finding("device", "broken", f"{text}; cannot be opened: {error}")
+            # Under WSL, for one, GPUs work and have no files.
+            why = f"cannot be locked ({error}): nothing keeps other daemons from it"
+            yield Finding("device", "missing", f"{text}, {why}")
         else:
             yield Finding("device", "ok", f"{text}, used by {who}" if who else text)
 
