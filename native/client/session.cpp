@@ -26,9 +26,12 @@ constexpr auto kWait = std::chrono::milliseconds(50);  // bound on missing a sig
 constexpr int kStill = 20;
 // The log grows by so much at a time: some thousand small operators.
 constexpr uint64_t kPopulatedBytes = uint64_t{256} << 10;
-// About 30 us of spinning where a core is left for it; answers mostly come sooner.
-constexpr int kSpinsAlone = 800;
-constexpr int kSpinsCrowded = 60;
+// Note [Patience]: to be woken takes some 50 us, so who waits spins for about as long at first.
+// Where the worker's threads need all cores, that holds up the very answer for which it waits,
+// unless the worker executes small operators alone. So there it spins only while answers come soon.
+constexpr int kSpinsMost = 1500;
+constexpr int kSpinsLeast = 60;
+constexpr uint64_t kSoonNs = 300'000;
 constexpr std::string_view kBell = R"({"kind": "Bell"})";
 
 // Where the worker slept that was last woken; see Note [Waking].
@@ -97,8 +100,8 @@ void Session::settle() {
   client_->pid = static_cast<uint32_t>(getpid());
   clock_ahead_ns_ = monotonic_ahead_ns();
   const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-  const bool crowded = software() && agent_->threads.load() + 1 > static_cast<uint64_t>(cores);
-  spins_ = crowded ? kSpinsCrowded : kSpinsAlone;
+  crowded_ = software() && agent_->threads.load() + 1 > static_cast<uint64_t>(cores);
+  spins_.store(crowded_ ? kSpinsLeast : kSpinsMost);
   // Forked children have no use for the session, and would hold its memory.
   for (const Mapping* mapping :
        {&log_map_, &client_.mapping(), &worker_.mapping(), &agent_.mapping()}) {
@@ -304,10 +307,11 @@ void Session::flush_storages() {
 // ---------------------------------------------------------------- waiting
 
 void Session::wait_answer(const std::function<bool()>& ready) {
-  for (int i = 0; i < spins_; ++i) {
+  for (int left = spins_.load(std::memory_order_relaxed); left > 0; --left) {
     if (ready()) return;
     pause_core();
   }
+  const uint64_t began = crowded_ ? monotonic_ns(0) : 0;
   Waiting waiting;
   client_->sleepers.fetch_add(1, std::memory_order_seq_cst);
   struct Awake {
@@ -316,7 +320,13 @@ void Session::wait_answer(const std::function<bool()>& ready) {
   } awake{client_->sleepers};
   for (;;) {
     const uint32_t bell = worker_->bell.load(std::memory_order_seq_cst);
-    if (ready()) return;
+    if (ready()) {
+      if (crowded_) {  // see Note [Patience]
+        const bool soon = monotonic_ns(0) - began < kSoonNs;
+        spins_.store(soon ? kSpinsMost : kSpinsLeast, std::memory_order_relaxed);
+      }
+      return;
+    }
     check_usable();
     const bool woken = futex_wait(&worker_->bell, bell, kWait) == Woken::woken;
     waiting.check_signals(!woken);

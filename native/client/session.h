@@ -197,7 +197,8 @@ class Session {
   const Page<const AgentPage> agent_;
   std::byte* const log_;
   const std::byte* const answers_;
-  int spins_ = 0;
+  bool crowded_ = false;        // the worker's threads need all cores
+  std::atomic<int> spins_{0};   // see Note [Patience]
   int64_t clock_ahead_ns_ = 0;  // of the others' CLOCK_MONOTONIC
   std::atomic<bool> agent_gone_{false};
   Word<uint32_t> turn_{0};  // futex word: counts what lock_present() and leave() wait for

@@ -36,6 +36,15 @@ constexpr std::chrono::seconds kCacheKept{2};
 constexpr uint64_t kNapPart = 16;
 constexpr uint64_t kNapLeastNs = 300'000;
 constexpr uint64_t kNapMostNs = 1'000'000;
+// Note [Questions]: a program that asks for numbers often, as one does that checks its arguments on
+// the device, computes for some ten microseconds between two questions, with a few operators among
+// them. It takes longer to be woken for these than to execute them, and it waits for both. So for a
+// while after each question the worker stays awake, unless others want its core: who spins is
+// served after those, and who sleeps before them.
+constexpr uint64_t kQuestionsNs = 200'000;
+constexpr uint64_t kPreemptedNs = 150'000;    // without a look at the clock: others had the core
+constexpr uint64_t kCrowdedNs = 200'000'000;  // for so long they are expected to want it again
+
 // Timers are late by 50 us otherwise.
 constexpr unsigned long kTimerSlackNs = 1'000;
 
@@ -278,12 +287,18 @@ void Session::idle() {
       return;
     }
   }
-  for (Spin spin(spins_); client_->head.load(std::memory_order_acquire) == consumed_;) {
+  // See Note [Questions]. Helpers that sleep need no core.
+  const bool alone = spins_ == kSpins || helpers_.asleep();
+  uint64_t looked = monotonic_ns();
+  const bool stays = alone && looked - preempted_ns_ > kCrowdedNs;
+  Spin spin(alone ? kSpins : spins_);
+  while (client_->head.load(std::memory_order_acquire) == consumed_) {
     if (orders_.pending()) return;
-    if (!spin.once()) {
-      sleep();
-      return;
-    }
+    if (spin.once()) continue;
+    const uint64_t now = monotonic_ns();
+    if (now - looked > kPreemptedNs) preempted_ns_ = now;
+    if (!stays || preempted_ns_ == now || now > requested_ns_ + kQuestionsNs) return sleep();
+    looked = now;
   }
 }
 

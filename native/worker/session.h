@@ -106,6 +106,7 @@ class Session {
   std::atomic<uint64_t> awaited_{UINT64_MAX};  // a position that replay() waits for
   std::promise<void> reached_;
   uint64_t busy_ns_ = 0;
+  uint64_t preempted_ns_ = 0;        // when others last had its core while it spun
   uint64_t requested_ns_ = 0;        // when the client last asked for something
   uint64_t napped_at_ = UINT64_MAX;  // the position
   uint64_t progress_told_ = 0;       // of ClientPage::progress_wanted
