@@ -9,8 +9,9 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kernelproxy import paths
@@ -20,6 +21,7 @@ from kernelproxy.agent.guests import tame
 from kernelproxy.agent.past import last_of_ended
 from kernelproxy.agent.progress import PROGRESS_SECONDS, Note, Underway, both, with_progress
 from kernelproxy.agent.records import Run
+from kernelproxy.agent.recovery import is_want, pause
 from kernelproxy.agent.service import Agent
 from kernelproxy.agent.tending import tend
 from kernelproxy.attendant import remote
@@ -77,6 +79,8 @@ log = logging.getLogger(__name__)
 _DECISIONS_MAX = 10_000
 #: For who sends what is no message, and may not listen.
 _LAST_WORD_SECONDS = 1.0
+#: A kernel that cannot join for want of something tries again after at most so many seconds.
+WANT_SECONDS_MAX = 8.0
 #: For so long a notebook that asks about itself waits for what it has issued.
 SETTLE_SECONDS_MAX = 2.0
 
@@ -112,9 +116,11 @@ class Conversations:
                 try:
                     if isinstance(request, Attach):
                         session = self._agent.find(request.session, uid)
-                        return await session.kernel.serve(channel, request.torch_version)
+                        kernel, version = session.kernel, request.torch_version
+                        return await _when_possible(partial(kernel.serve, channel, version))
                     if isinstance(request, Listen):
-                        return await self._agent.find(request.session, uid).kernel.listen(channel)
+                        kernel = self._agent.find(request.session, uid).kernel
+                        return await _when_possible(partial(kernel.listen, channel))
                     if isinstance(request, Tend):
                         return await tend(self._agent.find(request.session, uid), channel)
                     if isinstance(request, OpenCheckpoint):
@@ -397,6 +403,23 @@ class Conversations:
         for channel, reply in self._stoppers:
             with contextlib.suppress(OSError):
                 await channel.send(reply)
+
+
+async def _when_possible(serve: Callable[[], Awaitable[None]]) -> None:
+    """Serve a kernel as soon as there are descriptors and memory for it.
+
+    One that is refused has no device any more, and what was on that is lost.
+    """
+    tries = 0
+    while True:
+        try:
+            return await serve()
+        except OSError as error:
+            if not is_want(error):
+                raise
+            tries += 1
+            log.warning("A kernel waits to join its session: %s", error.strerror)
+            await asyncio.sleep(pause(tries, WANT_SECONDS_MAX))
 
 
 def _failure(error: OSError) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import errno
 import fcntl
 import importlib.metadata
 import logging
@@ -25,6 +24,7 @@ from kernelproxy.agent.conversations import Conversations
 from kernelproxy.agent.deposits import Deposits, Estate, end_workers, take_over
 from kernelproxy.agent.door import LOCK_NAME, LOOK_SECONDS, Door
 from kernelproxy.agent.guests import Guests, Modesty
+from kernelproxy.agent.recovery import is_want
 from kernelproxy.agent.service import Agent
 from kernelproxy.agent.settings import Settings
 from kernelproxy.agent.system import Place, own_place, system_place
@@ -42,7 +42,6 @@ _SYSTEM_THREADS = 64
 _LOCK_LOOK_SECONDS = 0.05
 #: Who connects waits so long when there is nothing left to serve one more with.
 ACCEPT_PAUSE_SECONDS = 1.0
-_LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 #: The group of entry points that name arbiters.
 ARBITERS = "kernelproxy.arbiters"
 
@@ -114,7 +113,11 @@ class Daemon:
             await self._deposits.start()
         else:
             self._deposits.resume(self._estate)
-            self._agent.adopt(self._estate.sessions)
+            try:
+                self._agent.adopt(self._estate.sessions)
+            except (OSError, MemoryError) as error:
+                log.error("No session can be taken over now: %s", error)  # noqa: TRY400
+                os._exit(1)  # as if killed: the keeper has everything, and starts another agent
         self._agent.begin()
         self._admit()
         self._bound_log()
@@ -179,7 +182,7 @@ class Daemon:
         try:
             yield
         except OSError as error:
-            if error.errno not in _LACKING:
+            if not is_want(error):
                 raise
             log.warning("Nobody can connect for %g s: %s", ACCEPT_PAUSE_SECONDS, error.strerror)
             loop = asyncio.get_running_loop()

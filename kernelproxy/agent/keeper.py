@@ -160,35 +160,38 @@ class Keeper:
             self._child = None
 
     def _start(self, keep: Keep) -> None:
-        """Start the next agent and hand everything over to it."""
-        self._agent, theirs = socket.socketpair()
-        with theirs:
-            try:
+        """Start the next agent and hand everything over to it.
+
+        Where something is wanting for that, the connection is closed: the agent counts as dead.
+        """
+        try:
+            ours = os.pidfd_open(os.getpid())
+        except OSError as error:
+            log.warning("No agent could be started: %s", error.strerror)
+            return
+        try:
+            self._agent, theirs = socket.socketpair()
+            with theirs:
                 self._child = subprocess.Popen(
                     [*keep.command, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
-            except OSError:
-                log.exception("No agent could be started")
-                self._child = None
-                return  # its connection ends here
-        self._pidfd = os.pidfd_open(self._child.pid)
-        self._agent.settimeout(HAND_OVER_SECONDS)
-        ours = os.pidfd_open(os.getpid())
-        try:
+            self._pidfd = os.pidfd_open(self._child.pid)
+            self._agent.settimeout(HAND_OVER_SECONDS)
             send_message(self._agent, keep, [self._lock, self._listener, ours])
             for node, fd in self._devices.items():
                 send_message(self._agent, KeepDevice(node), [fd])
             for deposit, fds in self._deposits.values():
                 send_message(self._agent, deposit, fds)
             send_message(self._agent, Done())
+            self._agent.settimeout(None)
         except OSError as error:
             log.warning("The next agent did not take over: %s", error)
             self._agent.close()
-        else:
-            self._agent.settimeout(None)
+            if self._child is not None:
+                self._child.kill()
         finally:
             os.close(ours)
 

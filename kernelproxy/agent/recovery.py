@@ -22,6 +22,7 @@ after the first few deaths without any progress.
 
 from __future__ import annotations
 
+import errno
 import signal
 from enum import Enum
 
@@ -31,7 +32,16 @@ KILLS_MAX = 13
 AT_ONCE_MAX = 3
 #: Seconds between two attempts, which double from the first to the last.
 PAUSE_MIN, PAUSE_MAX, PAUSE_OF_DEATHS_MAX = 1.0, 60.0, 10.0
+#: What the system says when it has not what is asked for now, and may have it later.
+_LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+
+
+def is_want(error: BaseException) -> bool:
+    """Whether what failed may be done later: descriptors or memory are wanting."""
+    if isinstance(error, OSError):
+        return error.errno in _LACKING
+    return isinstance(error, MemoryError)
 
 
 def pause(times: int, longest: float = PAUSE_MAX) -> float:

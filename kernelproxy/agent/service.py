@@ -29,6 +29,7 @@ from kernelproxy.agent.images import ImageDirectories
 from kernelproxy.agent.mark import Mark
 from kernelproxy.agent.owners import Owner, check_path
 from kernelproxy.agent.past import Runs
+from kernelproxy.agent.recovery import is_want
 from kernelproxy.agent.room import Room
 from kernelproxy.agent.session import Session
 from kernelproxy.agent.settings import Settings
@@ -185,7 +186,13 @@ class Agent:
         self._tidying_disk = asyncio.create_task(asyncio.to_thread(tidy))
 
     def adopt(self, deposited: Sequence[Deposited]) -> None:
-        """Take over the sessions of an agent that died; where that is impossible, they end."""
+        """Take over the sessions of an agent that died; where that is impossible, they end.
+
+        Raises
+        ------
+        OSError, MemoryError
+            If descriptors or memory are wanting for one: nobody's session ends for that.
+        """
         self._began = True
         self.chronicle.begin(kept=True)
         for each in deposited:
@@ -193,6 +200,8 @@ class Agent:
                 try:
                     self._adopt(each)
                 except Exception as error:
+                    if is_want(error):
+                        raise
                     log.exception("Session %s cannot be taken over", each.session)
                     each.end(f"It did not outlive its daemon: {str(error).rstrip('.')}.")
                     if session := self.sessions.get(each.session):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -506,3 +507,24 @@ def test_sessions_that_end_leave_nothing_with_the_keeper(toy_host: StartHost) ->
     wait_until(lambda: not host.status().sessions)
     wait_until(lambda: len(host.children()) == 1)
     wait_until(lambda: sum(held()) <= sum(before) + 1)  # the zygote's connection
+
+
+@pytest.mark.parametrize("spare", [None, 0, 2, 3])
+def test_a_keeper_without_descriptors_keeps_all_sessions(
+    toy_host: StartHost, tmp_path: Path, spare: int | None
+) -> None:
+    log = tmp_path / "agent.log"
+    log.touch()
+    host = toy_host(log=str(log))
+    client = host.client()
+    host.work(client)
+    keeper, agent = host.keeper_pid(), host.agent_pid()
+    limits = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
+    held = len(os.listdir(f"/proc/{keeper}/fd")) - 2  # the agent's process and connection end
+    most = 3 if spare is None else held + spare
+    resource.prlimit(keeper, resource.RLIMIT_NOFILE, (most, limits[1]))
+    host.kill(agent)
+    wait_until(lambda: "Too many open files" in log.read_text())
+    assert lives(keeper)
+    resource.prlimit(keeper, resource.RLIMIT_NOFILE, limits)
+    assert client.read() == client.state

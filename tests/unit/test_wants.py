@@ -1,0 +1,83 @@
+"""Where descriptors or memory are wanting, sessions and kernels wait, and none ends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernelproxy.agent import conversations
+from kernelproxy.agent.service import Agent
+
+
+class Deposited:
+    """Of a session that is to be taken over."""
+
+    session = "0123abcd"
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def __enter__(self) -> Deposited:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def end(self, reason: str) -> None:
+        self.ended.append(reason)
+
+
+def adopt(error: Exception) -> list[str]:
+    def fail(_: object) -> None:
+        raise error
+
+    agent: Any = object.__new__(Agent)
+    agent.chronicle = SimpleNamespace(begin=lambda **_: None)
+    agent.sessions, agent._adopt = {}, fail
+    agent._deposits = SimpleNamespace(drop=lambda _: None)
+    deposited: Any = Deposited()
+    try:
+        agent.adopt([deposited])
+    except (OSError, MemoryError):
+        deposited.ended.append("raised")
+    ended: list[str] = deposited.ended
+    return ended
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENOMEM, ""), MemoryError()],
+)
+def test_a_session_for_which_something_is_wanting_is_left_to_the_next_agent(
+    error: Exception,
+) -> None:
+    assert adopt(error) == ["raised"]
+
+
+def test_a_session_that_cannot_be_rebuilt_ends() -> None:
+    assert adopt(OSError(errno.EBADF, "")) == ["It did not outlive its daemon: [Errno 9] ."]
+    assert adopt(KeyError("state")) == ["It did not outlive its daemon: 'state'."]
+
+
+def test_a_kernel_joins_when_there_are_descriptors_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "pause", lambda *_: 0.0)
+    errors = [OSError(errno.EMFILE, ""), OSError(errno.ENFILE, "")]
+
+    async def serve() -> None:
+        if errors:
+            raise errors.pop()
+
+    asyncio.run(conversations._when_possible(serve))
+    assert errors == []
+
+
+def test_a_kernel_that_has_gone_is_waited_for_no_longer() -> None:
+    async def serve() -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        asyncio.run(conversations._when_possible(serve))
