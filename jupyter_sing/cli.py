@@ -30,6 +30,7 @@ from kernelproxy.agent.system import system_place
 from kernelproxy.attendant import remote
 from kernelproxy.control import Control, connect, start_detached
 from kernelproxy.errors import ControlError, SingError
+from kernelproxy.outcome import Outcome
 from kernelproxy.protocol import (
     FORMS,
     Checkpoint,
@@ -310,15 +311,19 @@ def _session(control: Control, name: str) -> dict[str, Any]:
 
 def checkpoint(options: argparse.Namespace) -> int:
     """``checkpoint S``: returns when it is safe on disk, having waited for a running cell."""
+    outcome = Outcome(options.session)
     with connect(start=False) as control, Line("Saving", wanted=not options.json) as line:
         name = options.name or options.called or ""
         request = Checkpoint(options.session, name, form=options.form)
         with Waiting(options.session, wanted=not options.json):
-            reply = control.expect(CheckpointReply, request, show=line.show_bytes)
+            try:
+                made = control.expect(CheckpointReply, request, show=line.show_bytes).checkpoint
+            except ControlError as error:
+                made = outcome.after(error)
     if options.json:
-        _print_json(reply.checkpoint)
+        _print_json(made)
         return 0
-    print("\n".join(table.checkpoint_made_lines(reply.checkpoint)))
+    print("\n".join(table.checkpoint_made_lines(made)))
     return 0
 
 

@@ -19,6 +19,7 @@ from jupyter_sing import table, view, watching
 from kernelproxy import activation, paths
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
+from kernelproxy.outcome import Outcome
 from kernelproxy.protocol import (
     FORMS,
     CheckpointReply,
@@ -172,8 +173,13 @@ def checkpoint(name: str = "", *, form: str = "") -> None:
         return
     from kernelproxy.hoststate.checkpoint import begin  # with cloudpickle: only at need
 
+    outcome = Outcome(session_id)
     with Bar("Saving") as bar:
-        made = begin(session_id, _shell(), name, form=form).finish(bar.show)
+        begun = begin(session_id, _shell(), name, form=form)
+        try:
+            made = begun.finish(bar.show)
+        except ControlError as error:
+            made = outcome.after(error)
     _say("\n".join(table.checkpoint_made_lines(made)))
 
 

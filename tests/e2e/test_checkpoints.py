@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jupyter_sing import cli
+from kernelproxy.outcome import NOT_SAVED
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import Kernel, kernel, sessions, wait_for_session
 from tests.e2e.trainers import agent_pid
@@ -273,11 +274,15 @@ def test_it_exists_whole_or_not_at_all(victim: str, data: Path) -> None:
             "worker": session["worker_pid"],
             "agent": agent_pid(),
         }
-        notebook.begin("%sing checkpoint mine")
+        cell = notebook.begin("%sing checkpoint mine")
         wait_until(lambda: list(data.glob("*/chunks/*/*")) or list(data.glob("*/tmp/*")))
         os.kill(pids[victim], signal.SIGKILL)
         wait_until(lambda: not lives(pids[victim]))
+        ran = notebook.finish(cell) if victim == "agent" else None
     found = listed()
+    if ran is not None:  # and the notebook is told which
+        told = ran.stdout if found else ran.stderr
+        assert ("Saved mine" if found else NOT_SAVED) in told, ran
     if found:
         with kernel() as notebook:
             assert said(notebook, "%sing restore mine").startswith("Restored ")

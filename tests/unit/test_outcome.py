@@ -1,0 +1,46 @@
+"""What is said of a checkpoint whose daemon died."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kernelproxy.errors import ControlError
+from kernelproxy.outcome import NOT_SAVED, Outcome
+
+BROKE = ControlError("The connection to the jupyter_sing daemon broke.", "no-daemon")
+GONE = ControlError("No jupyter_sing daemon is running.", "no-daemon")
+ONE, TWO = {"name": "one"}, {"name": "two"}
+
+
+def outcome(monkeypatch: pytest.MonkeyPatch, *last: Any) -> Outcome:
+    answers = iter(last)
+
+    def answer(_: Outcome) -> Any:
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(Outcome, "_last", answer)
+    return Outcome("0123abcd")
+
+
+@pytest.mark.parametrize("before", [None, ONE])
+def test_what_was_saved_is_told(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
+    assert outcome(monkeypatch, before, TWO).after(BROKE) == TWO
+
+
+@pytest.mark.parametrize("before", [None, ONE])
+def test_what_was_not_saved_is_told(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
+    with pytest.raises(ControlError, match=NOT_SAVED):
+        outcome(monkeypatch, before, before).after(BROKE)
+
+
+def test_nothing_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = ControlError("The disk is full.", "full")
+    for error, last in ((refused, TWO), (BROKE, GONE)):
+        with pytest.raises(ControlError) as caught:
+            outcome(monkeypatch, ONE, last).after(error)
+        assert caught.value is error
