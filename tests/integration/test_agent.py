@@ -25,6 +25,7 @@ from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.doubles.zygote import step
 from tests.integration.conftest import ToyHost, from_outside, lives
+from tests.integration.test_checkpoints import hand_over, host_state
 
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]
@@ -366,6 +367,27 @@ def test_a_session_whose_worker_does_not_start_waits_says_why_and_loses_nothing(
     with client.cell():
         assert client.read() == client.state
     assert host.rested(client)["worker_pid"]
+
+
+def test_a_session_whose_worker_does_not_start_is_checkpointed_meanwhile(
+    toy_host: StartHost, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
+    refuses = tmp_path / "refuses"
+    monkeypatch.setenv("TOY_REFUSE", str(refuses))
+    host = toy_host()
+    client = host.client()
+    host.work(client)
+    from_outside(Suspend(client.session))
+    refuses.touch()
+    with pytest.raises(ControlError, match="the toy refuses"):
+        host.call(Resume(client.session))
+    assert host.session(client)["state"] == "queued"
+    made = hand_over(client.session, "one", host_state(client.page.head, b"x"), b"x")
+    assert made["name"] == "one"
+    refuses.unlink()
+    with client.cell():
+        assert client.read() == client.state
 
 
 def test_a_session_tries_again_by_itself(toy_host: StartHost, tmp_path, monkeypatch) -> None:
