@@ -92,4 +92,6 @@ class MemoryStatistics:
         What the session was granted and does not use counts as free: there is no cache to empty.
         """
         found = self._client.memory()
-        return found["free"] + found["granted"] - found["used"], found["total"]
+        free = found["free"] + found["granted"] - found["used"]
+        # A quota may have been lowered below what was granted.
+        return min(free, max(0, found["total"] - found["used"])), found["total"]

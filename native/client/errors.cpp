@@ -44,7 +44,9 @@ std::string as_size(uint64_t bytes) {
   std::ostringstream out;
   out.precision(2);
   out << std::fixed;
-  if (bytes < (1u << 20)) {
+  if (bytes < 1024) {
+    out << bytes << " bytes";
+  } else if (bytes < (1u << 20)) {
     out << static_cast<double>(bytes) / 1024.0 << " KiB";
   } else if (bytes < (1u << 30)) {
     out << static_cast<double>(bytes) / 1048576.0 << " MiB";
