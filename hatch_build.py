@@ -11,11 +11,13 @@ needed for an installation to succeed: `jupyter sing doctor` says what is lackin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +47,8 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["shared_data"][str(root / "labextension/install.json")] = (
                 f"{LABEXTENSION}/install.json"
             )
-        sys.path.insert(0, str(root))
-        try:
+        with _modules_of(root):
             directories = [*self._torch_libraries(), *self._tracker(), *self._sandbox()]
-        finally:
-            sys.path.remove(str(root))
         for directory in directories:
             # Beside those of the machine lies what they are checked by.
             for library in set(directory.iterdir()) - {*directory.glob("*.json")}:
@@ -134,6 +133,24 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     @property
     def _cache(self) -> Path:
         return Path(self.directory) / "native"
+
+
+@contextlib.contextmanager
+def _modules_of(root: Path) -> Iterator[None]:
+    """Import `kernelproxy` from a source tree, also where an installed one is imported."""
+    installed = {name: sys.modules.pop(name) for name in _package_modules()}
+    sys.path.insert(0, str(root))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(root))
+        for name in _package_modules():
+            del sys.modules[name]
+        sys.modules.update(installed)
+
+
+def _package_modules() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "kernelproxy"]
 
 
 def _platform_tag() -> str:
