@@ -89,7 +89,7 @@ def test_where_there_is_no_room_nothing_moves(toy_host: StartHost) -> None:
     with second.cell():
         second.read()
         with pytest.raises(
-            ControlError, match=r"GPU 1 has too little free memory: .* needs 2\d\d MiB"
+            ControlError, match=r"GPU 1 has too little free memory: .* needs 2\d\d\.0 MiB"
         ):
             host.call(Migrate(first.session, "cpu:1"))
     found = host.session(first)
