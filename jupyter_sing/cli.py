@@ -24,7 +24,7 @@ from jupyter_sing.controller import journal
 from jupyter_sing.output import until_nobody_reads
 from jupyter_sing.progress import Line
 from jupyter_sing.waiting import Waiting
-from kernelproxy import libraries, native, paths, variables
+from kernelproxy import libraries, native, paths, restarts, variables
 from kernelproxy.agent.arbiter import TIERS
 from kernelproxy.agent.system import system_place
 from kernelproxy.attendant import remote
@@ -76,7 +76,8 @@ def _run(options: argparse.Namespace) -> int:
     """Run a verb; what it raises becomes one line."""
     verb: Callable[[argparse.Namespace], int] = options.function
     try:
-        return verb(options)
+        with restarts.told(lambda text: print(text, file=sys.stderr, flush=True)):
+            return verb(options)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (SingError, OSError) as error:

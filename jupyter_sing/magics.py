@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from jupyter_sing import table, view, watching
-from kernelproxy import activation, paths
+from kernelproxy import activation, paths, restarts
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, SingError
 from kernelproxy.outcome import Outcome
@@ -87,7 +87,8 @@ def sing(line: str) -> Any:
         _complain(f"%sing {verb} has wrong arguments; %sing help shows how to write it")
         return None
     try:
-        return function(*arguments, **options)
+        with restarts.told(_complain):
+            return function(*arguments, **options)
     except ControlError as error:
         _complain(error.message)
     except (SingError, OSError) as error:

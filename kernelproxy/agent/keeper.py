@@ -23,7 +23,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from kernelproxy import restarts
 from kernelproxy.errors import ProtocolError
 from kernelproxy.frames import recv_message, send_message
 from kernelproxy.oplog import AgentPage, Presence, close_all
@@ -58,7 +60,7 @@ class Series:
 
     def __init__(self, now: float) -> None:
         self._begun = self._since = now
-        self._deaths = 0
+        self.deaths = 0  #: one soon after the other
 
     def pause(self, now: float) -> float | None:
         """Seconds until the next agent is to be started; None: not any more.
@@ -68,12 +70,12 @@ class Series:
         now : float
             When the last one has died.
         """
-        if not self._deaths or now - self._begun >= LIVED_SECONDS:
-            self._since, self._deaths = now, 0
-        self._deaths += 1
+        if not self.deaths or now - self._begun >= LIVED_SECONDS:
+            self._since, self.deaths = now, 0
+        self.deaths += 1
         if now - self._since >= TRIED_SECONDS:
             return None
-        vain = self._deaths - AT_ONCE_MAX
+        vain = self.deaths - AT_ONCE_MAX
         seconds = min(PAUSE_MAX, PAUSE_MIN * 2.0 ** min(vain - 1, 16)) if vain > 0 else 0.0
         self._begun = now + seconds
         return seconds
@@ -109,7 +111,9 @@ class Keeper:
                 return
             count = len(self._deposits)
             log.warning("The agent died: the next one takes %d sessions, in %g s", count, pause)
-            time.sleep(pause)  # nobody has anything to say meanwhile
+            if pause:
+                with restarts.noted(Path(self._keep.socket), self._series.deaths, pause):
+                    time.sleep(pause)  # nobody has anything to say meanwhile
             self._start(self._keep)
         # Closed before the connection: at its end the agent leaves, and the lock must be free then.
         close_all([*self._devices.values(), self._lock, self._listener])

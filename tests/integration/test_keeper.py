@@ -417,8 +417,15 @@ def test_an_agent_that_dies_again_and_again_is_started_again(toy_host: StartHost
     host = toy_host()
     client = host.client()
     host.work(client)
-    for _ in range(7):  # the last two after pauses of 1 s and 2 s
+    for _ in range(6):  # the last one after a pause of 1 s
         host.kill_agent()
+    agent = host.agent_pid()
+    host.kill(agent)  # a pause of 2 s
+    command = [sys.executable, "-m", "jupyter_sing.cli", "status"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert client.session[:6] in done.stdout
+    assert done.stderr.startswith("The jupyter_sing daemon died 7 times in a row; it starts again")
+    assert not [*paths.runtime_dir().glob("*.restart")]
     client.add(2)
     assert client.read() == client.state
 

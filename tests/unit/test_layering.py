@@ -23,7 +23,7 @@ KERNEL_SIDE = {
     "kernelproxy/machine.py", "kernelproxy/native.py", "kernelproxy/process/sandbox.py",
     "kernelproxy/oplog.py", "kernelproxy/outcome.py", "kernelproxy/ownership.py",
     "kernelproxy/paths.py",
-    "kernelproxy/protocol", "kernelproxy/readable.py", "kernelproxy/untrusted.py",
+    "kernelproxy/protocol", "kernelproxy/readable.py", "kernelproxy/restarts.py", "kernelproxy/untrusted.py",
     "kernelproxy/revival.py", "kernelproxy/run.py", "kernelproxy/worker.py",
     "kernelproxy/title.py", "kernelproxy/waiting.py", "kernelproxy/zygote.py",
     "jupyter_sing/__init__.py", "jupyter_sing/magics.py",

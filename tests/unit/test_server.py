@@ -254,6 +254,8 @@ async def test_verbs_that_wait_hold_up_nothing_else(
         assert json.loads((await jp_fetch(API, "status")).body)["devices"] == [DEVICE]
         loop = asyncio.get_running_loop()
         assert await loop.run_in_executor(None, lambda: "free") == "free"
+        made = json.loads((await jp_fetch("api", "kernels", method="POST", body="{}")).body)
+        await jp_fetch("api", "kernels", made["id"], method="DELETE")
         # The daemon hears of it when who asks hangs up.
         for each in waiting:
             each.close()
