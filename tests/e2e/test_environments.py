@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 
-from tests.e2e.kernels import Kernel, kernel
+from kernelproxy import control
+from kernelproxy.protocol import SessionReply, Suspend
+from tests.e2e.kernels import Kernel, kernel, wait_for_session
+from tests.integration.conftest import kill_at_once, parent_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -151,3 +154,26 @@ def test_a_damaged_installation_of_ours_costs_the_kernel_nothing(
     with kernel("foreign") as notebook:
         ran = notebook.run("import torch; print(torch.ones(2).sum(), torch.cuda.is_available())")
         assert ran.stdout == "tensor(2.) False\n"
+
+
+def test_who_waits_for_a_worker_that_cannot_start_can_interrupt_and_loses_nothing(
+    environment: Environment,
+) -> None:
+    link_torch(environment)
+    with kernel("foreign") as notebook:
+        notebook.run("import torch\na = torch.ones(3, device='cuda')\na.tolist()")
+        session = wait_for_session(lambda found: found["worker_pid"] is not None)
+        zygote = parent_of(session["worker_pid"])
+        with control.connect(start=False) as connection:
+            connection.expect(SessionReply, Suspend(session["id"]))
+        torch = environment.site / "torch"
+        torch.rename(torch.with_name("away"))
+        kill_at_once(zygote)
+        cell = notebook.begin("print('here', flush=True)\nfor _ in range(3): print(a.sum().item())")
+        waits = wait_for_session(lambda found: "could not be started" in found["reason"])
+        assert "this environment has no torch. Nothing is lost." in waits["reason"]
+        notebook.manager.interrupt_kernel()
+        ran = notebook.finish(cell)
+        assert (ran.stdout, ran.error) == ("here\n", "KeyboardInterrupt")
+        torch.with_name("away").rename(torch)
+        assert notebook.run("print(a.tolist())").stdout == "[1.0, 1.0, 1.0]\n"
