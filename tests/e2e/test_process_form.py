@@ -29,6 +29,7 @@ from kernelproxy.protocol import (
     CheckpointReply,
     Done,
     Error,
+    LastCheckpoint,
     Left,
     Message,
     OpenCheckpoint,
@@ -78,6 +79,10 @@ class Host:
                 with pytest.raises(ConnectionError):
                     recv_message(channel)
                 self.left.set()
+            case LastCheckpoint() if self.saved is None:
+                send_message(channel, Error("Nothing is saved yet.", "unknown-checkpoint"))
+            case LastCheckpoint():
+                send_message(channel, CheckpointReply(MADE))
             case AwaitCheckpoint():
                 send_message(channel, Progress(1, 2))
                 send_message(channel, CheckpointReply(MADE))
