@@ -165,6 +165,7 @@ TEST(nothing_runs_without_a_lease) {
   sleeper.orders.lease(7, false);
   sleeper.orders.await_parked();
   EXPECT_EQ(sleeper.page.gate_open.load(), 0u);
+  EXPECT(sleeper.orders.leaves());
   const uint64_t before = sleeper.rounds;
   sleeper.orders.gate(true);      // is not enough
   sleeper.orders.lease(6, true);  // is stale
@@ -176,6 +177,9 @@ TEST(nothing_runs_without_a_lease) {
   while (sleeper.rounds.load() == before) std::this_thread::yield();
   sleeper.orders.lease(7, false);  // is stale
   EXPECT(!sleeper.orders.pending());
+  EXPECT(!sleeper.orders.leaves());
+  sleeper.orders.gate(false);
+  EXPECT(!sleeper.orders.leaves());  // it is to wait, and keeps the device
   sleeper.orders.end();
   sleeper.thread.join();
 }

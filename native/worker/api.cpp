@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "worker/blocks.h"
 #include "worker/session.h"
 
 namespace {
@@ -32,13 +33,14 @@ int guarded(Work work) noexcept {
 }
 
 // Steps of training free and allocate the same megabytes again and again: kept, as a GPU's caching
-// allocator keeps them, they cost no page faults. Memory of larger blocks goes back at once.
-void keep_freed_memory() {
-  constexpr int kBlockBytes = 32 << 20;  // the most that glibc allows
+// allocator keeps them, they cost no page faults. For larger blocks see Note [Blocks].
+void keep_freed_memory(bool blocks) {
+  constexpr int kBlockBytes = sing::Blocks::kLeastBytes;  // the most that glibc allows
   constexpr int kKeptBytes = 256 << 20;
   mallopt(M_MMAP_THRESHOLD, kBlockBytes);
   mallopt(M_TRIM_THRESHOLD, kKeptBytes);
   mallopt(M_TOP_PAD, kBlockBytes);
+  if (blocks) sing::Blocks::get().install();
 }
 
 sing::Session& opened() {
@@ -55,7 +57,8 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
     if (session) throw std::runtime_error("a session is open already");
     sing::SessionOptions options;
     options.device = c10::Device(device);
-    if (options.device.is_cpu()) keep_freed_memory();
+    // Whose worker was killed for want of memory keeps as little as it can.
+    if (options.device.is_cpu()) keep_freed_memory(starved_count == 0);
     options.threads = threads;
     options.epoch = epoch;
     options.prepare = prepare != 0;

@@ -28,6 +28,11 @@ void Orders::update() noexcept {
   pending_.store(!allowed() || end_ || works_ != 0, std::memory_order_seq_cst);
 }
 
+bool Orders::leaves() {
+  std::lock_guard lock(mutex_);
+  return !end_ && open_ && !allowed();
+}
+
 bool Orders::obey() {
   std::unique_lock lock(mutex_);
   while (!end_ && (!allowed() || works_ != 0)) {

@@ -26,6 +26,8 @@ class Orders {
   void begin_run();
   void finish_run();
   bool pending() const noexcept { return pending_.load(std::memory_order_relaxed); }
+  // Whether the device was given to somebody else.
+  bool leaves();
   // Parks while the gate is closed or something is done meanwhile. False: the run is to end.
   bool obey();
   // Sleeps until the client changes `word` from `seen` (of a nap: by a request), or orders come, or

@@ -13,6 +13,7 @@
 
 #include "oplog/futex.h"
 #include "worker/alone.h"
+#include "worker/blocks.h"
 #include "worker/clock.h"
 #include "worker/spin.h"
 
@@ -188,7 +189,7 @@ void Session::run() {
     Orders& orders;
   } running(orders_);
   try {
-    while (!orders_.pending() || orders_.obey()) {
+    while (!orders_.pending() || obey()) {
       if (state_.storages.holds_freed()) let_go();
       const uint64_t awaited = awaited_.load(std::memory_order_acquire);
       if (consumed_ >= awaited) {
@@ -243,7 +244,7 @@ void Session::drain(uint64_t end, uint64_t head) {
     worker_->consumed.store(consumed_, std::memory_order_release);
     tell_progress();
   }
-  caches_ = !state_.device.is_cpu();
+  caches_ = !state_.device.is_cpu() || Blocks::get().kept() > 0;
   const uint64_t now = monotonic_ns();
   busy_ns_ += now - began;
   if (asked) requested_ns_ = now;
@@ -311,8 +312,21 @@ void Session::sleep() {
   }
   orders_.sleep(client_->head, consumed_, kCacheKept);
   if (client_->head.load(std::memory_order_acquire) != consumed_ || orders_.pending()) return;
-  c10::getDeviceAllocator(state_.device.type())->emptyCache();
+  empty_cache();
+}
+
+void Session::empty_cache() {
+  if (!caches_) return;
   caches_ = false;
+  if (state_.device.is_cpu()) return Blocks::get().empty();
+  c10::getDeviceAllocator(state_.device.type())->emptyCache();
+}
+
+// Memory of the host is not the device's, which knows nothing of what is kept of it: others that
+// have the device now are to find it.
+bool Session::obey() {
+  if (state_.device.is_cpu() && orders_.leaves()) empty_cache();
+  return orders_.obey();
 }
 
 }  // namespace sing

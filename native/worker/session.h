@@ -80,6 +80,8 @@ class Session {
   void drain(uint64_t end, uint64_t head);
   void idle();
   void sleep();
+  void empty_cache();
+  bool obey();
   void note_step(bool replayed) noexcept;
   void tell_progress() noexcept;
   uint64_t checked_head() const;
