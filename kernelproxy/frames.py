@@ -43,7 +43,7 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
 
 MessageType = type[Message]
 
-_KINDS: dict[str, MessageType] = {each.__name__: each for each in Message.__subclasses__()}
+_KINDS: dict[str, MessageType] = {each.wire_kind: each for each in Message.__subclasses__()}
 _HINTS = {each: typing.get_type_hints(each) for each in _KINDS.values()}
 
 
@@ -77,7 +77,7 @@ def encode(message: Message, fd_count: int = 0) -> bytes:
     ProtocolError
         If the frame would be longer than its kind may be, or carry too many descriptors.
     """
-    body: dict[str, Any] = {"kind": type(message).__name__, **vars(message)}
+    body: dict[str, Any] = {"kind": message.wire_kind, **vars(message)}
     if fd_count:
         body["fds"] = fd_count
     text = json.dumps(body, separators=(",", ":")).encode()

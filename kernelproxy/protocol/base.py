@@ -10,21 +10,34 @@ LARGE_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True)
 class Message:
-    """Base of all messages."""
+    """Base of all messages.
+
+    Parameters
+    ----------
+    kind : str
+        Name of a subclass on the wire, whatever the class is called. It never changes.
+    """
 
     # Not annotated, so no field: how long a frame of this kind may be. Nothing longer is parsed.
     frame_bytes_max = SMALL_BYTES_MAX
+    wire_kind = ""
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        super().__init_subclass__()
+        if any(each.wire_kind == kind for each in Message.__subclasses__() if each is not cls):
+            raise TypeError(f"Two messages are called {kind!r} on the wire.")
+        cls.wire_kind = kind
 
 
 @dataclass(frozen=True)
-class Done(Message):
+class Done(Message, kind="Done"):
     """It is done; `message` is a sentence for people or empty."""
 
     message: str = ""
 
 
 @dataclass(frozen=True)
-class Error(Message):
+class Error(Message, kind="Error"):
     """It was not done.
 
     Parameters
@@ -45,7 +58,7 @@ class Error(Message):
 
 
 @dataclass(frozen=True)
-class Progress(Message):
+class Progress(Message, kind="Progress"):
     """Bytes, or notebooks, done and in total; any number of these may come before another reply."""
 
     done: int

@@ -12,7 +12,7 @@ from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
 
 @dataclass(frozen=True)
-class Keep(Message):
+class Keep(Message, kind="Keep"):
     """Who the two are; comes with the daemon's lock, its listening socket and the sender's pidfd.
 
     Parameters
@@ -28,7 +28,7 @@ class Keep(Message):
 
 
 @dataclass(frozen=True)
-class KeepDevice(Message):
+class KeepDevice(Message, kind="KeepDevice"):
     """A GPU is the daemon's; comes with the descriptor that locks it.
 
     Parameters
@@ -41,7 +41,7 @@ class KeepDevice(Message):
 
 
 @dataclass(frozen=True)
-class Deposit(Message):
+class Deposit(Message, kind="Deposit"):
     """What a session is made of, in place of what was deposited for it before.
 
     Parameters
@@ -61,12 +61,12 @@ class Deposit(Message):
 
 
 @dataclass(frozen=True)
-class Withdraw(Message):
+class Withdraw(Message, kind="Withdraw"):
     """A session has ended: nothing of it is to be kept."""
 
     session: str
 
 
 @dataclass(frozen=True)
-class Farewell(Message):
+class Farewell(Message, kind="Farewell"):
     """The agent leaves, and nobody is to take its place; answered by the keeper's end."""

@@ -12,7 +12,7 @@ from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
 
 @dataclass(frozen=True)
-class StartKernel(Message):
+class StartKernel(Message, kind="StartKernel"):
     """Start a kernel; answered by `KernelState`. Two descriptors come with it: its standard output
     and error.
 
@@ -44,7 +44,7 @@ class StartKernel(Message):
 
 
 @dataclass(frozen=True)
-class AdoptKernel(Message):
+class AdoptKernel(Message, kind="AdoptKernel"):
     """Take over a kernel whose server has left; answered by `KernelState`.
 
     Parameters
@@ -62,12 +62,12 @@ class AdoptKernel(Message):
 
 
 @dataclass(frozen=True)
-class AskKernel(Message):
+class AskKernel(Message, kind="AskKernel"):
     """Ask how the connection's kernel is; answered by `KernelState`."""
 
 
 @dataclass(frozen=True)
-class SignalKernel(Message):
+class SignalKernel(Message, kind="SignalKernel"):
     """Send the connection's kernel a signal. Has no answer.
 
     Parameters
@@ -79,17 +79,17 @@ class SignalKernel(Message):
 
 
 @dataclass(frozen=True)
-class ShutDownKernel(Message):
+class ShutDownKernel(Message, kind="ShutDownKernel"):
     """The connection's kernel was asked to end, see `Tender.shut_down`. Has no answer."""
 
 
 @dataclass(frozen=True)
-class CloseKernel(Message):
+class CloseKernel(Message, kind="CloseKernel"):
     """End the connection's kernel, and free what it has; answered by `KernelState`."""
 
 
 @dataclass(frozen=True)
-class KernelState(Message):
+class KernelState(Message, kind="KernelState"):
     """How a kernel is; also sent unasked, once, when it has ended.
 
     Parameters
@@ -108,5 +108,5 @@ class KernelState(Message):
 
 
 @dataclass(frozen=True)
-class EndKernels(Message):
+class EndKernels(Message, kind="EndKernels"):
     """End all kernels that have no server; answered by `Done` when that is done."""

@@ -9,7 +9,7 @@ from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
 
 @dataclass(frozen=True)
-class StatusReply(Message):
+class StatusReply(Message, kind="StatusReply"):
     """Devices and sessions, each exactly as ``jupyter sing status --json`` shows it.
 
     Parameters
@@ -29,7 +29,7 @@ class StatusReply(Message):
 
 
 @dataclass(frozen=True)
-class Changed(Message):
+class Changed(Message, kind="Changed"):
     """What has changed since the `StatusReply`, or the last one of these.
 
     Parameters
@@ -47,7 +47,7 @@ class Changed(Message):
 
 
 @dataclass(frozen=True)
-class ActivityReply(Message):
+class ActivityReply(Message, kind="ActivityReply"):
     """Who had the devices.
 
     Parameters
@@ -61,7 +61,7 @@ class ActivityReply(Message):
 
 
 @dataclass(frozen=True)
-class WhyReply(Message):
+class WhyReply(Message, kind="WhyReply"):
     """Decisions, the oldest first: ``at``, ``session``, ``name``, ``kind`` and ``reason``."""
 
     decisions: list[dict[str, Any]]
@@ -69,7 +69,7 @@ class WhyReply(Message):
 
 
 @dataclass(frozen=True)
-class SessionOpened(Message):
+class SessionOpened(Message, kind="SessionOpened"):
     """The id of a new session.
 
     Parameters
@@ -88,14 +88,14 @@ class SessionOpened(Message):
 
 
 @dataclass(frozen=True)
-class Attached(Message):
+class Attached(Message, kind="Attached"):
     """Comes with four descriptors: log, client page, worker page, agent page."""
 
     session: str
 
 
 @dataclass(frozen=True)
-class SessionReply(Message):
+class SessionReply(Message, kind="SessionReply"):
     """One session, as in `StatusReply`."""
 
     session: dict[str, Any]
@@ -103,7 +103,7 @@ class SessionReply(Message):
 
 
 @dataclass(frozen=True)
-class PolicyReply(Message):
+class PolicyReply(Message, kind="PolicyReply"):
     """The text of the policy that holds; empty if there is none."""
 
     policy: str
@@ -111,7 +111,7 @@ class PolicyReply(Message):
 
 
 @dataclass(frozen=True)
-class PolicyApplied(Message):
+class PolicyApplied(Message, kind="PolicyApplied"):
     """Another policy holds, or would.
 
     Parameters
@@ -128,7 +128,7 @@ class PolicyApplied(Message):
 
 
 @dataclass(frozen=True)
-class CheckpointBegun(Message):
+class CheckpointBegun(Message, kind="CheckpointBegun"):
     """What the checkpoint holds does not change any more, whatever the notebook does.
 
     Parameters
@@ -145,7 +145,7 @@ class CheckpointBegun(Message):
 
 
 @dataclass(frozen=True)
-class CheckpointReply(Message):
+class CheckpointReply(Message, kind="CheckpointReply"):
     """One checkpoint, as in `CheckpointsReply`."""
 
     checkpoint: dict[str, Any]
@@ -153,7 +153,7 @@ class CheckpointReply(Message):
 
 
 @dataclass(frozen=True)
-class CheckpointsReply(Message):
+class CheckpointsReply(Message, kind="CheckpointsReply"):
     """Checkpoints, the newest first, as ``jupyter sing checkpoints --json`` shows them."""
 
     checkpoints: list[dict[str, Any]]
@@ -161,7 +161,7 @@ class CheckpointsReply(Message):
 
 
 @dataclass(frozen=True)
-class Stopped(Message):
+class Stopped(Message, kind="Stopped"):
     """The daemon and its sessions have ended.
 
     Parameters
@@ -178,7 +178,7 @@ class Stopped(Message):
 
 
 @dataclass(frozen=True)
-class CheckpointOpened(Message):
+class CheckpointOpened(Message, kind="CheckpointOpened"):
     """Comes with three files: the host state's parts, one behind the other, device storages, and
     the content of the notebook's files, one behind the other.
 
@@ -209,7 +209,7 @@ class CheckpointOpened(Message):
 
 
 @dataclass(frozen=True)
-class RestoreReply(Message):
+class RestoreReply(Message, kind="RestoreReply"):
     """What was restored.
 
     Parameters
@@ -224,7 +224,7 @@ class RestoreReply(Message):
 
 
 @dataclass(frozen=True)
-class Wish(Message):
+class Wish(Message, kind="Wish"):
     """Sent to a kernel unasked, to be carried out between two cells.
 
     Parameters

@@ -14,7 +14,7 @@ FORMS = ("namespace", "process")
 
 
 @dataclass(frozen=True)
-class Status(Message):
+class Status(Message, kind="Status"):
     """Ask for all devices and sessions; answered by `StatusReply`.
 
     Parameters
@@ -28,7 +28,7 @@ class Status(Message):
 
 
 @dataclass(frozen=True)
-class Watch(Message):
+class Watch(Message, kind="Watch"):
     """Ask to be told what changes; answered by `StatusReply`, and then, whenever something has
     changed, by `Changed`. Nothing else can be asked on this connection any more.
 
@@ -42,7 +42,7 @@ class Watch(Message):
 
 
 @dataclass(frozen=True)
-class Activity(Message):
+class Activity(Message, kind="Activity"):
     """Ask who had the devices; answered by `ActivityReply`.
 
     Parameters
@@ -58,7 +58,7 @@ class Activity(Message):
 
 
 @dataclass(frozen=True)
-class OpenSession(Message):
+class OpenSession(Message, kind="OpenSession"):
     """Make a session for a kernel that is about to start; answered by `SessionOpened`.
 
     Parameters
@@ -109,7 +109,7 @@ class OpenSession(Message):
 
 
 @dataclass(frozen=True)
-class CloseSession(Message):
+class CloseSession(Message, kind="CloseSession"):
     """End a session and free all it has; answered by `Done`, also if it is gone already.
 
     Parameters
@@ -124,7 +124,7 @@ class CloseSession(Message):
 
 
 @dataclass(frozen=True)
-class Attach(Message):
+class Attach(Message, kind="Attach"):
     """Sent by the kernel process itself; answered by `Attached` with the descriptors of log,
     client page, worker page and agent page. The connection then belongs to the session: the
     client sends `Bell` on it, and its end is the session's end. If it ended because the daemon
@@ -136,7 +136,7 @@ class Attach(Message):
 
 
 @dataclass(frozen=True)
-class Listen(Message):
+class Listen(Message, kind="Listen"):
     """Sent by a notebook's kernel that has not imported torch; answered by `Done`. The connection
     is then like that of `Attach`, without memory: `Wish` and `Leave` come over it, the kernel sends
     `CellsEnded`, and its end is the session's end, unless the same process has attached.
@@ -146,19 +146,19 @@ class Listen(Message):
 
 
 @dataclass(frozen=True)
-class CellsEnded(Message):
+class CellsEnded(Message, kind="CellsEnded"):
     """Sent by a kernel that listens: how many cells it has run so far. Has no answer."""
 
     count: int
 
 
 @dataclass(frozen=True)
-class CellAsked(Message):
+class CellAsked(Message, kind="CellAsked"):
     """Sent by a kernel in the middle of a cell: its user has run another one. Has no answer."""
 
 
 @dataclass(frozen=True)
-class Suspend(Message):
+class Suspend(Message, kind="Suspend"):
     """End a session's worker and keep its state; answered by `SessionReply` when it is done."""
 
     session: str
@@ -166,14 +166,14 @@ class Suspend(Message):
 
 
 @dataclass(frozen=True)
-class Resume(Message):
+class Resume(Message, kind="Resume"):
     """Bring a session back onto its device; answered by `SessionReply` when it is there."""
 
     session: str
 
 
 @dataclass(frozen=True)
-class Migrate(Message):
+class Migrate(Message, kind="Migrate"):
     """Move a session to another device while it runs; answered by `SessionReply` when it is
     there. Moving it to where it is already is no error.
     """
@@ -183,7 +183,7 @@ class Migrate(Message):
 
 
 @dataclass(frozen=True)
-class Pin(Message):
+class Pin(Message, kind="Pin"):
     """Keep a session's memory on its device, or no more; answered by `SessionReply`. Saying it
     twice is no error.
     """
@@ -193,7 +193,7 @@ class Pin(Message):
 
 
 @dataclass(frozen=True)
-class SetPriority(Message):
+class SetPriority(Message, kind="SetPriority"):
     """Let a session be served as one of a level from now on; answered by `SessionReply`.
 
     Parameters
@@ -208,7 +208,7 @@ class SetPriority(Message):
 
 
 @dataclass(frozen=True)
-class Checkpoint(Message):
+class Checkpoint(Message, kind="Checkpoint"):
     """Put a notebook away; answered by `CheckpointReply` when it is safe on disk.
 
     From the kernel itself it comes with two files, of its host state and of the content of its
@@ -239,7 +239,7 @@ class Checkpoint(Message):
 
 
 @dataclass(frozen=True)
-class Restore(Message):
+class Restore(Message, kind="Restore"):
     """Put the notebook of a checkpoint in the place of a session's; answered by `RestoreReply`
     when the kernel has done it, as soon as no cell runs; `Progress` comes while it is read. `form`
     is as in `OpenCheckpoint`.
@@ -251,7 +251,7 @@ class Restore(Message):
 
 
 @dataclass(frozen=True)
-class SetAutomatic(Message):
+class SetAutomatic(Message, kind="SetAutomatic"):
     """Make checkpoints by themselves, or not, until the kernel ends; answered by `SessionReply`.
 
     Parameters
@@ -269,7 +269,7 @@ class SetAutomatic(Message):
 
 
 @dataclass(frozen=True)
-class LastCheckpoint(Message):
+class LastCheckpoint(Message, kind="LastCheckpoint"):
     """Ask for the checkpoint that gives a session's notebook back; answered by `CheckpointReply`.
 
     That is the newest of the notebook; but while a session has restored nothing and none of it was
@@ -289,7 +289,7 @@ class LastCheckpoint(Message):
 
 
 @dataclass(frozen=True)
-class Carried(Message):
+class Carried(Message, kind="Carried"):
     """Sent by a kernel: what has come of a `Wish`; answered by `Done`. A checkpoint that was made
     is no news to the agent.
 
@@ -312,7 +312,7 @@ class Carried(Message):
 
 
 @dataclass(frozen=True)
-class AwaitCheckpoint(Message):
+class AwaitCheckpoint(Message, kind="AwaitCheckpoint"):
     """Sent by a kernel: wait until its checkpoint is stored; answered as `Checkpoint`."""
 
     session: str
@@ -320,7 +320,7 @@ class AwaitCheckpoint(Message):
 
 
 @dataclass(frozen=True)
-class TakeOver(Message):
+class TakeOver(Message, kind="TakeOver"):
     """Sent by a kernel: let the process of a checkpoint take my place; answered by `RestoreReply`
     when that runs. Its present process is ended when it has answered the request that it executes.
     """
@@ -330,12 +330,12 @@ class TakeOver(Message):
 
 
 @dataclass(frozen=True)
-class Checkpoints(Message):
+class Checkpoints(Message, kind="Checkpoints"):
     """Ask for all checkpoints of the user; answered by `CheckpointsReply`."""
 
 
 @dataclass(frozen=True)
-class OpenCheckpoint(Message):
+class OpenCheckpoint(Message, kind="OpenCheckpoint"):
     """Read a checkpoint; answered by `CheckpointOpened` when all of it was read and verified, and
     by `Progress` until then.
 
@@ -355,14 +355,14 @@ class OpenCheckpoint(Message):
 
 
 @dataclass(frozen=True)
-class DeleteCheckpoint(Message):
+class DeleteCheckpoint(Message, kind="DeleteCheckpoint"):
     """Forget a checkpoint and give back its space; answered by `Done`."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Prepare(Message):
+class Prepare(Message, kind="Prepare"):
     """Start what sessions of an interpreter will need; answered by `Done` at once.
 
     Parameters
@@ -377,12 +377,12 @@ class Prepare(Message):
 
 
 @dataclass(frozen=True)
-class GetPolicy(Message):
+class GetPolicy(Message, kind="GetPolicy"):
     """Ask for the policy that holds; answered by `PolicyReply`."""
 
 
 @dataclass(frozen=True)
-class SetPolicy(Message):
+class SetPolicy(Message, kind="SetPolicy"):
     """Let another policy hold; answered by `PolicyApplied`. For the daemon's own user and for root.
 
     Parameters
@@ -399,7 +399,7 @@ class SetPolicy(Message):
 
 
 @dataclass(frozen=True)
-class Stop(Message):
+class Stop(Message, kind="Stop"):
     """End the daemon and every session; answered by `Stopped` when all sessions have ended.
 
     Parameters
@@ -413,7 +413,7 @@ class Stop(Message):
 
 
 @dataclass(frozen=True)
-class Why(Message):
+class Why(Message, kind="Why"):
     """Ask what was decided about a session, at most so many times; answered by `WhyReply`.
 
     Parameters
@@ -428,5 +428,5 @@ class Why(Message):
 
 
 @dataclass(frozen=True)
-class Bell(Message):
+class Bell(Message, kind="Bell"):
     """Sent by a client: look at my pages. Has no answer."""

@@ -8,7 +8,7 @@ from kernelproxy.protocol.base import Message
 
 
 @dataclass(frozen=True)
-class Tend(Message):
+class Tend(Message, kind="Tend"):
     """Sent by the tender of a kernel, once per connection, which from then on carries orders.
 
     Answered by `Done`; the agent sends `Hold`, `LetThrough`, `Dump`, `Revive`, `Promise` and
@@ -23,7 +23,7 @@ class Tend(Message):
 
 
 @dataclass(frozen=True)
-class Hold(Message):
+class Hold(Message, kind="Hold"):
     """Order: let no request through to the kernel; answered by `Done` when it has dealt with those
     before, and by `Error` (``busy``, and requests go through again) if it has not in time.
 
@@ -36,12 +36,12 @@ class Hold(Message):
 
 
 @dataclass(frozen=True)
-class LetThrough(Message):
+class LetThrough(Message, kind="LetThrough"):
     """Order: let requests through again; answered by `Done`."""
 
 
 @dataclass(frozen=True)
-class Dump(Message):
+class Dump(Message, kind="Dump"):
     """Order: save the kernel's process; answered by `Dumped`. If that fails, the process goes on.
 
     Parameters
@@ -60,7 +60,7 @@ class Dump(Message):
 
 
 @dataclass(frozen=True)
-class Dumped(Message):
+class Dumped(Message, kind="Dumped"):
     """The images are there.
 
     Parameters
@@ -73,7 +73,7 @@ class Dumped(Message):
 
 
 @dataclass(frozen=True)
-class Revive(Message):
+class Revive(Message, kind="Revive"):
     """Order: make a process of images; answered by `Revived`.
 
     Parameters
@@ -92,7 +92,7 @@ class Revive(Message):
 
 
 @dataclass(frozen=True)
-class Revived(Message):
+class Revived(Message, kind="Revived"):
     """The process runs.
 
     Parameters
@@ -105,33 +105,33 @@ class Revived(Message):
 
 
 @dataclass(frozen=True)
-class Promise(Message):
+class Promise(Message, kind="Promise"):
     """Order: carry out `Replace` also if the connection ends before it comes: the kernel is about
     to hear that it is replaced, and executes nothing from then on. Answered by `Done`.
     """
 
 
 @dataclass(frozen=True)
-class Replace(Message):
+class Replace(Message, kind="Replace"):
     """Order: let the revived process take the place of the present one, as soon as the request that
     this executes is answered; what it has not begun is asked of the new one. Answered by `Done`.
     """
 
 
 @dataclass(frozen=True)
-class Knock(Message):
+class Knock(Message, kind="Knock"):
     """Sent by a tender unasked: a request waits for a kernel that hibernates."""
 
 
 @dataclass(frozen=True)
-class Leave(Message):
+class Leave(Message, kind="Leave"):
     """Sent to a kernel: give up the session's memory and this connection, for a while. Answered by
     `Left`, and by `Error` if it cannot.
     """
 
 
 @dataclass(frozen=True)
-class Left(Message):
+class Left(Message, kind="Left"):
     """The last that comes over this connection. The kernel joins again when it is woken.
 
     Parameters
@@ -145,7 +145,7 @@ class Left(Message):
 
 
 @dataclass(frozen=True)
-class Stay(Message):
+class Stay(Message, kind="Stay"):
     """Sent to a kernel that was told by `CheckpointBegun` that it is going to leave: it does not
     leave after all. Has no answer.
     """

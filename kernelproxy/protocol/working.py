@@ -11,7 +11,7 @@ from kernelproxy.protocol.base import LARGE_BYTES_MAX, Message
 
 
 @dataclass(frozen=True)
-class ZygoteReady(Message):
+class ZygoteReady(Message, kind="ZygoteReady"):
     """A zygote has imported torch and waits for orders; `Error` if it cannot."""
 
     torch_version: str
@@ -20,7 +20,7 @@ class ZygoteReady(Message):
 
 
 @dataclass(frozen=True)
-class Compiled(Message):
+class Compiled(Message, kind="Compiled"):
     """Comes again and again before `ZygoteReady`, while the native part for a torch is compiled.
 
     Parameters
@@ -37,14 +37,14 @@ class Compiled(Message):
 
 
 @dataclass(frozen=True)
-class Spawn(Message):
+class Spawn(Message, kind="Spawn"):
     """Order to a zygote: fork a worker around the one descriptor that comes with this."""
 
     token: int
 
 
 @dataclass(frozen=True)
-class Spawned(Message):
+class Spawned(Message, kind="Spawned"):
     """The worker's process id; comes with its pidfd, opened before the zygote may reap it."""
 
     token: int
@@ -52,7 +52,7 @@ class Spawned(Message):
 
 
 @dataclass(frozen=True)
-class WorkerExited(Message):
+class WorkerExited(Message, kind="WorkerExited"):
     """How a worker ended: its exit status, or minus the signal that killed it."""
 
     pid: int
@@ -60,7 +60,7 @@ class WorkerExited(Message):
 
 
 @dataclass(frozen=True)
-class Open(Message):
+class Open(Message, kind="Open"):
     """First order to a worker; comes with log, client, worker, agent and arena descriptors and, if
     `snapshot`, the tables of the snapshot to start from, and, if `readiness`, the file that says
     which of its extents are in the arena (`native/worker/readiness.h`). Answered by `Opened` or
@@ -107,19 +107,19 @@ class Open(Message):
 
 
 @dataclass(frozen=True)
-class Opened(Message):
+class Opened(Message, kind="Opened"):
     """The worker executes, and loads what is still to be loaded; or it is prepared."""
 
 
 @dataclass(frozen=True)
-class Gate(Message):
+class Gate(Message, kind="Gate"):
     """Open or close the gate; answered by `Done`, or, by a prepared worker, `Error`."""
 
     open: bool
 
 
 @dataclass(frozen=True)
-class Lease(Message):
+class Lease(Message, kind="Lease"):
     """Give or take the permission to execute, which is needed beside an open gate.
 
     Has no answer, and may come at any time: a worker without a lease sends `Parked` when nothing
@@ -133,14 +133,14 @@ class Lease(Message):
 
 
 @dataclass(frozen=True)
-class Parked(Message):
+class Parked(Message, kind="Parked"):
     """Since the lease with this token was taken nothing is executed any more."""
 
     token: int
 
 
 @dataclass(frozen=True)
-class Observe(Message):
+class Observe(Message, kind="Observe"):
     """Answered by `Observed`, at any time: the step that the log repeats.
 
     `since_ns`, of the monotonic clock, says from when on steps are counted.
@@ -150,7 +150,7 @@ class Observe(Message):
 
 
 @dataclass(frozen=True)
-class Observed(Message):
+class Observed(Message, kind="Observed"):
     """The step that a session's log repeats: so many records, or 0 if nothing repeats.
 
     After the record `nadir` of these least memory is in use, `memory_min` bytes. Since the moment
@@ -166,7 +166,7 @@ class Observed(Message):
 
 
 @dataclass(frozen=True)
-class TakeSnapshot(Message):
+class TakeSnapshot(Message, kind="TakeSnapshot"):
     """Answered by `SnapshotTaken` with the descriptor of the snapshot's tables, or `Error`.
 
     With `stop` nothing is executed until it is done. Otherwise the worker goes on, and takes
@@ -180,17 +180,17 @@ class TakeSnapshot(Message):
 
 
 @dataclass(frozen=True)
-class Frozen(Message):
+class Frozen(Message, kind="Frozen"):
     """What the snapshot will hold does not change any more; it is still being copied."""
 
 
 @dataclass(frozen=True)
-class Hurry(Message):
+class Hurry(Message, kind="Hurry"):
     """A snapshot that is being taken shall take all the cores it can get. Has no answer."""
 
 
 @dataclass(frozen=True)
-class SnapshotTaken(Message):
+class SnapshotTaken(Message, kind="SnapshotTaken"):
     """All device state at `position` of the log: the tables that come with it, and their extents
     in the arena.
 
@@ -215,31 +215,31 @@ class SnapshotTaken(Message):
 
 
 @dataclass(frozen=True)
-class Trim(Message):
+class Trim(Message, kind="Trim"):
     """Give back the memory of snapshots before `retained`; answered by `Done` or `Error`."""
 
 
 @dataclass(frozen=True)
-class Adopt(Message):
+class Adopt(Message, kind="Adopt"):
     """To a prepared worker: take over a newer snapshot, whose tables come with this. Answered by
     `Done` or `Error`, after which the worker is of no use.
     """
 
 
 @dataclass(frozen=True)
-class Replay(Message):
+class Replay(Message, kind="Replay"):
     """Open the gate; answered by `Done` when everything below `until` was executed, or `Error`."""
 
     until: int
 
 
 @dataclass(frozen=True)
-class End(Message):
+class End(Message, kind="End"):
     """End the worker; answered by its exit. A snapshot that is being taken is given up."""
 
 
 @dataclass(frozen=True)
-class Ended(Message):
+class Ended(Message, kind="Ended"):
     """Sent by a worker unasked: it met a corrupt log and ends."""
 
     message: str
