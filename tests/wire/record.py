@@ -1,0 +1,69 @@
+"""Record the interfaces as they are: ``python -m tests.wire.record``.
+
+What this changes, versions that are installed and checkpoints that were saved do not know: mention
+it in the commit, and keep old names readable.
+
+``python -m tests.wire.record VERSION`` saves a checkpoint instead, beside those of older versions,
+which stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.kernels import kernel
+from tests.wire.contract import CONTRACT
+from tests.wire.notebook import CREATE, TELL
+
+RECORDED = Path(__file__).parent / "recorded"
+CHECKPOINTS = RECORDED / "checkpoints"
+#: Where a store keeps what a checkpoint consists of.
+STORED = ("chunks", "manifests")
+
+
+def as_text(interface: Any) -> str:
+    """What the file of an interface holds."""
+    return json.dumps(interface, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def save_checkpoint(version: str) -> None:
+    """Save the notebook, and what it tells, with a daemon of its own."""
+    into = CHECKPOINTS / version
+    with tempfile.TemporaryDirectory() as directory:
+        base = Path(directory)
+        os.environ.update(
+            IPYTHONDIR=str(base / "ipython"),
+            JUPYTER_DEFAULT_PROVISIONER_NAME="sing",
+            JUPYTER_SING_DATA_DIR=str(base / "data"),
+            JUPYTER_SING_DEVICES="cpu:1GiB@1",
+            JUPYTER_SING_RUNTIME_DIR=str(base / "runtime"),
+        )
+        os.chdir("/")  # a directory that is everywhere: the checkpoint names it
+        with kernel() as notebook:
+            for cell in (CREATE, "%sing checkpoint recorded --form namespace"):
+                ran = notebook.run(cell)
+                assert (ran.error, ran.stderr) == ("", ""), ran
+            told = notebook.run(TELL)
+            assert not told.error, told
+        for name in STORED:
+            shutil.copytree(base / "data" / "states" / name, into / name)
+    (into / "told.txt").write_text(told.stdout)
+
+
+def main() -> None:
+    """Write all files."""
+    if sys.argv[1:]:
+        return save_checkpoint(sys.argv[1])
+    for name, described in CONTRACT.items():
+        (RECORDED / f"{name}.json").write_text(as_text(described()))
+    return None
+
+
+if __name__ == "__main__":
+    main()
