@@ -15,12 +15,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernelproxy.errors import ControlError
-
-if TYPE_CHECKING:
-    from kernelproxy.control import Control
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Absence:
         self._changed = threading.Condition()
         self._away = False
         self._connecting = 0
-        self._open: weakref.WeakSet[Control] = weakref.WeakSet()
+        self._open: weakref.WeakSet[object] = weakref.WeakSet()
         self._giving_way: set[GivingWay] = set()
         self._returns = 0
         self._last = Return()
@@ -101,12 +97,12 @@ class Absence:
                 self._connecting -= 1
                 self._changed.notify_all()
 
-    def note_opened(self, control: Control) -> None:
+    def note_opened(self, control: object) -> None:
         """Count a connection."""
         with self._changed:
             self._open.add(control)
 
-    def note_closed(self, control: Control) -> None:
+    def note_closed(self, control: object) -> None:
         """Count it no more; doing it twice is no error."""
         with self._changed:
             self._open.discard(control)

@@ -23,7 +23,7 @@ from kernelproxy.attendant.kernels import Kernel
 from kernelproxy.attendant.records import Record, changes
 from kernelproxy.attendant.remote import RemoteKernel
 from kernelproxy.errors import ControlError, NativeError, ProcessError
-from kernelproxy.process.form import Form
+from kernelproxy.process.sandbox import Form
 from kernelproxy.process.tender import Tender
 
 #: Reasons why the attendant does not start a kernel at all, in a sandbox or not.

@@ -22,7 +22,7 @@ from kernelproxy import events, fstrack, headless, libraries, native, paths, var
 from kernelproxy.control import connect
 from kernelproxy.errors import ControlError, NativeError
 from kernelproxy.launching import KeptKernel, in_thread
-from kernelproxy.process.form import Form
+from kernelproxy.process.sandbox import Form
 from kernelproxy.protocol import (
     CheckpointReply,
     CloseSession,

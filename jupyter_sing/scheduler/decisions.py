@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from jupyter_sing.scheduler.events import DeviceId, SessionId
+from jupyter_sing.scheduler.ids import DeviceId, SessionId
 
 
 @dataclass(frozen=True, slots=True)

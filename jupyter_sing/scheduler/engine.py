@@ -13,10 +13,11 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.agenda import Agenda
 from jupyter_sing.scheduler.cells import Cells
 from jupyter_sing.scheduler.decisions import Decision, Guarantees, Promised, Queued
-from jupyter_sing.scheduler.events import Event, SessionId
+from jupyter_sing.scheduler.events import Event
 from jupyter_sing.scheduler.explaining import Explaining, Outlook
 from jupyter_sing.scheduler.fairness import Flow, Ledger
 from jupyter_sing.scheduler.flat import Flat
+from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.leases import Leases
 from jupyter_sing.scheduler.packing import Packing
 from jupyter_sing.scheduler.serving import Serving

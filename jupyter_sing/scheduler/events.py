@@ -8,16 +8,11 @@ answers to what has been overtaken.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from jupyter_sing.scheduler.decisions import Guarantees
+from jupyter_sing.scheduler.ids import DeviceId, SessionId
 from jupyter_sing.scheduler.settings import Settings, Tier
-
-if TYPE_CHECKING:
-    from jupyter_sing.scheduler.decisions import Guarantees
-
-SessionId: TypeAlias = str
-DeviceId: TypeAlias = str
-"""Such as `node0/gpu3`, or `cpu:0` where there is only one host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jupyter_sing.scheduler.agenda import Agenda
-from jupyter_sing.scheduler.events import SessionId
 from jupyter_sing.scheduler.fairness import Flow
 from jupyter_sing.scheduler.forecast import Expected, Forecast
+from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.leases import Leases
 from jupyter_sing.scheduler.limits import Held, size_text
 from jupyter_sing.scheduler.serving import Serving

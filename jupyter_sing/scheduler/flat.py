@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jupyter_sing.scheduler.decisions import Bound, Victims, Wait
-from jupyter_sing.scheduler.events import DeviceId
+from jupyter_sing.scheduler.ids import DeviceId
 
 
 class Flat:

@@ -11,6 +11,7 @@ from typing import Any
 from kernelproxy.agent.tending import NOT_SHARED
 from kernelproxy.errors import ProcessError
 from kernelproxy.process import form
+from kernelproxy.process.sandbox import Form
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Forms:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._trying: asyncio.Task[form.Form] | None = None
+        self._trying: asyncio.Task[Form] | None = None
 
     def begin(self) -> None:
         """Begin to try."""
@@ -55,7 +56,7 @@ class Forms:
             return None, f"internal error: {type(error).__name__}: {error}"
 
 
-def _say(trying: asyncio.Task[form.Form]) -> None:
+def _say(trying: asyncio.Task[Form]) -> None:
     if trying.cancelled():
         return
     error = trying.exception()

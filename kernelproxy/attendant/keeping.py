@@ -17,7 +17,7 @@ from kernelproxy import paths
 from kernelproxy.attendant.records import Record, ServerDirectory
 from kernelproxy.attendant.remote import RemoteKernel, start
 from kernelproxy.errors import ControlError
-from kernelproxy.process.form import Form
+from kernelproxy.process.sandbox import Form
 from kernelproxy.protocol import StartKernel
 
 #: What the attendant can start a kernel with. Whoever asks for more gets a child of the server.

@@ -127,7 +127,7 @@ def start(request: StartKernel, outlets: Sequence[int]) -> Kernel:
 
 def _tender(request: StartKernel) -> Tender:
     # Not above: without it, the attendant is a fifth of the size.
-    from kernelproxy.process.form import Form
+    from kernelproxy.process.sandbox import Form
     from kernelproxy.process.tender import Tender
 
     assert request.tended is not None

@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from kernelproxy.errors import ProcessError
 from kernelproxy.process import images, sandbox
+from kernelproxy.process.sandbox import Form
 from kernelproxy.process.target import Target, clocks, locked, memory_bytes
-
-if TYPE_CHECKING:
-    from kernelproxy.process.form import Form
 
 BASE_SECONDS = 30.0
 #: What a slow disk takes.

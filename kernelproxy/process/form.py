@@ -18,15 +18,13 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from kernelproxy.errors import NativeError, ProcessError
 from kernelproxy.process import criu, sandbox
+from kernelproxy.process.sandbox import Form, Kind
 from kernelproxy.untrusted import parse_json
-
-Kind = Literal["root", "user"]
 
 VARIABLE = "JUPYTER_SING_CRIU"
 CACHE = "process-form.json"
@@ -45,22 +43,6 @@ for count in range(10):
     connection.sendall(b"%d" % count)
     connection.close()
 """
-
-
-@dataclass(frozen=True)
-class Form:
-    """How processes are saved here.
-
-    Parameters
-    ----------
-    kind : str
-        ``root``: by root's rights; ``user``: by those that a user has in a namespace of users.
-    criu : str
-        Path of the program.
-    """
-
-    kind: Kind
-    criu: str
 
 
 def find(directory: Path, *, fresh: bool = False) -> Form:

@@ -60,7 +60,7 @@ class Info:
     Parameters
     ----------
     kind : str
-        Of the `form.Form`.
+        Of the `sandbox.Form`.
     pid : int
         The process's number in its sandbox.
     wake_fd : int

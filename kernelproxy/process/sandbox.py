@@ -6,15 +6,13 @@ import functools
 import os
 import platform
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from kernelproxy import compiler, libraries
 from kernelproxy.errors import NativeError, ProcessError
 from kernelproxy.waiting import readable
-
-if TYPE_CHECKING:
-    from kernelproxy.process.form import Form
 
 PROGRAM = "sing-sandbox"
 PARTS = ("sandbox",)
@@ -23,6 +21,24 @@ COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-pthread")
 STATIC_FLAGS = ("-static", "-s")
 LINK_FLAGS = ("-s",)
 REPORT_BYTES_MAX = 4096
+
+Kind = Literal["root", "user"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How processes are saved here.
+
+    Parameters
+    ----------
+    kind : str
+        ``root``: by root's rights; ``user``: by those that a user has in a namespace of users.
+    criu : str
+        Path of the program.
+    """
+
+    kind: Kind
+    criu: str
 
 
 def program(

@@ -33,7 +33,7 @@ from kernelproxy.process.switchboard import Switchboard
 from kernelproxy.protocol import Message
 
 if TYPE_CHECKING:
-    from kernelproxy.process.form import Form
+    from kernelproxy.process.sandbox import Form
 
 #: What a loaded machine needs to have a process in a fresh sandbox.
 START_SECONDS_MAX = 30.0

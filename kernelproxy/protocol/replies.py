@@ -76,7 +76,7 @@ class SessionOpened(Message, kind="SessionOpened"):
     ----------
     session : str
     form : dict or None
-        How its process can be saved: a `kernelproxy.process.form.Form`; None: it cannot.
+        How its process can be saved: a `kernelproxy.process.sandbox.Form`; None: it cannot.
     why : str
         Why it cannot, for people.
     """

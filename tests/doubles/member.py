@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernelproxy.process import sandbox
-from kernelproxy.process.form import Form
+from kernelproxy.process.sandbox import Form
 from tests.doubles.agent import Agent
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until

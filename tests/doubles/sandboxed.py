@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from jupyter_client.blocking.client import BlockingKernelClient
 
 from kernelproxy.process import criu, sandbox
-from kernelproxy.process.form import Form
+from kernelproxy.process.sandbox import Form
 
 SECONDS_MAX = 60.0
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")

@@ -22,7 +22,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 from kernelproxy import protocol
 from kernelproxy.errors import ProcessError
 from kernelproxy.process import form as forms
-from kernelproxy.process.form import Form
+from kernelproxy.process.sandbox import Form
 from tests.e2e.kernels import Kernel, kernel
 from tests.e2e.test_server import Server, hang_up
 from tests.unit.fake_daemon import FakeAgent, FakeDaemon

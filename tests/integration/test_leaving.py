@@ -12,7 +12,8 @@ import pytest
 
 from kernelproxy.errors import ProcessError
 from kernelproxy.process import criu
-from kernelproxy.process.form import Form, find_criu
+from kernelproxy.process.form import find_criu
+from kernelproxy.process.sandbox import Form
 from kernelproxy.protocol import Error, Left
 from tests.conftest import RunProgram
 from tests.doubles.agent import Agent, wake

@@ -17,7 +17,7 @@ import pytest
 from kernelproxy.errors import ProcessError
 from kernelproxy.process import criu, sandbox
 from kernelproxy.process import form as forms
-from kernelproxy.process.form import Form
+from kernelproxy.process.sandbox import Form
 
 ROOT = Path(__file__).parents[2]
 AS_USER = ROOT / "tests" / "programs" / "as_user.py"
@@ -210,7 +210,7 @@ def test_a_shell_does_what_it_does_without_a_sandbox(criu_program: str, home: Pa
     script.write_text(SHELL)
     sandboxed = (
         "import os, sys, subprocess; from kernelproxy.process import sandbox;"
-        "from kernelproxy.process.form import Form; null = os.open(os.devnull, os.O_WRONLY);"
+        "from kernelproxy.process.sandbox import Form; null = os.open(os.devnull, os.O_WRONLY);"
         "command = sandbox.prefix(Form('user', ''), null) + sys.argv[1:];"
         "sys.exit(subprocess.call(command, pass_fds=[null]))"
     )

@@ -8,12 +8,11 @@ from random import Random
 from jupyter_sing.scheduler.decisions import Decision, Grant
 from jupyter_sing.scheduler.events import (
     CellFinished,
-    DeviceId,
     Event,
     Released,
-    SessionId,
     Started,
 )
+from jupyter_sing.scheduler.ids import DeviceId, SessionId
 from jupyter_sing.scheduler.simulator.cluster import Cluster
 from jupyter_sing.scheduler.simulator.outcome import CellRecord, Outcome
 from jupyter_sing.scheduler.simulator.run import Scheduler, Simulation

@@ -16,9 +16,9 @@ from jupyter_sing.scheduler.events import (
     CellSubmitted,
     Event,
     Released,
-    SessionId,
     Started,
 )
+from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.policy import parse
 from jupyter_sing.scheduler.simulator.cluster import Cluster
 from jupyter_sing.scheduler.simulator.people import people

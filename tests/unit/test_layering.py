@@ -90,6 +90,57 @@ def test_imports_are_told_from_optional_ones() -> None:
     assert set(imports(source)) == {"a.b", "c.d", "e", "g", "h", "typing.TYPE_CHECKING"}
 
 
+#: Modules that import each other, those for type checkers included: to become fewer, never more.
+CIRCLES = {
+    "kernelproxy.activation": {"", "hook", "link"},
+    "kernelproxy.agent": {
+        "attachment", "audience", "automatic", "checkpointing", "chilling", "chronicle", "denial",
+        "hibernation", "idleness", "leaving", "past", "report", "returning", "session", "tending",
+        "turn", "verbs", "wanted", "watching",
+    },
+    "jupyter_sing.scheduler": {"fairness", "quotas", "state"},
+    "jupyter_sing.scheduler.guarantees": {"cells", "groups"},
+}  # fmt: skip
+
+
+def all_imports() -> dict[str, set[str]]:
+    """For each module of ours those of ours that it imports, wherever and for whatever."""
+    files = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in modules("jupyter_sing", "kernelproxy")
+    }
+    found = {}
+    for name, file in files.items():
+        named = set()
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                of = {f"{node.module}.{alias.name}" for alias in node.names}
+                named |= {each if each in files else str(node.module) for each in of}
+        found[name] = named & files.keys()
+    return found
+
+
+def test_imports_run_in_no_other_circles() -> None:
+    graph = all_imports()
+
+    def reached_from(module: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [module]
+        while waiting:
+            new = graph[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        return seen
+
+    circling = {each for each in graph if each in reached_from(each)}
+    known = {
+        f"{package}.{name}".rstrip(".") for package, names in CIRCLES.items() for name in names
+    }
+    assert circling == known
+
+
 def test_kernelproxy_does_not_know_jupyter_sing() -> None:
     files = modules("kernelproxy")
     assert files

@@ -8,7 +8,7 @@ import pytest
 
 from kernelproxy.errors import ProcessError
 from kernelproxy.process import form
-from kernelproxy.process.form import Form
+from kernelproxy.process.sandbox import Form
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from jupyter_sing.scheduler.decisions import Bound, Guarantees, Victims, Wait
-from jupyter_sing.scheduler.events import DeviceId
 from jupyter_sing.scheduler.guarantees.allocation import Cluster
 from jupyter_sing.scheduler.guarantees.configuration import Configuration
 from jupyter_sing.scheduler.guarantees.errors import RequestError
 from jupyter_sing.scheduler.guarantees.groups import Group, GroupRequest, Member, Placed, Waiting
 from jupyter_sing.scheduler.guarantees.reconfiguration import Changes, reconfigured, regain
+from jupyter_sing.scheduler.ids import DeviceId
 
 
 class Leases(Guarantees):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jupyter_sing.scheduler.events import DeviceId, SessionId
+from jupyter_sing.scheduler.ids import DeviceId, SessionId
 from jupyter_sing.scheduler.settings import Device
 from jupyter_sing.scheduler.simulator.fragmentation import fragment
 from jupyter_sing.scheduler.simulator.workload import GB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jupyter_sing.scheduler.events import SessionId
+from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.settings import Tier
 
 HOUR = 3600.0

@@ -28,17 +28,16 @@ from jupyter_sing.scheduler.decisions import (
 from jupyter_sing.scheduler.events import (
     CellFinished,
     CellSubmitted,
-    DeviceId,
     Event,
     Evicted,
     Moved,
     Released,
     SessionClosed,
-    SessionId,
     SessionOpened,
     Started,
     Tick,
 )
+from jupyter_sing.scheduler.ids import DeviceId, SessionId
 from jupyter_sing.scheduler.settings import Tier
 from jupyter_sing.scheduler.simulator.cluster import Cluster, Devices, SimulationError
 from jupyter_sing.scheduler.simulator.outcome import CellRecord, Outcome, SessionRecord

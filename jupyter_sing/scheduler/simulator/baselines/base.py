@@ -9,16 +9,15 @@ from jupyter_sing.scheduler.decisions import Decision, Evict, Grant, Preempt
 from jupyter_sing.scheduler.events import (
     CellFinished,
     CellSubmitted,
-    DeviceId,
     Event,
     Evicted,
     Released,
     SessionClosed,
-    SessionId,
     SessionOpened,
     Started,
     Tick,
 )
+from jupyter_sing.scheduler.ids import DeviceId, SessionId
 from jupyter_sing.scheduler.settings import Device
 
 

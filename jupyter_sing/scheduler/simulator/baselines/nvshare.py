@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jupyter_sing.scheduler.events import DeviceId
+from jupyter_sing.scheduler.ids import DeviceId
 from jupyter_sing.scheduler.settings import Device
 from jupyter_sing.scheduler.simulator.baselines.base import Baseline, Member
 
