@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +141,20 @@ def test_imports_run_in_no_other_circles() -> None:
         f"{package}.{name}".rstrip(".") for package, names in CIRCLES.items() for name in names
     }
     assert circling == known
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
+    # Torch belongs to the kernel's environment.
+    distributions = {"yaml": "pyyaml", "zmq": "pyzmq", "torch": None, "IPython": "ipython"}
+    imported = {
+        name.split(".")[0]
+        for file in modules("jupyter_sing", "kernelproxy")
+        for name in imports(file.read_text("utf-8"))
+    } - {*STANDARD, "jupyter_sing", "kernelproxy"}
+    wanted = {distributions.get(each, each.replace("_", "-")) for each in imported} - {None}
+    assert wanted <= declared
 
 
 def test_kernelproxy_does_not_know_jupyter_sing() -> None:
