@@ -16,7 +16,7 @@ import pytest
 from jupyter_sing import cli
 from kernelproxy.outcome import NOT_SAVED
 from tests.doubles.waiting import wait_until
-from tests.e2e.kernels import Kernel, kernel, sessions, wait_for_session
+from tests.e2e.kernels import Kernel, kernel, sessions
 from tests.e2e.trainers import agent_pid
 from tests.integration.conftest import keeper_of, kill_at_once, lives
 
@@ -184,13 +184,17 @@ def test_asked_for_from_outside_it_waits_for_the_cell(
         )
         notebook.finish(cell, until=lambda ran: "in it" in ran.stdout)
         (session,) = sessions()
-        command = [sys.executable, "-m", "jupyter_sing.cli", "checkpoint", session["id"], "--json"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as asking:
-            wait_for_session(lambda found: found["reason"].startswith("A cell runs on the CPU."))
-            go.touch()
+        command = [sys.executable, "-m", "jupyter_sing.cli", "checkpoint", session["id"]]
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as asking:
+            try:
+                assert asking.stderr is not None
+                assert asking.stderr.readline().startswith(b"Waiting for ")
+            finally:
+                go.touch()  # without which neither the cell nor who asks would ever end
             notebook.finish(cell)
-            made = json.loads(asking.communicate(timeout=100)[0])
+            asking.communicate(timeout=100)
         assert asking.returncode == 0
+        (made,) = listed()
         assert "after" in [each["name"] for each in made["saved"]]
         expected = said(notebook, GO_ON)
         capsys.readouterr()
