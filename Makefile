@@ -14,7 +14,7 @@ PY := jupyter_sing kernelproxy tests benchmarks hatch_build.py
 .DEFAULT_GOAL := help
 LABEXTENSION := jupyter_sing/labextension/package.json
 LABEXTENSION_SOURCES := $(shell find labextension/src labextension/style labextension/schema -type f) \
-  labextension/package.json labextension/tsconfig.json jupyter_sing/openapi.yaml
+  labextension/package.json labextension/tsconfig.json jupyter_sing/server/openapi.yaml
 LABEXTENSION_LINK := $(VENV)/share/jupyter/labextensions/jupyter-sing
 
 .PHONY: help system venv native labextension lab wheels test conformance test-fast test-cpp test-ts test-torch fuzz lint format bench pictures clean

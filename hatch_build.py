@@ -101,19 +101,20 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def _libraries_for(self, torch: Path) -> Path:
         """The directory of the libraries for a torch and the Python that builds."""
-        from kernelproxy import libraries, native
+        from kernelproxy.native import build, libraries
 
         say = libraries.lines(self.app.display_info)
-        info = native.describe(torch)
-        return native.ensure(info, say, developing=False, cache=self._cache).client.parent
+        info = build.describe(torch)
+        return build.ensure(info, say, developing=False, cache=self._cache).client.parent
 
     def _tracker(self) -> list[Path]:
         """The directory of the file tracker."""
         try:
-            from kernelproxy import fstrack, libraries
+            from kernelproxy.kernel.files import tracker
+            from kernelproxy.native import libraries
 
             say = libraries.lines(self.app.display_info)
-            return [fstrack.library(say, developing=False, cache=self._cache).parent]
+            return [tracker.library(say, developing=False, cache=self._cache).parent]
         except Exception as error:
             self.app.display_warning(f"the file tracker will be built at first use: {error}")
             return []
@@ -121,8 +122,8 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def _sandbox(self) -> list[Path]:
         """The directory of the program that starts kernels whose process can be saved."""
         try:
-            from kernelproxy import libraries
-            from kernelproxy.process import sandbox
+            from kernelproxy.criu import sandbox
+            from kernelproxy.native import libraries
 
             say = libraries.lines(self.app.display_info)
             return [sandbox.program(say, developing=False, cache=self._cache).parent]

@@ -50,9 +50,10 @@ from benchmarks.packing import Pair
 from benchmarks.rates import memcpy_rate
 from benchmarks.saving import Snapshots
 from benchmarks.turns import Turns
-from kernelproxy import control, native
-from kernelproxy.process.form import VARIABLE as CRIU
-from kernelproxy.protocol import Stop
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Stop
+from kernelproxy.criu.mode_probe import VARIABLE as CRIU
+from kernelproxy.native import build
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNNER = Path(__file__).with_name("runner.py")
@@ -285,9 +286,9 @@ def daemon_of_its_own(threads: int | None, **settings: str) -> Iterator[Path]:
 
 def _stop_daemon() -> None:
     try:
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             connection.call(Stop(), timeout=60)
-    except control.ControlError as error:
+    except agent_client.ControlError as error:
         if error.reason != "no-daemon":
             raise
 
@@ -535,7 +536,7 @@ def machine() -> dict[str, str]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit or "unknown",
         "hardware": f"{model}, {len(os.sched_getaffinity(0))} CPUs",
-        "versions": f"torch {native.describe().version}, Python {platform.python_version()}, "
+        "versions": f"torch {build.describe().version}, Python {platform.python_version()}, "
         f"Linux {platform.release()}",
     }
 

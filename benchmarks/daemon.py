@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from kernelproxy import control
-from kernelproxy.protocol import SessionReply, Status, StatusReply
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import SessionReply, Status, StatusReply
 
 MIB = 1 << 20
 NAME, SECOND_NAME = "bench", "bench-2"
@@ -20,7 +20,7 @@ class Side(Protocol):
 
 def session(name: str = NAME) -> dict[str, Any]:
     """Ask the daemon for a session of the benchmark."""
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         reply = connection.expect(StatusReply, Status())
     (found,) = (each for each in reply.sessions if each["name"] == name)
     return dict(found)
@@ -28,5 +28,5 @@ def session(name: str = NAME) -> dict[str, Any]:
 
 def verb(request: Any) -> dict[str, Any]:
     """Have the daemon do something with a session."""
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         return connection.expect(SessionReply, request, ORDER_SECONDS).session

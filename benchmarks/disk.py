@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.daemon import MIB, NAME, ORDER_SECONDS, SECOND_NAME, Side, session, verb
 from benchmarks.moves import Return, middle_return, resume
 from benchmarks.rates import disk_rates, memcpy_rate
-from kernelproxy.protocol import Resume, Suspend
+from kernelproxy.common.protocol import Resume, Suspend
 
 #: Seconds between two looks whether a state has come to disk.
 LOOK_SECONDS = 0.01

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from kernelproxy import control
-from kernelproxy.protocol import Stop
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Stop
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDE = Path(__file__).with_name("gpu_side.py")
@@ -260,8 +260,8 @@ def has_module(name: str) -> bool:
 
 def _stop_daemon() -> None:
     try:
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             connection.call(Stop(), timeout=END_SECONDS)
-    except control.ControlError as error:
+    except agent_client.ControlError as error:
         if error.reason != "no-daemon":
             raise

@@ -28,7 +28,7 @@ REPEATS = 5
 
 def counters() -> dict[str, int]:
     """What this process has sent to its device so far; nothing where the device is its own."""
-    activation = sys.modules.get("kernelproxy.activation")
+    activation = sys.modules.get("kernelproxy.kernel.activation")
     client = activation.current().client if activation else None
     return dict(client.statistics()) if client else {}
 

@@ -25,8 +25,8 @@ from benchmarks.gpu_processes import (
     has_module,
     tail_of,
 )
-from kernelproxy import control
-from kernelproxy.protocol import Resume, SessionReply, Status, StatusReply, Suspend
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Resume, SessionReply, Status, StatusReply, Suspend
 
 PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru")
 TRANSFORMERS = ("gpt2", "llama", "bert", "gpt2 generation")
@@ -287,7 +287,7 @@ def moves(suite: Suite) -> tuple[str, list[str], Any]:
     with suite.daemon(suite.devices(limit)) as env, suite.side(env, proxied=True) as proxied:
         expected = proxied.order("hold", bytes=bytes_held)["sum"]
         proxied.order("touch")
-        with control.connect(start=False) as agent:
+        with agent_client.connect(start=False) as agent:
             (session,) = agent.expect(StatusReply, Status()).sessions
         for _ in range(times):
             proxied.order("rewrite")
@@ -318,7 +318,7 @@ def moves(suite: Suite) -> tuple[str, list[str], Any]:
 
 
 def _verb(request: Any, suite: Suite) -> None:
-    with control.connect(start=False) as agent:
+    with agent_client.connect(start=False) as agent:
         agent.expect(SessionReply, request, max(1.0, suite.limit - time.monotonic()))
 
 

@@ -29,8 +29,9 @@ MIB = 1 << 20
 
 CELLS = """
 import os, sys, time, torch
-from kernelproxy import activation, control
-from kernelproxy.protocol import Status
+from kernelproxy.kernel import activation
+from kernelproxy.common.ipc import agent_client as control
+from kernelproxy.common.protocol import Status
 numbers = torch.ones(256, device="cuda")
 while not os.path.exists(sys.argv[1]):
     activation.cell(1)
@@ -48,9 +49,9 @@ while not os.path.exists(sys.argv[1]):
 #: Bob's. Each attack is a generator that is advanced without end, and waits for nothing.
 ATTACK = """
 import itertools, os, random, socket, struct, sys, time
-from kernelproxy import paths
-from kernelproxy.frames import encode
-from kernelproxy.protocol import (
+from kernelproxy.common import paths
+from kernelproxy.common.ipc.framing import encode
+from kernelproxy.common.protocol import (
     Activity, Carried, Checkpoints, CloseSession, OpenSession, Prepare, Status, Watch, Why,
 )
 path, attack, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -277,7 +278,9 @@ def _peak(pid: int) -> int:
 def _measure_all(
     machine: Machine, seconds: float, rounds: int, count: int | None, names: Sequence[str]
 ) -> list[Attack]:
-    asking = "from kernelproxy import control; print(control.connect().daemon_pid)"
+    asking = (
+        "from kernelproxy.common.ipc import agent_client; print(agent_client.connect().daemon_pid)"
+    )
     daemon = int(machine.program(0, asking))
     alice = _Alice(machine)
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from benchmarks.daemon import MIB, Side, session, verb
 from benchmarks.rates import fresh_rate, memcpy_rate
-from kernelproxy.protocol import Migrate, Resume, Suspend
+from kernelproxy.common.protocol import Migrate, Resume, Suspend
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from benchmarks.daemon import MIB, ORDER_SECONDS
-from kernelproxy import control
-from kernelproxy.protocol import Checkpoint, CheckpointReply, Status, StatusReply
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Checkpoint, CheckpointReply, Status, StatusReply
 
 LOOK_SECONDS = 0.05
 HIBERNATE_AFTER = "1"
@@ -123,14 +123,14 @@ def _kernel() -> Iterator[Kernel]:
 
 
 def _session() -> dict[str, Any]:
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         (found,) = connection.expect(StatusReply, Status()).sessions
     return dict(found)
 
 
 def _checkpoint(name: str, form: str) -> dict[str, Any]:
     """Have one made; as the lists of checkpoints say it."""
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         request = Checkpoint(_session()["id"], name, form=form)
         return connection.expect(CheckpointReply, request, ORDER_SECONDS).checkpoint
 

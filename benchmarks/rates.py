@@ -10,9 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kernelproxy.snapshot.chunks import aligned_memory
+from kernelproxy.storage.chunk_file import aligned_memory
 
-#: As the chunk store does it (`kernelproxy/snapshot`).
+#: As the chunk store does it (`kernelproxy/storage`).
 PIECE_BYTES, DISK_THREADS = 4 << 20, 4
 COPY_BYTES, COPIES = 256 << 20, 5
 

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from benchmarks import libraries, programs, small, workloads
-from kernelproxy import activation
+from kernelproxy.kernel import activation
 
 PROGRAMS = {
     **workloads.PROGRAMS, **libraries.PROGRAMS, "large": programs.large, "frozen": programs.frozen,

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from benchmarks.daemon import MIB, Side, session, verb
-from kernelproxy.protocol import Resume, Suspend
+from kernelproxy.common.protocol import Resume, Suspend
 
 #: Batches of steps until the daemon has taken a snapshot by itself.
 BATCHES_MAX = 60

@@ -19,22 +19,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jupyter_sing.progress import Line
+from jupyter_sing.cli.progress import Line
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.simulator import openb, plot, report
-from jupyter_sing.scheduler.simulator.baselines import BASELINES
-from jupyter_sing.scheduler.simulator.cluster import Cluster
-from jupyter_sing.scheduler.simulator.generator import (
-    PILOT,
-    PILOT_WITH_BURSTS,
-    Parameters,
-    generate,
-)
-from jupyter_sing.scheduler.simulator.outcome import Outcome
-from jupyter_sing.scheduler.simulator.report import Result
-from jupyter_sing.scheduler.simulator.run import Simulation
-from jupyter_sing.scheduler.simulator.sharing import RULES, pack
-from jupyter_sing.scheduler.simulator.workload import GB, Workload
+from jupyter_sing.simulator import openb, plot, report
+from jupyter_sing.simulator.baselines import BASELINES
+from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.generator import PILOT, PILOT_WITH_BURSTS, Parameters, generate
+from jupyter_sing.simulator.outcome import Outcome
+from jupyter_sing.simulator.report import Result
+from jupyter_sing.simulator.run import Simulation
+from jupyter_sing.simulator.sharing import RULES, pack
+from jupyter_sing.simulator.workload import GB, Workload
 
 OPENB = Path(__file__).resolve().parents[1] / "tests" / "scheduler" / "openb"
 GPUS = 6

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from benchmarks.daemon import session
-from jupyter_sing.controller.journal import read
-from kernelproxy import control, paths
-from kernelproxy.protocol import SetPolicy
+from jupyter_sing.controller.decision_log import read
+from kernelproxy.common import paths
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import SetPolicy
 
 USER = "JUPYTER_SING_USER"
 PROGRAM = "mlp"
@@ -120,7 +121,7 @@ def measure_turns(start: Starts, seconds: float, count: int, steps: int) -> Turn
     steps : int
         Of a cell.
     """
-    with control.connect() as connection:
+    with agent_client.connect() as connection:
         connection.call(SetPolicy(POLICY))
     equality = _measure_equality(start, seconds)
     return Turns(equality, [_measure_cells(start, *pair, count, steps) for pair in PAIRS])

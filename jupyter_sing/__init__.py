@@ -20,7 +20,7 @@ NO_SESSION = (
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
     """Called by jupyter_server to find the extension."""
-    extension = importlib.import_module("jupyter_sing.extension")  # never in a kernel
+    extension = importlib.import_module("jupyter_sing.server.extension")  # never in a kernel
     return [{"module": "jupyter_sing", "app": extension.SingExtension}]
 
 
@@ -31,7 +31,7 @@ def _jupyter_labextension_paths() -> list[dict[str, str]]:
 
 def load_ipython_extension(ip: Any) -> None:
     """Called by ``%load_ext jupyter_sing``; kernels of the provisioner have it already."""
-    from jupyter_sing import magics
+    from jupyter_sing.notebook import magics
 
     magics.load_ipython_extension(ip)
     if not os.environ.get("SING_SESSION") and not os.environ.get("SING_REASON"):

@@ -87,10 +87,10 @@ def is_wanted(factory: Any) -> bool:
     """
     import os
 
-    from kernelproxy import variables
+    from kernelproxy.common import environment
 
     return (
-        variables.switched_on(VARIABLE)
+        environment.switched_on(VARIABLE)
         and factory.default_provisioner_name_env not in os.environ
         and "default_provisioner_name" not in factory.config.KernelProvisionerFactory
         and not is_of_server(factory)

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
-from kernelproxy import control
-from kernelproxy.attendant import remote
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Stop
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Stop
+from kernelproxy.kernel_host import client
 
 ROOT = Path(__file__).resolve().parents[1]
 END_SECONDS = 120.0
@@ -83,12 +83,12 @@ def stop_daemon(directory: Path) -> None:
     `JUPYTER_SING_RUNTIME_DIR` must name the directory.
     """
     try:
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             connection.call(Stop(), timeout=END_SECONDS)
     except ControlError as error:
         if error.reason != "no-daemon":
             raise
-        remote.end_kernels()
+        client.end_kernels()
     deadline = time.monotonic() + END_SECONDS
     left = []
     for pid, command in processes_in(directory).items():

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jupyter_sing.scheduler import accounts as past
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.agenda import Agenda
-from jupyter_sing.scheduler.cells import Cells
+from jupyter_sing.scheduler import persistence as past
 from jupyter_sing.scheduler.decisions import Decision, Guarantees, Promised, Queued
 from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.explaining import Explaining, Outlook
-from jupyter_sing.scheduler.fairness import Flow, Ledger
-from jupyter_sing.scheduler.flat import Flat
+from jupyter_sing.scheduler.explain.explain import Explaining, Outlook
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger
+from jupyter_sing.scheduler.fairness.tier_targets import Admission, Tally, admit
 from jupyter_sing.scheduler.ids import SessionId
-from jupyter_sing.scheduler.leases import Leases
-from jupyter_sing.scheduler.packing import Packing
-from jupyter_sing.scheduler.serving import Serving
+from jupyter_sing.scheduler.no_guarantees import Flat
+from jupyter_sing.scheduler.queue.cell_lifecycle import Cells
+from jupyter_sing.scheduler.queue.dispatcher import Serving
+from jupyter_sing.scheduler.queue.lease_table import Leases
+from jupyter_sing.scheduler.queue.packing import Packing
+from jupyter_sing.scheduler.queue.timers import Agenda
 from jupyter_sing.scheduler.settings import Device, Settings, Tier
 from jupyter_sing.scheduler.state import Phase, Session
 from jupyter_sing.scheduler.statistics import Statistics
-from jupyter_sing.scheduler.tiers import Admission, Tally, admit
 
 ANNOUNCED = (events.CellSubmitted, events.Released, events.WorkerDied, events.Refused)
 """After these a session may have to wait, which people are told."""
@@ -168,7 +168,7 @@ class Engine:
         return tuple(reversed(found))
 
     def accounts(self, now: float) -> past.Document:
-        """Write down what everybody has had, for the engine after this one (`accounts.py`)."""
+        """Write down what everybody has had, for the engine after this one (`persistence.py`)."""
         return past.export(
             token=self._leases.token,
             turn=self._explaining.turn,

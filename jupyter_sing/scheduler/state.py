@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from enum import Enum
 
 from jupyter_sing.scheduler.events import SessionOpened
-from jupyter_sing.scheduler.fairness import Flow
-from jupyter_sing.scheduler.feedback import Gaps, SwapBudget
-from jupyter_sing.scheduler.quotas import Quota
+from jupyter_sing.scheduler.fairness.fair_queue import Flow
+from jupyter_sing.scheduler.fairness.mlfq import Gaps, SwapBudget
+from jupyter_sing.scheduler.fairness.quotas import Quota
+from jupyter_sing.scheduler.fairness.tier_targets import Account, Admission
 from jupyter_sing.scheduler.settings import Device
-from jupyter_sing.scheduler.tiers import Account, Admission
 
 
 class Phase(Enum):

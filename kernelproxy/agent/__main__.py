@@ -2,6 +2,6 @@
 
 import sys
 
-from kernelproxy.agent.daemon import main
+from kernelproxy.agent.api.daemon import main
 
 sys.exit(main())

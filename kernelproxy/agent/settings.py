@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kernelproxy.common.errors import ControlError, DeviceError
 from kernelproxy.devices.sizes import parse_bytes
-from kernelproxy.errors import ControlError, DeviceError
 
 MIB = 1 << 20
 
@@ -72,7 +72,7 @@ class Settings:
     disk_quota: int = 64 << 30
     stop_seconds: float = 30.0
     zygote_seconds: float = 900.0
-    zygote_command: list[str] = field(default_factory=lambda: ["-m", "kernelproxy.zygote"])
+    zygote_command: list[str] = field(default_factory=lambda: ["-m", "kernelproxy.worker.zygote"])
     system: bool = False
 
     @classmethod

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from kernelproxy.common.errors import DeviceError
+from kernelproxy.common.shared_memory import DeviceKind
 from kernelproxy.devices import cuda, software
 from kernelproxy.devices.device import Device
-from kernelproxy.errors import DeviceError
-from kernelproxy.oplog import DeviceKind
 
 __all__ = ["Device", "DeviceKind", "configured_devices"]
 

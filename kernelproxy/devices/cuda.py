@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
 
+from kernelproxy.common.errors import DeviceError
+from kernelproxy.common.shared_memory import DeviceKind
 from kernelproxy.devices.device import Device
 from kernelproxy.devices.sizes import parse_bytes
-from kernelproxy.errors import DeviceError
-from kernelproxy.oplog import DeviceKind
 
 #: Of a GPU's memory, what sessions may not use: every worker has a context there, and workspaces of
 #: its libraries, that no storage is charged for. One part in so many, but at least so much.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelproxy.oplog import DeviceKind
+from kernelproxy.common.shared_memory import DeviceKind
 
 
 @dataclass(frozen=True)

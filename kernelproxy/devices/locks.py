@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kernelproxy.common.errors import DeviceError
+from kernelproxy.common.shared_memory import DeviceKind
 from kernelproxy.devices.device import Device
-from kernelproxy.errors import DeviceError
-from kernelproxy.oplog import DeviceKind
 
 log = logging.getLogger(__name__)
 

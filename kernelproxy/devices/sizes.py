@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kernelproxy.errors import DeviceError
+from kernelproxy.common.errors import DeviceError
 
 _UNITS = {"": 1, "B": 1, "K": 10, "M": 20, "G": 30, "T": 40}
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
+from kernelproxy.common.errors import DeviceError
+from kernelproxy.common.shared_memory import DeviceKind
 from kernelproxy.devices.device import Device
 from kernelproxy.devices.sizes import parse_bytes
-from kernelproxy.errors import DeviceError
-from kernelproxy.oplog import DeviceKind
 
 DEFAULT_COUNT = 2
 DEFAULT_BYTES = 2 << 30

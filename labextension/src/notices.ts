@@ -7,7 +7,7 @@ import { CommandIDs, DOMAIN, ISing, type Session } from './tokens';
 import { isMine } from './verbs';
 import { readable, sessionName } from './words';
 
-/** How a suspension begins that somebody asked for, see `jupyter_sing/routes.py` and its verbs. */
+/** How a suspension begins that somebody asked for, see `jupyter_sing/server/routes.py` and its verbs. */
 const ASKED_FOR = /^Suspended\b/;
 
 /** Tells people what nobody asked for. */

@@ -1,7 +1,7 @@
 import type { Event } from '@jupyterlab/services';
 import { EVENT_SCHEMA, type Session } from './tokens';
 
-/** What the server says of a session when it has changed (`jupyter_sing/events/session-v1.yaml`). */
+/** What the server says of a session when it has changed (`jupyter_sing/server/events/session-v1.yaml`). */
 export interface ISessionEvent extends Partial<Session> {
   /** Its id. */
   session: string;

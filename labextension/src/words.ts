@@ -70,7 +70,7 @@ export function stateSentence(session: Session | undefined, trans: TranslationBu
 
 /**
  * A name as it is but for what is no part of one: characters that control, or change the order of
- * the text around it, are written as in the command line (`escaped` of `kernelproxy/readable.py`).
+ * the text around it, are written as in the command line (`escaped` of `kernelproxy/common/readable.py`).
  */
 export function escaped(text: string): string {
   return text.replace(CONTROL, found => {
@@ -160,7 +160,7 @@ function pageLanguage(): string | undefined {
   return document.documentElement.lang || undefined;
 }
 
-/** A number of bytes: `1.5 GiB`; as `bytes_text` of `jupyter_sing/table.py`. */
+/** A number of bytes: `1.5 GiB`; as `bytes_text` of `jupyter_sing/notebook/status_text.py`. */
 export function bytesText(count: number): string {
   let value = count;
   for (const unit of ['B', 'KiB', 'MiB']) {

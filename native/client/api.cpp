@@ -1,4 +1,4 @@
-// C interface of libsing_client, called by kernelproxy/activation through ctypes.PyDLL.
+// C interface of libsing_client, called by kernelproxy/kernel/activation through ctypes.PyDLL.
 //
 // Functions that return PyObject* follow Python's convention: null with an exception set.
 #include <Python.h>

@@ -1,4 +1,4 @@
-// Graphs of torch.compile: the operators by which activation/compiling.py ships and runs them.
+// Graphs of torch.compile: the operators by which kernel/activation/inductor_backend.py ships and runs them.
 #pragma once
 
 namespace sing::client {

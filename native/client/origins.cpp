@@ -63,7 +63,7 @@ void put_origin(Writer& out, const std::string& name) {
   std::string complaint;
   {
     const Python python;
-    const Object module(PyImport_ImportModule("kernelproxy.activation.origins"));
+    const Object module(PyImport_ImportModule("kernelproxy.kernel.activation.op_libraries"));
     const Object found(module.get() != nullptr
                            ? PyObject_CallMethod(module.get(), "origin", "s", name.c_str())
                            : nullptr);

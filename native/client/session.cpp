@@ -218,7 +218,7 @@ void Session::ring() noexcept {
     sent = send(bell_fd_, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   // A full buffer means that bells are waiting to be read: one more would say nothing new. If the
-  // connection has ended, whoever makes the next one rings there (activation/link.py).
+  // connection has ended, whoever makes the next one rings there (kernel/activation/agent_connection.py).
 }
 
 // One bell for each state of the agent's page: it changes whenever the agent has acted.

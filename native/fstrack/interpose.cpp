@@ -348,7 +348,7 @@ SING_EXPORT int fchmodat(int directory, const char* path, mode_t mode, int flags
   return target_changed(next_fchmodat.call(-1, directory, path, mode, flags), directory, path);
 }
 
-// Called by kernelproxy/fstrack.py in a process that goes on as another kernel's.
+// Called by kernelproxy/kernel/files/tracker.py in a process that goes on as another kernel's.
 SING_EXPORT int sing_fstrack_follow(const char* journal) noexcept {
   return sing::fstrack::follow(journal) ? 0 : -1;
 }

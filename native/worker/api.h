@@ -1,4 +1,4 @@
-// C interface of libsing_worker, called by kernelproxy/worker.py through ctypes.
+// C interface of libsing_worker, called by kernelproxy/worker/main.py through ctypes.
 //
 // The main thread of a worker calls run(), which executes the log until it is told to end; another
 // (Python) thread gives the orders. Functions return 0, or a negative number with the text in

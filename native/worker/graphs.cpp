@@ -1,4 +1,4 @@
-// Graphs of torch.compile, which Python compiles and runs (kernelproxy/graphs).
+// Graphs of torch.compile, which Python compiles and runs (kernelproxy/worker/graph_*.py).
 //
 // What Python raises would leave its mark on the thread's state, which nobody here looks at. So the
 // Python side raises nothing and returns a complaint; here it becomes an exception.

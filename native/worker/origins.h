@@ -1,7 +1,7 @@
 // Operators of libraries other than torch exist when their library was imported.
 //
 // A notebook that uses such an operator says with its definition where it comes from, and the
-// worker imports that: Python does it (kernelproxy/imports.py). What was said goes into snapshots,
+// worker imports that: Python does it (kernelproxy/worker/op_imports.py). What was said goes into snapshots,
 // since the next worker is another process. Libraries are imported into a process, not into a
 // session: what is remembered here is the process's, as its dispatcher is.
 #pragma once

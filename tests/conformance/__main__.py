@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kernelproxy import control
-from kernelproxy.protocol import Stop
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Stop
 from tests.conformance import running
 
 
@@ -36,7 +36,7 @@ def main() -> int:
         try:
             report = running.run(options.programs, arguments)
         finally:
-            with control.connect(start=False) as connection:
+            with agent_client.connect(start=False) as connection:
                 connection.call(Stop())
     print("\n".join(report.lines()))
     return int(bool(report.failed or report.refusals))

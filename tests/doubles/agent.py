@@ -13,9 +13,16 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.oplog import PAGE_BYTES, ClientPage, Presence, SessionMemory, WorkerPage, close_all
-from kernelproxy.protocol import Attach, Attached, Done, Error, Leave, Left, Listen, Message
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import Attach, Attached, Done, Error, Leave, Left, Listen, Message
+from kernelproxy.common.shared_memory import (
+    PAGE_BYTES,
+    ClientPage,
+    Presence,
+    SessionMemory,
+    WorkerPage,
+    close_all,
+)
 from tests.doubles import futex
 from tests.doubles.zygote import HEADER
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from kernelproxy.snapshot.manifest import Extent
+from kernelproxy.storage.manifest import Extent
 
 MakeArena = Callable[..., "Arena"]
 

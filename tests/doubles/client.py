@@ -10,11 +10,12 @@ import struct
 import threading
 import time
 
-from kernelproxy import control, paths
-from kernelproxy.absence import Absence
-from kernelproxy.activation.link import Link
-from kernelproxy.frames import send_message
-from kernelproxy.oplog import (
+from kernelproxy.common import paths
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.detach import Absence
+from kernelproxy.common.ipc.framing import send_message
+from kernelproxy.common.protocol import Attach, Bell
+from kernelproxy.common.shared_memory import (
     ANSWER_RING_BYTES,
     PAGE_BYTES,
     AgentPage,
@@ -23,7 +24,7 @@ from kernelproxy.oplog import (
     WorkerPage,
     close_all,
 )
-from kernelproxy.protocol import Attach, Bell
+from kernelproxy.kernel.activation.agent_connection import Link
 from tests.doubles import futex
 from tests.doubles.zygote import CALL, HEADER, READ, step
 
@@ -38,7 +39,7 @@ class ToyClient:
     """The kernel's end of a session. Not thread-safe."""
 
     def __init__(self, session: str, torch_version: str = TORCH) -> None:
-        connection = control.connect(start=False)
+        connection = agent_client.connect(start=False)
         attach = Attach(session, torch_version)
         try:
             _, fds = connection.call_with_fds(attach, WAIT_SECONDS)

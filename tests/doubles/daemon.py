@@ -28,15 +28,15 @@ from typing import Any
 
 from jupyter_sing.controller import Controller
 from jupyter_sing.scheduler.settings import Settings as EngineSettings
-from kernelproxy.agent import daemon
-from kernelproxy.agent.arbiter import Arbiter
-from kernelproxy.agent.daemon import Daemon, run
-from kernelproxy.agent.deposits import Deposits
-from kernelproxy.agent.forms import Forms
-from kernelproxy.agent.session import Session
+from kernelproxy.agent.api import daemon
+from kernelproxy.agent.api.daemon import Daemon, run
+from kernelproxy.agent.process.sandbox_probe import Forms
+from kernelproxy.agent.session.session import Session
 from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.supervisor.fdstore import Deposits
+from kernelproxy.common.scheduler_api import Arbiter
+from kernelproxy.common.shared_memory import AgentPage
 from kernelproxy.devices import configured_devices
-from kernelproxy.oplog import AgentPage
 from tests.doubles.audit import Audited
 from tests.doubles.turns import Turns
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-from kernelproxy import oplog
-from kernelproxy.oplog import Page, Word
+from kernelproxy.common import shared_memory
+from kernelproxy.common.shared_memory import Page, Word
 
 _FUTEX_WAIT = 0
 
@@ -17,8 +17,8 @@ class _Timespec(ctypes.Structure):
 def wait(page: Page, word: Word, expected: int, seconds: float) -> None:
     """Sleep while a word's low half is `expected`, for at most `seconds`."""
     limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-    oplog._LIBC.syscall(
-        ctypes.c_long(oplog._SYS_FUTEX),
+    shared_memory._LIBC.syscall(
+        ctypes.c_long(shared_memory._SYS_FUTEX),
         ctypes.c_void_p(page_address(page) + word.offset),
         _FUTEX_WAIT,
         ctypes.c_uint32(expected & 0xFFFFFFFF),

@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 from jupyter_client.session import Session
 
-from kernelproxy.process.connection import Connection
+from kernelproxy.zmq_proxy.connection import Connection
 
 SECONDS_MAX = 60.0
 

@@ -16,19 +16,20 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from jupyter_sing.controller import bookkeeping, live
-from kernelproxy.agent import turn as turns
-from kernelproxy.agent import verbs
-from kernelproxy.agent.arbiter import Allowance, Terms
-from kernelproxy.agent.hands import AgentHands
-from kernelproxy.agent.memory import Neighbour
-from kernelproxy.agent.room import Answer, Room
-from kernelproxy.agent.states import State
-from kernelproxy.agent.turn import Turn
-from kernelproxy.agent.verbs import Verbs
+from jupyter_sing.controller import accounts_writer
+from jupyter_sing.controller import controller as live
+from kernelproxy.agent.api.scheduler_actions import AgentHands
+from kernelproxy.agent.devices.device_allocator import Answer, Room
+from kernelproxy.agent.devices.memory_grants import Neighbour
+from kernelproxy.agent.lease import lease as turns
+from kernelproxy.agent.lease.lease import Turn
+from kernelproxy.agent.session import commands
+from kernelproxy.agent.session.commands import Verbs
+from kernelproxy.agent.session.states import State
+from kernelproxy.common.errors import ControlError, InternalError, WorkerError
+from kernelproxy.common.scheduler_api import Allowance, Terms
+from kernelproxy.common.shared_memory import Presence
 from kernelproxy.devices import Device
-from kernelproxy.errors import ControlError, InternalError, WorkerError
-from kernelproxy.oplog import Presence
 
 MIB = 1 << 20
 
@@ -518,12 +519,12 @@ def patch(monkeypatch: Any) -> None:
     def now() -> float:
         return asyncio.get_running_loop().time()
 
-    for module in (turns, live, bookkeeping):
+    for module in (turns, live, accounts_writer):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now, time=now))
 
     async def migrate(state: Any, zygote: Any, target: Any, check: Any, on_change: Any) -> None:
         await on_change.__self__.move(target, check)
 
-    monkeypatch.setattr(verbs, "migrate", migrate)
+    monkeypatch.setattr(commands, "migrate", migrate)
     words = SimpleNamespace(describe_session=lambda s: {}, RUNNING="", size=str)
-    monkeypatch.setattr(verbs, "report", words)
+    monkeypatch.setattr(commands, "report", words)

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from kernelproxy.process import sandbox
-from kernelproxy.process.sandbox import Form
+from kernelproxy.criu import sandbox
+from kernelproxy.criu.sandbox import Form
 from tests.doubles.agent import Agent
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until

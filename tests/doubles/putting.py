@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kernelproxy.hoststate.files import FileState, Kind, PutBack, put_back
+from kernelproxy.kernel.files.changed_files import FileState, Kind, PutBack, put_back
 
 THEN, NOW = 1_000_000_000_000_000_000, 1_100_000_000_000_000_000
 EVENTS = {

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from jupyter_client.blocking.client import BlockingKernelClient
 
-from kernelproxy.process import criu, sandbox
-from kernelproxy.process.sandbox import Form
+from kernelproxy.criu import criu, sandbox
+from kernelproxy.criu.sandbox import Form
 
 SECONDS_MAX = 60.0
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")

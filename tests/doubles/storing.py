@@ -18,8 +18,8 @@ import sys
 import threading
 from pathlib import Path
 
-from kernelproxy.errors import StoreError
-from kernelproxy.snapshot.store import Extent, Label, Store
+from kernelproxy.common.errors import StoreError
+from kernelproxy.storage.chunk_store import Extent, Label, Store
 
 CHUNK_BYTES = 4096
 NAMES = [(owner, name) for owner in ("ann", "bob") for name in ("one", "two", "three")]

@@ -13,12 +13,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from kernelproxy import activation, control, paths
-from kernelproxy.absence import Absence
-from kernelproxy.activation.link import Link
-from kernelproxy.errors import ControlError, NativeError
-from kernelproxy.oplog import close_all
-from kernelproxy.protocol import (
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError, NativeError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.detach import Absence
+from kernelproxy.common.protocol import (
     Attach,
     AwaitCheckpoint,
     Checkpoint,
@@ -30,6 +29,9 @@ from kernelproxy.protocol import (
     TakeOver,
     Wish,
 )
+from kernelproxy.common.shared_memory import close_all
+from kernelproxy.kernel import activation
+from kernelproxy.kernel.activation.agent_connection import Link
 from tests.doubles.client import TORCH, WAIT_SECONDS, ToyClient
 
 ABOUT = {"saved": [{"name": "x", "kind": "int", "bytes": 3}], "omitted": []}
@@ -137,7 +139,7 @@ class Kernel:
         client, returns = self.client, self.client.absence.returns
         position = client.page.head if isinstance(client, ToyClient) else 0
         host = {"position": position, "parts": [1], "storages": [], "about": ABOUT, "files": []}
-        connection = control.connect(start=False)
+        connection = agent_client.connect(start=False)
         try:
             request = Checkpoint(client.session, name, automatic, host, form)
             reply, _ = connection.call_with_fds(request, WAIT_SECONDS, fds)
@@ -145,7 +147,7 @@ class Kernel:
             if reply.leaves:
                 connection.close()
                 client.absence.wait(returns, WAIT_SECONDS)
-                connection = control.connect(start=False)
+                connection = agent_client.connect(start=False)
                 answer = connection.call(AwaitCheckpoint(client.session, name), WAIT_SECONDS)
             else:
                 answer = connection.more(WAIT_SECONDS)
@@ -159,7 +161,7 @@ class Kernel:
 
     def take_over(self, name: str) -> dict[str, Any]:
         """Let the process of a checkpoint take this one's place."""
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             request = TakeOver(self.client.session, name)
             return connection.expect(RestoreReply, request, WAIT_SECONDS).outcome
 

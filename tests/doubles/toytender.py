@@ -15,11 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kernelproxy import control
-from kernelproxy.agent.images import COMPLETE
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.process.images import Info
-from kernelproxy.protocol import (
+from kernelproxy.agent.process.image_dirs import COMPLETE
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import (
     Done,
     Dump,
     Dumped,
@@ -34,6 +33,7 @@ from kernelproxy.protocol import (
     Revived,
     Tend,
 )
+from kernelproxy.criu.images import Info
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.toykernel import image_path
 
@@ -127,7 +127,7 @@ class ToyTender:
 
     def connect(self) -> None:
         """Be the session's tender."""
-        connection = control.connect(start=False)
+        connection = agent_client.connect(start=False)
         try:
             connection.call(Tend(self.session), WAIT_SECONDS)
         except BaseException:

@@ -9,8 +9,8 @@ import time
 from collections import deque
 from typing import Any
 
-from kernelproxy.agent.arbiter import Hands, Outlook, Terms
-from kernelproxy.errors import ControlError
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.scheduler_api import Hands, Outlook, Terms
 
 
 class Turns:

@@ -25,10 +25,8 @@ import threading
 import time
 from pathlib import Path
 
-from kernelproxy import zygote
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.oplog import ANSWER_RING_BYTES, PAGE_BYTES, AgentPage, ClientPage, WorkerPage
-from kernelproxy.protocol import (
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import (
     Adopt,
     Done,
     End,
@@ -47,8 +45,16 @@ from kernelproxy.protocol import (
     TakeSnapshot,
     Trim,
     ZygoteReady,
+    snapshot_tables,
 )
-from kernelproxy.snapshot import tables
+from kernelproxy.common.shared_memory import (
+    ANSWER_RING_BYTES,
+    PAGE_BYTES,
+    AgentPage,
+    ClientPage,
+    WorkerPage,
+)
+from kernelproxy.worker import zygote
 from tests.doubles import futex
 
 HEADER = struct.Struct("<IBBH")
@@ -73,7 +79,7 @@ class ToyWorker:
         self.agent = AgentPage(fds[3], writable=False)
         self.arena, self.epoch = fds[4], order.epoch
         self.state, self.at = 0, 0
-        self.extent = tables.Extent(0, 0, 0, 0)  # of the newest snapshot
+        self.extent = snapshot_tables.Extent(0, 0, 0, 0)  # of the newest snapshot
         self.versions = order.epoch << 40
         self.readiness = -1  # where to look whether the state is in the arena, until it was read
         if order.snapshot:
@@ -91,7 +97,7 @@ class ToyWorker:
 
     def load(self, fd: int, readiness: int) -> None:
         """Take the state over from a snapshot."""
-        found = tables.read_tables(fd)
+        found = snapshot_tables.read_tables(fd)
         (self.extent,) = found.extents
         self.at, self.readiness = found.position, readiness
         if readiness < 0:
@@ -243,14 +249,14 @@ class ToyWorker:
                 self.fetch()
             self.versions += 1
             offset = 0 if self.extent.offset else EXTENT_BYTES
-            self.extent = tables.Extent(offset, EXTENT_BYTES, 1, self.versions)
+            self.extent = snapshot_tables.Extent(offset, EXTENT_BYTES, 1, self.versions)
             os.pwrite(self.arena, STATE.pack(self.state).ljust(EXTENT_BYTES, b"."), offset)
-            total = tables.HEADER.size + tables.ENTRY.size
-            header = tables.HEADER.pack(
-                tables.MAGIC, tables.VERSION, 0, self.at, total, EXTENT_BYTES,
-                tables.HEADER.size, 1, 0,
+            total = snapshot_tables.HEADER.size + snapshot_tables.ENTRY.size
+            header = snapshot_tables.HEADER.pack(
+                snapshot_tables.MAGIC, snapshot_tables.VERSION, 0, self.at, total, EXTENT_BYTES,
+                snapshot_tables.HEADER.size, 1, 0,
             )  # fmt: skip
-            entry = tables.ENTRY.pack(offset, EXTENT_BYTES, 1, 0, self.versions)
+            entry = snapshot_tables.ENTRY.pack(offset, EXTENT_BYTES, 1, 0, self.versions)
             fd = os.memfd_create("toy-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.write(fd, header + entry)
             stalled = int(os.environ.get("TOY_STALLED_NS", "0"))

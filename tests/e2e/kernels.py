@@ -14,8 +14,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from traitlets.config import Config
 
-from kernelproxy.control import connect
-from kernelproxy.protocol import Status, StatusReply
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import Status, StatusReply
 
 SECONDS_MAX = 120.0
 #: A kernel that waits less for a daemon that is slow to start goes on without a session.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing import cli
+from jupyter_sing.cli import commands
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import Kernel, kernel, sessions, wait_for_session
 
@@ -97,11 +97,11 @@ def test_a_notebook_that_never_uses_torch_has_all_of_it(
         said(notebook, "%sing auto off")
         (session,) = sessions()
         assert session["operators"] == 0  # it has not attached
-        assert cli.main(["checkpoint", session["id"], "--name", "mine"]) == 0
+        assert commands.main(["checkpoint", session["id"], "--name", "mine"]) == 0
         said(notebook, "n = 'lost'")
         die(notebook)
         capsys.readouterr()
-        assert cli.main(["restore", "--last"]) == 0
+        assert commands.main(["restore", "--last"]) == 0
         assert without_form(capsys.readouterr().out) == "Restored 1 variable from mine\n"
         assert said(notebook, "print(n)") == "2"
 
@@ -126,7 +126,7 @@ def test_a_restart_that_was_wanted_is_no_death() -> None:
 def test_notebooks_outlive_the_end_of_the_daemon(capsys: pytest.CaptureFixture[str]) -> None:
     with kernel() as notebook:
         notebook.run("import torch\nx = torch.arange(5., device='cuda')")
-        assert cli.main(["stop"]) == 0
+        assert commands.main(["stop"]) == 0
         name, end = capsys.readouterr().out.splitlines()
         assert re.fullmatch(r"Saved checkpoint digits-auto-[-0-9a-f]+\.", name)
         assert end == "Stopped the daemon and its sessions."

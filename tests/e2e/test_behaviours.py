@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Resume, SessionReply, Status, StatusReply, Suspend
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Resume, SessionReply, Status, StatusReply, Suspend
 from tests.conftest import ROOT, RunProgram, daemon_directory
 from tests.decorated import decorated
 
@@ -83,7 +83,7 @@ def test_they_are_the_same_when_workers_are_suspended_and_killed() -> None:
 
 def disturb(*, kill: bool) -> None:
     """Kill the worker of the only session, or suspend and resume it."""
-    with control.connect(start=False) as agent:
+    with agent_client.connect(start=False) as agent:
         sessions = agent.expect(StatusReply, Status()).sessions
         for session in sessions:
             if not kill:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing import cli
-from kernelproxy.outcome import NOT_SAVED
+from jupyter_sing.cli import commands
+from jupyter_sing.notebook.checkpoint_outcome import NOT_SAVED
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import Kernel, kernel, sessions
 from tests.e2e.trainers import agent_pid
@@ -198,11 +198,11 @@ def test_asked_for_from_outside_it_waits_for_the_cell(
         assert "after" in [each["name"] for each in made["saved"]]
         expected = said(notebook, GO_ON)
         capsys.readouterr()
-        assert cli.main(["restore", made["name"]]) == 0  # into the same kernel
+        assert commands.main(["restore", made["name"]]) == 0  # into the same kernel
         assert capsys.readouterr().out.startswith("Restored ")
         assert said(notebook, "print(after)") == "5"
         assert said(notebook, GO_ON) == expected
-        assert cli.main(["checkpoint-delete", made["name"]]) == 0
+        assert commands.main(["checkpoint-delete", made["name"]]) == 0
         assert listed() == []
 
 
@@ -217,7 +217,7 @@ def test_a_program_has_no_notebook(capsys: pytest.CaptureFixture[str], tmp_path:
         assert program.stdout is not None
         assert program.stdout.readline() == b"3.0\n"
         (session,) = sessions()
-        assert cli.main(["checkpoint", session["id"]]) == 1
+        assert commands.main(["checkpoint", session["id"]]) == 1
         assert "only notebooks have checkpoints" in capsys.readouterr().err
         program.communicate(b"\n", timeout=60)
     assert program.returncode == 0

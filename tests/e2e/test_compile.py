@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kernelproxy import libraries, native
-from kernelproxy.protocol import Resume, Suspend
+from kernelproxy.common.protocol import Resume, Suspend
+from kernelproxy.native import build, libraries
 from tests.conftest import RunProgram, daemon_directory
 from tests.decorated import decorated
 from tests.e2e.trainers import program, session_of, verb
@@ -114,7 +114,7 @@ def test_graphs_survive_suspensions_and_deaths_of_workers() -> None:
 def test_without_a_compiler_programs_run_as_written(
     tmp_path: Path, run_program: RunProgram
 ) -> None:
-    native.ensure(native.describe(), print)  # what the proxy itself needs a compiler for
+    build.ensure(build.describe(), print)  # what the proxy itself needs a compiler for
     with pytest.MonkeyPatch.context() as patch, daemon_directory(tmp_path / "runtime", patch):
         patch.setenv("CXX", str(tmp_path / "missing"))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

@@ -22,9 +22,9 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_core.paths import jupyter_runtime_dir
 
-from kernelproxy import paths
-from kernelproxy.errors import ControlError, ProcessError
-from kernelproxy.process import form as forms
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError, ProcessError
+from kernelproxy.criu import mode_probe as forms
 from tests.conftest import processes_in
 from tests.e2e.kernels import SECONDS_MAX, Kernel, Ran, sessions, wait_for_sessions
 from tests.e2e.test_server import Server
@@ -380,7 +380,9 @@ class World:
         """What there is of notebooks that are gone."""
         found, agent, runtime = sessions(), agent_pid(), paths.runtime_dir()
         keeper = keeper_of(agent)
-        zygotes = {pid for pid in children_of(agent) if b"kernelproxy.zygote" in command_of(pid)}
+        zygotes = {
+            pid for pid in children_of(agent) if b"kernelproxy.worker.zygote" in command_of(pid)
+        }
         known = {self.server.process.pid, agent, keeper, *zygotes}
         known.update(each["worker_pid"] for each in found)
         for each in found:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import compiler, native
+from kernelproxy.native import build, compiler
 from tests.conftest import RunProgram
 from tests.decorated import decorated
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TESTS = Path(__file__).resolve().parents[1]
 PROGRAMS = TESTS / "programs"
-HAS_CUDA = (native.describe().directory / "lib" / "libtorch_cuda.so").exists()
+HAS_CUDA = (build.describe().directory / "lib" / "libtorch_cuda.so").exists()
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 
-from kernelproxy import control
-from kernelproxy.protocol import SessionReply, Suspend
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import SessionReply, Suspend
 from tests.e2e.kernels import Kernel, kernel, wait_for_session
 from tests.integration.conftest import kill_at_once, parent_of
 
@@ -150,7 +150,7 @@ def test_a_damaged_installation_of_ours_costs_the_kernel_nothing(
     broken = tmp_path / "broken"
     (broken / "kernelproxy").mkdir(parents=True)
     (broken / "kernelproxy" / "__init__.py").write_text("raise RuntimeError('damaged')\n")
-    monkeypatch.setattr("kernelproxy.paths.bundle_dir", lambda: broken)
+    monkeypatch.setattr("kernelproxy.common.paths.bundle_dir", lambda: broken)
     with kernel("foreign") as notebook:
         ran = notebook.run("import torch; print(torch.ones(2).sum(), torch.cuda.is_available())")
         assert ran.stdout == "tensor(2.) False\n"
@@ -164,7 +164,7 @@ def test_who_waits_for_a_worker_that_cannot_start_can_interrupt_and_loses_nothin
         notebook.run("import torch\na = torch.ones(3, device='cuda')\na.tolist()")
         session = wait_for_session(lambda found: found["worker_pid"] is not None)
         zygote = parent_of(session["worker_pid"])
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             connection.expect(SessionReply, Suspend(session["id"]))
         torch = environment.site / "torch"
         torch.rename(torch.with_name("away"))

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import compiler, control, native
-from kernelproxy.protocol import Resume, SessionReply, Status, StatusReply, Suspend
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Resume, SessionReply, Status, StatusReply, Suspend
+from kernelproxy.native import build as native
+from kernelproxy.native import compiler
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -292,7 +294,7 @@ def started(directory: Path, *packages: Path) -> Iterator[Ask]:
 
 
 def move_to_another_worker() -> None:
-    with control.connect(start=False) as agent:
+    with agent_client.connect(start=False) as agent:
         (session,) = agent.expect(StatusReply, Status()).sessions
         agent.expect(SessionReply, Suspend(session["id"], "Suspended by a test"))
         agent.expect(SessionReply, Resume(session["id"]))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import paths
-from kernelproxy.hoststate import files
+from kernelproxy.common import paths
+from kernelproxy.kernel.files import changed_files
 from tests.e2e.kernels import Kernel, kernel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -82,12 +82,14 @@ def journal_of(notebook: Kernel) -> Path:
 def noted(notebook: Kernel, directory: Path) -> set[str]:
     """What the notebook has changed, relative to its directory, without what is excluded."""
     # Tests work below the temporary directory, where files that are gone would not count.
-    limits = files.Limits(temporary=())
-    collected = files.collect(files.changed(journal_of(notebook).read_bytes()), limits)
+    limits = changed_files.Limits(temporary=())
+    collected = changed_files.collect(
+        changed_files.changed(journal_of(notebook).read_bytes()), limits
+    )
     assert collected.skipped == []
     inside = {state.path for state in collected.states if state.path.is_relative_to(directory)}
     outside = {state for state in collected.states if state.path not in inside}
-    assert {state.path for state in outside if state.kind != files.Kind.ABSENT} == set()
+    assert {state.path for state in outside if state.kind != changed_files.Kind.ABSENT} == set()
     return {os.path.relpath(path, directory) for path in inside}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.protocol import Resume, SessionReply, Stop, Suspend
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Resume, SessionReply, Stop, Suspend
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import kernel, sessions, wait_for_session, wait_for_sessions
 
@@ -106,7 +106,7 @@ def test_who_waits_for_a_held_session_costs_the_daemon_nothing() -> None:
         )
         notebook.finish(cell, until=lambda ran: "3.0" in ran.stdout)
         (session,) = sessions()
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             connection.expect(SessionReply, Suspend(session["id"], "a test"), timeout=60)
             notebook.client.input("go")
             notebook.finish(cell, until=lambda ran: "asks" in ran.stdout)
@@ -177,7 +177,7 @@ def test_children_of_a_kernel_are_ordinary_processes() -> None:
 
 def test_without_the_daemon_torch_is_what_it_was() -> None:
     with kernel() as notebook:
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             connection.call(Stop())
         ran = notebook.run("import torch\nprint(torch.cuda.is_available(), torch.ones(2).sum())")
         assert ran.stdout == "False tensor(2.)\n"
@@ -204,7 +204,7 @@ def test_what_is_run_next_resumes_a_cell_that_somebody_paused(tmp_path: Path) ->
             "print((a + 1).tolist())"
         )
         notebook.finish(first, lambda ran: "begun" in ran.stdout)
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             (session,) = sessions()
             connection.call(Suspend(session["id"]))
         gate.touch()

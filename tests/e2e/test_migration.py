@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent.returning import START_ATTEMPTS_MAX
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Migrate
+from kernelproxy.agent.session.restore import START_ATTEMPTS_MAX
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import Migrate
 from tests.doubles.waiting import wait_until
 from tests.e2e.trainers import agent_pid, program, status, verb
 from tests.integration.conftest import children_of, lives

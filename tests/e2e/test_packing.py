@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing.controller import journal
-from kernelproxy import paths
-from kernelproxy.errors import ControlError
+from jupyter_sing.controller import decision_log
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
 from tests.e2e.trainers import PROGRAM, Program, program, session_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -30,10 +30,10 @@ def _one_device(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path, tmp_path: Pa
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:384MiB@1")
 
 
-def decided(trainer: Program) -> list[journal.Entry]:
+def decided(trainer: Program) -> list[decision_log.Entry]:
     """What was decided about a session, oldest first."""
     try:
-        return journal.read(paths.runtime_dir(), trainer.session, 10_000)
+        return decision_log.read(paths.runtime_dir(), trainer.session, 10_000)
     except ControlError:  # nothing is written down yet
         return []
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent.hibernation import REASON
-from kernelproxy.control import connect
-from kernelproxy.errors import ProcessError
-from kernelproxy.process import form as forms
-from kernelproxy.protocol import Checkpoints, CheckpointsReply
+from kernelproxy.agent.process.hibernation import REASON
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import Checkpoints, CheckpointsReply
+from kernelproxy.criu import mode_probe as forms
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, Kernel, kernel, sessions, wait_for_session
 from tests.e2e.trainers import agent_pid

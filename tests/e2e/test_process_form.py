@@ -19,8 +19,8 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.protocol import (
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import (
     AwaitCheckpoint,
     Carried,
     Checkpoint,
@@ -130,7 +130,9 @@ class Notebook:
         ours = {"provisioner_name": "local-provisioner"}  # whatever other tests have set
         self.manager.kernel_spec.metadata["kernel_provisioner"] = ours
         self.manager.start_kernel(
-            env=environment, extra_arguments=["--ext=kernelproxy.ipython"], cwd=str(directory)
+            env=environment,
+            extra_arguments=["--ext=kernelproxy.kernel.ipython_extension"],
+            cwd=str(directory),
         )
         self.clients: list[Kernel] = []
 
@@ -215,7 +217,7 @@ def test_in_the_restored_process_the_cell_ends_in_one_line(
     # Whoever talks to it now signs with the other key.
     revived = notebook.client(str(other))
     ran = revived.run(
-        "import os\nfrom kernelproxy import activation\nfrom ipykernel.connect import "
+        "import os\nfrom kernelproxy.kernel import activation\nfrom ipykernel.connect import "
         "get_connection_file\n"
         "print(x, _3, In[3], os.environ['SING_SESSION'], activation.current().session)\n"
         "print(get_connection_file())\nget_ipython().history_manager.session_number"

@@ -16,9 +16,9 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_core.paths import jupyter_runtime_dir
 from tornado.websocket import websocket_connect
 
-from kernelproxy.agent.hibernation import REASON
-from kernelproxy.attendant import SOCKET_NAME, directory
-from kernelproxy.control import credentials, open_socket
+from kernelproxy.agent.process.hibernation import REASON
+from kernelproxy.common.ipc.agent_client import credentials, open_socket
+from kernelproxy.kernel_host import SOCKET_NAME, directory
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, sessions, wait_for_session
 from tests.e2e.test_server import Server, hang_up, run, wait_for_ready

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.protocol import Resume, Suspend
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Resume, Suspend
 from tests.doubles.waiting import wait_until
 from tests.e2e.trainers import Program, agent_pid, program, status, verb
 from tests.integration.conftest import lives
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def daemon_fds() -> int:
-    with control.connect(start=False) as agent:
+    with agent_client.connect(start=False) as agent:
         return len(os.listdir(f"/proc/{agent.daemon_pid}/fd"))
 
 
@@ -114,7 +114,7 @@ def test_deaths_of_the_agent_change_no_loss() -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_sixty_four_sessions_are_resident_suspended_and_resumed_without_a_leak() -> None:
     count, at_once = 64, 8
-    with control.connect():  # the daemon and, by the first program, the zygote are there
+    with agent_client.connect():  # the daemon and, by the first program, the zygote are there
         pass
     with program(0, proxied=True) as first:
         assert first.answer() == ["ready"]

@@ -23,7 +23,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_core.paths import jupyter_runtime_dir
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from jupyter_sing import cli
+from jupyter_sing.cli import commands
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, wait_for_session
 from tests.integration.conftest import command_of
@@ -168,7 +168,7 @@ def test_a_notebook_is_seen_suspended_and_resumed_from_everywhere(
     assert server.fetch(f"{path}/suspend", "POST")["state"] == "suspended"
     assert all(d["memory_used"] == 0 for d in server.fetch("jupyter-sing/api/devices"))
 
-    assert cli.main(["resume", "--json", session["id"][:6]]) == 0
+    assert commands.main(["resume", "--json", session["id"][:6]]) == 0
     assert json.loads(capsys.readouterr().out)["tier"] == "resident"
     assert run(kernel_id, "print(x.sum().item())") == "10.0\n"
     server.fetch(f"api/kernels/{kernel_id}", "DELETE")

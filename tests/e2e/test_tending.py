@@ -19,10 +19,10 @@ from jupyter_client.manager import AsyncKernelManager
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from kernelproxy import protocol
-from kernelproxy.errors import ProcessError
-from kernelproxy.process import form as forms
-from kernelproxy.process.sandbox import Form
+from kernelproxy.common import protocol
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.criu import mode_probe as forms
+from kernelproxy.criu.sandbox import Form
 from tests.e2e.kernels import Kernel, kernel
 from tests.e2e.test_server import Server, hang_up
 from tests.unit.fake_daemon import FakeAgent, FakeDaemon

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.protocol import Resume, Suspend
+from kernelproxy.common.protocol import Resume, Suspend
 from tests.doubles.waiting import wait_until
 from tests.e2e.trainers import (
     WEIGHTS,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing import view
-from kernelproxy.control import connect
-from kernelproxy.errors import ProcessError
-from kernelproxy.process import form as forms
-from kernelproxy.protocol import Checkpoints, CheckpointsReply, Suspend
+from jupyter_sing.notebook import view_model
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import Checkpoints, CheckpointsReply, Suspend
+from kernelproxy.criu import mode_probe as forms
 from tests.e2e.kernels import SECONDS_MAX, sessions, wait_for_session
 from tests.e2e.pages import WIDGET, Page, page
 from tests.e2e.trainers import agent_pid
@@ -73,17 +73,17 @@ def test_buttons_do_what_they_say() -> None:
     with page() as notebook:
         notebook.run(USE)
         model = notebook.show(SHOW)
-        notebook.click(model, view.SUSPEND)
+        notebook.click(model, view_model.SUSPEND)
         notebook.wait_for(model, "<b>Suspended</b> by you in the notebook. Resumes when")
-        notebook.click(model, view.RESUME)
+        notebook.click(model, view_model.RESUME)
         notebook.wait_for(model, "<b>Idle</b>", "4.0 MiB of 1.0 GiB on Simulated GPU 0")
-        notebook.toggle(model, view.PIN, on=True)
+        notebook.toggle(model, view_model.PIN, on=True)
         notebook.wait_for(model, "Pinned: its memory stays on Simulated GPU 0.")
         assert wait_for_session(lambda found: found["pinned"])
         notebook.run("%sing unpin")
-        pin = notebook.button(model, view.PIN)
+        pin = notebook.button(model, view_model.PIN)
         notebook.wait(lambda: not notebook.models[pin]["value"])
-        notebook.click(model, view.CHECKPOINT)
+        notebook.click(model, view_model.CHECKPOINT)
         notebook.wait_for(model, "Saved checkpoint ", " on disk)", "Last checkpoint: ")
         assert [each for _, each in names()] == [["namespace"]]
         assert notebook.run("print(x.sum().item())").stdout == f"{float(1 << 20)}\n"
@@ -95,7 +95,7 @@ def test_a_checkpoint_brings_back_what_was_suspended() -> None:
         model = notebook.show(SHOW)
         suspend_from_outside()
         notebook.wait_for(model, "<b>Suspended</b> by a test")
-        notebook.click(model, view.CHECKPOINT)
+        notebook.click(model, view_model.CHECKPOINT)
         notebook.wait_for(model, "Saved checkpoint ", " on disk)")
 
 
@@ -120,9 +120,9 @@ def test_it_finds_the_next_daemon() -> None:
         model = notebook.show(SHOW)
         notebook.wait_for(model, "<b>Idle</b>")
         os.kill(agent_pid(), signal.SIGKILL)
-        notebook.wait_for(model, f"<b>{view.NO_DAEMON}</b>")
+        notebook.wait_for(model, f"<b>{view_model.NO_DAEMON}</b>")
         notebook.wait_for(model, "this notebook (")
-        notebook.click(model, view.SUSPEND)
+        notebook.click(model, view_model.SUSPEND)
         notebook.wait_for(model, "<b>Suspended</b>")
 
 
@@ -150,7 +150,7 @@ def test_without_ipywidgets_it_is_a_table() -> None:
         assert ran.error == ""
         (shown,) = notebook.displayed
         assert set(shown) == {"text/plain", "text/html"}
-        assert view.WITHOUT_WIDGETS in shown["text/plain"]
+        assert view_model.WITHOUT_WIDGETS in shown["text/plain"]
         assert "cpu:1" in shown["text/plain"]
 
 
@@ -172,15 +172,15 @@ def _saves_processes(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None
 @pytest.mark.timeout(1800)
 def test_it_is_no_obstacle_for_its_process_to_be_saved_and_restored() -> None:
     def works(notebook: Page, model: str) -> None:
-        notebook.click(model, view.SUSPEND)
+        notebook.click(model, view_model.SUSPEND)
         notebook.wait_for(model, "<b>Suspended</b>")
-        notebook.click(model, view.RESUME)
+        notebook.click(model, view_model.RESUME)
         notebook.wait_for(model, "<b>Idle</b>")
 
     with page() as notebook:
         notebook.run(USE)
         model = notebook.show(SHOW)
-        notebook.click(model, view.CHECKPOINT)
+        notebook.click(model, view_model.CHECKPOINT)
         notebook.wait_for(model, "Saved checkpoint ", " on disk)")
         ((name, saved),) = names()
         assert saved == ["namespace", "process"]
@@ -189,7 +189,7 @@ def test_it_is_no_obstacle_for_its_process_to_be_saved_and_restored() -> None:
         notebook.run("x.zero_()")
         assert "with the process" in notebook.run(f"%sing restore {name}").stdout
         notebook.wait_for(model, "<b>Suspended</b> Restored from a checkpoint")
-        notebook.click(model, view.RESUME)
+        notebook.click(model, view_model.RESUME)
         notebook.wait_for(model, "<b>Idle</b>")
         works(notebook, model)
         assert notebook.run("print(x.sum().item())").stdout == f"{float(1 << 20)}\n"

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kernelproxy import control, paths
-from kernelproxy.protocol import (
+from kernelproxy.common import paths
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import (
     CloseSession,
     Migrate,
     OpenSession,
@@ -67,13 +68,13 @@ def program(
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command, session = [str(path), "cpu", str(seed)], ""
     if proxied:
-        with control.connect() as agent:
+        with agent_client.connect() as agent:
             request = OpenSession(
                 f"{path.stem}-{seed}", "", sys.executable, 0, device, True, user=user
             )
             session = agent.expect(SessionOpened, request).session
         env |= {"SING_SESSION": session, "SING_SOCKET": str(paths.socket_path())}
-        command = ["-m", "kernelproxy.activation.script", str(path), "cuda", str(seed)]
+        command = ["-m", "kernelproxy.kernel.activation.run_script", str(path), "cuda", str(seed)]
     process = subprocess.Popen(
         [sys.executable, *command],
         stdin=subprocess.PIPE,
@@ -86,17 +87,17 @@ def program(
     finally:
         process.communicate()
         if session:
-            with control.connect(start=False) as agent:
+            with agent_client.connect(start=False) as agent:
                 agent.call(CloseSession(session))
 
 
 def verb(request: Suspend | Resume | Migrate) -> dict[str, Any]:
-    with control.connect(start=False) as agent:
+    with agent_client.connect(start=False) as agent:
         return agent.expect(SessionReply, request).session
 
 
 def status() -> StatusReply:
-    with control.connect(start=False) as agent:
+    with agent_client.connect(start=False) as agent:
         return agent.expect(StatusReply, Status())
 
 
@@ -108,7 +109,7 @@ def session_of(program: Program) -> dict[str, Any]:
 def agent_pid() -> int:
     """The agent that answers now."""
     while True:
-        with control.connect(start=False) as agent:
+        with agent_client.connect(start=False) as agent:
             agent.call(Status())
             pid = agent.daemon_pid  # of who listened when it was connected
         if lives(pid):

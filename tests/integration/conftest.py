@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control, paths
-from kernelproxy.errors import ProcessError
-from kernelproxy.oplog import close_all
-from kernelproxy.process import form as forms
-from kernelproxy.protocol import OpenSession, SessionOpened, Status, StatusReply
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import OpenSession, SessionOpened, Status, StatusReply
+from kernelproxy.common.shared_memory import close_all
+from kernelproxy.criu import mode_probe as forms
 from tests.conftest import stop_daemon
 from tests.doubles.client import WAIT_SECONDS, ToyClient
 from tests.doubles.waiting import wait_until
@@ -37,13 +38,13 @@ class ToyHost:
         self.clients: list[ToyClient] = []
 
     def call(self, request, timeout: float = WAIT_SECONDS):
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             reply, fds = connection.last(request, timeout)
             close_all(fds)
             return reply
 
     def open(self, name: str = "toy", **fields) -> str:
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             request = OpenSession(name, fields.pop("kernel_id", "kernel"), sys.executable, **fields)
             return connection.expect(SessionOpened, request, WAIT_SECONDS).session
 
@@ -91,7 +92,7 @@ class ToyHost:
     def agent_pid(self) -> int:
         """The agent that answers now."""
         while True:
-            with control.connect(start=False) as connection:
+            with agent_client.connect(start=False) as connection:
                 connection.call(Status(), WAIT_SECONDS)
                 pid = connection.daemon_pid  # of who listened when it was connected
             if lives(pid):
@@ -161,7 +162,7 @@ def keeper_of(agent: int) -> int:
 
 
 def is_keeper(pid: int) -> bool:
-    return b"kernelproxy.agent.keeper" in command_of(pid)
+    return b"kernelproxy.agent.supervisor.supervisor" in command_of(pid)
 
 
 def children_of(pid: int) -> list[int]:
@@ -186,7 +187,8 @@ def command_of(pid: int) -> bytes:
 def from_outside(request) -> None:
     """Make a request from another process than the kernel's."""
     program = (
-        "from kernelproxy import control, protocol\n"
+        "from kernelproxy.common.ipc import agent_client as control\n"
+        "from kernelproxy.common import protocol\n"
         f"with control.connect(start=False) as c: c.call(protocol.{request!r}, {WAIT_SECONDS})"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing import cli, table
-from kernelproxy import control
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import CloseSession, OpenSession, Prepare, Resume, Status, Suspend
+from jupyter_sing.cli import commands
+from jupyter_sing.notebook import status_text
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import CloseSession, OpenSession, Prepare, Resume, Status, Suspend
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.doubles.zygote import step
@@ -468,7 +469,9 @@ def test_who_waits_for_a_compilation_is_told_how_far_it_is(
     os.mkfifo(gate)
     hold = os.open(gate, os.O_RDWR)
     compiles = (
-        "import runpy, socket, sys; from kernelproxy import frames, protocol\n"
+        "import runpy, socket, sys\n"
+        "from kernelproxy.common.ipc import framing as frames\n"
+        "from kernelproxy.common import protocol\n"
         f"agent, gate = socket.socket(fileno=int(sys.argv[1])), open({str(gate)!r})\n"
         "for done in (12, 13):\n"
         "    frames.send_message(agent, protocol.Compiled('2.13', done, 58)); gate.readline()\n"
@@ -484,10 +487,10 @@ def test_who_waits_for_a_compilation_is_told_how_far_it_is(
 
     for done in (12, 13):
         word = f"Preparing, {done} of 58"
-        wait_until(lambda word=word: table.state_word(told()) == word)  # type: ignore[misc]
+        wait_until(lambda word=word: status_text.state_word(told()) == word)  # type: ignore[misc]
         sentence = f"Compiling GPU support for torch 2.13 (first use only), {done} of 58."
         assert (told()["state"], told()["reason"]) == ("preparing", sentence)
-        assert cli.main(["why", session]) == 0
+        assert commands.main(["why", session]) == 0
         assert capsys.readouterr().out.split()[:2] == ["now", "Preparing,"]
         os.write(hold, b"go on\n")
     with ToyClient(session) as client:
@@ -500,7 +503,9 @@ def test_who_waits_for_a_compilation_is_told_how_far_it_is(
 @pytest.mark.parametrize("said", ["'2.13', 59, 58", "'2.13\\x1b[2J', 1, 2", "'', -1, 2"])
 def test_what_a_zygote_compiles_is_not_believed_blindly(toy_host: StartHost, said: str) -> None:
     claims = (
-        "import socket, sys; from kernelproxy import frames, protocol\n"
+        "import socket, sys\n"
+        "from kernelproxy.common.ipc import framing as frames\n"
+        "from kernelproxy.common import protocol\n"
         "agent = socket.socket(fileno=int(sys.argv[1]))\n"
         f"frames.send_message(agent, protocol.Compiled({said})); agent.recv(1)"
     )
@@ -512,7 +517,7 @@ def test_what_a_zygote_compiles_is_not_believed_blindly(toy_host: StartHost, sai
 def test_a_missing_interpreter_is_told_at_once(toy_host: StartHost) -> None:
     host = toy_host()
     host.call(Prepare("/nonexistent/python"))
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         opened = connection.call(OpenSession("n", "", "/nonexistent/python"))
     with pytest.raises(ControlError, match="No such file"):
         ToyClient(opened.session)
@@ -613,6 +618,6 @@ def test_two_hundred_sessions_leave_nothing_behind(toy_host: StartHost) -> None:
 def test_the_daemon_survives_what_is_no_message(toy_host: StartHost) -> None:
     host = toy_host()
     for noise in (b"\xff" * 100, b"\x02\0\0\0{}", b"\x05\0\0\0", b""):
-        with control.connect(start=False).detach() as sock:
+        with agent_client.connect(start=False).detach() as sock:
             sock.sendall(noise)
     assert host.call(Status()).sessions == []

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.errors import ControlError
-from kernelproxy.frames import send_message
-from kernelproxy.protocol import (
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.framing import send_message
+from kernelproxy.common.protocol import (
     Changed,
     CloseSession,
     Migrate,
@@ -33,7 +33,7 @@ class Watcher:
     """Knows what it was told, as a front end does."""
 
     def __init__(self, session: str = "") -> None:
-        self._control = control.connect(start=False)
+        self._control = agent_client.connect(start=False)
         try:
             reply = self._control.expect(StatusReply, Watch(session), WAIT_SECONDS)
         except BaseException:
@@ -156,7 +156,7 @@ def test_the_next_agent_is_watched_when_one_was_killed(toy_host: StartHost) -> N
 def test_who_does_not_read_holds_up_nobody_and_the_daemon_leaves(toy_host: StartHost) -> None:
     host = toy_host(linger=0.1, idle_timeout=0, **ENGINE)
     session = host.open()
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         deaf = connection.detach()
     with deaf, Watcher() as watcher:
         send_message(deaf, Watch())

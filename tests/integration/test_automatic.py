@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kernelproxy import activation, control, paths
-from kernelproxy.activation.link import Link
-from kernelproxy.errors import ControlError
-from kernelproxy.frames import send_message
-from kernelproxy.protocol import (
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.framing import send_message
+from kernelproxy.common.protocol import (
     Carried,
     Checkpoint,
     CheckpointReply,
@@ -32,6 +32,8 @@ from kernelproxy.protocol import (
     Suspend,
     Wish,
 )
+from kernelproxy.kernel import activation
+from kernelproxy.kernel.activation.agent_connection import Link
 from tests.doubles.client import WAIT_SECONDS, ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
@@ -324,7 +326,7 @@ def test_who_hangs_up_has_not_ended_the_daemon(toy_host: StartHost, wishes: Wish
     host = toy_host(stop_seconds=WAIT_SECONDS)
     client = host.client()
     run_cells(client)
-    with control.connect(start=False).detach() as asking:
+    with agent_client.connect(start=False).detach() as asking:
         send_message(asking, Stop(checkpoint=True))
         wish = wishes.next()
     made = fulfil(client, wish)

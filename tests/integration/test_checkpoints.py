@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from kernelproxy import activation, control
-from kernelproxy.errors import ControlError
-from kernelproxy.frames import send_message
-from kernelproxy.oplog import close_all
-from kernelproxy.protocol import (
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.framing import send_message
+from kernelproxy.common.protocol import (
     Carried,
     Checkpoint,
     CheckpointBegun,
@@ -32,7 +31,9 @@ from kernelproxy.protocol import (
     RestoreReply,
     Wish,
 )
-from kernelproxy.snapshot.together import Cancel, file_lock
+from kernelproxy.common.shared_memory import close_all
+from kernelproxy.kernel import activation
+from kernelproxy.storage.threads import Cancel, file_lock
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ROOT, ToyHost
@@ -70,7 +71,7 @@ def hand_over(
     try:
         os.write(fds[0], content)
         os.write(fds[1], files)
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             request = Checkpoint(session, name, automatic, state)
             reply, _ = connection.call_with_fds(request, WAIT_SECONDS, fds)
             assert isinstance(reply, CheckpointBegun)
@@ -83,7 +84,7 @@ def hand_over(
 
 
 def take_out(name: str) -> tuple[CheckpointOpened, bytes, bytes, bytes]:
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         reply, fds = connection.last(OpenCheckpoint(name), WAIT_SECONDS)
     assert isinstance(reply, CheckpointOpened)
     contents = [os.pread(fd, os.fstat(fd).st_size, 0) for fd in fds]
@@ -150,7 +151,9 @@ def test_a_checkpoint_that_is_opened_often_is_read_once(toy_host: StartHost) -> 
     held: list[int] = []
     try:
         for _ in range(20):
-            with control.connect(start=False) as connection:  # the files outlive the connection
+            with agent_client.connect(
+                start=False
+            ) as connection:  # the files outlive the connection
                 held += connection.last(OpenCheckpoint("c0"), WAIT_SECONDS)[1]
         assert {os.fstat(fd)[1:3] for fd in held} == {(i, d) for d, i in files_of_checkpoints(host)}
         assert len(files_of_checkpoints(host)) == 3
@@ -164,7 +167,7 @@ def test_a_checkpoint_that_is_opened_often_is_read_once(toy_host: StartHost) -> 
         os.lseek(held[0], 5, os.SEEK_SET)
         assert os.lseek(held[3], 0, os.SEEK_CUR) == 0  # each has a position of its own
         for index in range(1, 5):
-            with control.connect(start=False) as connection:
+            with agent_client.connect(start=False) as connection:
                 held += connection.last(OpenCheckpoint(f"c{index}"), WAIT_SECONDS)[1]
         with pytest.raises(ControlError, match="You have 5 checkpoints open already: end a"):
             take_out("c5")  # one of the session's, and four beside it
@@ -235,7 +238,7 @@ def test_a_kernel_that_is_interrupted_keeps_its_session(toy_host: StartHost) -> 
         fds = [os.memfd_create(name) for name in ("host", "files")]
         os.write(fds[0], b"x")
         request = Checkpoint(client.session, f"c{index}", False, host_state(0, b"x"))
-        with control.connect(start=False).detach() as sock:
+        with agent_client.connect(start=False).detach() as sock:
             send_message(sock, request, fds)
         close_all(fds)
     client.add(2)
@@ -248,7 +251,8 @@ def test_only_the_kernel_hands_its_notebook_over(toy_host: StartHost) -> None:
     host = toy_host()
     client = host.client()
     program = (
-        "import os\nfrom kernelproxy import control, protocol\n"
+        "import os\nfrom kernelproxy.common.ipc import agent_client as control\n"
+        "from kernelproxy.common import protocol\n"
         "fds = [os.memfd_create('a'), os.memfd_create('b')]; os.write(fds[0], b'x')\n"
         "with control.connect(start=False) as c:\n"
         f"    request = protocol.Checkpoint({client.session!r}, 'one', False,"
@@ -319,7 +323,7 @@ def test_who_asks_and_who_looks_is_told_how_far_it_is(kernel: Kernel, tmp_path: 
         hand_over(client.session, "one", host_state(0, b"x"), b"x")
 
     lock = tmp_path / "data" / "states" / "lock"
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         with file_lock(lock, shared=False, seconds=WAIT_SECONDS, cancel=Cancel()):
             threads.append(threading.Thread(target=begin_storing))
             threads[0].start()

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from kernelproxy import paths
-from kernelproxy.agent import activity
-from kernelproxy.agent.scribe import opened
-from kernelproxy.protocol import Activity, ActivityReply, CloseSession, Migrate, Resume, Suspend
+from kernelproxy.agent.status import activity_store
+from kernelproxy.common import paths
+from kernelproxy.common.protocol import (
+    Activity,
+    ActivityReply,
+    CloseSession,
+    Migrate,
+    Resume,
+    Suspend,
+)
+from kernelproxy.common.sqlite_writer import opened
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 
@@ -25,7 +32,7 @@ StartHost = Callable[..., ToyHost]
 
 def recorded() -> dict[str, Any]:
     """What is in the file."""
-    return activity.read(paths.runtime_dir(), 0.0, time.time(), 0.0, os.getuid())
+    return activity_store.read(paths.runtime_dir(), 0.0, time.time(), 0.0, os.getuid())
 
 
 def kinds(session: str) -> list[str]:
@@ -47,7 +54,7 @@ def held(session: str) -> list[tuple[str, str]]:
 def changes(session: str) -> list[str]:
     """All states of a session that are in the file, in their order."""
     query = "SELECT state FROM changes WHERE session = ? ORDER BY number"
-    with opened(paths.runtime_dir() / activity.NAME) as database:
+    with opened(paths.runtime_dir() / activity_store.NAME) as database:
         return [state for (state,) in database.execute(query, (session,))]
 
 

@@ -16,15 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control, paths
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import CloseSession, Prepare, Status, StatusReply, Stop, Suspend
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import CloseSession, Prepare, Status, StatusReply, Stop, Suspend
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives
 
 ASK = (
-    "from kernelproxy import control, protocol; import os\n"
+    "from kernelproxy.common.ipc import agent_client as control\n"
+    "from kernelproxy.common import protocol; import os\n"
     "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 60);"
     "print(c.daemon_pid)"
 )
@@ -40,18 +42,18 @@ def ask_in_a_process() -> subprocess.Popen[str]:
 
 
 def daemon_pid() -> int:
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         return connection.daemon_pid
 
 
 def test_none_is_started_for_who_does_not_want_it(runtime_dir: Path) -> None:
     with pytest.raises(ControlError, match="No jupyter_sing daemon is running") as error:
-        control.connect(start=False)
+        agent_client.connect(start=False)
     assert error.value.reason == "no-daemon"
 
 
 def test_it_starts_at_first_need_and_is_nobodys_child(runtime_dir: Path) -> None:
-    with control.connect() as connection:
+    with agent_client.connect() as connection:
         reply = connection.expect(StatusReply, Status(), WAIT_SECONDS)
     assert [each["id"] for each in reply.devices] == ["cpu:0", "cpu:1"]
     assert reply.sessions == []
@@ -69,11 +71,11 @@ def test_it_leaves_when_it_has_had_no_session_for_a_while(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_LINGER", "0.2")
-    with control.connect() as connection:
+    with agent_client.connect() as connection:
         left = os.pidfd_open(connection.daemon_pid)
     assert wait_for_end(left)
     assert not (runtime_dir / paths.SOCKET_NAME).exists()
-    with control.connect() as connection:  # and the next one starts
+    with agent_client.connect() as connection:  # and the next one starts
         connection.expect(StatusReply, Status(), WAIT_SECONDS)
 
 
@@ -81,7 +83,7 @@ def test_it_stays_while_somebody_is_connected(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_LINGER", "0.05")
-    with control.connect() as connection:
+    with agent_client.connect() as connection:
         pid = connection.daemon_pid
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
@@ -98,7 +100,7 @@ def test_connecting_to_one_that_leaves_all_the_time_always_works(
     rounds = 0
     while rounds < 40 or len(pids) <= 5:  # it depends on the machine how often one is left by then
         rounds += 1
-        with control.connect() as connection:
+        with agent_client.connect() as connection:
             connection.expect(StatusReply, Status(), WAIT_SECONDS)
             pids.add(connection.daemon_pid)
         time.sleep(chance.uniform(0, 0.02))  # meets the leaving one in all its moments
@@ -118,7 +120,7 @@ def test_stopping_waits_until_it_has_ended_its_sessions(toy_host) -> None:
 
 def test_after_a_stop_the_next_one_starts(runtime_dir: Path) -> None:
     for _ in range(3):
-        with control.connect() as connection:
+        with agent_client.connect() as connection:
             connection.call(Stop(), WAIT_SECONDS)
 
 
@@ -138,7 +140,7 @@ def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(runtime_dir: Path) -> N
     pid = daemon_pid_started()
     kill_at_once(pid, keeper_of(pid))
     assert (runtime_dir / paths.SOCKET_NAME).exists()
-    with control.connect() as connection:
+    with agent_client.connect() as connection:
         connection.expect(StatusReply, Status(), WAIT_SECONDS)
         assert connection.daemon_pid != pid
 
@@ -147,10 +149,10 @@ def test_a_killed_agent_without_sessions_is_replaced_and_leaves_later(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_LINGER", "0.5")
-    with control.connect() as connection:  # and as long as it lasts, the agent does not leave
+    with agent_client.connect() as connection:  # and as long as it lasts, the agent does not leave
         pid = connection.daemon_pid
         kill_at_once(pid)
-    with control.connect(start=False) as connection:  # waits for the next one
+    with agent_client.connect(start=False) as connection:  # waits for the next one
         connection.expect(StatusReply, Status(), WAIT_SECONDS)
         next_pid = daemon_pid()
         assert next_pid != pid
@@ -162,12 +164,12 @@ def test_a_killed_agent_without_sessions_is_replaced_and_leaves_later(
 
 def daemon_pid_started() -> int:
     """Start the daemon, and return the process id of its agent."""
-    with control.connect() as connection:
+    with agent_client.connect() as connection:
         return connection.daemon_pid
 
 
 def test_a_second_one_is_refused(runtime_dir: Path) -> None:
-    with control.connect():
+    with agent_client.connect():
         done = subprocess.run(
             [sys.executable, "-m", "kernelproxy.agent", "--foreground"],
             capture_output=True,
@@ -205,14 +207,14 @@ def test_one_that_cannot_start_says_why(
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ControlError, match=message) as error:
-        control.connect()
+        agent_client.connect()
     assert error.value.reason == "no-daemon"
 
 
 def test_a_kernel_never_starts_one(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SING_SOCKET", str(runtime_dir / paths.SOCKET_NAME))
     with pytest.raises(ControlError, match="restart the kernel"):
-        control.connect()
+        agent_client.connect()
 
 
 def test_one_that_does_not_answer_is_not_waited_for_for_ever(
@@ -223,7 +225,7 @@ def test_one_that_does_not_answer_is_not_waited_for_for_ever(
             mute.bind(name)
         mute.listen()
         monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "mute.sock"))
-        with control.connect() as connection:
+        with agent_client.connect() as connection:
             with pytest.raises(ControlError, match=r"within 0.05 seconds") as error:
                 connection.call(Status(), 0.05)
             assert error.value.reason == "timeout"
@@ -258,7 +260,7 @@ def wait_for_end(pidfd: int, seconds: float = WAIT_SECONDS) -> bool:
 def test_deep_runtime_directories_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path.joinpath(*["deeper"] * 25)
     monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(deep))
-    with control.connect() as connection:
+    with agent_client.connect() as connection:
         assert connection.daemon_pid > 0
         connection.call(Stop(), WAIT_SECONDS)
     wait_until(lambda: not (deep / paths.SOCKET_NAME).exists())
@@ -333,7 +335,7 @@ def test_a_daemon_removes_and_repairs_its_own_socket_only(toy_host) -> None:
     ours = directory / "ours"
     path.rename(ours)
     path.touch()
-    with control.connect_now(start=False, path=ours) as connection:
+    with agent_client.connect_now(start=False, path=ours) as connection:
         connection.call(Stop(), WAIT_SECONDS)
     assert host.process.wait(WAIT_SECONDS) == 0
     assert path.stat().st_size == 0

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing import cli
-from kernelproxy import control
-from kernelproxy.protocol import Status, StatusReply
+from jupyter_sing.cli import commands
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Status, StatusReply
 from tests.conftest import stop_daemon
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
@@ -76,13 +76,13 @@ def test_a_second_daemon_leaves_the_gpus_of_the_first_alone_also_while_agents_di
     used = rf"GPU cpu:0 \(.*\) is used by the daemon of \w+ \(pid {host.agent_pid()}\): use that"
     with second_daemon(tmp_path / "second", nodes[1:]) as said:
         assert said == "ready"
-        with control.connect(start=False) as connection:
+        with agent_client.connect(start=False) as connection:
             reply = connection.expect(StatusReply, Status(), WAIT_SECONDS)
         assert [each["id"] for each in reply.devices] == ["cpu:1"]
         (sentence,) = reply.elsewhere
         assert re.match(used, sentence)
         for command in ("status", "devices"):
-            assert cli.main([command]) == 0
+            assert commands.main([command]) == 0
             assert sentence in capsys.readouterr().out
     assert host.status().elsewhere == []
     client = host.client()

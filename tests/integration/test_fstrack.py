@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import fstrack, libraries
-from kernelproxy.errors import NativeError
-from kernelproxy.hoststate import files
+from kernelproxy.common.errors import NativeError
+from kernelproxy.kernel.files import changed_files, tracker
+from kernelproxy.native import libraries
 
 Run = Callable[..., None]
 Track = Callable[..., set[str]]
@@ -23,7 +23,7 @@ Track = Callable[..., set[str]]
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    return fstrack.library()
+    return tracker.library()
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def here(tmp_path: Path) -> Path:
 @pytest.fixture
 def environment(library: Path, journal: Path) -> dict[str, str]:
     env = dict(os.environ)
-    fstrack.preload(env, library)
-    env[fstrack.JOURNAL_VARIABLE] = str(journal)
+    tracker.preload(env, library)
+    env[tracker.JOURNAL_VARIABLE] = str(journal)
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     return env
 
@@ -83,7 +83,7 @@ def track(run: Run, journal: Path, here: Path) -> Track:
 
 
 def noted(journal: Path, here: Path) -> set[str]:
-    return {os.path.relpath(path, here) for path in files.changed(journal.read_bytes())}
+    return {os.path.relpath(path, here) for path in changed_files.changed(journal.read_bytes())}
 
 
 def below(*directories: str) -> set[str]:
@@ -334,9 +334,8 @@ def test_large_directories_are_said_to_be_incomplete(
         fd = below
     os.close(fd)
     track("os.rename('deep', 'moved')")
-    assert [str(each.path.relative_to(here)) for each in files.gaps(journal.read_bytes())] == [
-        "deep", "moved",
-    ]  # fmt: skip
+    missing = changed_files.gaps(journal.read_bytes())
+    assert [str(each.path.relative_to(here)) for each in missing] == ["deep", "moved"]
 
 
 def test_renamed_trees_are_noted_whole(track: Track, here: Path) -> None:
@@ -355,10 +354,10 @@ def test_renamed_trees_are_noted_whole(track: Track, here: Path) -> None:
 
 
 def test_a_full_journal_takes_no_more(run: Run, journal: Path) -> None:
-    os.truncate(journal, files.JOURNAL_BYTES_MAX)
+    os.truncate(journal, changed_files.JOURNAL_BYTES_MAX)
     run("open('a', 'w')")
-    assert journal.stat().st_size == files.JOURNAL_BYTES_MAX
-    (gap,) = files.gaps(b"x" * files.JOURNAL_BYTES_MAX)
+    assert journal.stat().st_size == changed_files.JOURNAL_BYTES_MAX
+    (gap,) = changed_files.gaps(b"x" * changed_files.JOURNAL_BYTES_MAX)
     assert "no longer tracked after 64.0 MiB" in str(gap)
 
 
@@ -370,23 +369,23 @@ def test_a_changed_root_disturbs_nobody(track: Track, here: Path) -> None:
 
 def test_other_preloaded_libraries_stay(library: Path) -> None:
     env = {"LD_PRELOAD": "/one.so /two.so", "SING_FSTRACK": "/j", "SING_FSTRACK_REASON": "none"}
-    fstrack.preload(env, library)
+    tracker.preload(env, library)
     assert env["LD_PRELOAD"] == f"{library}:/one.so /two.so"
     assert env["ASAN_OPTIONS"] == "verify_asan_link_order=0"
-    fstrack.leave(env)
+    tracker.leave(env)
     assert env == {"LD_PRELOAD": "/one.so:/two.so"}
     env = {"LD_PRELOAD": "/one.so /two.so"}
-    fstrack.leave(env)
+    tracker.leave(env)
     assert env == {"LD_PRELOAD": "/one.so /two.so"}
     env = {}
-    fstrack.preload(env, library)
+    tracker.preload(env, library)
     assert env.keys() == {"LD_PRELOAD", "ASAN_OPTIONS"}
-    fstrack.leave(env)
+    tracker.leave(env)
     assert env == {}
     env = {"ASAN_OPTIONS": "detect_leaks=0"}
-    fstrack.preload(env, library)
+    tracker.preload(env, library)
     assert env["ASAN_OPTIONS"] == "detect_leaks=0:verify_asan_link_order=0"
-    fstrack.leave(env)
+    tracker.leave(env)
     assert env == {"ASAN_OPTIONS": "detect_leaks=0"}
 
 
@@ -409,7 +408,7 @@ def test_instrumented_programs_start_and_are_tracked(
 
 def test_a_path_that_cannot_be_preloaded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NativeError, match="LD_PRELOAD cannot name"):
-        fstrack.preload({}, tmp_path / "with a space" / "libsing_fstrack.so")
+        tracker.preload({}, tmp_path / "with a space" / "libsing_fstrack.so")
 
 
 def test_it_needs_no_version_of_libc(library: Path) -> None:
@@ -421,7 +420,7 @@ def test_it_needs_no_version_of_libc(library: Path) -> None:
 
 
 def test_an_interpreter_that_loads_it_is_accepted(library: Path) -> None:
-    fstrack.check(sys.executable, library)
+    tracker.check(sys.executable, library)
 
 
 def test_other_interpreters_are_not_given_it(library: Path, tmp_path: Path) -> None:
@@ -432,15 +431,15 @@ def test_other_interpreters_are_not_given_it(library: Path, tmp_path: Path) -> N
         return str(file)
 
     with pytest.raises(NativeError, match="does not load the file tracker"):
-        fstrack.check(script("echo; echo False"), library)
+        tracker.check(script("echo; echo False"), library)
     with pytest.raises(NativeError, match="does not start with the file tracker: ASan"):
-        fstrack.check(script("echo 'ASan runtime does not come first' >&2; exit 1"), library)
+        tracker.check(script("echo 'ASan runtime does not come first' >&2; exit 1"), library)
     with pytest.raises(NativeError, match="could not be tried"):
-        fstrack.check(str(tmp_path / "none"), library)
+        tracker.check(str(tmp_path / "none"), library)
     damaged = tmp_path / "libsing_fstrack.so"
     damaged.write_text("not a library")
     with pytest.raises(NativeError, match="does not start with the file tracker"):
-        fstrack.check(sys.executable, damaged)
+        tracker.check(sys.executable, damaged)
 
 
 def test_without_a_compiler_the_reason_is_named(
@@ -448,13 +447,13 @@ def test_without_a_compiler_the_reason_is_named(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(NativeError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
-        fstrack.library(cache=tmp_path)
+        tracker.library(cache=tmp_path)
 
 
 def test_it_is_built_once(tmp_path: Path) -> None:
     said: list[libraries.Compiling] = []
-    built = fstrack.library(said.append, cache=tmp_path, developing=False)
-    assert fstrack.library(said.append, cache=tmp_path, developing=False) == built
+    built = tracker.library(said.append, cache=tmp_path, developing=False)
+    assert tracker.library(said.append, cache=tmp_path, developing=False) == built
     assert {each.what for each in said} == {"the file tracker"}
     assert said[-1].done == said[-1].total
     assert [file.name for file in built.parent.iterdir()] == ["libsing_fstrack.so"]
@@ -467,8 +466,9 @@ def test_another_journal_is_followed(
     other.touch(mode=0o600)
     changed = track(
         f"import sys; sys.dont_write_bytecode = True\n"
-        f"sys.path.insert(0, {str(Path(fstrack.__file__).parents[1])!r})\n"
-        "from pathlib import Path; import subprocess; from kernelproxy import fstrack\n"
+        f"sys.path.insert(0, {str(Path(tracker.__file__).parents[3])!r})\n"
+        "from pathlib import Path; import subprocess\n"
+        "from kernelproxy.kernel.files import tracker as fstrack\n"
         "open('a', 'w'); open('b', 'w')\n"
         f"fstrack.follow(Path({str(other)!r}))\n"
         "open('b', 'w'); open('c', 'w')\n"

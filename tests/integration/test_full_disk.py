@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Resume, Suspend
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import Resume, Suspend
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 from tests.integration.test_checkpoints import hand_over, host_state

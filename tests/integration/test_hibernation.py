@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.hibernation import REASON
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import (
+from kernelproxy.agent.process.hibernation import REASON
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import (
     Checkpoint,
     Checkpoints,
     CloseSession,

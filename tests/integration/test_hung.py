@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing.controller import journal
-from kernelproxy import paths
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Migrate
+from jupyter_sing.controller import decision_log
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import Migrate
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, kill_at_once, lives
@@ -65,7 +65,9 @@ def check_both_go_on(host: ToyHost, tmp_path: Path, *clients: ToyClient) -> None
 
 def said(name: str, text: str) -> bool:
     try:
-        return any(text in each.reason for each in journal.read(paths.runtime_dir(), name, 1000))
+        return any(
+            text in each.reason for each in decision_log.read(paths.runtime_dir(), name, 1000)
+        )
     except ControlError:  # nothing is written down yet
         return False
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control, paths
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import (
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import (
     CloseSession,
     Message,
     OpenSession,
@@ -42,7 +43,7 @@ class InFlight:
     def __init__(self, host: ToyHost, request: Message) -> None:
         self.host, self.answer = host, None
         self.agent = host.agent_pid()
-        self._connection = control.connect(start=False)
+        self._connection = agent_client.connect(start=False)
         os.kill(self.agent, signal.SIGSTOP)
         self._thread = threading.Thread(target=self._ask, args=(request,))
         self._thread.start()
@@ -133,7 +134,7 @@ def test_five_kills_at_random_moments_change_no_result(toy_host: StartHost) -> N
 
 def scenario(host: ToyHost) -> None:
     """All that deposits something."""
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         request = OpenSession("moments", "", sys.executable)
         session = connection.expect(SessionOpened, request, WAIT_SECONDS).session
     client = ToyClient(session)
@@ -407,8 +408,8 @@ def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) 
     with pytest.raises(RuntimeError, match="the daemon is gone"):
         client.read()
     with pytest.raises(ControlError, match="No jupyter_sing daemon is running"):
-        control.connect(start=False)
-    with control.connect() as connection:  # what they left is no obstacle for the next ones
+        agent_client.connect(start=False)
+    with agent_client.connect() as connection:  # what they left is no obstacle for the next ones
         assert connection.expect(StatusReply, Status(), WAIT_SECONDS).sessions == []
 
 
@@ -463,7 +464,8 @@ def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHo
     os.kill(keeper, signal.SIGSTOP)
     host.kill(agent)
     ask = (
-        "from kernelproxy import control, protocol\n"
+        "from kernelproxy.common.ipc import agent_client as control\n"
+        "from kernelproxy.common import protocol\n"
         "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 60)\n"
         "with control.connect() as c: print(c.daemon_pid)"
     )

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import ProcessError
-from kernelproxy.process import criu
-from kernelproxy.process.form import find_criu
-from kernelproxy.process.sandbox import Form
-from kernelproxy.protocol import Error, Left
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.common.protocol import Error, Left
+from kernelproxy.criu import criu
+from kernelproxy.criu.mode_probe import find_criu
+from kernelproxy.criu.sandbox import Form
 from tests.conftest import RunProgram
 from tests.doubles.agent import Agent, wake
 from tests.doubles.client import WAIT_SECONDS

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kernelproxy.agent.returning import START_ATTEMPTS_MAX
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Migrate, Suspend
+from kernelproxy.agent.session.restore import START_ATTEMPTS_MAX
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import Migrate, Suspend
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 

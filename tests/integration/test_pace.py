@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.oplog import SessionMemory
-from kernelproxy.protocol import Left
+from kernelproxy.common.protocol import Left
+from kernelproxy.common.shared_memory import SessionMemory
 from tests.doubles.agent import LOG_BYTES, Agent, wake
 from tests.doubles.client import WAIT_SECONDS
 from tests.doubles.member import Process, running

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from jupyter_sing.controller import journal
+from jupyter_sing.controller import decision_log
 from jupyter_sing.scheduler.settings import Tier
-from kernelproxy import paths
-from kernelproxy.agent.arbiter import TIERS
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import CloseSession, Migrate, Pin, Resume, SetPriority, Suspend
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import CloseSession, Migrate, Pin, Resume, SetPriority, Suspend
+from kernelproxy.common.scheduler_api import TIERS
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, kill_at_once
@@ -155,7 +155,7 @@ def test_priorities_are_given_as_far_as_they_may_be(toy_host: StartHost) -> None
 
     def said() -> list[str]:
         try:
-            return [e.reason for e in journal.read(paths.runtime_dir(), "mine", 10)]
+            return [e.reason for e in decision_log.read(paths.runtime_dir(), "mine", 10)]
         except ControlError:  # nothing is written down yet
             return []
 

@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing import cli
-from jupyter_sing.controller import journal
+from jupyter_sing.cli import commands
+from jupyter_sing.controller import decision_log
 from jupyter_sing.scheduler.policy import parse, resolve
-from kernelproxy import control, paths
-from kernelproxy.agent import report
-from kernelproxy.agent.arbiter import Allowance
-from kernelproxy.agent.guests import user_of
-from kernelproxy.agent.idleness import waits
+from kernelproxy.agent.api.peer_limits import user_of
+from kernelproxy.agent.session.idle_timer import waits
 from kernelproxy.agent.settings import Settings
-from kernelproxy.errors import ControlError
-from kernelproxy.oplog import Presence
-from kernelproxy.protocol import CloseSession, GetPolicy, OpenSession, SetPolicy, Suspend
+from kernelproxy.agent.status import session_status
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import CloseSession, GetPolicy, OpenSession, SetPolicy, Suspend
+from kernelproxy.common.scheduler_api import Allowance
+from kernelproxy.common.shared_memory import Presence
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
@@ -55,7 +56,7 @@ def apply(host: ToyHost, policy: str, *, dry: bool = False) -> list[str]:
 def decisions(client: ToyClient, kind: str) -> list[str]:
     """What was decided about a session by now, of one kind."""
     try:
-        found = journal.read(paths.runtime_dir(), client.session, 1000)
+        found = decision_log.read(paths.runtime_dir(), client.session, 1000)
     except ControlError:
         return []
     return [each.reason for each in found if each.kind == kind]
@@ -84,8 +85,8 @@ def test_a_number_is_a_uid_only_where_the_policy_says_so(
     """A student's number may be somebody's user number, or one of somebody's subordinate ones."""
     subordinate = tmp_path / "subuid"
     subordinate.write_text("bob:2100000:65536\nbroken\neve:x:1\n")
-    monkeypatch.setattr(report, "_SUBORDINATE", subordinate)
-    names = [report.user_name(uid) for uid in (2026001, 2026002, 2100000, 2165535, 2165536)]
+    monkeypatch.setattr(session_status, "_SUBORDINATE", subordinate)
+    names = [session_status.user_name(uid) for uid in (2026001, 2026002, 2100000, 2165535, 2165536)]
     assert names == [
         "uid:2026001",
         "uid:2026002",
@@ -188,15 +189,15 @@ def test_the_command_line_says_what_it_means_here(
     host = toy_host("cpu:1GiB@1,cpu:1GiB@1", **ENGINE)
     client = host.client(user="grace")
     lab, departments = str(EXAMPLES / "lab.yaml"), str(EXAMPLES / "departments.yaml")
-    assert cli.main(["policy", "apply", lab]) == 0
+    assert commands.main(["policy", "apply", lab]) == 0
     said = capsys.readouterr().out
     assert "grace: virtual cluster default -> lab; tier standard -> premium" in said
     assert "this daemon has 2 devices (cpu:0, cpu:1): everything else in it holds" in said
     assert said.endswith(f"{lab} is applied.\n")
     assert host.session(client)["served_as"] == "premium"
-    assert cli.main(["policy", "show", "--user", "grace"]) == 0
+    assert commands.main(["policy", "show", "--user", "grace"]) == 0
     assert "virtual_clusters.lab.users[1].tier" in capsys.readouterr().out
-    assert cli.main(["policy", "apply", departments]) == 1
+    assert commands.main(["policy", "apply", departments]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"jupyter sing: {departments}: cluster: This daemon has 2 devices")
     assert "It describes 32 devices of gpu1, gpu2, gpu3, gpu4." in error
@@ -244,7 +245,7 @@ def test_a_daemon_whose_policy_cannot_be_read_says_so(
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_POLICY", str(runtime_dir / "none.yaml"))
     with pytest.raises(ControlError, match=r"could not start: JUPYTER_SING_POLICY: .*none.yaml"):
-        control.connect()
+        agent_client.connect()
 
 
 # -------------------------------------------------------------------- idle times, disk
@@ -278,11 +279,11 @@ def test_idle_times_are_those_of_the_tier(toy_host: StartHost) -> None:
     soon, never = host.client(user="bob", idle_timeout=0), host.client(user="ada")
     host.work(soon)
     host.work(never)
-    assert host.session(soon)["reason"] == report.EVER_IDLE
+    assert host.session(soon)["reason"] == session_status.EVER_IDLE
     apply(host, f"{LAB}\ntiers: {{basic: {{suspend_after: 1 s, hibernate_after: 2 s}}}}")
     found = wait_until(lambda: (each := host.session(soon))["tier"] == "cold" and each)
     assert found["state"] == "suspended"
-    assert host.session(never)["reason"] == report.EVER_IDLE
+    assert host.session(never)["reason"] == session_status.EVER_IDLE
     soon.add(2)
     assert soon.read() == soon.state
 
@@ -430,7 +431,7 @@ def places(host: ToyHost, *clients: ToyClient) -> list[int]:
 
 def served(user: str) -> float:
     """Device seconds of a user, as they are written down."""
-    found = journal.read_accounts(paths.runtime_dir())
+    found = decision_log.read_accounts(paths.runtime_dir())
     if found is None:
         return 0.0
     return sum(each["served"] for each in found.accounts["users"] if each["user"] == user)
@@ -477,13 +478,13 @@ def test_who_is_owed_more_goes_first_when_the_controller_was_restarted(
 
 def open_ones() -> set[str]:
     """Sessions whose accounts are written down."""
-    found = journal.read_accounts(paths.runtime_dir())
+    found = decision_log.read_accounts(paths.runtime_dir())
     return set() if found is None else {each["session"] for each in found.accounts["sessions"]}
 
 
-def after_restart(client: ToyClient) -> list[journal.Entry]:
+def after_restart(client: ToyClient) -> list[decision_log.Entry]:
     """Grants of the controller that was restarted."""
-    found = journal.read(paths.runtime_dir(), client.session, 1000)
+    found = decision_log.read(paths.runtime_dir(), client.session, 1000)
     begun = [number for number, each in enumerate(found) if each.kind == "restart"]
     return [each for each in found[begun[-1] :] if each.kind == "grant"] if begun else []
 

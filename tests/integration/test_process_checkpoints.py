@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import (
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import (
     Checkpoints,
     CloseSession,
     DeleteCheckpoint,
@@ -239,9 +239,9 @@ def test_a_process_comes_back_after_everything_else_has_died(
 
 
 def opened(host: ToyHost, session: str, name: str, form: str = "") -> Any:
-    from kernelproxy import control
+    from kernelproxy.common.ipc import agent_client
 
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         reply, fds = connection.call_with_fds(OpenCheckpoint(name, session, form), WAIT_SECONDS)
     for fd in fds:
         os.close(fd)

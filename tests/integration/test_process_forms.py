@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.errors import ProcessError
-from kernelproxy.process import criu, sandbox
-from kernelproxy.process import form as forms
-from kernelproxy.process.sandbox import Form
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.criu import criu, sandbox
+from kernelproxy.criu import mode_probe as forms
+from kernelproxy.criu.sandbox import Form
 
 ROOT = Path(__file__).parents[2]
 AS_USER = ROOT / "tests" / "programs" / "as_user.py"
@@ -32,8 +32,8 @@ needs_root = pytest.mark.skipif(
 FIND = """
 import json, sys
 from pathlib import Path
-from kernelproxy.errors import ProcessError
-from kernelproxy.process import form
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.criu import form
 form.STEP_SECONDS = 120.0
 try:
     print(json.dumps({"kind": form.find(Path(sys.argv[1])).kind}))
@@ -209,8 +209,8 @@ def test_a_shell_does_what_it_does_without_a_sandbox(criu_program: str, home: Pa
     script = home / "script"
     script.write_text(SHELL)
     sandboxed = (
-        "import os, sys, subprocess; from kernelproxy.process import sandbox;"
-        "from kernelproxy.process.sandbox import Form; null = os.open(os.devnull, os.O_WRONLY);"
+        "import os, sys, subprocess; from kernelproxy.criu import sandbox;"
+        "from kernelproxy.criu.sandbox import Form; null = os.open(os.devnull, os.O_WRONLY);"
         "command = sandbox.prefix(Form('user', ''), null) + sys.argv[1:];"
         "sys.exit(subprocess.call(command, pass_fds=[null]))"
     )

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import ProcessError
-from kernelproxy.process import criu, images, sandbox
-from kernelproxy.process.sandbox import Form
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.criu import criu, images, sandbox
+from kernelproxy.criu.sandbox import Form
 from tests.doubles import sandboxed
 from tests.doubles.sandboxed import SECONDS_MAX, SETUP, STEP, SUM, Program, closing
 from tests.doubles.waiting import wait_until
@@ -477,7 +477,7 @@ def test_the_lifeline_ends_all(form: Form) -> None:
 def test_processes_end_with_the_server_that_started_them(form: Form, tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from kernelproxy.process.sandbox import Form\n"
+        "from kernelproxy.criu.sandbox import Form\n"
         "from tests.doubles import sandboxed\n"
         f"program = sandboxed.start_program(Form({form.kind!r}, {form.criu!r}))\n"
         "print(program.pid, flush=True); sys.stdin.read()"

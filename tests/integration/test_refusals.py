@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 from tornado.httpclient import HTTPClientError
 
-from jupyter_sing import cli
-from kernelproxy import activation
-from kernelproxy.agent.channel import Channel
-from kernelproxy.agent.conversations import Conversations
-from kernelproxy.agent.service import Agent
+from jupyter_sing.cli import commands
+from kernelproxy.agent.api.agent import Agent
+from kernelproxy.agent.api.request_handlers import Conversations
 from kernelproxy.agent.settings import Settings
-from kernelproxy.control import Control
-from kernelproxy.devices import configured_devices
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import (
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc.agent_client import Control
+from kernelproxy.common.ipc.channel import Channel
+from kernelproxy.common.protocol import (
     Checkpoint,
     Checkpoints,
     DeleteCheckpoint,
@@ -36,6 +34,8 @@ from kernelproxy.protocol import (
     Stop,
     Wish,
 )
+from kernelproxy.devices import configured_devices
+from kernelproxy.kernel import activation
 from tests.doubles.client import WAIT_SECONDS
 from tests.integration.conftest import ToyHost
 from tests.integration.test_checkpoints import hand_over, host_state, take_out
@@ -93,15 +93,15 @@ def test_by_command(
         (["checkpoint", session, "--name", UP], "cannot be the name"),
         (["checkpoint", "nobody"], "There is no session 'nobody'."),
     ):
-        assert cli.main(arguments) == 1, arguments
+        assert commands.main(arguments) == 1, arguments
         said = capsys.readouterr().err
         assert why in said
         assert said.count("\n") == 1
     tamper(data)
     for arguments in (["restore", "mine"], ["restore", "mine", "--session", session]):
-        assert cli.main(arguments) == 1
+        assert commands.main(arguments) == 1
         assert "is damaged: its hash is wrong" in capsys.readouterr().err
-    assert cli.main(["checkpoints", "--json"]) == 0
+    assert commands.main(["checkpoints", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["checkpoints"]
     assert "damaged" in found["problem"]
 

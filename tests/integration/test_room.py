@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from kernelproxy.protocol import CloseSession, Resume, Suspend
+from kernelproxy.common.protocol import CloseSession, Resume, Suspend
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import StoreError
-from kernelproxy.snapshot.store import Store
+from kernelproxy.common.errors import StoreError
+from kernelproxy.storage.chunk_store import Store
 from tests.doubles import storing
 
 ROOT = Path(__file__).parents[2]

@@ -125,8 +125,9 @@ def identities(pid: int) -> dict[str, list[str]]:
 
 REFUSED = """
 import sys
-from kernelproxy import control, protocol as p
-from kernelproxy.errors import ControlError
+from kernelproxy.common.ipc import agent_client as control
+from kernelproxy.common import protocol as p
+from kernelproxy.common.errors import ControlError
 session = sys.argv[1]
 for request in (
     p.Suspend(session), p.Resume(session), p.Migrate(session, "cpu:0"), p.Checkpoint(session),
@@ -191,7 +192,8 @@ def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[in
 
 WATCHING = """
 import json, os
-from kernelproxy import control, protocol as p
+from kernelproxy.common.ipc import agent_client as control
+from kernelproxy.common import protocol as p
 mine = f"of-{os.getuid()}"
 with control.connect() as watching, control.connect() as asking:
     print(json.dumps(watching.expect(p.StatusReply, p.Watch(), 120).sessions))
@@ -233,7 +235,11 @@ def test_sessions_of_all_users_outlive_the_agent(
     runs = {uid: train(machine, uid, gate) for uid in (ALICE, BOB)}
     before = {uid: begun(run) for uid, run in runs.items()}
     pid = int(
-        machine.program(0, "from kernelproxy import control; print(control.connect().daemon_pid)")
+        machine.program(
+            0,
+            "from kernelproxy.common.ipc import agent_client\n"
+            "print(agent_client.connect().daemon_pid)",
+        )
     )
     os.kill(pid, signal.SIGKILL)
     gate.touch()
@@ -260,8 +266,8 @@ def test_who_kills_his_own_worker_harms_nobody_else(
 
 STORE = """
 import os, sys
-from kernelproxy import control
-from kernelproxy.protocol import Checkpoint, CheckpointReply, OpenSession, SessionOpened
+from kernelproxy.common.ipc import agent_client as control
+from kernelproxy.common.protocol import Checkpoint, CheckpointReply, OpenSession, SessionOpened
 with control.connect() as daemon:
     session = daemon.expect(SessionOpened, OpenSession("notebook", "k", sys.executable)).session
     fds = [os.memfd_create(name) for name in ("host", "files")]
@@ -274,8 +280,8 @@ with control.connect() as daemon:
 
 OPEN = """
 import os, sys
-from kernelproxy import control
-from kernelproxy.protocol import OpenCheckpoint
+from kernelproxy.common.ipc import agent_client as control
+from kernelproxy.common.protocol import OpenCheckpoint
 with control.connect() as daemon:
     _, fds = daemon.last(OpenCheckpoint(sys.argv[1]), 60)
     print(os.pread(fds[0], 6, 0).decode())
@@ -341,8 +347,8 @@ def test_a_notebook_needs_nothing_of_the_daemons_directories(machine: Machine) -
 
 PREPARE = """
 import sys
-from kernelproxy import control
-from kernelproxy.protocol import Prepare
+from kernelproxy.common.ipc import agent_client as control
+from kernelproxy.common.protocol import Prepare
 with control.connect() as daemon:
     daemon.call(Prepare(sys.argv[1]), 60)
 """
@@ -370,8 +376,8 @@ def test_a_bad_interpreter_is_executed_by_its_user_and_holds_nobody_up(
 LIAR = """#!{python}
 import os, socket, sys
 sys.path.insert(0, {packages!r})
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.protocol import Spawned, ZygoteReady
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import Spawned, ZygoteReady
 agent = socket.socket(fileno=int(sys.argv[-2]))
 send_message(agent, ZygoteReady("0", "", ""))
 order, fds = recv_message(agent)
@@ -382,10 +388,10 @@ recv_message(agent)
 
 ATTACH = """
 import struct, sys
-from kernelproxy import control
-from kernelproxy.oplog import ClientPage
-from kernelproxy.protocol import Attach, Bell, OpenSession, SessionOpened
-from kernelproxy.frames import send_message
+from kernelproxy.common.ipc import agent_client as control
+from kernelproxy.common.shared_memory import ClientPage
+from kernelproxy.common.protocol import Attach, Bell, OpenSession, SessionOpened
+from kernelproxy.common.ipc.framing import send_message
 with control.connect() as daemon:
     session = daemon.expect(SessionOpened, OpenSession("liar", "k", sys.argv[1])).session
     _, fds = daemon.call_with_fds(Attach(session, "0"), 60)
@@ -415,9 +421,9 @@ def test_the_daemon_kills_nobody_for_a_user(machine: Machine) -> None:
 
 LEFT = """
 import os, socket, sys
-from kernelproxy import control
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.protocol import Done, Left, Listen, OpenSession, SessionOpened
+from kernelproxy.common.ipc import agent_client as control
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import Done, Left, Listen, OpenSession, SessionOpened
 with control.connect() as daemon:
     session = daemon.expect(SessionOpened, OpenSession("left", "k", sys.executable)).session
     assert isinstance(daemon.call(Listen(session), 60), Done)
@@ -438,9 +444,9 @@ def test_the_daemon_writes_to_no_file_for_a_user(machine: Machine) -> None:
 
 CROWD = """
 import contextlib, socket, sys
-from kernelproxy import control, paths
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import OpenSession, SessionOpened, Status
+from kernelproxy.common.ipc import agent_client as control; from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import OpenSession, SessionOpened, Status
 with control.connect() as daemon:
     names = []
     with contextlib.suppress(ControlError):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import CloseSession, Resume, Suspend
-from kernelproxy.snapshot.store import Store
-from kernelproxy.snapshot.together import Cancel, file_lock
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import CloseSession, Resume, Suspend
+from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.threads import Cancel, file_lock
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, from_outside

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.frames import send_message
-from kernelproxy.protocol import Checkpoints, CloseSession, Migrate, Resume, Status, Suspend
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.framing import send_message
+from kernelproxy.common.protocol import Checkpoints, CloseSession, Migrate, Resume, Status, Suspend
 from tests.doubles.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
@@ -253,7 +253,7 @@ def test_a_resume_of_a_magic_is_withdrawn_when_it_is_interrupted(
     go_on = tmp_path / "go-on"
     first.append(f"wait {go_on}")
     wait_until(lambda: host.when(first, "running"))
-    with control.connect(start=False) as connection:  # as this process, which is its kernel
+    with agent_client.connect(start=False) as connection:  # as this process, which is its kernel
         sock = connection.detach()
     send_message(sock, Resume(second.session))
     wait_until(lambda: host.when(second, "queued"))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kernelproxy.protocol import Resume, Suspend
+from kernelproxy.common.protocol import Resume, Suspend
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 

@@ -36,7 +36,7 @@ def graphs() -> int:
 
 def operators() -> int:
     """How many operators were sent to the device; none without a proxy."""
-    from kernelproxy import activation
+    from kernelproxy.kernel import activation
 
     client = activation.current().client
     return int(client.statistics()["operators"]) if client else 0

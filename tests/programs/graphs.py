@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kernelproxy.graphs import rebuild, running, text
-from kernelproxy.graphs.describe import describe
-from kernelproxy.graphs.text import DescriptionError, UnsupportedGraphError
+from kernelproxy.common import graph_format
+from kernelproxy.common.graph_format import DescriptionError, UnsupportedGraphError
+from kernelproxy.kernel.graph_export import describe
+from kernelproxy.worker import graph_compile, graph_import
 
 CHECKS: list[Callable[[], None]] = []
 CPU = torch.device("cpu")
@@ -42,14 +43,14 @@ X, Y = torch.arange(6.0, dtype=torch.float64).reshape(2, 3), torch.ones(3, 2)
 
 
 def description() -> dict[str, Any]:
-    return text.unpack(describe(captured(mixed, X, Y), OPTIONS).data)
+    return graph_format.unpack(describe(captured(mixed, X, Y), OPTIONS).data)
 
 
 def refused(changed: Callable[[dict[str, Any]], object]) -> None:
     bad = copy.deepcopy(description())
     changed(bad)
     try:
-        rebuild.rebuild(text.pack(bad), CPU)
+        graph_import.rebuild(graph_format.pack(bad), CPU)
     except DescriptionError:
         return
     raise AssertionError("it was not refused")
@@ -58,8 +59,8 @@ def refused(changed: Callable[[dict[str, Any]], object]) -> None:
 @check
 def a_rebuilt_graph_calculates_the_same() -> None:
     module = captured(mixed, X, Y)
-    graph = rebuild.rebuild(describe(module, OPTIONS).data, CPU)
-    found = torch.fx.Interpreter(running._module(graph)).run(X, Y)
+    graph = graph_import.rebuild(describe(module, OPTIONS).data, CPU)
+    found = torch.fx.Interpreter(graph_compile._module(graph)).run(X, Y)
     assert torch.equal(found[0], mixed(X, Y))
 
 
@@ -70,12 +71,12 @@ def sizes_are_symbols() -> None:
 
     module = captured(shape, torch.ones(6, 4), mode="symbolic")
     described = describe(module, OPTIONS)
-    graph = rebuild.rebuild(described.data, CPU)
+    graph = graph_import.rebuild(described.data, CPU)
     assert len(graph.symbols) == len(described.symbols) == 2
     assert [hint for _, hint, *_ in graph.symbols] == [6, 4]
     for rows in (6, 8):
         x = torch.rand(rows, 4)
-        assert torch.equal(torch.fx.Interpreter(running._module(graph)).run(x)[0], shape(x))
+        assert torch.equal(torch.fx.Interpreter(graph_compile._module(graph)).run(x)[0], shape(x))
 
 
 @check
@@ -110,7 +111,7 @@ def damaged_bytes_are_refused() -> None:
         damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         for bad in (bytes(damaged), data[: chance.randrange(len(data))]):
             try:
-                rebuild.rebuild(bad, CPU)
+                graph_import.rebuild(bad, CPU)
                 accepted += bad != data
             except DescriptionError:
                 continue
@@ -120,7 +121,7 @@ def damaged_bytes_are_refused() -> None:
         at = chance.randrange(len(plain))
         mutated = plain[:at] + chance.choice('[]{}",:09ax-') + plain[at + 1 :]
         try:
-            rebuild.rebuild(text.zlib.compress(mutated.encode()), CPU)
+            graph_import.rebuild(graph_format.zlib.compress(mutated.encode()), CPU)
         except DescriptionError:
             continue
 
@@ -128,9 +129,9 @@ def damaged_bytes_are_refused() -> None:
 @check
 def inputs_are_checked_before_code_runs() -> None:
     described = describe(captured(mixed, X, Y), OPTIONS)
-    compiled = running.Compiled.__new__(running.Compiled)
+    compiled = graph_compile.Compiled.__new__(graph_compile.Compiled)
     # Its code is a stand-in: what is asked here is what it would be given.
-    compiled._graph, compiled._device = rebuild.rebuild(described.data, CPU), CPU
+    compiled._graph, compiled._device = graph_import.rebuild(described.data, CPU), CPU
     compiled._names, compiled._sources, compiled._known, compiled._variants = [], [], {}, {}
     compiled._code, compiled._guard = lambda given: [sum(map(torch.sum, given))], lambda _: True
     (total,) = compiled.run([], [X, Y], [])
@@ -150,7 +151,7 @@ def inputs_are_checked_before_code_runs() -> None:
 def a_description_is_what_its_digest_names() -> None:
     data = describe(captured(mixed, X, Y), OPTIONS).data
     try:
-        running.Compiled(data, "0" * 64, CPU)
+        graph_compile.Compiled(data, "0" * 64, CPU)
     except DescriptionError:
         return
     raise AssertionError("another description was accepted")

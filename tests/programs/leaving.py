@@ -13,7 +13,7 @@ import signal
 import threading
 from pathlib import Path
 
-from kernelproxy.activation.client import NativeClient
+from kernelproxy.kernel.activation.native_client import NativeClient
 
 STEPS = 10
 MEMORY = 5  # the log twice, and three pages

@@ -16,8 +16,8 @@ import os
 import sys
 import threading
 
-from kernelproxy import activation
-from kernelproxy.activation import link
+from kernelproxy.kernel import activation
+from kernelproxy.kernel.activation import agent_connection
 
 ROUND = 50
 
@@ -75,7 +75,7 @@ class Member:
 
 def main() -> None:
     fifo, answers, seconds = sys.argv[1:]
-    link.LEAVE_SECONDS_MAX = float(seconds)
+    agent_connection.LEAVE_SECONDS_MAX = float(seconds)
     member = Member()
     # Both ends: reading never ends.
     with open(os.open(fifo, os.O_RDWR | os.O_CLOEXEC), "rb", buffering=0) as commands:

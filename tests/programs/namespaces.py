@@ -24,8 +24,8 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from kernelproxy.hoststate import Omission
-from kernelproxy.hoststate.notebook import capture_notebook, restore_notebook
+from kernelproxy.kernel.ipython_state import capture_notebook, restore_notebook
+from kernelproxy.kernel.namespace import Omission
 
 
 def new_shell() -> InteractiveShell:

@@ -10,7 +10,7 @@ import json
 import torch
 
 from benchmarks import small
-from kernelproxy.activation import current
+from kernelproxy.kernel.activation import current
 
 
 def main() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from jupyter_sing.scheduler.guarantees import CellState, Cluster, GroupState
-from jupyter_sing.scheduler.guarantees.cells import Holding, PhysicalCell, VirtualCell
-from jupyter_sing.scheduler.guarantees.pool import Pool
+from jupyter_sing.scheduler.hived import CellState, Cluster, GroupState
+from jupyter_sing.scheduler.hived.cells import Holding, PhysicalCell, VirtualCell
+from jupyter_sing.scheduler.hived.pool import Pool
 
 
 def check(cluster: Cluster) -> None:

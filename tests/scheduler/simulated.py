@@ -13,10 +13,10 @@ from jupyter_sing.scheduler.events import (
     Started,
 )
 from jupyter_sing.scheduler.ids import DeviceId, SessionId
-from jupyter_sing.scheduler.simulator.cluster import Cluster
-from jupyter_sing.scheduler.simulator.outcome import CellRecord, Outcome
-from jupyter_sing.scheduler.simulator.run import Scheduler, Simulation
-from jupyter_sing.scheduler.simulator.workload import GB, Cell, Session, Workload, arranged
+from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.outcome import CellRecord, Outcome
+from jupyter_sing.simulator.run import Scheduler, Simulation
+from jupyter_sing.simulator.workload import GB, Cell, Session, Workload, arranged
 
 
 def session(name: str, *cells: tuple[float, float], gpus: int = 1, memory: int = GB) -> Session:

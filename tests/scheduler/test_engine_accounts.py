@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.accounts import AccountsError
 from jupyter_sing.scheduler.decisions import Decision, Grant, Queued
 from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.persistence import AccountsError
 from jupyter_sing.scheduler.settings import Device, Limits, Settings, Tier
 from tests.doubles.controller import Controller
 

@@ -6,8 +6,8 @@ import pytest
 
 from jupyter_sing.scheduler.decisions import Grant, Preempt
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.guarantees.configuration import Configuration
-from jupyter_sing.scheduler.guarantees.leases import Leases
+from jupyter_sing.scheduler.hived.config.configuration import Configuration
+from jupyter_sing.scheduler.hived.leases import Leases
 from jupyter_sing.scheduler.settings import Device, Tier
 from tests.doubles.controller import Controller
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Decision, Evict, Grant, Preempt, Queued
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.quotas import DAY, SLOT, Day
+from jupyter_sing.scheduler.fairness.quotas import DAY, SLOT, Day
 from jupyter_sing.scheduler.settings import Device, Limits, Settings, Tier
 from tests.doubles.controller import Controller
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jupyter_sing.controller.live import COPY_RATE, LIVE, SWITCH_SECONDS
+from jupyter_sing.controller.controller import COPY_RATE, LIVE, SWITCH_SECONDS
 from jupyter_sing.scheduler.decisions import Grant, Migrate
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.settings import Device

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Preempt
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.flat import Flat
-from jupyter_sing.scheduler.guarantees.configuration import Configuration
-from jupyter_sing.scheduler.guarantees.leases import Leases
+from jupyter_sing.scheduler.hived.config.configuration import Configuration
+from jupyter_sing.scheduler.hived.leases import Leases
+from jupyter_sing.scheduler.no_guarantees import Flat
 from jupyter_sing.scheduler.settings import Device, Limits, Settings, Tier
 from tests.doubles.controller import Controller
 

@@ -8,17 +8,17 @@ from statistics import median, quantiles
 
 import pytest
 
-from jupyter_sing.controller.live import COPY_RATE, LIVE, SWITCH_SECONDS
+from jupyter_sing.controller.controller import COPY_RATE, LIVE, SWITCH_SECONDS
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Decision, Grant
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.explaining import Outlook
+from jupyter_sing.scheduler.explain.explain import Outlook
 from jupyter_sing.scheduler.settings import Device, Limits, Settings
-from jupyter_sing.scheduler.simulator.cluster import Cluster
-from jupyter_sing.scheduler.simulator.generator import Parameters, generate
-from jupyter_sing.scheduler.simulator.run import Simulation
-from jupyter_sing.scheduler.simulator.workload import Workload
+from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.generator import Parameters, generate
+from jupyter_sing.simulator.run import Simulation
+from jupyter_sing.simulator.workload import Workload
 from tests.doubles.controller import Controller
 
 GB = 10**9

@@ -20,10 +20,10 @@ from jupyter_sing.scheduler.events import (
 )
 from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.policy import parse
-from jupyter_sing.scheduler.simulator.cluster import Cluster
-from jupyter_sing.scheduler.simulator.people import people
-from jupyter_sing.scheduler.simulator.run import Simulation
-from jupyter_sing.scheduler.simulator.workload import GB, Cell, Session, Workload, arranged
+from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.people import people
+from jupyter_sing.simulator.run import Simulation
+from jupyter_sing.simulator.workload import GB, Cell, Session, Workload, arranged
 
 LAB = Path(__file__).resolve().parents[2] / "docs" / "policies" / "lab.yaml"
 NAMES = [

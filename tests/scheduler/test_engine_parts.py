@@ -6,14 +6,14 @@ import pytest
 
 from jupyter_sing.scheduler.decisions import Bound, Wait
 from jupyter_sing.scheduler.events import SessionOpened
-from jupyter_sing.scheduler.fairness import Flow, Ledger
-from jupyter_sing.scheduler.feedback import Gaps, SwapBudget, level_end, level_of, run_min
-from jupyter_sing.scheduler.flat import Flat
-from jupyter_sing.scheduler.memory import HostMemory, room
-from jupyter_sing.scheduler.placement import fragmentation
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger
+from jupyter_sing.scheduler.fairness.mlfq import Gaps, SwapBudget, level_end, level_of, run_min
+from jupyter_sing.scheduler.fairness.tier_targets import Account, Tally, admit
+from jupyter_sing.scheduler.no_guarantees import Flat
+from jupyter_sing.scheduler.queue.placement import fragmentation
+from jupyter_sing.scheduler.queue.residency import HostMemory, room
 from jupyter_sing.scheduler.settings import Device, Settings, Tier
 from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session
-from jupyter_sing.scheduler.tiers import Account, Tally, admit
 
 GB = 10**9
 SETTINGS = Settings()

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.guarantees.configuration import Configuration
-from jupyter_sing.scheduler.guarantees.leases import Leases
+from jupyter_sing.scheduler.hived.config.configuration import Configuration
+from jupyter_sing.scheduler.hived.leases import Leases
 from jupyter_sing.scheduler.settings import Device, Settings, Tier
 from tests.doubles.controller import Controller
 

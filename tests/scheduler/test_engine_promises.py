@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from jupyter_sing.controller.live import COPY_RATE, LIVE, SWITCH_SECONDS
+from jupyter_sing.controller.controller import COPY_RATE, LIVE, SWITCH_SECONDS
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Promised
 from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.fairness.tier_targets import most
 from jupyter_sing.scheduler.settings import TARGETS, Device, Tier
-from jupyter_sing.scheduler.tiers import most
 from tests.doubles.controller import Controller
 
 MIB = 1 << 20

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing.scheduler import leases
+from jupyter_sing.scheduler.queue import lease_table as leases
 from jupyter_sing.scheduler.state import Phase
-from kernelproxy.agent.room import Room
+from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.common.errors import SingError
 from kernelproxy.devices import Device, configured_devices
-from kernelproxy.errors import SingError
 from tests.doubles import machine, virtual
 from tests.doubles.machine import MIB, Machine, Notebook
 

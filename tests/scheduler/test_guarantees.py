@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jupyter_sing.scheduler.decisions import Bound, Victims, Wait
-from jupyter_sing.scheduler.guarantees import (
+from jupyter_sing.scheduler.hived import (
     CellState,
     Cluster,
     Configuration,
@@ -18,7 +18,7 @@ from jupyter_sing.scheduler.guarantees import (
     RequestError,
     configuration_of,
 )
-from jupyter_sing.scheduler.guarantees.mapping import Favour, Mapper
+from jupyter_sing.scheduler.hived.mapping import Favour, Mapper
 from tests.scheduler.books import check, pictured
 
 TYPES = {

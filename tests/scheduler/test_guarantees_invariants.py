@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from jupyter_sing.scheduler.guarantees import (
+from jupyter_sing.scheduler.hived import (
     Cluster,
     Configuration,
     ConfigurationError,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jupyter_sing.scheduler.guarantees import (
+from jupyter_sing.scheduler.hived import (
     CellState,
     Cluster,
     Configuration,

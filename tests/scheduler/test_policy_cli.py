@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing import cli
-from jupyter_sing.controller import kept
+from jupyter_sing.cli import commands
+from jupyter_sing.controller import policy_file
 from jupyter_sing.scheduler.policy import document, parse
-from jupyter_sing.scheduler.policy.reading import TEXT_BYTES_MAX
+from jupyter_sing.scheduler.policy.yaml_reader import TEXT_BYTES_MAX
 from tests.scheduler.policy_strategies import DOCS, EXAMPLES
 
 LAB = str(DOCS / "policies" / "lab.yaml")
@@ -21,9 +21,9 @@ COURSE = str(DOCS / "policies" / "course.yaml")
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_are_ok(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(DOCS / "policies" / f"{example}.yaml")
-    assert cli.main(["policy", "check", file]) == 0
+    assert commands.main(["policy", "check", file]) == 0
     assert capsys.readouterr().out == f"{file}: ok\n"
-    assert cli.main(["policy", "check", file, "--json"]) == 0
+    assert commands.main(["policy", "check", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"message": "ok", "file": file}
 
 
@@ -38,10 +38,10 @@ def wrong(tmp_path: Path) -> str:
 def test_what_is_wrong_is_one_line_and_status_1(
     action: str, wrong: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["policy", action, wrong]) == 1
+    assert commands.main(["policy", action, wrong]) == 1
     message = f"{wrong}: defaults.wieght: is no key here; did you mean weight? (line 2)"
     assert capsys.readouterr() == ("", f"jupyter sing: {message}\n")
-    assert cli.main(["policy", action, wrong, "--json"]) == 1
+    assert commands.main(["policy", action, wrong, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found == {"message": message, "reason": "bad-policy"}
 
@@ -51,7 +51,7 @@ def test_no_file_a_directory_and_an_endless_file_are_one_line(
 ) -> None:
     (tmp_path / "long").write_bytes(b"#" * (TEXT_BYTES_MAX + 1))
     for name in (tmp_path / "none", tmp_path, tmp_path / "long", "/dev/zero"):
-        assert cli.main(["policy", "check", str(name)]) == 1
+        assert commands.main(["policy", "check", str(name)]) == 1
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert str(name) in err
@@ -60,13 +60,13 @@ def test_no_file_a_directory_and_an_endless_file_are_one_line(
 @pytest.mark.parametrize("arguments", [["policy"], ["policy", "check"], ["policy", "frobnicate"]])
 def test_other_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+        commands.main(arguments)
     assert caught.value.code == 2
     assert "usage:" in capsys.readouterr().err
 
 
 def test_a_policy_is_shown_in_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["policy", "show", LAB]) == 0
+    assert commands.main(["policy", "show", LAB]) == 0
     assert (
         capsys.readouterr().out
         == """\
@@ -97,12 +97,12 @@ default          others                        tier basic, devices at once 1, GP
 
 
 def test_guarantees_and_strangers_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["policy", "show", COURSE]) == 0
+    assert commands.main(["policy", "show", COURSE]) == 0
     out = capsys.readouterr().out
     assert "teaching         2 devices   1       unlimited\n" in out
     assert "course           nothing     1       devices at once 6\n" in out
     assert "others                 not admitted\n" in out
-    assert cli.main(["policy", "show", str(DOCS / "policies" / "departments.yaml")]) == 0
+    assert commands.main(["policy", "show", str(DOCS / "policies" / "departments.yaml")]) == 0
     out = capsys.readouterr().out
     assert out.startswith("cluster: 1 x rack\n")
     assert "biology          1 x rack.node.switch, pinned near-scanner  1 " in out
@@ -111,31 +111,31 @@ def test_guarantees_and_strangers_are_shown(capsys: pytest.CaptureFixture[str]) 
 def test_long_lists_of_names_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "many.yaml"
     file.write_text("virtual_clusters: {a: {users: [a, b, c, d, e, f, {name: g, weight: 2}]}}")
-    assert cli.main(["policy", "show", str(file)]) == 0
+    assert commands.main(["policy", "show", str(file)]) == 0
     assert "a                a, b, c, d, 2 more\n" in capsys.readouterr().out
 
 
 def test_without_a_file_what_holds_is_shown(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["policy", "show"]) == 0
+    assert commands.main(["policy", "show"]) == 0
     out = capsys.readouterr().out
     assert "standard  70 %               10 min           never             unlimited" in out
-    assert cli.main(["policy", "show", "--json"]) == 0
+    assert commands.main(["policy", "show", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"policy": {}}
-    kept.keep(runtime_dir, "defaults: {weight: 2}")
-    assert cli.main(["policy", "show", "--json"]) == 0
+    policy_file.keep(runtime_dir, "defaults: {weight: 2}")
+    assert commands.main(["policy", "show", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"policy": {"defaults": {"weight": 2}}}
-    assert cli.main(["policy", "show", "--user", "ada"]) == 0
+    assert commands.main(["policy", "show", "--user", "ada"]) == 0
     assert re.search(r"weight +2 +defaults.weight \(line 1\)", capsys.readouterr().out)
     assert not (runtime_dir / "agent.sock").exists()
-    kept.keep(runtime_dir, "nonsense: 1")
-    assert cli.main(["policy", "show"]) == 1
+    policy_file.keep(runtime_dir, "nonsense: 1")
+    assert commands.main(["policy", "show"]) == 1
     assert "The policy that was applied: nonsense: is no key" in capsys.readouterr().err
 
 
 def test_programs_get_the_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["policy", "show", COURSE, "--json"]) == 0
+    assert commands.main(["policy", "show", COURSE, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["policy"]
     policy = parse(EXAMPLES["course"])
     assert found == document(policy)
@@ -143,7 +143,7 @@ def test_programs_get_the_document(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_user_is_shown_with_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["policy", "show", COURSE, "--user", "2026017"]) == 0
+    assert commands.main(["policy", "show", COURSE, "--user", "2026017"]) == 0
     line = EXAMPLES["course"].split("\n").index("        gpu_hours_per_day: 4") + 1
     out = capsys.readouterr().out
     assert out.startswith("2026017, of group students\n")
@@ -152,7 +152,7 @@ def test_a_user_is_shown_with_the_lines(capsys: pytest.CaptureFixture[str]) -> N
         f"virtual_clusters.course.each.quotas.gpu_hours_per_day (line {line})\n"
     ) in out
     assert "weight             1        built in\n" in out
-    assert cli.main(["policy", "show", COURSE, "--user", "2026017", "--json"]) == 0
+    assert commands.main(["policy", "show", COURSE, "--user", "2026017", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["tier"], found["quotas"]["devices"], found["terms"]["max_hold"]) == (
         "basic",
@@ -164,5 +164,5 @@ def test_a_user_is_shown_with_the_lines(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_who_is_turned_away_is_told_by_what(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["policy", "show", COURSE, "--user", "eve"]) == 0
+    assert commands.main(["policy", "show", COURSE, "--user", "eve"]) == 0
     assert capsys.readouterr().out == "eve is not admitted: others.admitted is false.\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from jupyter_sing.scheduler.policy import Policy, PolicyError, dump, parse
-from jupyter_sing.scheduler.policy.reading import (
+from jupyter_sing.scheduler.policy.yaml_reader import (
     DEPTH_MAX,
     SCALAR_CHARACTERS_MAX,
     TEXT_BYTES_MAX,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_sing.scheduler.guarantees import ConfigurationError, Leases
+from jupyter_sing.scheduler.hived import ConfigurationError, Leases
 from jupyter_sing.scheduler.policy import PolicyError, configuration, parse
-from jupyter_sing.scheduler.policy.language import DEVICES_MAX
+from jupyter_sing.scheduler.policy.schema import DEVICES_MAX
 from tests.scheduler.policy_strategies import EXAMPLES
 
 

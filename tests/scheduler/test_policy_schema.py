@@ -15,8 +15,8 @@ from hypothesis import given, settings
 
 from jupyter_sing import scheduler
 from jupyter_sing.scheduler.policy import Policy, PolicyError, document, parse
-from jupyter_sing.scheduler.policy.language import POLICY, schema
-from jupyter_sing.scheduler.policy.reading import read
+from jupyter_sing.scheduler.policy.schema import POLICY, schema
+from jupyter_sing.scheduler.policy.yaml_reader import read
 from tests.scheduler.policy_strategies import EXAMPLES, STEADY, policies
 
 FILE = Path(scheduler.__file__).parent / "policy.schema.json"

@@ -6,14 +6,14 @@ import pytest
 
 from jupyter_sing.scheduler.decisions import Grant, Preempt
 from jupyter_sing.scheduler.events import BandwidthMeasured
-from jupyter_sing.scheduler.simulator import report
-from jupyter_sing.scheduler.simulator.baselines import BASELINES
-from jupyter_sing.scheduler.simulator.baselines.las import Las
-from jupyter_sing.scheduler.simulator.baselines.nvshare import Nvshare
-from jupyter_sing.scheduler.simulator.cluster import Cluster
-from jupyter_sing.scheduler.simulator.generator import Parameters, generate
-from jupyter_sing.scheduler.simulator.outcome import Outcome
-from jupyter_sing.scheduler.simulator.workload import GB, Workload, arranged
+from jupyter_sing.simulator import report
+from jupyter_sing.simulator.baselines import BASELINES
+from jupyter_sing.simulator.baselines.las import Las
+from jupyter_sing.simulator.baselines.nvshare import Nvshare
+from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.generator import Parameters, generate
+from jupyter_sing.simulator.outcome import Outcome
+from jupyter_sing.simulator.workload import GB, Workload, arranged
 from tests.scheduler.simulated import Audit, ends, instant, run, session, waits
 
 

@@ -8,9 +8,9 @@ import operator
 import pytest
 
 from benchmarks import scheduler
-from jupyter_sing.scheduler.simulator.baselines import BASELINES
-from jupyter_sing.scheduler.simulator.cluster import Cluster
-from jupyter_sing.scheduler.simulator.generator import Parameters
+from jupyter_sing.simulator.baselines import BASELINES
+from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.generator import Parameters
 
 SMALL = scheduler.Setting(
     "Small",

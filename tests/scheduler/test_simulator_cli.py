@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing import cli, progress
+from jupyter_sing.cli import commands, progress
 from tests.scheduler.test_simulator_report import NAMED
 
 ROWS = """session,num_gpu,start_min,dur_min,memory_gb
@@ -26,7 +26,9 @@ def rows(tmp_path: Path) -> str:
 
 
 def test_json_is_that_of_the_interface(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["simulate", "--workload", rows, "--gpus", "1", "--baselines", "--json"]) == 0
+    assert (
+        commands.main(["simulate", "--workload", rows, "--gpus", "1", "--baselines", "--json"]) == 0
+    )
     printed = capsys.readouterr().out
     found = json.loads(printed)
     assert [found[key] for key in ("sessions", "cells", "gpus")] == [2, 3, 1]
@@ -38,12 +40,14 @@ def test_json_is_that_of_the_interface(rows: str, capsys: pytest.CaptureFixture[
     # a loads 8 GB first, and so does b when a is through.
     assert by_name["fcfs"]["ttg_p99"] == pytest.approx(540 + 0.5 + 0.5)
     assert by_name["sing"]["ttg_p99"] < 10  # it stops a, which goes on later
-    assert cli.main(["simulate", "--workload", rows, "--gpus", "1", "--baselines", "--json"]) == 0
+    assert (
+        commands.main(["simulate", "--workload", rows, "--gpus", "1", "--baselines", "--json"]) == 0
+    )
     assert capsys.readouterr().out == printed
 
 
 def test_people_get_a_table(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["simulate", "--workload", rows, "--gpus", "2"]) == 0
+    assert commands.main(["simulate", "--workload", rows, "--gpus", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 sessions, 3 cells, 2 devices, offered load 40 %"
     assert lines[2].startswith("scheduler  TTG p50")
@@ -53,7 +57,7 @@ def test_people_get_a_table(rows: str, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_switching_is_what_it_is_said_to_be(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", "--workload", rows, "--gpus", "2", "--json"]
-    assert cli.main([*arguments, "--switch", "3", "--bandwidth", "4"]) == 0
+    assert commands.main([*arguments, "--switch", "3", "--bandwidth", "4"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["results"]
     assert found["ttg_p50"] == pytest.approx(3 + 8 / 4)
 
@@ -61,7 +65,7 @@ def test_switching_is_what_it_is_said_to_be(rows: str, capsys: pytest.CaptureFix
 def test_the_plot_is_written(rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = tmp_path / "ttg.svg"
     arguments = ["simulate", "--workload", rows, "--gpus", "1", "--plot", str(drawn)]
-    assert cli.main(arguments) == 0
+    assert commands.main(arguments) == 0
     capsys.readouterr()
     assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
 
@@ -72,7 +76,7 @@ def test_pods_of_openb_are_a_workload(tmp_path: Path, capsys: pytest.CaptureFixt
     file = tmp_path / "pods.csv"
     file.write_text("".join(lines[:80]), "utf-8")
     arguments = ["simulate", "--workload", str(file), "--gpus", "64", "--baselines", "--json"]
-    assert cli.main(arguments) == 0
+    assert commands.main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["sessions"] == found["cells"] > 50
     assert all(result["utilisation"] > 0 for result in found["results"])
@@ -81,7 +85,7 @@ def test_pods_of_openb_are_a_workload(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.slow
 def test_the_generator_is_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", "--workload", "generator", "--gpus", "71", "--seed", "3", "--json"]
-    assert cli.main(arguments) == 0
+    assert commands.main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["sessions"], found["cells"]) == (71, 7581)
     assert found["results"][0]["short_cells_within_1s"] > 0.98
@@ -107,17 +111,17 @@ def test_hostile_files_give_one_line(
     file = tmp_path / "hostile.csv"
     file.write_bytes(content)
     arguments = ["simulate", "--workload", str(file), "--gpus", str(gpus)]
-    assert cli.main(arguments) == 1
+    assert commands.main(arguments) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert says in printed.err
     assert len(printed.err.splitlines()) == 1
-    assert cli.main([*arguments, "--json"]) == 1
+    assert commands.main([*arguments, "--json"]) == 1
     assert says in json.loads(capsys.readouterr().out)["message"]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["simulate", "--workload", str(tmp_path / "none"), "--gpus", "1"]) == 1
+    assert commands.main(["simulate", "--workload", str(tmp_path / "none"), "--gpus", "1"]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -140,7 +144,7 @@ def test_wrong_arguments_are_a_matter_of_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["simulate", *arguments])
+        commands.main(["simulate", *arguments])
     assert caught.value.code == 2
     assert "usage:" in capsys.readouterr().err
 

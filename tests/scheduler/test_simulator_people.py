@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing import cli
+from jupyter_sing.cli import commands
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.policy import parse
 from jupyter_sing.scheduler.settings import Limits, Tier
-from jupyter_sing.scheduler.simulator.cluster import Cluster, SimulationError
-from jupyter_sing.scheduler.simulator.people import described, people
-from jupyter_sing.scheduler.simulator.run import Simulation, Terms
-from jupyter_sing.scheduler.simulator.workload import arranged
+from jupyter_sing.simulator.cluster import Cluster, SimulationError
+from jupyter_sing.simulator.people import described, people
+from jupyter_sing.simulator.run import Simulation, Terms
+from jupyter_sing.simulator.workload import arranged
 from tests.scheduler.simulated import Audit, chance, ends, instant, session, waits
 
 POLICIES = Path(__file__).resolve().parents[2] / "docs" / "policies"
@@ -124,11 +124,11 @@ def rows(tmp_path: Path) -> str:
 def test_a_policy_on_the_command_line(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
     lab = str(POLICIES / "lab.yaml")
     arguments = ["simulate", "--workload", rows, "--gpus", "1", "--baselines", "--policy", lab]
-    assert cli.main([*arguments, "--json"]) == 0
+    assert commands.main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["results"]) == 6
     assert "idle times" in found["note"]
-    assert cli.main(arguments) == 0
+    assert commands.main(arguments) == 0
     assert "Of the policy, packing, idle times" in capsys.readouterr().out
 
 
@@ -146,7 +146,7 @@ def test_a_policy_that_does_not_suit_gives_one_line(
     file = tmp_path / "policy.yaml"
     file.write_text(text, "utf-8")
     arguments = ["simulate", "--workload", rows, "--gpus", "1", "--policy", str(file)]
-    assert cli.main(arguments) == 1
+    assert commands.main(arguments) == 1
     error = capsys.readouterr().err
     assert says in error
     assert len(error.splitlines()) == 1

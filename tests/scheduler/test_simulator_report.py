@@ -9,11 +9,11 @@ from dataclasses import asdict
 import pytest
 
 from jupyter_sing.scheduler.settings import Tier
-from jupyter_sing.scheduler.simulator import plot, report
-from jupyter_sing.scheduler.simulator.baselines import BASELINES
-from jupyter_sing.scheduler.simulator.fragmentation import fragment, node_fragment
-from jupyter_sing.scheduler.simulator.outcome import CellRecord, Outcome, SessionRecord
-from jupyter_sing.scheduler.simulator.workload import arranged
+from jupyter_sing.simulator import plot, report
+from jupyter_sing.simulator.baselines import BASELINES
+from jupyter_sing.simulator.fragmentation import fragment, node_fragment
+from jupyter_sing.simulator.outcome import CellRecord, Outcome, SessionRecord
+from jupyter_sing.simulator.workload import arranged
 from tests.scheduler.simulated import instant, run, session
 
 NAMED = (  # interface.md

@@ -21,10 +21,10 @@ from jupyter_sing.scheduler.events import (
     Started,
 )
 from jupyter_sing.scheduler.settings import Device
-from jupyter_sing.scheduler.simulator.baselines import BASELINES
-from jupyter_sing.scheduler.simulator.cluster import Cluster, SimulationError
-from jupyter_sing.scheduler.simulator.run import TICKS_IN_VAIN_MAX, Scheduler, Simulation
-from jupyter_sing.scheduler.simulator.workload import GB, Workload, arranged
+from jupyter_sing.simulator.baselines import BASELINES
+from jupyter_sing.simulator.cluster import Cluster, SimulationError
+from jupyter_sing.simulator.run import TICKS_IN_VAIN_MAX, Scheduler, Simulation
+from jupyter_sing.simulator.workload import GB, Workload, arranged
 from tests.scheduler.simulated import Audit, cells_of, chance, ends, instant, run, session, waits
 
 SCHEDULERS: dict[str, Callable[[Sequence[Device]], Scheduler]] = {**BASELINES, "sing": Engine}

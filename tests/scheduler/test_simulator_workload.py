@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from jupyter_sing.scheduler.simulator import openb, week, workload
-from jupyter_sing.scheduler.simulator.generator import (
+from jupyter_sing.simulator import openb, week, workload
+from jupyter_sing.simulator.generator import (
     DAY,
     PILOT,
     PILOT_WITH_BURSTS,
@@ -20,9 +20,9 @@ from jupyter_sing.scheduler.simulator.generator import (
     Parameters,
     generate,
 )
-from jupyter_sing.scheduler.simulator.quantiles import Quantiles, quantile, sample
-from jupyter_sing.scheduler.simulator.sharing import RULES, pack
-from jupyter_sing.scheduler.simulator.workload import GB, Cell, Workload, WorkloadError
+from jupyter_sing.simulator.quantiles import Quantiles, quantile, sample
+from jupyter_sing.simulator.sharing import RULES, pack
+from jupyter_sing.simulator.workload import GB, Cell, Workload, WorkloadError
 from tests.scheduler.simulated import session
 
 OPENB = Path(__file__).with_name("openb")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kernelproxy.activation import current
+from kernelproxy.kernel.activation import current
 from tests.surface.checking import check, refused
 
 

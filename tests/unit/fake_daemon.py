@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelproxy import protocol
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.protocol import Error, Message
+from kernelproxy.common import protocol
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import Error, Message
 
 SECONDS_MAX = 60.0
 DEVICE: dict[str, Any] = {

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernelproxy import absence, activation, fstrack
-from kernelproxy.absence import Absence, Return
-from kernelproxy.activation.link import Woken
-from kernelproxy.control import Control, connect
-from kernelproxy.errors import ControlError, InternalError
-from kernelproxy.revival import Restored, Revival, begin_history, obstacle
+from kernelproxy.common.errors import ControlError, InternalError
+from kernelproxy.common.ipc import detach
+from kernelproxy.common.ipc.agent_client import Control, connect
+from kernelproxy.common.ipc.detach import Absence, Return
+from kernelproxy.kernel import activation
+from kernelproxy.kernel.activation.agent_connection import Woken
+from kernelproxy.kernel.files import tracker
+from kernelproxy.kernel.restored_process import Restored, Revival, begin_history, obstacle
 
 SECONDS = 60.0
 
@@ -31,7 +33,7 @@ def started(function: Callable[[], object]) -> threading.Thread:
 def away(monkeypatch: pytest.MonkeyPatch) -> Absence:
     """The process's, of this test alone."""
     made = Absence()
-    monkeypatch.setattr(absence, "current", made)
+    monkeypatch.setattr(detach, "current", made)
     return made
 
 
@@ -159,10 +161,10 @@ def test_a_kernel_in_the_place_of_another_one_is_known_as_that(
     revival: Revival, kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SING_TEST", "saved")
-    monkeypatch.setenv(fstrack.JOURNAL_VARIABLE, "/saved")
+    monkeypatch.setenv(tracker.JOURNAL_VARIABLE, "/saved")
     file = tmp_path / "kernel.json"
     file.write_text('{"key": "of the other one"}')
-    environment = {"SING_TEST": "other", fstrack.JOURNAL_VARIABLE: "/other"}
+    environment = {"SING_TEST": "other", tracker.JOURNAL_VARIABLE: "/other"}
     revival(Woken(True, "s", str(file), environment=environment))
     assert (kernel.key, kernel.sessions) == (b"of the other one", 1)
     assert kernel.parent.connection_file == str(file)

@@ -32,7 +32,11 @@ def run(code: str, packages: Path, runtime_dir: Path, **env: str) -> Run:
     keep = {"PATH": os.environ["PATH"], "JUPYTER_SING_RUNTIME_DIR": str(runtime_dir)}
     search = {"PYTHONPATH": f"{ROOT}{os.pathsep}{packages}", "SING_BUNDLE": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", "from kernelproxy.activation import activate, current\n" + code],
+        [
+            sys.executable,
+            "-c",
+            "from kernelproxy.kernel.activation import activate, current\n" + code,
+        ],
         env={**keep, **search, "XDG_CACHE_HOME": str(runtime_dir), "CXX": "no-compiler", **env},
         capture_output=True,
         text=True,
@@ -100,7 +104,7 @@ def test_a_torch_that_is_there_already_is_left_alone(fake_torch: Path, runtime_d
 
 
 def test_a_child_does_not_become_a_second_client(fake_torch: Path, runtime_dir: Path) -> None:
-    child = "from kernelproxy.activation import activate; print(activate())"
+    child = "from kernelproxy.kernel.activation import activate; print(activate())"
     done = run(
         "import os, subprocess, sys\n"
         "print(activate(), flush=True)\n"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent import activity
-from kernelproxy.agent.activity import KEPT_SECONDS, NAME, Record, read
-from kernelproxy.agent.timeline import Change
+from kernelproxy.agent.status import activity_store
+from kernelproxy.agent.status.activity_store import KEPT_SECONDS, NAME, Record, read
+from kernelproxy.agent.status.timeline import Change
 
 DEVICES = [("cpu:0", "software", 1 << 30), ("cpu:1", "software", 2 << 30)]
 NOW = 1_800_000_000.0
@@ -146,8 +146,8 @@ def test_what_is_older_than_a_day_is_forgotten_but_not_what_holds_still(tmp_path
 
 
 def test_the_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "KEPT", 20)
-    monkeypatch.setattr(activity, "TIDY_EVERY", 10)
+    monkeypatch.setattr(activity_store, "KEPT", 20)
+    monkeypatch.setattr(activity_store, "TIDY_EVERY", 10)
     record = begun(tmp_path)
     change(record, 0, "idle", "resting")
     for index in range(100):
@@ -163,8 +163,8 @@ def test_the_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_so_much_is_answered_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "ENTRIES_MAX", 50)
-    monkeypatch.setattr(activity, "EVENTS_MAX", 50)
+    monkeypatch.setattr(activity_store, "ENTRIES_MAX", 50)
+    monkeypatch.setattr(activity_store, "EVENTS_MAX", 50)
     record = begun(tmp_path)
     record.opened("a", UID, "ada", "digits.ipynb")
     for index in range(1000):
@@ -227,7 +227,7 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     record = begun(tmp_path)
     change(record, 1, "running")
     record.close(NOW + 2)
-    with sqlite3.connect(tmp_path / activity.NAME) as database:
+    with sqlite3.connect(tmp_path / activity_store.NAME) as database:
         database.execute("DROP TABLE executed")
     database.close()
     assert held(tmp_path, 2) == [("a", "cpu:0", "running", 1, 2)]

@@ -15,15 +15,15 @@ import pytest
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 
-from kernelproxy.attendant import directory, keeping, remote
-from kernelproxy.attendant.keeping import Keeping
-from kernelproxy.attendant.records import Record, ServerDirectory, key_of
-from kernelproxy.attendant.remote import RemoteKernel
-from kernelproxy.control import credentials, open_socket
-from kernelproxy.errors import ControlError
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.protocol import AdoptKernel, AskKernel, Error, StartKernel
-from kernelproxy.provisioner import SingProvisioner
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc.agent_client import credentials, open_socket
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import AdoptKernel, AskKernel, Error, StartKernel
+from kernelproxy.kernel_host import client, directory, retention
+from kernelproxy.kernel_host.client import RemoteKernel
+from kernelproxy.kernel_host.retention import Keeping
+from kernelproxy.kernel_host.server_records import Record, ServerDirectory, key_of
+from kernelproxy.provisioning.provisioner import SingProvisioner
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import lives
 
@@ -46,14 +46,14 @@ def begin(runtime_dir: Path, tmp_path: Path) -> Iterator[Begin]:
         )
         output = tmp_path / f"{kernel_id}.txt"
         with output.open("wb") as file:
-            begun.append(remote.start(request, [file.fileno(), file.fileno()]))
+            begun.append(client.start(request, [file.fileno(), file.fileno()]))
         wait_until(lambda: until in output.read_text())
         return begun[-1]
 
     yield one
     for each in begun:
         each.close()
-    remote.end_kernels()
+    client.end_kernels()
 
 
 def attendant_pid() -> int:
@@ -83,18 +83,18 @@ def test_an_exit_status_is_known(begin: Begin) -> None:
 def test_a_kernel_that_was_left_is_adopted_once(begin: Begin) -> None:
     kernel = begin()
     with pytest.raises(ControlError, match="has a server"):
-        remote.adopt(AdoptKernel("k", 600))
+        client.adopt(AdoptKernel("k", 600))
     with pytest.raises(ControlError, match="runs already"):
         begin()
     kernel.leave()
-    found = remote.adopt(AdoptKernel("k", 600, wait=120))  # it may not have seen it yet
+    found = client.adopt(AdoptKernel("k", 600, wait=120))  # it may not have seen it yet
     assert (found.pid, found.poll()) == (kernel.pid, None)
     with pytest.raises(ControlError, match="has a server"):
-        remote.adopt(AdoptKernel("k", 600))
+        client.adopt(AdoptKernel("k", 600))
     found.close()
     assert not lives(kernel.pid)
     with pytest.raises(ControlError) as failed:
-        remote.adopt(AdoptKernel("k", 600))
+        client.adopt(AdoptKernel("k", 600))
     assert failed.value.reason == "unknown-kernel"
 
 
@@ -104,17 +104,17 @@ def test_one_without_a_server_is_ended_in_time(begin: Begin) -> None:
     short.leave()
     wait_until(lambda: not lives(short.pid))
     assert lives(kept.pid)
-    assert remote.end_kernels()
+    assert client.end_kernels()
     assert not lives(kept.pid)
 
 
 def test_one_that_has_a_server_is_not_ended_by_others(begin: Begin) -> None:
     kernel = begin()
-    assert remote.end_kernels()
+    assert client.end_kernels()
     assert kernel.poll() is None
     kernel.close()
     with pytest.raises(ControlError, match="No attendant"):
-        wait_until(lambda: remote.adopt(AdoptKernel("k", 1)) if gone() else None)
+        wait_until(lambda: client.adopt(AdoptKernel("k", 1)) if gone() else None)
 
 
 def gone() -> bool:
@@ -148,9 +148,9 @@ def test_kernels_end_with_the_attendant(begin: Begin) -> None:
 def test_what_cannot_start_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
     request = StartKernel("x", ["/nonexistent"], {}, str(tmp_path), 600, "")
     with pytest.raises(ControlError, match="No such file"):
-        remote.start(request, [1, 2])
+        client.start(request, [1, 2])
     with pytest.raises(ControlError, match="two outlets"):
-        remote.start(request, [])
+        client.start(request, [])
 
 
 def test_who_asks_for_nonsense_is_refused(begin: Begin) -> None:
@@ -186,14 +186,14 @@ def test_without_an_attendant_a_kernel_starts_and_the_log_says_what_that_means(
     def start(request: StartKernel, outlets: Any) -> RemoteKernel:
         raise ControlError("There is none.", "no-daemon")
 
-    monkeypatch.setattr(keeping, "start", start)
+    monkeypatch.setattr(retention, "start", start)
     manager = AsyncKernelManager(kernel_id="k")
     spec = KernelSpec(argv=[sys.executable, "-c", "pass"], language="none")
     manager._kernel_spec = spec
     one = SingProvisioner(kernel_id="k", kernel_spec=spec, parent=manager)
     manager.parent = parent = AsyncKernelManager()  # anything that can be referred to weakly
     kept = Keeping(ServerDirectory.take(key_of("")), 600)
-    keeping.switch_on(parent, kept)
+    retention.switch_on(parent, kept)
 
     async def launched() -> int | None:
         kwargs = await one.pre_launch(env=dict(os.environ))
@@ -204,5 +204,5 @@ def test_without_an_attendant_a_kernel_starts_and_the_log_says_what_that_means(
     assert "kernel k will end with this server: There is none" in caplog.text
     assert kept.directory.records() == ([], [])
     manager.cleanup_connection_file()
-    keeping.switch_off(parent)
+    retention.switch_off(parent)
     kept.directory.close()

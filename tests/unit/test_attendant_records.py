@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.attendant.records import Record, ServerDirectory, changes, key_of
+from kernelproxy.kernel_host.server_records import Record, ServerDirectory, changes, key_of
 
 KEY = key_of("/home/ada", "/", "1000")
 RECORD = Record(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.audience import differs
+from kernelproxy.agent.status.subscribers import differs
 from tests.unit.fake_daemon import SESSION
 
 MIB = 1 << 20

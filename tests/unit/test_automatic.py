@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_sing import magics, table
-from kernelproxy.agent.automatic import Rule
-from kernelproxy.agent.past import Runs
-from kernelproxy.errors import ControlError
+from jupyter_sing.notebook import magics, status_text
+from kernelproxy.agent.checkpoint.auto_checkpoint import Rule
+from kernelproxy.agent.checkpoint.history import Runs
+from kernelproxy.common.errors import ControlError
 
 NEVER = float("inf")
 
@@ -58,15 +58,15 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
 
 def test_intervals_are_told() -> None:
     rule = {"every": 0.0, "cells": 0, "keep": 3, "problem": ""}
-    assert table.automatic_text(rule) == "Automatic checkpoints: off"
+    assert status_text.automatic_text(rule) == "Automatic checkpoints: off"
     for changes, text in (
         ({"every": 600.0}, "every 10 min; keeps the last 3"),
         ({"every": 7200.0, "cells": 1, "keep": 1}, "every 2 h or 1 cell; keeps the last 1"),
         ({"cells": 20}, "every 20 cells; keeps the last 3"),
         ({"every": 90.0}, "every 90 s; keeps the last 3"),
     ):
-        assert table.automatic_text(rule | changes) == f"Automatic checkpoints: {text}"
-    said = table.automatic_text(rule | {"cells": 2, "problem": "The disk is full."})
+        assert status_text.automatic_text(rule | changes) == f"Automatic checkpoints: {text}"
+    said = status_text.automatic_text(rule | {"cells": 2, "problem": "The disk is full."})
     assert said.split("\n")[1:] == ["No automatic checkpoint: The disk is full."]
 
 

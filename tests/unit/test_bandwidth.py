@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jupyter_sing.controller.bandwidth import ENOUGH, KEPT, Bandwidth, Rate
+from jupyter_sing.controller.switch_cost import ENOUGH, KEPT, Bandwidth, Rate
 
 MIB = 1 << 20
 BELIEVED = Rate(2e9, 0.05)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kernelproxy.process.body import Body
+from kernelproxy.kernel_host.process_handle import Body
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 

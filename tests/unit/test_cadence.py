@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kernelproxy.agent.cadence import (
+from kernelproxy.agent.state.snapshot_budget import (
     UPLOAD_BYTES,
     UPLOAD_COPIES,
     UPLOAD_COPIES_MAX,

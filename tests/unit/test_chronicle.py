@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent import activity, chronicle, report
-from kernelproxy.agent.chronicle import Chronicle
-from kernelproxy.agent.states import State
+from kernelproxy.agent.session.states import State
+from kernelproxy.agent.status import activity_recorder, activity_store, session_status
+from kernelproxy.agent.status.activity_recorder import Chronicle
 from tests.unit.test_activity import DEVICES, NOW
 
 ROOMS: dict[str, Any] = {
@@ -42,15 +42,15 @@ class Day:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory, self.now = directory, NOW
         self.sessions: dict[str, Any] = {}
-        monkeypatch.setattr(chronicle, "time", SimpleNamespace(
+        monkeypatch.setattr(activity_recorder, "time", SimpleNamespace(
             time=lambda: self.now, monotonic=lambda: self.now
         ))  # fmt: skip
-        monkeypatch.setattr(report, "memory_used", lambda session: 0)
+        monkeypatch.setattr(session_status, "memory_used", lambda session: 0)
         self.begin(kept=False)
 
     def begin(self, *, kept: bool) -> None:
         """An agent begins, and finds what sessions there are."""
-        record = activity.Record(self.directory)
+        record = activity_store.Record(self.directory)
         self.chronicle = Chronicle(self.sessions, ROOMS, record)
         self.chronicle.begin(kept=kept)
         for each in self.sessions.values():
@@ -74,7 +74,7 @@ class Day:
     async def end(self) -> dict[str, float]:
         """The agent ends; say for how long devices have executed by the record."""
         await self.chronicle.close()
-        found = activity.read(self.directory, NOW, self.now, 1.0, os.getuid())
+        found = activity_store.read(self.directory, NOW, self.now, 1.0, os.getuid())
         return {each["id"]: each["executed"] for each in found["devices"]}
 
 

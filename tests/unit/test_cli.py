@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing import cli, progress
-from kernelproxy.agent.activity import Record
-from kernelproxy.agent.timeline import Change
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import (
+from jupyter_sing.cli import commands, progress
+from kernelproxy.agent.status.activity_store import Record
+from kernelproxy.agent.status.timeline import Change
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import (
     CloseSession,
     LastCheckpoint,
     OpenSession,
@@ -40,7 +40,7 @@ from tests.unit.fake_daemon import (
 def test_without_a_daemon_lists_are_empty_and_none_is_started(
     verb: str, runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([verb, "--json"]) == 0
+    assert commands.main([verb, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["devices"] == []
     assert found.get("sessions", []) == []
@@ -50,16 +50,16 @@ def test_without_a_daemon_lists_are_empty_and_none_is_started(
 def test_status_is_what_the_daemon_says(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["status", "--json"]) == 0
+    assert commands.main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"devices": [DEVICE], "sessions": [SESSION]}
-    assert cli.main(["status"]) == 0
+    assert commands.main(["status"]) == 0
     assert "digits.ipynb  Idle" in capsys.readouterr().out
 
 
 def test_activity_is_shown_to_people_and_programs(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["activity"]) == 0
+    assert commands.main(["activity"]) == 0
     assert capsys.readouterr().out == "Nothing was recorded in that time.\n"
     now = time.time()
     record = Record(runtime_dir)
@@ -73,35 +73,35 @@ def test_activity_is_shown_to_people_and_programs(
     record.changed(Change(now - 3000, "a", "cpu:0", "suspended"))
     record.happened(now - 3000, "suspended", "a", "cpu:0", "Not used for 10 minutes.")
     record.close(now)
-    assert cli.main(["activity"]) == 0
+    assert commands.main(["activity"]) == 0
     text = capsys.readouterr().out
     used = "executed for 0.5 s, peak memory 512.0 MiB of 1.0 GiB, longest queue 1"
     assert f"Simulated GPU 0 (cpu:0): {used}\n" in text
     assert "500.0 s  running  digits.ipynb  ada\n" in text
     assert "peak memory 0 B of 1.0 GiB, longest queue 0\nNot used.\n" in text
     assert "digits.ipynb on Simulated GPU 0: Not used for 10 minutes.\n" in text
-    assert cli.main(["activity", "--json", "--hours", "0.5"]) == 0
+    assert commands.main(["activity", "--json", "--hours", "0.5"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["held"] for each in found["devices"]] == [[], []]
     for hours in ("0", "-1", "nan", "x"):
         with pytest.raises(SystemExit):
-            cli.main(["activity", "--hours", hours])
+            commands.main(["activity", "--hours", hours])
 
 
 def test_status_shows_places(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     fake_daemon.sessions[SESSION["id"]] |= {"state": "queued", "queue_position": 2}
-    assert cli.main(["status"]) == 0
+    assert commands.main(["status"]) == 0
     assert "digits.ipynb  Queued, place 2" in capsys.readouterr().out
 
 
 def test_migrate_says_what_it_cost(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["migrate", SESSION["id"], "cpu:1"]) == 0
+    assert commands.main(["migrate", SESSION["id"], "cpu:1"]) == 0
     assert capsys.readouterr().out == (
         "digits.ipynb: Now on Simulated GPU 1. Moved in 0.5 s, paused for 0.020 s.\n"
     )
-    assert cli.main(["migrate", SESSION["id"], "cpu:7"]) == 1
+    assert commands.main(["migrate", SESSION["id"], "cpu:7"]) == 1
     assert "no device cpu:7" in capsys.readouterr().err
 
 
@@ -115,34 +115,34 @@ def test_pins_and_priorities(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixt
         (["priority", "digits.ipynb"], "Priority: basic"),
         (["unpin", name], "Not pinned: its memory may leave the GPU when others need it."),
     ):
-        assert cli.main(arguments) == 0
+        assert commands.main(arguments) == 0
         assert capsys.readouterr().out == f"digits.ipynb: {line}\n"
-    assert cli.main(["pin", name, "--json"]) == 0
+    assert commands.main(["pin", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pinned"] is True
-    assert cli.main(["status"]) == 0
+    assert commands.main(["status"]) == 0
     assert "Simulated GPU 0 (cpu:0), pinned" in capsys.readouterr().out
-    assert cli.main(["priority", name[:4], "--json"]) == 0
+    assert commands.main(["priority", name[:4], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["priority"] == "basic"
     for arguments, text in (
         (["priority", name, "premium"], "Premium is for others."),
         (["priority", "nobody"], "There is no session 'nobody'."),
         (["pin", "nobody"], "There is no session nobody."),
     ):
-        assert cli.main(arguments) == 1
+        assert commands.main(arguments) == 1
         assert capsys.readouterr().err == f"jupyter sing: {text}\n"
     with pytest.raises(SystemExit) as usage:
-        cli.main(["priority", name, "best"])
+        commands.main(["priority", name, "best"])
     assert usage.value.code == 2
 
 
 def test_suspend_names_the_new_state(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["suspend", SESSION["id"]]) == 0
+    assert commands.main(["suspend", SESSION["id"]]) == 0
     expected = "digits.ipynb: Suspended by jupyter sing suspend. Resumes when you run a cell.\n"
     assert capsys.readouterr().out == expected
     assert isinstance(fake_daemon.requests[-1], Suspend)
-    assert cli.main(["resume", SESSION["id"], "--json"]) == 0
+    assert commands.main(["resume", SESSION["id"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "idle"
 
 
@@ -151,37 +151,37 @@ def test_checkpoints_are_made_listed_restored_and_deleted(
 ) -> None:
     for name in (["--name", "mine"], ["mine"]):  # as the magic takes it
         capsys.readouterr()
-        assert cli.main(["checkpoint", SESSION["id"], *name]) == 0
+        assert commands.main(["checkpoint", SESSION["id"], *name]) == 0
         assert fake_daemon.requests[-1].name == "mine"
     assert capsys.readouterr().out == (
         "Saved checkpoint mine: 1 variable and 2 files, 3.0 MiB (1.0 MiB on disk)\n"
         "  saved only with the process: lines, lock\n"
         "  not saved: /home/ada/big.csv: it is too large\n"
     )
-    assert cli.main(["checkpoints"]) == 0
+    assert commands.main(["checkpoints"]) == 0
     out = capsys.readouterr().out
     assert "you         whole process" in out
     assert "digits.ipynb: 1 variable and 2 files, 1 not saved" in out
     assert "Its hash is wrong." in out
-    assert cli.main(["restore", "before-lunch"]) == 0
+    assert commands.main(["restore", "before-lunch"]) == 0
     assert fake_daemon.requests[-1] == Restore(SESSION["id"], "before-lunch")  # the same kernel's
     assert capsys.readouterr().out == (
         "Restored 2 variables and 1 file from before-lunch\n"
         "  renamed: /home/ada/table.csv is now /data/aside/before-lunch/home/ada/table.csv\n"
         "  not restored: frame: there is no module pandas\n"
     )
-    assert cli.main(["restore", "before-lunch", "--session", "other", "--json"]) == 0
+    assert commands.main(["restore", "before-lunch", "--session", "other", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == OUTCOME
     assert fake_daemon.requests[-1] == Restore("other", "before-lunch")
-    assert cli.main(["checkpoint-delete", "before-lunch"]) == 0
-    assert cli.main(["checkpoint", SESSION["id"], "--json"]) == 0
+    assert commands.main(["checkpoint-delete", "before-lunch"]) == 0
+    assert commands.main(["checkpoint", SESSION["id"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out.split("\n", 1)[1]) == CHECKPOINT
     for arguments, text in (
         (["restore", "none"], "no checkpoint 'none'"),
         (["restore", "torn"], "Its hash is wrong"),
         (["checkpoint-delete", "none"], "no checkpoint 'none'"),
     ):
-        assert cli.main(arguments) == 1
+        assert commands.main(arguments) == 1
         assert text in capsys.readouterr().err
 
 
@@ -196,18 +196,18 @@ def test_a_terminal_sees_how_far_it_is_and_a_program_does_not(
     monkeypatch.setattr(progress, "SHOWN_AFTER_SECONDS", 0.0)
     fake_daemon.progress = [Progress(0, 0), Progress(1 << 20, 2 << 20)]
     of = SESSION["id"] if verb == "checkpoint" else "before-lunch"
-    assert cli.main([verb, of]) == 0
+    assert commands.main([verb, of]) == 0
     assert "[##########..........] 1.0 MiB of 2.0 MiB" in capsys.readouterr().err
-    assert cli.main([verb, of, "--json"]) == 0
+    assert commands.main([verb, of, "--json"]) == 0
     assert capsys.readouterr().err == ""
 
 
 def test_a_refusal_is_one_line_and_status_1(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["suspend", "nobody"]) == 1
+    assert commands.main(["suspend", "nobody"]) == 1
     assert capsys.readouterr().err == "jupyter sing: There is no session nobody.\n"
-    assert cli.main(["suspend", "--json", "nobody"]) == 1
+    assert commands.main(["suspend", "--json", "nobody"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found == {"message": "There is no session nobody.", "reason": "unknown-session"}
 
@@ -215,13 +215,13 @@ def test_a_refusal_is_one_line_and_status_1(
 def test_verbs_without_a_daemon_say_so(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["suspend", "anything"]) == 1
+    assert commands.main(["suspend", "anything"]) == 1
     assert "No jupyter_sing daemon is running" in capsys.readouterr().err
 
 
 def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["suspend"])
+        commands.main(["suspend"])
     assert ended.value.code == 2
     assert "usage: jupyter sing" in capsys.readouterr().err
 
@@ -229,14 +229,14 @@ def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
 def test_stop_saves_notebooks_and_says_which(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["stop"]) == 0
+    assert commands.main(["stop"]) == 0
     assert fake_daemon.requests[-1] == Stop(checkpoint=True)
     assert capsys.readouterr().out == (
         "Saved checkpoint digits-auto.\n"
         "  not saved: maths.ipynb: it was busy for 30 s.\n"
         "Stopped the daemon and its sessions.\n"
     )
-    assert cli.main(["stop", "--no-checkpoint", "--json"]) == 0
+    assert commands.main(["stop", "--no-checkpoint", "--json"]) == 0
     assert fake_daemon.requests[-1] == Stop()
     assert json.loads(capsys.readouterr().out) == {
         "message": "Stopped the daemon and its sessions.",
@@ -248,23 +248,23 @@ def test_stop_saves_notebooks_and_says_which(
 def test_the_last_checkpoint_is_restored_without_its_name(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["restore", "--last", SESSION["id"]]) == 0
+    assert commands.main(["restore", "--last", SESSION["id"]]) == 0
     assert fake_daemon.requests[-2:] == [
         LastCheckpoint(SESSION["id"]),
         Restore(SESSION["id"], "before-lunch"),
     ]
     last = {"name": "before-lunch", "created": "", "automatic": True}
     fake_daemon.sessions["other"] = SESSION | {"id": "other"}
-    assert cli.main(["restore", "--last"]) == 1
+    assert commands.main(["restore", "--last"]) == 1
     assert "No session has a checkpoint" in capsys.readouterr().err
     fake_daemon.sessions["other"]["last_checkpoint"] = last
-    assert cli.main(["restore", "--last"]) == 0
+    assert commands.main(["restore", "--last"]) == 0
     assert fake_daemon.requests[-1] == Restore("other", "before-lunch")
     fake_daemon.sessions[SESSION["id"]]["last_checkpoint"] = last
-    assert cli.main(["restore", "--last"]) == 1
+    assert commands.main(["restore", "--last"]) == 1
     assert "Choose one: 0123abcd (digits.ipynb), other (digits.ipynb)." in (capsys.readouterr().err)
     with pytest.raises(SystemExit):
-        cli.main(["restore"])
+        commands.main(["restore"])
 
 
 @pytest.fixture
@@ -278,19 +278,19 @@ def test_whom_a_policy_affects_is_said_before_it_is_applied(
     fake_daemon: FakeDaemon, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = f"{AFFECTED['text']}\n{NOTES[0]}\n"
-    assert cli.main(["policy", "apply", "--dry-run", str(policy)]) == 0
+    assert commands.main(["policy", "apply", "--dry-run", str(policy)]) == 0
     assert capsys.readouterr().out == f"{said}Nothing was applied.\n"
     assert fake_daemon.requests == [SetPolicy(policy.read_text(), dry=True)]
-    assert cli.main(["policy", "apply", str(policy)]) == 0
+    assert commands.main(["policy", "apply", str(policy)]) == 0
     assert capsys.readouterr().out == f"{said}{policy} is applied.\n"
     dry, applied = fake_daemon.requests[1:]
     assert (dry, applied) == (
         SetPolicy(policy.read_text(), dry=True),
         SetPolicy(policy.read_text()),
     )
-    assert cli.main(["policy", "show", "--json"]) == 0
+    assert commands.main(["policy", "show", "--json"]) == 0
     assert '"weight": 2' in capsys.readouterr().out
-    assert cli.main(["policy", "apply", str(policy)]) == 0  # again
+    assert commands.main(["policy", "apply", str(policy)]) == 0  # again
     assert capsys.readouterr().out == f"{NOTES[0]}\nNothing changes. {policy} is applied.\n"
 
 
@@ -301,7 +301,7 @@ def test_programs_are_told_whom_a_policy_affects(
         (["--dry-run"], "Nothing was applied."),
         ([], f"{policy} is applied."),
     ):
-        assert cli.main(["policy", "apply", "--json", *options, str(policy)]) == 0
+        assert commands.main(["policy", "apply", "--json", *options, str(policy)]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found == {"message": message, "affected": [AFFECTED], "notes": NOTES}
 
@@ -310,7 +310,7 @@ def test_a_policy_that_is_none_is_not_sent(
     fake_daemon: FakeDaemon, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy.write_text("defaults: {wieght: 2}")
-    assert cli.main(["policy", "apply", str(policy)]) == 1
+    assert commands.main(["policy", "apply", str(policy)]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"jupyter sing: {policy}: defaults.wieght: is no key here")
     assert fake_daemon.requests == []
@@ -319,7 +319,7 @@ def test_a_policy_that_is_none_is_not_sent(
 def test_stop_without_a_daemon_is_no_error(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["stop"]) == 0
+    assert commands.main(["stop"]) == 0
     assert capsys.readouterr().out == "The daemon was not running.\n"
 
 
@@ -329,7 +329,7 @@ def test_doctor_says_what_is_missing(
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@3")
     monkeypatch.setenv("JUPYTER_SING_CRIU", "no-such-criu")
-    cli.main(["doctor", "--json"])
+    commands.main(["doctor", "--json"])
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
     assert found["compiler"]["state"] == "missing"
     assert found["device"]["text"].endswith("1.0 GiB")
@@ -337,7 +337,7 @@ def test_doctor_says_what_is_missing(
     assert "names no-such-criu, which is no program" in found["processes"]["text"]
     assert found["daemon"]["text"].startswith("not running")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "abacus")
-    assert cli.main(["doctor"]) == 1
+    assert commands.main(["doctor"]) == 1
     assert "'abacus' is not a device" in capsys.readouterr().out
 
 
@@ -354,7 +354,7 @@ def test_run_passes_arguments_and_exit_status_and_closes_its_session(
         "sys.exit(7)\n"
     )
     pytest.importorskip("torch")
-    assert cli.main(["run", "--name", "mine", str(script), "a", "--json", "-b"]) == 7
+    assert commands.main(["run", "--name", "mine", str(script), "a", "--json", "-b"]) == 7
     argv, name, path0, session, python_path = json.loads(out.read_text())
     assert argv == [str(script), "a", "--json", "-b"]
     assert (name, path0) == ("__main__", str(tmp_path))
@@ -369,7 +369,7 @@ def test_run_reports_a_program_killed_by_a_signal(
     monkeypatch.setenv("JUPYTERHUB_USER", "ada")
     script = tmp_path / "program.py"
     script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    assert cli.main(["run", "--python", sys.executable, str(script)]) == 137
+    assert commands.main(["run", "--python", sys.executable, str(script)]) == 137
     opened = next(each for each in fake_daemon.requests if isinstance(each, OpenSession))
     assert opened.user == "ada"
 
@@ -384,8 +384,8 @@ def test_a_program_of_who_may_use_no_device_ends_with_one_line(
 
     script = tmp_path / "train.py"
     script.write_text("print('runs')")
-    monkeypatch.setattr(cli, "_open_session", refuse)
-    assert cli.main(["run", str(script)]) == 1
+    monkeypatch.setattr(commands, "_open_session", refuse)
+    assert commands.main(["run", str(script)]) == 1
     out, err = capfd.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -393,7 +393,7 @@ def test_a_program_of_who_may_use_no_device_ends_with_one_line(
 
 
 def test_run_of_nothing_is_an_error(runtime_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "nowhere.py"]) == 1
+    assert commands.main(["run", "nowhere.py"]) == 1
     assert capsys.readouterr().err == "jupyter sing: There is no program nowhere.py.\n"
 
 
@@ -409,7 +409,7 @@ def test_run_of_nothing_is_an_error(runtime_dir: Path, capsys: pytest.CaptureFix
 def test_a_file_that_cannot_be_read_is_one_clear_line(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([each.format(tmp_path) for each in arguments]) == 1
+    assert commands.main([each.format(tmp_path) for each in arguments]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"jupyter sing: {tmp_path}")
     assert said in line
@@ -420,8 +420,8 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(
 def test_whoever_reads_may_leave(lines: int) -> None:
     program = (
         "import sys\n"
-        "from jupyter_sing import cli, doctor\n"
-        "from jupyter_sing.doctor import Finding\n"
+        "from jupyter_sing.cli import commands as cli, doctor\n"
+        "from jupyter_sing.cli.doctor import Finding\n"
         f"doctor.examine = lambda python: [Finding('ok', 'x', 'y' * 50)] * {lines}\n"
         "sys.stdin.read(1)\n"  # until nobody reads any more
         "sys.exit(cli.main(['doctor']))\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent.cold import TABLES, ColdStates
-from kernelproxy.agent.mark import Mark
-from kernelproxy.snapshot.manifest import Label
+from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.agent.spill.spill_store import TABLES, ColdStates
+from kernelproxy.storage.manifest import Label
 
 
 @pytest.fixture

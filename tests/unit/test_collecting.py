@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import FileError
-from kernelproxy.hoststate import files
-from kernelproxy.hoststate.files import (
+from kernelproxy.common.errors import FileError
+from kernelproxy.common.readable import bytes_text
+from kernelproxy.kernel.files import changed_files
+from kernelproxy.kernel.files.changed_files import (
     Collected,
     FileState,
     Kind,
@@ -21,8 +22,7 @@ from kernelproxy.hoststate.files import (
     collect,
     read_into,
 )
-from kernelproxy.hoststate.filestates import Exclusion, default_exclusions
-from kernelproxy.readable import bytes_text
+from kernelproxy.kernel.files.file_state import Exclusion, default_exclusions
 
 EVERYTHING = Limits(exclude=(), temporary=())
 OLD = 1_000_000_000_123_456_789
@@ -180,7 +180,7 @@ def test_a_file_that_changes_meanwhile_is_read_again(
     file = tmp_path / "file"
     file.write_bytes(b"0")
     (state,) = collect([file], EVERYTHING).states
-    copy, left = files._copy, [times]
+    copy, left = changed_files._copy, [times]
 
     def disturbed(*arguments: int) -> int:
         count = copy(*arguments)
@@ -190,7 +190,7 @@ def test_a_file_that_changes_meanwhile_is_read_again(
                 writing.write(b"1")
         return count
 
-    monkeypatch.setattr(files, "_copy", disturbed)
+    monkeypatch.setattr(changed_files, "_copy", disturbed)
     with scratch(tmp_path) as fd:
         if times == 100:
             with pytest.raises(FileError, match="changed each time"):

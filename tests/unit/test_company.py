@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.company import shared
-from kernelproxy.agent.history import LATELY_SECONDS, WINDOW_SECONDS, History
+from kernelproxy.agent.devices.co_tenants import shared
+from kernelproxy.agent.devices.usage_history import LATELY_SECONDS, WINDOW_SECONDS, History
 
 
 def tenant(name: str, owner: int = 1) -> Any:

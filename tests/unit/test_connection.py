@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.errors import ProcessError
-from kernelproxy.process.connection import CHANNELS, official, private, renumber, saved
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.zmq_proxy.connection import CHANNELS, official, private, renumber, saved
 
 INFO: dict[str, Any] = {
     "ip": "127.0.0.1",

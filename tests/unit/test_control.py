@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.errors import ControlError
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.protocol import Done, Message, OpenSession, Status
-from kernelproxy.waiting import readable
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.fd_wait import readable
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import Done, Message, OpenSession, Status
 
 
 class Mortal:
@@ -57,7 +57,7 @@ def mortal(request: pytest.FixtureRequest, runtime_dir: Path) -> Iterator[Mortal
 
 def test_a_request_is_made_again_once(mortal: Mortal) -> None:
     request = OpenSession("n", "k", "python")
-    with control.connect(start=False) as connection:
+    with agent_client.connect(start=False) as connection:
         if mortal._deaths < 2:
             assert connection.call(request, 60) == Done("at last")
         else:
@@ -77,7 +77,7 @@ def test_where_nobody_listens_any_more_the_first_error_is_said(runtime_dir: Path
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-        connection = control.connect(start=False)
+        connection = agent_client.connect(start=False)
     with pytest.raises(ControlError, match=r"connection .* broke") as error:
         connection.call(Status(), 60)
     assert error.value.reason == "no-daemon"

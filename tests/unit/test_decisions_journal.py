@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing.controller import journal
-from jupyter_sing.controller.journal import (
-    NAME,
-    Accounts,
-    Entry,
-    Journal,
-    read,
-    read_accounts,
-)
-from kernelproxy.errors import ControlError
+from jupyter_sing.controller import decision_log
+from jupyter_sing.controller.decision_log import NAME, Accounts, Entry, Journal, read, read_accounts
+from kernelproxy.common.errors import ControlError
 
 ONE = "aa" * 6
 OTHER = "ab" * 6
@@ -76,8 +69,8 @@ def test_what_is_found_not_at_all_or_more_than_once(
 
 
 def test_only_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "KEPT", 10)
-    monkeypatch.setattr(journal, "TIDY_EVERY", 5)
+    monkeypatch.setattr(decision_log, "KEPT", 10)
+    monkeypatch.setattr(decision_log, "TIDY_EVERY", 5)
     for number in range(0, 60, 6):
         write(tmp_path, *[entry(each) for each in range(number, number + 6)])
     assert read(tmp_path, ONE, 100) == [entry(number) for number in range(50, 60)]

@@ -8,7 +8,7 @@ import pytest
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from traitlets.config import Config, Configurable
 
-from jupyter_sing.defaults import use_provisioner
+from jupyter_sing.server.defaults import use_provisioner
 
 ENVIRONMENT = KernelProvisionerFactory.default_provisioner_name_env
 

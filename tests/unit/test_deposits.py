@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.conversations import Conversations
-from kernelproxy.agent.deposits import RECORD_VERSION, Deposited
-from kernelproxy.agent.keeper import end_processes
-from kernelproxy.agent.service import Agent
+from kernelproxy.agent.api.agent import Agent
+from kernelproxy.agent.api.request_handlers import Conversations
 from kernelproxy.agent.settings import Settings
-from kernelproxy.agent.state import DeviceState
+from kernelproxy.agent.state.device_state import DeviceState
+from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, Deposited
+from kernelproxy.agent.supervisor.supervisor import end_processes
+from kernelproxy.common.shared_memory import AgentPage, Presence, SessionMemory
 from kernelproxy.devices import configured_devices
-from kernelproxy.oplog import AgentPage, Presence, SessionMemory
 
 AUTOMATIC: dict[str, Any] = {
     "rule": {"every": 60.0, "cells": 20, "keep": 5},

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing import doctor
+from jupyter_sing.cli import doctor
+from kernelproxy.common.errors import DeviceError
 from kernelproxy.devices import Device, DeviceKind, locks
 from kernelproxy.devices.locks import Claim, claim, owner
-from kernelproxy.errors import DeviceError
 
 HOLD = (
     "import fcntl, sys\n"

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from kernelproxy.common.errors import DeviceError
 from kernelproxy.devices import DeviceKind, configured_devices
 from kernelproxy.devices.sizes import parse_bytes
-from kernelproxy.errors import DeviceError
 
 GIB = 1 << 30
 

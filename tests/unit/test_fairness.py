@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import control
-from kernelproxy.agent import foreign, guests, shares
-from kernelproxy.agent.channel import Channel
-from kernelproxy.agent.foreign import Guard
-from kernelproxy.agent.guests import Guests, check_request
-from kernelproxy.agent.shares import Share
-from kernelproxy.errors import ControlError, ProtocolError
-from kernelproxy.frames import encode, recv_message, send_message
-from kernelproxy.protocol import Carried, Done, OpenSession, Status, Suspend
+from kernelproxy.agent.api import peer_limits
+from kernelproxy.agent.api.peer_limits import Guests, check_request
+from kernelproxy.common.errors import ControlError, ProtocolError
+from kernelproxy.common.ipc import agent_client, fair_share, fd_validation
+from kernelproxy.common.ipc.channel import Channel
+from kernelproxy.common.ipc.fair_share import Share
+from kernelproxy.common.ipc.fd_validation import Guard
+from kernelproxy.common.ipc.framing import encode, recv_message, send_message
+from kernelproxy.common.protocol import Carried, Done, OpenSession, Status, Suspend
 
 MALICE, BOB = 77, 78
 
@@ -38,14 +38,14 @@ class Clock:
 def test_who_has_used_up_a_burst_waits_till_it_is_paid_back() -> None:
     clock = Clock()
     share = Share(clock)
-    share.spend(shares.BURST_SECONDS / 2)
+    share.spend(fair_share.BURST_SECONDS / 2)
     assert share.pause() == 0
-    share.spend(shares.BURST_SECONDS)
-    assert share.pause() == pytest.approx(shares.BURST_SECONDS / 2 / shares.RATE, abs=2e-3)
+    share.spend(fair_share.BURST_SECONDS)
+    assert share.pause() == pytest.approx(fair_share.BURST_SECONDS / 2 / fair_share.RATE, abs=2e-3)
     clock.now += share.pause()
     assert share.pause() == 0
     share.spend(1000.0)
-    assert share.pause() == shares.PAUSE_SECONDS_MAX
+    assert share.pause() == fair_share.PAUSE_SECONDS_MAX
 
 
 def test_charged_work_ends_fails_and_is_cancelled_as_any_other() -> None:
@@ -171,7 +171,7 @@ async def _flooded(flood: bytes) -> tuple[float, int]:
 
 @pytest.fixture
 def admitting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "peer_of", lambda sock: MALICE)
+    monkeypatch.setattr(peer_limits, "peer_of", lambda sock: MALICE)
 
 
 def test_who_connects_in_a_loop_is_hung_up_on_and_the_log_says_so_once(
@@ -194,9 +194,9 @@ def test_who_connects_in_a_loop_is_hung_up_on_and_the_log_says_so_once(
 
     with caplog.at_level(logging.WARNING):
         taken = asyncio.run(connect(3000))
-        assert taken == guests.CONNECTS_AT_ONCE
+        assert taken == peer_limits.CONNECTS_AT_ONCE
         clock.now += 1
-        assert asyncio.run(connect(100)) == guests.CONNECTS_PER_SECOND
+        assert asyncio.run(connect(100)) == peer_limits.CONNECTS_PER_SECOND
         (line,) = caplog.messages
         assert f"User {MALICE}: 1 connections were closed at once: they make more than 50" in line
         clock.now += 3600
@@ -254,7 +254,7 @@ def test_the_last_descriptors_are_for_the_sessions_that_there_are(
     request = OpenSession("n", "k", "/python")
     check_request(request, 0)
     monkeypatch.setattr(resource, "getrlimit", lambda what: (4, 4))
-    assert foreign.few_are_left()
+    assert fd_validation.few_are_left()
     with pytest.raises(ControlError, match="few file descriptors left"):
         check_request(request, 0)
     ours, theirs = socket.socketpair()
@@ -289,7 +289,7 @@ def test_who_looks_gets_a_place_in_a_queue_that_is_kept_full(tmp_path: Path) -> 
         each.start()
     try:
         for _ in range(5):
-            sock = control.connect_to_watch(path)
+            sock = agent_client.connect_to_watch(path)
             assert sock is not None
             sock.close()
     finally:
@@ -301,7 +301,7 @@ def test_who_looks_gets_a_place_in_a_queue_that_is_kept_full(tmp_path: Path) -> 
 
 def test_what_is_too_large_is_not_sent_and_the_connection_lives() -> None:
     ours, theirs = socket.socketpair()
-    with theirs, control.Control(ours) as daemon:
+    with theirs, agent_client.Control(ours) as daemon:
         with pytest.raises(ControlError, match="too large to be sent") as error:
             daemon.call(Suspend("s", "x" * (1 << 20)))
         assert error.value.reason == "bad-request"

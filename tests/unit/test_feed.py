@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from jupyter_events import EventLogger
 
-from jupyter_sing import feed
-from jupyter_sing.extension import EVENT_SCHEMA
-from jupyter_sing.feed import Feed
-from jupyter_sing.notebooks import NotebookNames
-from kernelproxy.events import EVENT_ID
+from jupyter_sing.server import event_publisher
+from jupyter_sing.server.event_publisher import Feed
+from jupyter_sing.server.extension import EVENT_SCHEMA
+from jupyter_sing.server.notebooks import NotebookNames
+from kernelproxy.provisioning.events import EVENT_ID
 from tests.unit.fake_daemon import SECONDS_MAX, SESSION, FakeDaemon
 
 PROGRESS = {"verb": "checkpoint", "checkpoint": "mine", "done": 1, "total": 2}
@@ -67,7 +67,7 @@ async def watched() -> AsyncIterator[Events]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(event_publisher, "LOOK_SECONDS", 0.01)
 
 
 def test_each_change_is_an_event(fake_daemon: FakeDaemon) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.hands import AgentHands
-from kernelproxy.agent.turn import Turn
-from kernelproxy.errors import ControlError, InternalError
+from kernelproxy.agent.api.scheduler_actions import AgentHands
+from kernelproxy.agent.lease.lease import Turn
+from kernelproxy.common.errors import ControlError, InternalError
 
 HERE, THERE = "cpu:0", "cpu:1"
 

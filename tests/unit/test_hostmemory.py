@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent import hostmemory
-from kernelproxy.agent.cold import ColdStates
-from kernelproxy.agent.hostmemory import HostMemory
-from kernelproxy.agent.mark import Mark
-from kernelproxy.agent.tiers import Parked
-from kernelproxy.errors import StoreError
+from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.agent.spill import host_memory
+from kernelproxy.agent.spill.host_memory import HostMemory
+from kernelproxy.agent.spill.spill_policy import Parked
+from kernelproxy.agent.spill.spill_store import ColdStates
+from kernelproxy.common.errors import StoreError
 
 
 class Guest:
@@ -108,8 +108,8 @@ def test_who_could_not_go_is_left_alone_for_a_while(run: Callable[[Play], Guest]
 def test_who_was_refused_is_asked_again_though_nothing_changes(
     run: Callable[[Play], Guest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hostmemory, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(hostmemory, "LOOK_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(host_memory, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(host_memory, "LOOK_SECONDS_MIN", 0.01)
 
     async def play(host: HostMemory, guest: Guest) -> None:
         guest.answers = [StoreError("There is no space.", "full"), True]

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernelproxy.errors import StoreError
-from kernelproxy.hoststate import Captured, Restored, capture, restore
-from kernelproxy.hoststate.parts import BUFFER_BYTES
+from kernelproxy.common.errors import StoreError
+from kernelproxy.kernel.namespace import Captured, Restored, capture, restore
+from kernelproxy.kernel.namespace.types import BUFFER_BYTES
 
 
 def notebook(source: str, **given: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import mmap
 import os
 from pathlib import Path
 
-from kernelproxy.agent.images import COMPLETE, ImageDirectories
-from kernelproxy.agent.mark import Mark
-from kernelproxy.agent.processes import memory_bytes
+from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.agent.process.image_dirs import COMPLETE, ImageDirectories
+from kernelproxy.agent.workers.process_watch import memory_bytes
 
 MIB = 1 << 20
 

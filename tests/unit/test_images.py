@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernelproxy.agent.images import ImageDirectories
-from kernelproxy.agent.mark import Mark
+from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.agent.process.image_dirs import ImageDirectories
 
 
 def test_what_dead_agents_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:

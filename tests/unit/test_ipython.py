@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from jupyter_sing import lost, magics, table
-from kernelproxy import activation, ipython
-from kernelproxy.hoststate import checkpoint
-from kernelproxy.protocol import Wish
+from jupyter_sing import lost_sessions
+from jupyter_sing.notebook import magics
+from jupyter_sing.notebook import status_text as table
+from kernelproxy.common.protocol import Wish
+from kernelproxy.kernel import activation, checkpoint_client, ipython_extension
 from tests.unit.fake_daemon import CHECKPOINT, SESSION, FakeDaemon
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> activation.Activation:
 def shell(state: activation.Activation) -> Iterator[InteractiveShell]:
     """An IPython shell whose cells are counted."""
     shell = InteractiveShell()
-    counter = ipython.CellCounter()
+    counter = ipython_extension.CellCounter()
     shell.events.register("pre_run_cell", counter.pre_run_cell)
     shell.events.register("post_run_cell", counter.post_run_cell)
     shell.user_ns["state"] = state
@@ -74,7 +75,7 @@ def test_cells_of_subshells_are_counted_for_themselves(state: activation.Activat
     class Result:
         info = Info
 
-    counter = ipython.CellCounter()
+    counter = ipython_extension.CellCounter()
     counter.pre_run_cell(Info)
     other = threading.Thread(target=counter.post_run_cell, args=(Result,))
     other.start()
@@ -139,8 +140,8 @@ def test_a_wish_that_is_withdrawn_is_not_carried_out(
     carried: list[str] = []
     loop = SimpleNamespace(add_callback=callbacks.append)
     shell = SimpleNamespace(kernel=SimpleNamespace(io_loop=loop))
-    monkeypatch.setattr(checkpoint, "carry_out", lambda wish, *_: carried.append(wish.name))
-    wishes, state.cells = ipython.Wishes(shell), 1
+    monkeypatch.setattr(checkpoint_client, "carry_out", lambda wish, *_: carried.append(wish.name))
+    wishes, state.cells = ipython_extension.Wishes(shell), 1
     for name in ("one", "two"):
         wishes(Wish("restore", name))
     wishes(Wish("restore", "one", withdrawn=True))
@@ -162,8 +163,8 @@ def test_a_cell_that_is_asked_for_in_the_middle_of_another_is_told(
         taken.append(message)
 
     kernel = SimpleNamespace(shell_channel_thread_main=take)
-    ipython.hear_requests(kernel)
-    ipython.hear_requests(SimpleNamespace())  # of ipykernel 6
+    ipython_extension.hear_requests(kernel)
+    ipython_extension.hear_requests(SimpleNamespace())  # of ipykernel 6
     ask = [b"id", b"<IDS|MSG>", b"hmac", b'{"msg_type": "execute_request"}', b"{}"]
     other = [*ask[:3], b'{"msg_type": "complete_request"}', b"{}"]
     for cells, message in ((0, ask), (1, other), (1, [b"x"]), (1, ask)):
@@ -177,16 +178,16 @@ def test_what_a_wish_needs_is_imported_before_the_notebook_has_to_do_with_it() -
     program = (
         "import sys\n"
         "import numpy\n"
-        "from kernelproxy.ipython import Wishes\n"
-        "from kernelproxy.protocol import Wish\n"
+        "from kernelproxy.kernel.ipython_extension import Wishes\n"
+        "from kernelproxy.common.protocol import Wish\n"
         "class Shell:\n"
         "    class kernel:\n"
         "        class io_loop:\n"
         "            def add_callback(*_): seen.append(set(sys.modules))\n"
         "seen = []\n"
         "Wishes(Shell)(Wish('checkpoint', 'one'))\n"
-        "from kernelproxy.hoststate.checkpoint import capture_notebook, gather\n"
-        "from kernelproxy.hoststate import capture\n"
+        "from kernelproxy.kernel.checkpoint_client import capture_notebook, gather\n"
+        "from kernelproxy.kernel.namespace import capture\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "shell = InteractiveShell.instance()\n"
         "cell = 'import numpy as np; a = np.ones(3); b = np.zeros((2, 2)).view(np.matrix)'\n"
@@ -195,7 +196,7 @@ def test_what_a_wish_needs_is_imported_before_the_notebook_has_to_do_with_it() -
         "assert [each.name for each in capture_notebook(shell).saved] == ['np', 'a', 'b']\n"
         "gather()\n"
         "print(*set(sys.modules) - seen[1])\n"
-        "print('kernelproxy.hoststate.checkpoint' in seen[0], 'cloudpickle' in seen[0])\n"
+        "print('kernelproxy.kernel.checkpoint_client' in seen[0], 'cloudpickle' in seen[0])\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     said = subprocess.run(
@@ -237,7 +238,7 @@ def test_checkpoints_are_listed_when_the_daemon_has_ended(
     monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "agent.sock"))
     assert asyncio.run(run_cell()) is None
     assert capsys.readouterr() == ("0 checkpoints\n", "")
-    monkeypatch.setattr(lost, "stored", stored)
+    monkeypatch.setattr(lost_sessions, "stored", stored)
     assert asyncio.run(run_cell()).rows == table.checkpoints_table([CHECKPOINT]).rows
     assert capsys.readouterr().out == (
         "1 checkpoint\n"
@@ -334,7 +335,7 @@ def test_without_a_session_the_reason_is_told(
 
 
 def test_html_is_escaped(state: activation.Activation) -> None:
-    from jupyter_sing.table import sessions_table
+    from jupyter_sing.notebook.status_text import sessions_table
 
     html = sessions_table([SESSION | {"name": "<script>"}])._repr_html_()
     assert "&lt;script&gt;" in html

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.hoststate import files
-from kernelproxy.hoststate.files import changed
+from kernelproxy.kernel.files import changed_files
+from kernelproxy.kernel.files.changed_files import changed
 
 OLD = 1_000_000_000_123_456_789
 
@@ -60,5 +60,5 @@ def test_a_file_that_was_opened_and_left_as_it_was_has_not_changed(tmp_path: Pat
 
 
 def test_gaps_are_named() -> None:
-    (gap,) = files.gaps(note("/a") + note("/data", "?") + note("/data", "?"))
+    (gap,) = changed_files.gaps(note("/a") + note("/data", "?") + note("/data", "?"))
     assert str(gap) == "/data was renamed, and not everything below it is tracked"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelproxy.agent.keeper import (
+from kernelproxy.agent.supervisor.supervisor import (
     AT_ONCE_MAX,
     LIVED_SECONDS,
     PAUSE_MAX,

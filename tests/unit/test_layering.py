@@ -16,21 +16,10 @@ STANDARD = set(sys.stdlib_module_names)
 
 # What runs in kernels and workers, hence in environments that have torch but not our dependencies.
 KERNEL_SIDE = {
-    "kernelproxy/__init__.py", "kernelproxy/absence.py", "kernelproxy/activation",
-    "kernelproxy/compiler.py", "kernelproxy/control.py",
-    "kernelproxy/agent/keeper.py",  # not there, but as small
-    "kernelproxy/errors.py", "kernelproxy/frames.py", "kernelproxy/fstrack.py",
-    "kernelproxy/graphs", "kernelproxy/hoststate",
-    "kernelproxy/imports.py", "kernelproxy/ipython.py", "kernelproxy/libraries.py",
-    "kernelproxy/machine.py", "kernelproxy/native.py", "kernelproxy/process/sandbox.py",
-    "kernelproxy/oplog.py", "kernelproxy/outcome.py", "kernelproxy/ownership.py",
-    "kernelproxy/paths.py",
-    "kernelproxy/protocol", "kernelproxy/readable.py", "kernelproxy/restarts.py",
-    "kernelproxy/revival.py", "kernelproxy/untrusted.py", "kernelproxy/worker.py",
-    "kernelproxy/title.py", "kernelproxy/waiting.py", "kernelproxy/zygote.py",
-    "jupyter_sing/__init__.py", "jupyter_sing/magics.py",
-    "jupyter_sing/table.py", "jupyter_sing/view.py", "jupyter_sing/watching.py",
-    "jupyter_sing/widget.py",
+    "kernelproxy/__init__.py", "kernelproxy/common", "kernelproxy/kernel", "kernelproxy/native",
+    "kernelproxy/worker", "jupyter_sing/__init__.py", "jupyter_sing/notebook",
+    # Not there, but as small.
+    "kernelproxy/agent/supervisor/supervisor.py", "kernelproxy/criu/sandbox.py",
 }  # fmt: skip
 
 
@@ -94,14 +83,18 @@ def test_imports_are_told_from_optional_ones() -> None:
 
 #: Modules that import each other, those for type checkers included: to become fewer, never more.
 CIRCLES = {
-    "kernelproxy.activation": {"", "hook", "link"},
-    "kernelproxy.agent": {
-        "attachment", "audience", "automatic", "checkpointing", "chilling", "chronicle", "denial",
-        "hibernation", "idleness", "leaving", "past", "report", "returning", "session", "tending",
-        "turn", "verbs", "wanted", "watching",
+    "kernelproxy.kernel.activation": {"", "agent_connection", "import_hook"},
+    "kernelproxy.agent.checkpoint": {"auto_checkpoint", "coordinator", "history"},
+    "kernelproxy.agent.lease": {"lease", "step_monitor"},
+    "kernelproxy.agent.process": {"hibernation", "process_dump", "process_manager"},
+    "kernelproxy.agent.session": {
+        "commands", "denied", "idle_timer", "kernel_connection", "preferences", "restore",
+        "session", "spill",
     },
-    "jupyter_sing.scheduler": {"fairness", "quotas", "state"},
-    "jupyter_sing.scheduler.guarantees": {"cells", "groups"},
+    "kernelproxy.agent.status": {"activity_recorder", "session_status", "subscribers"},
+    "jupyter_sing.scheduler": {"state"},
+    "jupyter_sing.scheduler.fairness": {"fair_queue", "quotas"},
+    "jupyter_sing.scheduler.hived": {"cells", "groups"},
 }  # fmt: skip
 
 
@@ -178,13 +171,18 @@ def test_kernel_side_needs_only_torch(file: Path) -> None:
         if not path.endswith("__init__.py")
     }
     extra = {
-        "ipython.py": {"IPython"},
-        "magics.py": {"IPython", "jupyter_sing.lost"},  # in the function for want of a daemon
-        "waiting.py": {"IPython"} if file.parent.name == "activation" else set(),
+        "ipython_extension.py": {"IPython"},
+        "magics.py": {
+            "IPython",
+            "jupyter_sing.lost_sessions",
+        },  # in the function for want of a daemon
+        "compile_progress.py": {"IPython"},
         "widget.py": {"IPython"},
-        "__init__.py": {"jupyter_sing.extension"},  # in the function that only a server calls
+        "__init__.py": {
+            "jupyter_sing.server.extension"
+        },  # in the function that only a server calls
     }.get(file.name, set())
-    if file.parent.name == "hoststate":
+    if file.parent.name == "namespace":
         extra = {"cloudpickle"}  # the provisioner puts it on the path of kernels
     assert outside(file, {"torch", *ours, *extra}) == []
 
@@ -193,12 +191,13 @@ def test_scheduler_is_pure() -> None:
     forbidden = {"socket", "time", "random", "threading", "asyncio", "subprocess", "os"}
     seeded = "random.Random"  # the generator of workloads draws; where it is made, it has a seed
     allowed = {"policy": {"yaml"}}
+    pure = {"jupyter_sing.scheduler", "jupyter_sing.simulator"}
     wrong = {
         file.name: names
-        for file in modules("jupyter_sing/scheduler")
+        for file in modules("jupyter_sing/scheduler", "jupyter_sing/simulator")
         if (
             names := [
-                *outside(file, {"jupyter_sing.scheduler", *allowed.get(file.parent.name, ())}),
+                *outside(file, {*pure, *allowed.get(file.parent.name, ())}),
                 *(
                     n
                     for n in imports(file.read_text("utf-8"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing import lost
-from jupyter_sing.lost import Had
+from jupyter_sing import lost_sessions
+from jupyter_sing.lost_sessions import Had
 from tests.unit.fake_daemon import CHECKPOINT, SESSION
 
 ONE = Had("k-1", "0123abcd", "/home/ada/digits.ipynb")
@@ -24,7 +24,7 @@ def test_kernels_are_asked_which_session_they_have() -> None:
         "k-4": SimpleNamespace(provisioner=None),
     }
     manager = SimpleNamespace(list_kernel_ids=lambda: list(kernels), get_kernel=kernels.get)
-    assert lost.Kernels(manager).with_session() == {ONE}
+    assert lost_sessions.Kernels(manager).with_session() == {ONE}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_kernels_are_asked_which_session_they_have() -> None:
 def test_lost_is_what_the_daemon_does_not_know(
     after: set[Had], known: list[dict[str, Any]], gone: list[Had]
 ) -> None:
-    assert lost.lost({ONE}, after, known) == gone
+    assert lost_sessions.lost({ONE}, after, known) == gone
 
 
 def test_they_are_described_with_the_checkpoint_that_gives_them_back(
@@ -55,16 +55,16 @@ def test_they_are_described_with_the_checkpoint_that_gives_them_back(
     async def stored() -> list[dict[str, Any]]:
         return [damaged, others, mine]
 
-    monkeypatch.setattr(lost, "_on_disk", stored)
-    (found,) = asyncio.run(lost.described([ONE]))
+    monkeypatch.setattr(lost_sessions, "_on_disk", stored)
+    (found,) = asyncio.run(lost_sessions.described([ONE]))
     assert found.keys() == SESSION.keys()
     assert (found["state"], found["kernel_id"], found["memory"]) == ("failed", "k-1", 0)
     assert found["last_checkpoint"]["name"] == mine["name"]
     assert mine["name"] in found["reason"]
-    (other,) = asyncio.run(lost.described([Had("k-5", "5", "")]))
+    (other,) = asyncio.run(lost_sessions.described([Had("k-5", "5", "")]))
     assert other["last_checkpoint"] is None
-    assert other["reason"] == lost.REASON
+    assert other["reason"] == lost_sessions.REASON
 
 
 def test_without_a_store_there_are_no_checkpoints() -> None:
-    assert asyncio.run(lost._on_disk()) == asyncio.run(lost.stored()) == []
+    assert asyncio.run(lost_sessions._on_disk()) == asyncio.run(lost_sessions.stored()) == []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import compiler, libraries, machine, native
-from kernelproxy.errors import NativeError
+from kernelproxy.common.errors import NativeError
+from kernelproxy.native import build, compiler, libraries, machine_libraries
 
 KEY = "torch2.13.0-cpython-311-x86_64-0123456789abcdef"
 
@@ -17,7 +17,7 @@ KEY = "torch2.13.0-cpython-311-x86_64-0123456789abcdef"
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The machine's directory."""
-    monkeypatch.setenv(machine.VARIABLE, str(tmp_path / "machine"))
+    monkeypatch.setenv(machine_libraries.VARIABLE, str(tmp_path / "machine"))
     return tmp_path / "machine"
 
 
@@ -29,19 +29,19 @@ def compile_into(cache: Path) -> Path:
     return place / "libsing_client.so"
 
 
-def found() -> native.NativeParts | None:
-    return machine.inside(KEY, native.NativeParts.inside)
+def found() -> build.NativeParts | None:
+    return machine_libraries.inside(KEY, build.NativeParts.inside)
 
 
 def test_what_was_built_is_found_and_can_be_read_by_all(shared: Path) -> None:
     assert found() is None
     mask = os.umask(0o077)
     try:
-        assert machine.build([compile_into]) == [shared / KEY]
+        assert machine_libraries.build([compile_into]) == [shared / KEY]
         assert os.umask(0o077) == 0o077
     finally:
         os.umask(mask)
-    assert found() == native.NativeParts.inside(shared / KEY)
+    assert found() == build.NativeParts.inside(shared / KEY)
     for each in (shared, shared / KEY, *(shared / KEY).iterdir()):
         mode = each.stat().st_mode
         assert mode & stat.S_IROTH
@@ -51,13 +51,13 @@ def test_what_was_built_is_found_and_can_be_read_by_all(shared: Path) -> None:
 def test_it_comes_before_a_users_cache_which_need_not_be_there(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine.build([compile_into])
+    machine_libraries.build([compile_into])
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     parts = libraries.find_or_build(
         KEY,
         None,
-        native.NativeParts.inside,
+        build.NativeParts.inside,
         lambda cache, tell: pytest.fail("it compiles"),
         "a test",
     )
@@ -65,15 +65,15 @@ def test_it_comes_before_a_users_cache_which_need_not_be_there(
 
 
 def test_what_is_not_what_was_built_is_refused(shared: Path) -> None:
-    machine.build([compile_into])
+    machine_libraries.build([compile_into])
     (shared / KEY / "libsing_worker.so").write_text("another")
     with pytest.raises(NativeError, match="is not what was built: ask root for"):
         found()
 
 
-@pytest.mark.parametrize("what", ["libsing_client.so", machine.DIGESTS, "."])
+@pytest.mark.parametrize("what", ["libsing_client.so", machine_libraries.DIGESTS, "."])
 def test_where_others_can_write_nothing_is_loaded(shared: Path, what: str) -> None:
-    machine.build([compile_into])
+    machine_libraries.build([compile_into])
     (shared / KEY / what).chmod(0o777)
     with pytest.raises(NativeError, match="may be written by others"):
         found()
@@ -81,19 +81,19 @@ def test_where_others_can_write_nothing_is_loaded(shared: Path, what: str) -> No
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_another_user_owns_is_not_loaded(shared: Path) -> None:
-    machine.build([compile_into])
+    machine_libraries.build([compile_into])
     os.chown(shared / KEY / "libsing_client.so", 4711, 4711)
     with pytest.raises(NativeError, match="belongs to another user"):
         found()
     os.chown(shared, 4711, 4711)
     with pytest.raises(NativeError, match="belongs to another user"):
-        machine.build([compile_into])
+        machine_libraries.build([compile_into])
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"libsing_client.so": 1, "gone": 2}'])
 def test_damaged_digests_are_refused(shared: Path, text: str) -> None:
-    machine.build([compile_into])
-    (shared / KEY / machine.DIGESTS).write_text(text)
+    machine_libraries.build([compile_into])
+    (shared / KEY / machine_libraries.DIGESTS).write_text(text)
     with pytest.raises(NativeError, match="ask root for"):
         found()
 

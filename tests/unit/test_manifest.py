@@ -9,8 +9,8 @@ import random
 import pytest
 from blake3 import blake3
 
-from kernelproxy.errors import StoreError
-from kernelproxy.snapshot.manifest import (
+from kernelproxy.common.errors import StoreError
+from kernelproxy.storage.manifest import (
     Blob,
     Extent,
     Label,

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from kernelproxy.agent.memory import Ledger, Neighbour, Room, plan_room
-from kernelproxy.errors import InternalError
+from kernelproxy.agent.devices.memory_grants import Ledger, Neighbour, Room, plan_room
+from kernelproxy.common.errors import InternalError
 
 
 def test_grants_come_in_steps_as_long_as_there_is_room() -> None:

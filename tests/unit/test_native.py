@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import libraries, native
-from kernelproxy.errors import NativeError
+from kernelproxy.common.errors import NativeError
+from kernelproxy.native import build, libraries
 from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,19 +60,19 @@ def fake_torch(tmp_path: Path) -> Path:
     (directory / "lib").mkdir(parents=True)
     (directory / "__init__.py").write_text("raise ImportError('must not be imported')")
     (directory / "version.py").write_text("__version__ = '2.13.0+cpu'\n")
-    for library in native.LINKED["client"]:
+    for library in build.LINKED["client"]:
         target = directory / "lib" / f"lib{library}.so"
         subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(target)], check=True)
     return directory
 
 
 @pytest.fixture
-def info(fake_torch: Path) -> native.TorchInfo:
-    return native.describe(fake_torch)
+def info(fake_torch: Path) -> build.TorchInfo:
+    return build.describe(fake_torch)
 
 
 def test_torch_is_described_without_importing_it(fake_torch: Path) -> None:
-    info = native.describe(fake_torch)
+    info = build.describe(fake_torch)
     assert info.version == "2.13.0+cpu"
     assert info.directory == fake_torch
     assert info.python_tag == sys.implementation.cache_tag
@@ -80,48 +80,48 @@ def test_torch_is_described_without_importing_it(fake_torch: Path) -> None:
 
 def test_torch_of_another_interpreter_is_found(fake_torch: Path) -> None:
     env = {"PYTHONPATH": str(fake_torch.parent), "PATH": "/usr/bin:/bin"}
-    info = native.find_torch(sys.executable, env)
-    assert info == native.describe(fake_torch)
+    info = build.find_torch(sys.executable, env)
+    assert info == build.describe(fake_torch)
 
 
 def test_environment_without_torch_is_named(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     python = str(tmp_path / "bare" / "bin" / "python")
     with pytest.raises(NativeError, match=r"bin/python has no torch$"):
-        native.find_torch(python)
+        build.find_torch(python)
 
 
 def test_interpreter_that_is_missing_or_broken_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(NativeError, match="could not be asked"):
-        native.find_torch(str(tmp_path / "python"))
+        build.find_torch(str(tmp_path / "python"))
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'bad interpreter' >&2\nexit 3\n")
     broken.chmod(0o755)
     with pytest.raises(NativeError, match=r"failed: bad interpreter$"):
-        native.find_torch(str(broken))
+        build.find_torch(str(broken))
 
 
 def test_libraries_are_built_once_and_work(
-    tree: Path, info: native.TorchInfo, tmp_path: Path
+    tree: Path, info: build.TorchInfo, tmp_path: Path
 ) -> None:
     said: list[libraries.Compiling] = []
-    first = native.ensure(info, said.append, cache=tmp_path / "cache")
+    first = build.ensure(info, said.append, cache=tmp_path / "cache")
     assert ctypes.PyDLL(str(first.client)).sing_test() == 42
     assert ctypes.PyDLL(str(first.worker)).sing_test() == 43
     assert list(map(str, said)) == [
         f"Compiling GPU support for torch 2.13 (first use only), {done} of 3" for done in range(4)
     ]
-    assert native.ensure(info, said.append, cache=tmp_path / "cache") == first
+    assert build.ensure(info, said.append, cache=tmp_path / "cache") == first
     assert len(said) == 4
 
 
 def test_changed_source_or_torch_is_another_pair(
-    tree: Path, info: native.TorchInfo, tmp_path: Path
+    tree: Path, info: build.TorchInfo, tmp_path: Path
 ) -> None:
-    first = native.ensure(info, cache=tmp_path / "cache")
-    other = native.ensure(replace(info, version="2.12.1"), cache=tmp_path / "cache")
+    first = build.ensure(info, cache=tmp_path / "cache")
+    other = build.ensure(replace(info, version="2.12.1"), cache=tmp_path / "cache")
     (tree / "oplog" / "shared.h").write_text("#pragma once\nint sing_shared();  // changed\n")
-    changed = native.ensure(info, cache=tmp_path / "cache")
+    changed = build.ensure(info, cache=tmp_path / "cache")
     assert len({first.client, other.client, changed.client}) == 3
 
 
@@ -134,7 +134,7 @@ exec g++ "$@"
 USER = """
 import sys
 from pathlib import Path
-from kernelproxy import libraries, native
+from kernelproxy.native import libraries, build as native
 libraries.PACKAGE = Path(sys.argv[1])
 parts = native.ensure(
     native.describe(Path(sys.argv[2])), lambda told: print(told, flush=True),
@@ -220,52 +220,52 @@ def test_when_the_process_that_compiles_is_killed_another_one_does(users: Users)
 
 
 def test_libraries_in_the_package_are_used_first(
-    tree: Path, info: native.TorchInfo, tmp_path: Path
+    tree: Path, info: build.TorchInfo, tmp_path: Path
 ) -> None:
-    built = native.ensure(info, cache=tmp_path / "cache")
+    built = build.ensure(info, cache=tmp_path / "cache")
     shipped = tree.parent / "_native_lib"
     shipped.mkdir()
     built.client.parent.rename(shipped / built.client.parent.name)
-    found = native.ensure(info, cache=tmp_path / "empty")
+    found = build.ensure(info, cache=tmp_path / "empty")
     assert found.client.parent.parent == shipped
     assert not (tmp_path / "empty").exists()
 
 
 def test_failing_compiler_is_one_line_and_leaves_nothing(
-    tree: Path, info: native.TorchInfo, tmp_path: Path
+    tree: Path, info: build.TorchInfo, tmp_path: Path
 ) -> None:
     (tree / "worker" / "worker.cpp").write_text("int broken( {\n")
     with pytest.raises(NativeError, match=r"worker\.cpp:1:.*error") as caught:
-        native.ensure(info, cache=tmp_path / "cache")
+        build.ensure(info, cache=tmp_path / "cache")
     assert "\n" not in str(caught.value)
     assert "\n" in caught.value.__notes__[0]
     assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 def test_missing_compiler_is_named(
-    tree: Path, info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tree: Path, info: build.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     with pytest.raises(NativeError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
-        native.ensure(info, cache=tmp_path / "cache")
+        build.ensure(info, cache=tmp_path / "cache")
 
 
 def test_cache_that_cannot_be_written_is_named(
-    tree: Path, info: native.TorchInfo, tmp_path: Path
+    tree: Path, info: build.TorchInfo, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("a file, not a directory")
     with pytest.raises(NativeError, match="cannot be built in"):
-        native.ensure(info, cache=tmp_path / "cache")
+        build.ensure(info, cache=tmp_path / "cache")
 
 
 def test_rest_of_a_killed_build_is_removed(
-    tree: Path, info: native.TorchInfo, tmp_path: Path
+    tree: Path, info: build.TorchInfo, tmp_path: Path
 ) -> None:
-    parts = native.ensure(info, cache=tmp_path / "cache")
+    parts = build.ensure(info, cache=tmp_path / "cache")
     key = parts.client.parent.name
     parts.worker.unlink()
     (tmp_path / "cache" / f".{key}.killed").mkdir()
-    assert native.ensure(info, cache=tmp_path / "cache") == parts
+    assert build.ensure(info, cache=tmp_path / "cache") == parts
     assert parts.worker.exists()
     assert not list((tmp_path / "cache").glob(f".{key}.*"))
 
@@ -273,59 +273,59 @@ def test_rest_of_a_killed_build_is_removed(
 @pytest.mark.parametrize("version", ["2.10.3", "2.14.0", "3.0.0", "1.13.1", "unknown"])
 def test_unsupported_torch_is_refused_in_one_sentence(
     tree: Path,
-    info: native.TorchInfo,
+    info: build.TorchInfo,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     version: str,
 ) -> None:
     other = replace(info, version=version)
     with pytest.raises(NativeError, match=rf"^torch {version} is not supported: 2.11 to"):
-        native.ensure(other, cache=tmp_path / "cache")
+        build.ensure(other, cache=tmp_path / "cache")
     monkeypatch.setenv("JUPYTER_SING_ANY_TORCH", "1")
-    assert native.ensure(other, cache=tmp_path / "cache").client.exists()
+    assert build.ensure(other, cache=tmp_path / "cache").client.exists()
 
 
 def test_checkout_compiles_only_what_changed(
-    info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    info: build.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(libraries, "PACKAGE", tmp_path / "clone" / "kernelproxy")
     write_units(tmp_path / "clone" / "native")
-    native.ensure(info, cache=tmp_path / "cache")
+    build.ensure(info, cache=tmp_path / "cache")
     objects = tmp_path / "cache" / "objects"
     before = {file.name for file in objects.iterdir()}
     assert len(before) == 3
     changed = tmp_path / "clone" / "native" / "worker" / "worker.cpp"
     changed.write_text(changed.read_text() + "// changed\n")
-    native.ensure(info, cache=tmp_path / "cache")
+    build.ensure(info, cache=tmp_path / "cache")
     assert {file.name.split("-")[0] for file in objects.iterdir() if file.name not in before} == {
         "worker"
     }
 
 
 def test_checkout_keeps_the_last_pairs_only(
-    info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    info: build.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(libraries, "PACKAGE", tmp_path / "clone" / "kernelproxy")
     monkeypatch.setattr(libraries, "PAIRS_KEPT", 2)
     write_units(tmp_path / "clone" / "native")
     for patch in range(4):
-        last = native.ensure(replace(info, version=f"2.13.{patch}"), cache=tmp_path / "cache")
+        last = build.ensure(replace(info, version=f"2.13.{patch}"), cache=tmp_path / "cache")
     pairs = [file for file in (tmp_path / "cache").glob("torch*") if file.is_dir()]
     assert len(pairs) == 2
     assert last.client.parent in pairs
 
 
 def test_checkout_refuses_warnings_that_users_never_see(
-    tree: Path, info: native.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tree: Path, info: build.TorchInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unused = "namespace { int unused() { return 1; } }\n"
     (tree / "worker" / "worker.cpp").write_text(UNITS["worker/worker.cpp"] + unused)
-    native.ensure(info, cache=tmp_path / "cache")
+    build.ensure(info, cache=tmp_path / "cache")
     monkeypatch.setattr(libraries, "PACKAGE", tmp_path / "clone" / "kernelproxy")
     (tmp_path / "clone").mkdir()
     tree.rename(tmp_path / "clone" / "native")
     with pytest.raises(NativeError, match="unused"):
-        native.ensure(info, cache=tmp_path / "strict")
+        build.ensure(info, cache=tmp_path / "strict")
 
 
 def with_named_torches(clone: Path, command: list[str], fake_torch: Path, tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     # Libraries for the torch of the environment that builds are in the wheel, if it has one.
     here = importlib.util.find_spec("torch") is not None
     assert [
-        native.NativeParts.inside(pair) is not None for pair in package.glob("_native_lib/torch*")
+        build.NativeParts.inside(pair) is not None for pair in package.glob("_native_lib/torch*")
     ] == ([True] if here else [])
     assert len([*package.glob("_native_lib/fstrack*/libsing_fstrack.so")]) == 1
     with_named_torches(clone, command, fake_torch, tmp_path)

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import oplog
-from kernelproxy.errors import InternalError
-from kernelproxy.oplog import AgentPage, ClientPage, Page, SessionMemory, Text, Word, WorkerPage
+from kernelproxy.common import shared_memory
+from kernelproxy.common.errors import InternalError
+from kernelproxy.common.shared_memory import (
+    AgentPage,
+    ClientPage,
+    Page,
+    SessionMemory,
+    Text,
+    Word,
+    WorkerPage,
+)
 
 LAYOUT = (Path(__file__).parents[2] / "native/oplog/layout.h").read_text()
 TYPES = {"uint64_t": 8, "uint32_t": 4, "Word<uint64_t>": 8, "Word<uint32_t>": 4}
@@ -57,14 +65,14 @@ def test_constants_agree_with_the_header() -> None:
         assert found is not None
         return int(found[1]) << int(found[2]) if found[1] else int(found[3], 0)
 
-    assert constant("kMagic") == oplog.MAGIC
-    assert constant("kLayoutVersion") == oplog.LAYOUT_VERSION
-    assert constant("kPageBytes") == oplog.PAGE_BYTES
-    assert constant("kAnswerRingBytes") == oplog.ANSWER_RING_BYTES
+    assert constant("kMagic") == shared_memory.MAGIC
+    assert constant("kLayoutVersion") == shared_memory.LAYOUT_VERSION
+    assert constant("kPageBytes") == shared_memory.PAGE_BYTES
+    assert constant("kAnswerRingBytes") == shared_memory.ANSWER_RING_BYTES
     presence = re.search(r"enum class Presence.*?\{(.*?)\}", LAYOUT, re.DOTALL)
     assert presence is not None
     named = dict(re.findall(r"(\w+) = (\d+),", presence[1]))
-    assert named == {each.name.lower(): str(each.value) for each in oplog.Presence}
+    assert named == {each.name.lower(): str(each.value) for each in shared_memory.Presence}
 
 
 @pytest.fixture
@@ -82,7 +90,7 @@ def test_words_are_shared_between_mappings(memory: SessionMemory) -> None:
     with pytest.raises(TypeError):
         client.head = 1
     client.close()
-    oplog.close_all(fds)
+    shared_memory.close_all(fds)
 
 
 def test_a_kernel_cannot_write_to_the_pages_of_others(memory: SessionMemory) -> None:
@@ -92,7 +100,7 @@ def test_a_kernel_cannot_write_to_the_pages_of_others(memory: SessionMemory) -> 
             Page(fd, writable=True)
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.write(fd, b"x")
-    oplog.close_all(fds)
+    shared_memory.close_all(fds)
 
 
 def test_nobody_can_shrink_a_page(memory: SessionMemory) -> None:

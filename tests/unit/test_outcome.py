@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.errors import ControlError
-from kernelproxy.outcome import NOT_SAVED, Outcome
+from jupyter_sing.notebook.checkpoint_outcome import NOT_SAVED, Outcome
+from kernelproxy.common.errors import ControlError
 
 BROKE = ControlError("The connection to the jupyter_sing daemon broke.", "no-daemon")
 GONE = ControlError("No jupyter_sing daemon is running.", "no-daemon")

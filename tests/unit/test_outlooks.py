@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from jupyter_sing.controller.outlooks import Outlooks
-from jupyter_sing.scheduler.explaining import Outlook
-from kernelproxy.readable import soon
+from jupyter_sing.controller.wait_estimates import Outlooks
+from jupyter_sing.scheduler.explain.explain import Outlook
+from kernelproxy.common.readable import soon
 
 
 class Looks:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing.controller import kept
-from kernelproxy import fstrack, libraries, ownership, paths
-from kernelproxy.errors import ControlError, NativeError
+from jupyter_sing.controller import policy_file
+from kernelproxy.common import ownership, paths
+from kernelproxy.common.errors import ControlError, NativeError
+from kernelproxy.kernel.files import tracker
+from kernelproxy.native import libraries
 
 BOB = 12345
 ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
@@ -139,7 +141,7 @@ def test_the_file_tracker_of_another_user_is_not_preloaded(base: Path) -> None:
     (base / "place" / "jupyter_sing").mkdir(parents=True)
     os.chown(base / "place" / "jupyter_sing", BOB, BOB)
     with pytest.raises(NativeError, match="belongs to another user"):
-        fstrack.library(lambda text: None)
+        tracker.library(lambda text: None)
 
 
 @ROOT_ALONE
@@ -158,7 +160,7 @@ def test_a_policy_that_others_may_write_is_not_applied(base: Path, trick: str) -
     with pytest.raises(ControlError, match="copy it"):
         ownership.check_file(file, "copy it")
     with pytest.raises(ControlError):
-        kept._read(file)
+        policy_file._read(file)
 
 
 @ROOT_ALONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kernelproxy.agent.ownlog import bound
+from kernelproxy.agent.api.daemon_log import bound
 
 
 def test_a_log_that_is_too_large_begins_anew_and_its_end_is_kept(tmp_path: Path) -> None:

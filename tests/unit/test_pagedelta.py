@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from kernelproxy.snapshot.pagedelta import PAGE_BYTES, Delta, apply, pages, xor
+from kernelproxy.storage.page_delta import PAGE_BYTES, Delta, apply, pages, xor
 
 
 def random_pages(count: int, seed: int = 0) -> bytes:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import ownership, paths
-from kernelproxy.errors import ControlError
+from kernelproxy.common import ownership, paths
+from kernelproxy.common.errors import ControlError
 
 
 def test_the_runtime_directory_is_made_for_its_owner_alone(
@@ -52,7 +52,7 @@ def test_jupyters_rule_holds_without_jupyter(variables: dict[str, str]) -> None:
     program = (
         "import sys\n"
         "if {blocked}: sys.modules['jupyter_core'] = sys.modules['jupyter_core.paths'] = None\n"
-        "from kernelproxy import paths\n"
+        "from kernelproxy.common import paths\n"
         "print(paths.jupyter_runtime_dir(), paths.jupyter_data_dir())"
     )
     environment = {"HOME": "/x/home", "PYTHONPATH": os.getcwd(), **variables}
@@ -98,7 +98,7 @@ def test_the_bundle_exposes_nothing_but_our_packages(
     link.unlink()
     link.symlink_to("/nonexistent")  # as after a move of the installation
     paths.bundle_dir()
-    assert link.resolve() == Path(paths.__file__).resolve().parent
+    assert link.resolve() == Path(paths.__file__).resolve().parents[1]
     program = "import kernelproxy, sys; print(kernelproxy.__file__); import pytest"
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],

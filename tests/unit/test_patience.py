@@ -9,7 +9,14 @@ import sys
 
 import pytest
 
-from kernelproxy.agent.patience import DOUBLINGS_MAX, Activity, Patience, Stopped, Wait, activity
+from kernelproxy.agent.workers.watchdog import (
+    DOUBLINGS_MAX,
+    Activity,
+    Patience,
+    Stopped,
+    Wait,
+    activity,
+)
 
 
 def wait(patience: Patience, bounded: bool = True) -> Wait:

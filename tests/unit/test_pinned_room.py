@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.room import Room
+from kernelproxy.agent.devices.device_allocator import Room
 from kernelproxy.devices import Device, configured_devices
 
 MIB = 1 << 20

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import ProcessError
-from kernelproxy.process import form
-from kernelproxy.process.sandbox import Form
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.criu import mode_probe
+from kernelproxy.criu.sandbox import Form
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "criu"
     file.write_text("#!/bin/sh\nexit 1\n")
     file.chmod(0o755)
-    monkeypatch.setenv(form.VARIABLE, str(file))
+    monkeypatch.setenv(mode_probe.VARIABLE, str(file))
     return file
 
 
@@ -34,24 +34,24 @@ def test_it_is_said_why_there_is_none(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     if named is None:
-        monkeypatch.delenv(form.VARIABLE, raising=False)
+        monkeypatch.delenv(mode_probe.VARIABLE, raising=False)
     else:
-        monkeypatch.setenv(form.VARIABLE, named)
+        monkeypatch.setenv(mode_probe.VARIABLE, named)
     with pytest.raises(ProcessError, match=why) as caught:
-        form.find(tmp_path)
+        mode_probe.find(tmp_path)
     assert caught.value.reason == "unavailable"
     assert not caught.value.recoverable
 
 
 def test_the_one_on_the_path_is_found(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(program.parent))
-    monkeypatch.delenv(form.VARIABLE)
-    assert form.find_criu() == str(program)
+    monkeypatch.delenv(mode_probe.VARIABLE)
+    assert mode_probe.find_criu() == str(program)
 
 
 def test_a_program_that_does_not_start_is_named(program: Path, tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match=f"{program} does not start"):
-        form.find(tmp_path)
+        mode_probe.find(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_what_was_not_kept_by_us_is_found_anew(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
     found = Form("user", str(program))
-    monkeypatch.setattr(form, "_key", lambda _: "KEY")
-    monkeypatch.setattr(form, "_try_all", lambda _: found)
-    (tmp_path / form.CACHE).write_text(kept)
-    assert form.find(tmp_path) == found
-    monkeypatch.setattr(form, "_try_all", lambda _: pytest.fail("tried again"))
-    assert form.find(tmp_path) == found
+    monkeypatch.setattr(mode_probe, "_key", lambda _: "KEY")
+    monkeypatch.setattr(mode_probe, "_try_all", lambda _: found)
+    (tmp_path / mode_probe.CACHE).write_text(kept)
+    assert mode_probe.find(tmp_path) == found
+    monkeypatch.setattr(mode_probe, "_try_all", lambda _: pytest.fail("tried again"))
+    assert mode_probe.find(tmp_path) == found

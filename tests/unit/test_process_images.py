@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import ProcessError
-from kernelproxy.process import digests, images, wire
-from kernelproxy.process.images import Info, Mapped
-from kernelproxy.process.wire import BYTES, FIXED32, FIXED64, VARINT, Field, Fields
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.criu import digests, images, protobuf
+from kernelproxy.criu.images import Info, Mapped
+from kernelproxy.criu.protobuf import BYTES, FIXED32, FIXED64, VARINT, Field, Fields
 
 FILES = (0x54564319, 0x56303138)
 MM = (0x54564319, 0x57492820)
@@ -33,7 +33,7 @@ def message(**values: int | bytes | list[int | bytes]) -> bytes:
 
 
 def image(magic: tuple[int, int], *found: bytes) -> bytes:
-    return wire.encode_entries([Fields.parse(each) for each in found], magic)
+    return protobuf.encode_entries([Fields.parse(each) for each in found], magic)
 
 
 def regular(number: int, name: str, size: int) -> bytes:
@@ -89,8 +89,8 @@ def test_messages_are_written_as_they_were_read(seed: int) -> None:
     data = fields.encode()
     assert Fields.parse(data) == fields
     assert Fields.parse(data).encode() == data
-    whole = wire.encode_entries([fields, Fields(), fields], FILES)
-    assert list(wire.entries(whole, FILES)) == [fields, Fields(), fields]
+    whole = protobuf.encode_entries([fields, Fields(), fields], FILES)
+    assert list(protobuf.entries(whole, FILES)) == [fields, Fields(), fields]
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -101,7 +101,7 @@ def test_any_bytes_are_a_message_or_refused(seed: int) -> None:
         whole[rng.randrange(len(whole))] = rng.randrange(256)
     del whole[rng.randrange(len(whole)) :: rng.choice((1, len(whole)))]
     with contextlib.suppress(ProcessError):  # and nothing else
-        for each in wire.entries(bytes(whole), FILES):
+        for each in protobuf.entries(bytes(whole), FILES):
             each.message(3)
             each.numbers(9)
             assert all(field.number > 0 for field in each)
@@ -137,7 +137,7 @@ def test_what_is_no_message_is_refused(data: bytes, why: str) -> None:
 )
 def test_what_is_no_image_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(ProcessError, match=why):
-        list(wire.entries(data, FILES))
+        list(protobuf.entries(data, FILES))
 
 
 def test_numbers_may_be_packed() -> None:
@@ -160,7 +160,7 @@ def test_sizes_of_files_that_are_not_mapped_are_forgotten(tmp_path: Path) -> Non
     target = tmp_path / "target"
     target.mkdir()
     images.prepare(source, target, None)
-    changed = list(wire.entries((target / "files.img").read_bytes(), FILES))
+    changed = list(protobuf.entries((target / "files.img").read_bytes(), FILES))
     kept = {}
     for each in changed:
         file = each.message(3)
@@ -188,7 +188,7 @@ def test_ports_are_changed_where_it_listens(tmp_path: Path) -> None:
     target.mkdir()
     images.prepare(source, target, {1000: 2000})
     assert images.listening(target) == {2000, 1001}
-    changed = list(wire.entries((target / "files.img").read_bytes(), FILES))
+    changed = list(protobuf.entries((target / "files.img").read_bytes(), FILES))
     ports = [found.number(7) for each in changed if (found := each.message(4)) is not None]
     assert ports == [2000, 1001, 1000, 1000]
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing import magics, progress, watching
-from kernelproxy.agent import progress as far
-from kernelproxy.agent.progress import Underway, with_progress
-from kernelproxy.control import Control
-from kernelproxy.errors import ControlError
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.protocol import Done, Error, Message, Progress, Status
-from kernelproxy.snapshot.together import Cancel
+from jupyter_sing.cli import progress
+from jupyter_sing.notebook import magics, status_watcher
+from kernelproxy.agent.status import progress as far
+from kernelproxy.agent.status.progress import Underway, with_progress
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc.agent_client import Control
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import Done, Error, Message, Progress, Status
+from kernelproxy.storage.threads import Cancel
 from tests.unit.fake_daemon import SESSION, FakeDaemon
 
 
@@ -221,8 +222,8 @@ def test_what_takes_no_half_second_shows_nothing(shown: list[str]) -> None:
 def test_a_notebook_is_told_what_it_waits_for(
     shown: list[str], fake_daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watcher = watching.Watcher()
-    monkeypatch.setattr(watching, "current", watcher)
+    watcher = status_watcher.Watcher()
+    monkeypatch.setattr(status_watcher, "current", watcher)
     queued = SESSION | {"state": "queued", "queue_position": 1, "expected_wait": 20.0}
     fake_daemon.sessions[SESSION["id"]] = queued
     with magics.Bar("Resuming", SESSION["id"]):

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kernelproxy import frames
-from kernelproxy.errors import ProtocolError
-from kernelproxy.frames import recv_message, send_message
-from kernelproxy.protocol import (
+from kernelproxy.common.errors import ProtocolError
+from kernelproxy.common.ipc import framing
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import (
     Attached,
     Bell,
     Deposit,
@@ -94,9 +94,9 @@ def test_who_has_got_all_of_a_message_may_be_gone(
 
 
 def test_a_decoder_gives_each_of_several_frames_its_descriptors() -> None:
-    decoder = frames.FrameDecoder()
+    decoder = framing.FrameDecoder()
     fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
-    sent = frames.encode(Bell()) + frames.encode(Attached("s"), 2) + frames.encode(Done())
+    sent = framing.encode(Bell()) + framing.encode(Attached("s"), 2) + framing.encode(Done())
     decoder.feed(sent[:10])
     assert decoder.next_message() is None
     decoder.feed(sent[10:], fds)
@@ -164,7 +164,7 @@ def test_names_that_are_not_utf_8_and_emoji_pass(pair: Pair) -> None:
     b'{"kind": "Nothing", "a": "', b"[" * 100, b'{"kind": "SetPolicy", "policy": "',
 ])  # fmt: skip
 def test_what_is_longer_than_its_kind_may_be_is_refused_before_it_is_there(begin: bytes) -> None:
-    decoder = frames.FrameDecoder()
+    decoder = framing.FrameDecoder()
     decoder.feed(struct.pack("<I", 2 << 20) + begin[:20])
     assert decoder.next_message() is None  # nobody knows yet what it is
     decoder.feed(begin[20:].ljust(100))
@@ -174,14 +174,14 @@ def test_what_is_longer_than_its_kind_may_be_is_refused_before_it_is_there(begin
 
 def test_values_are_counted_before_they_are_made() -> None:
     body = b'{"kind":"Checkpoint","session":"s","host":{"a":[' + b"[]," * 300_000 + b"[]]}}"
-    decoder = frames.FrameDecoder(frames.Bounds(values=100_000))
+    decoder = framing.FrameDecoder(framing.Bounds(values=100_000))
     decoder.feed(struct.pack("<I", len(body)) + body)
     with pytest.raises(ProtocolError, match="more than 100000 values"):
         decoder.next_message()
 
 
 def test_a_huge_length_is_refused_before_anything_is_read(pair: Pair) -> None:
-    pair[0].sendall(struct.pack("<I", frames.FRAME_BYTES_MAX + 1))
+    pair[0].sendall(struct.pack("<I", framing.FRAME_BYTES_MAX + 1))
     with pytest.raises(ProtocolError, match="too large"):
         recv_message(pair[1])
 
@@ -197,7 +197,7 @@ def test_unclaimed_descriptors_are_refused_and_closed(pair: Pair) -> None:
 
 def test_too_many_descriptors_are_refused_and_closed(pair: Pair) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    socket.send_fds(pair[0], [frames.encode(Bell())], [0] * (frames.FDS_MAX + 20))
+    socket.send_fds(pair[0], [framing.encode(Bell())], [0] * (framing.FDS_MAX + 20))
     with pytest.raises(ProtocolError, match="Too many"):
         recv_message(pair[1])
     assert len(os.listdir("/proc/self/fd")) == before

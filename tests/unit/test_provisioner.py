@@ -18,17 +18,20 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 from jupyter_events import EventLogger
 
-from jupyter_sing.extension import EVENT_SCHEMA
-from kernelproxy import fstrack, native, paths, provisioner
-from kernelproxy.errors import NativeError
-from kernelproxy.events import EVENT_ID
-from kernelproxy.process import sandbox
-from kernelproxy.protocol import CloseSession, LastCheckpoint, OpenSession, Prepare, Tend
+from jupyter_sing.server.extension import EVENT_SCHEMA
+from kernelproxy.common import paths
+from kernelproxy.common.errors import NativeError
+from kernelproxy.common.protocol import CloseSession, LastCheckpoint, OpenSession, Prepare, Tend
+from kernelproxy.criu import sandbox
+from kernelproxy.kernel.files import tracker
+from kernelproxy.native import build
+from kernelproxy.provisioning import provisioner
+from kernelproxy.provisioning.events import EVENT_ID
 from tests.unit.fake_daemon import FakeDaemon
 
 IPYKERNEL = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 TRACKER = Path("/cache/fstrack-0/libsing_fstrack.so")
-INFO = native.TorchInfo("2.13.0", Path("torch"), "cpython-311", "x86_64", Path("include"))
+INFO = build.TorchInfo("2.13.0", Path("torch"), "cpython-311", "x86_64", Path("include"))
 FORM = {"kind": "root", "criu": "/usr/sbin/criu"}
 # Tells how it was started as a kernel, and whether it could listen where clients expect it.
 SHOW = """
@@ -62,11 +65,11 @@ Make = Callable[..., provisioner.SingProvisioner]
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Make a provisioner as the factory does, for a kernel specification."""
-    monkeypatch.setattr(native, "find_torch", lambda python, env=None: INFO)
+    monkeypatch.setattr(build, "find_torch", lambda python, env=None: INFO)
     monkeypatch.setattr(provisioner, "_torch_of", {})
     monkeypatch.setattr(provisioner, "_trackable", set())
-    monkeypatch.setattr(fstrack, "library", lambda say: TRACKER)
-    monkeypatch.setattr(fstrack, "check", lambda python, library, env: None)
+    monkeypatch.setattr(tracker, "library", lambda say: TRACKER)
+    monkeypatch.setattr(tracker, "check", lambda python, library, env: None)
     made: list[provisioner.SingProvisioner] = []
 
     def make(argv: list[str] = IPYKERNEL, language: str = "python") -> provisioner.SingProvisioner:
@@ -102,7 +105,7 @@ def test_a_python_kernel_gets_a_session(fake_daemon: FakeDaemon, make: Make) -> 
     command, env = launch(
         one, JPY_SESSION_NAME="/home/ada/digits.ipynb", PYTHONPATH="/theirs", SING_REASON="old"
     )
-    assert command[-1] == "--ext=kernelproxy.ipython"
+    assert command[-1] == "--ext=kernelproxy.kernel.ipython_extension"
     assert command[:4] == [sys.executable, "-m", "ipykernel_launcher", "-f"]
     assert env["SING_SESSION"] == one.session == "s1"
     assert env["SING_SOCKET"] == str(paths.socket_path())
@@ -271,7 +274,7 @@ def test_other_kernels_are_left_alone(
     fake_daemon: FakeDaemon, make: Make, argv: list[str], language: str
 ) -> None:
     command, env = launch(make(argv, language), PYTHONPATH="/theirs")
-    assert "--ext=kernelproxy.ipython" not in command
+    assert "--ext=kernelproxy.kernel.ipython_extension" not in command
     assert {k: v for k, v in env.items() if k != "PATH"} == {"PYTHONPATH": "/theirs"}
     assert fake_daemon.requests == []
 
@@ -288,10 +291,10 @@ def test_a_kernel_without_torch_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def find_torch(python: str, env: Any = None) -> native.TorchInfo:
+    def find_torch(python: str, env: Any = None) -> build.TorchInfo:
         raise NativeError(f"{python} has no torch")
 
-    monkeypatch.setattr(native, "find_torch", find_torch)
+    monkeypatch.setattr(build, "find_torch", find_torch)
     command, env = launch(make())
     assert command == [*IPYKERNEL[:4], command[4]]
     assert "PYTHONPATH" not in env
@@ -302,10 +305,10 @@ def test_a_kernel_without_torch_is_left_alone(
 def test_an_unsupported_torch_is_explained_in_the_kernel(
     fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = native.TorchInfo("1.13.0", Path("torch"), "cpython-311", "x86_64", Path("include"))
-    monkeypatch.setattr(native, "find_torch", lambda python, env=None: old)
+    old = build.TorchInfo("1.13.0", Path("torch"), "cpython-311", "x86_64", Path("include"))
+    monkeypatch.setattr(build, "find_torch", lambda python, env=None: old)
     command, env = launch(make())
-    assert command[-1] == "--ext=kernelproxy.ipython"
+    assert command[-1] == "--ext=kernelproxy.kernel.ipython_extension"
     assert "SING_SESSION" not in env
     assert "1.13.0 is not supported" in env["SING_REASON"]
     assert fake_daemon.requests == []
@@ -316,7 +319,7 @@ def test_without_a_daemon_the_kernel_starts_and_knows_why(
 ) -> None:
     monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "nobody.sock"))
     command, env = launch(make())
-    assert command[-1] == "--ext=kernelproxy.ipython"
+    assert command[-1] == "--ext=kernelproxy.kernel.ipython_extension"
     assert "SING_SESSION" not in env
     assert "has ended" in env["SING_REASON"]
 
@@ -329,7 +332,7 @@ def test_our_bugs_leave_the_kernel_alone(
 ) -> None:
     monkeypatch.setattr(paths, "bundle_dir", lambda: 1 / 0)
     command, env = launch(make())
-    assert command[-1] != "--ext=kernelproxy.ipython"
+    assert command[-1] != "--ext=kernelproxy.kernel.ipython_extension"
     assert not any(name.startswith("SING_") for name in env)
     assert "internal error: ZeroDivisionError" in caplog.text
 
@@ -525,9 +528,9 @@ def test_a_kernel_whose_files_cannot_be_tracked_is_proxied_all_the_same(
     def check(python: str, library: Path, env: dict[str, str]) -> None:
         raise error
 
-    monkeypatch.setattr(fstrack, "check", check)
+    monkeypatch.setattr(tracker, "check", check)
     command, env = launch(make())
-    assert command[-1] == "--ext=kernelproxy.ipython"
+    assert command[-1] == "--ext=kernelproxy.kernel.ipython_extension"
     assert "SING_SESSION" in env
     assert not {"LD_PRELOAD", "SING_FSTRACK"} & env.keys()
     assert env["SING_FSTRACK_REASON"] == reason
@@ -538,7 +541,7 @@ def test_each_interpreter_is_tried_once(
     fake_daemon: FakeDaemon, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
-    monkeypatch.setattr(fstrack, "check", lambda python, library, env: tried.append(python))
+    monkeypatch.setattr(tracker, "check", lambda python, library, env: tried.append(python))
     for _ in range(2):
         launch(make())
     assert tried == [sys.executable]

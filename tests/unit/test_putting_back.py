@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import StoreError
-from kernelproxy.hoststate import files, putback
-from kernelproxy.hoststate.files import (
+from kernelproxy.common.errors import StoreError
+from kernelproxy.kernel.files import changed_files, restore_files
+from kernelproxy.kernel.files.changed_files import (
     FileState,
     Kind,
     Limits,
@@ -22,7 +22,7 @@ from kernelproxy.hoststate.files import (
     collect,
     put_back,
 )
-from kernelproxy.hoststate.filestates import Exclusion, default_exclusions
+from kernelproxy.kernel.files.file_state import Exclusion, default_exclusions
 
 EVERYTHING = Limits(exclude=(), temporary=())
 OLD = 1_000_000_000_123_456_789
@@ -40,7 +40,7 @@ class Saved:
         whole = self.bytes[state.path]
         yield [whole[at : at + 3] for at in range(0, len(whole), 3)]
 
-    def put_back(self, aside: Path) -> files.PutBack:
+    def put_back(self, aside: Path) -> changed_files.PutBack:
         return put_back(self.states, self.content, aside)
 
 
@@ -407,4 +407,4 @@ def file_contents(directory: Path) -> set[bytes]:
 
 
 def test_part_names_are_excluded_by_default() -> None:
-    assert Path("/home") / putback._part("x") in Exclusion(default_exclusions({}))
+    assert Path("/home") / restore_files._part("x") in Exclusion(default_exclusions({}))

@@ -9,9 +9,9 @@ from datetime import datetime
 
 import pytest
 
-from jupyter_sing.output import Output
-from jupyter_sing.table import Table
-from kernelproxy.readable import (
+from jupyter_sing.cli.output import Output
+from jupyter_sing.notebook.status_text import Table
+from kernelproxy.common.readable import (
     clock,
     device_label,
     device_name,

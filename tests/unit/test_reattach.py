@@ -18,9 +18,9 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 from traitlets.config import Config
 
-from jupyter_sing import reattach
-from jupyter_sing.reattach import Reattachment
-from kernelproxy.attendant import remote
+from jupyter_sing.server import reattach
+from jupyter_sing.server.reattach import Reattachment
+from kernelproxy.kernel_host import client
 from tests.integration.conftest import lives
 
 # A kernel that answers nothing, which makes it a busy one.
@@ -78,7 +78,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     try:
         asyncio.run(story())
     finally:
-        remote.end_kernels()
+        client.end_kernels()
 
 
 async def started(toy: Toy) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernelproxy.agent.records import Record, Run, last, of_notebook, surplus
+from kernelproxy.agent.checkpoint.retention import Record, Run, last, of_notebook, surplus
 
 HERE, THERE = "/home/ada/a/digits.ipynb", "/home/ada/b/digits.ipynb"
 

@@ -1,4 +1,4 @@
-"""What the deaths of workers mean: one test for each row of the table in recovery.py."""
+"""What the deaths of workers mean: one test for each row of the table in crash_policy.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from kernelproxy.agent.outofmemory import Starvation
-from kernelproxy.agent.recovery import (
+from kernelproxy.agent.workers.crash_policy import (
     AT_ONCE_MAX,
     KILLS_MAX,
     PAUSE_OF_DEATHS_MAX,
@@ -16,6 +15,7 @@ from kernelproxy.agent.recovery import (
     Verdict,
     pause,
 )
+from kernelproxy.agent.workers.oom_kills import Starvation
 
 
 def test_a_death_with_nothing_to_execute_is_no_records_fault() -> None:

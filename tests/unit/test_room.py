@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from kernelproxy.agent.memory import Neighbour
-from kernelproxy.agent.room import Answer, Room
+from kernelproxy.agent.devices.device_allocator import Answer, Room
+from kernelproxy.agent.devices.memory_grants import Neighbour
 from kernelproxy.devices import configured_devices
 
 MIB = 1 << 20

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing.controller import kept
-from jupyter_sing.controller.rules import Rules, Standing
-from jupyter_sing.scheduler.flat import Flat
-from jupyter_sing.scheduler.guarantees import Leases
+from jupyter_sing.controller import policy_file
+from jupyter_sing.controller.effective_policy import Rules, Standing
+from jupyter_sing.scheduler.hived import Leases
+from jupyter_sing.scheduler.no_guarantees import Flat
 from jupyter_sing.scheduler.settings import Limits, Settings, Tier
-from kernelproxy.agent.arbiter import Allowance
-from kernelproxy.errors import ControlError
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.scheduler_api import Allowance
 from tests.scheduler.policy_strategies import EXAMPLES
 
 TWO = {"here": ["cpu:0", "cpu:1"]}
@@ -148,21 +148,21 @@ def test_no_policy_is_one_line() -> None:
 
 
 def test_what_is_kept_holds_for_the_next_daemon(tmp_path: Path) -> None:
-    assert kept.begin(tmp_path, TWO).text == ""
-    kept.keep(tmp_path, "defaults: {weight: 2}")
-    kept.keep(tmp_path, LAB)
-    assert kept.begin(tmp_path, TWO).text == kept.kept(tmp_path) == LAB
+    assert policy_file.begin(tmp_path, TWO).text == ""
+    policy_file.keep(tmp_path, "defaults: {weight: 2}")
+    policy_file.keep(tmp_path, LAB)
+    assert policy_file.begin(tmp_path, TWO).text == policy_file.kept(tmp_path) == LAB
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
-    (tmp_path / kept.NAME).mkdir()
+    (tmp_path / policy_file.NAME).mkdir()
     with pytest.raises(ControlError, match="cannot be kept"):
-        kept.keep(tmp_path, LAB)
-    assert [each.name for each in tmp_path.iterdir()] == [kept.NAME]
+        policy_file.keep(tmp_path, LAB)
+    assert [each.name for each in tmp_path.iterdir()] == [policy_file.NAME]
     with pytest.raises(ControlError, match="cannot be read"):
-        kept.kept(tmp_path)
+        policy_file.kept(tmp_path)
 
 
 def test_the_file_of_the_environment_counts_first(
@@ -170,32 +170,32 @@ def test_the_file_of_the_environment_counts_first(
 ) -> None:
     runtime, file = tmp_path / "runtime", tmp_path / "site.yaml"
     runtime.mkdir()
-    monkeypatch.setenv(kept.VARIABLE, str(file))
+    monkeypatch.setenv(policy_file.VARIABLE, str(file))
     with pytest.raises(ControlError, match=r"JUPYTER_SING_POLICY: .*site.yaml: .*No such file"):
-        kept.begin(runtime, TWO)
+        policy_file.begin(runtime, TWO)
     file.write_text(LAB)
-    assert kept.begin(runtime, TWO).text == kept.kept(runtime) == LAB
-    kept.keep(runtime, "defaults: {weight: 2}")
-    assert kept.begin(runtime, TWO).text == LAB
+    assert policy_file.begin(runtime, TWO).text == policy_file.kept(runtime) == LAB
+    policy_file.keep(runtime, "defaults: {weight: 2}")
+    assert policy_file.begin(runtime, TWO).text == LAB
     # Sessions are not lost for what is wrong now.
     file.write_text("nonsense: 1")
-    assert kept.begin(runtime, TWO).text == LAB
+    assert policy_file.begin(runtime, TWO).text == LAB
     assert "The policy that was applied last holds" in caplog.text
-    monkeypatch.setenv(kept.VARIABLE, "site.yaml")
-    assert kept.begin(runtime, TWO).text == LAB
+    monkeypatch.setenv(policy_file.VARIABLE, "site.yaml")
+    assert policy_file.begin(runtime, TWO).text == LAB
     assert "must be absolute" in caplog.text
 
 
 def test_what_was_kept_and_is_too_much_by_now_guarantees_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept.keep(tmp_path, EXAMPLES["course"])
-    rules = kept.begin(tmp_path, {"here": ["cpu:0"]})
+    policy_file.keep(tmp_path, EXAMPLES["course"])
+    rules = policy_file.begin(tmp_path, {"here": ["cpu:0"]})
     assert rules.standing("2026017", None).tier is Tier.BASIC
     assert isinstance(rules.guarantees(), Flat)
     assert "cannot hold: cluster: This daemon has 1 device" in caplog.text
-    kept.keep(tmp_path, "nonsense: 1")
-    assert kept.begin(tmp_path, TWO).text == ""
+    policy_file.keep(tmp_path, "nonsense: 1")
+    assert policy_file.begin(tmp_path, TWO).text == ""
 
 
 @pytest.mark.parametrize(

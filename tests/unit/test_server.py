@@ -15,16 +15,16 @@ import yaml
 from jsonschema import Draft202012Validator
 from tornado.httpclient import HTTPClientError
 
-from jupyter_sing import routes
-from jupyter_sing.controller import kept
-from jupyter_sing.extension import SingExtension
-from jupyter_sing.notebooks import NotebookNames, contents_path
-from kernelproxy.agent.activity import Record
-from kernelproxy.agent.report import outline
-from kernelproxy.agent.timeline import Change
-from kernelproxy.control import connect
-from kernelproxy.events import EVENT_ID
-from kernelproxy.protocol import Checkpoint
+from jupyter_sing.controller import policy_file
+from jupyter_sing.server import routes
+from jupyter_sing.server.extension import SingExtension
+from jupyter_sing.server.notebooks import NotebookNames, contents_path
+from kernelproxy.agent.status.activity_store import Record
+from kernelproxy.agent.status.session_status import outline
+from kernelproxy.agent.status.timeline import Change
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import Checkpoint
+from kernelproxy.provisioning.events import EVENT_ID
 from tests.unit.fake_daemon import (
     AFFECTED,
     CHECKPOINT,
@@ -413,7 +413,7 @@ async def test_without_a_daemon_what_was_applied_last_is_shown(
     runtime_dir: Path, jp_fetch: Any
 ) -> None:
     assert json.loads((await jp_fetch(API, "policy")).body) == {"policy": ""}
-    kept.keep(runtime_dir, "defaults: {weight: 2}")
+    policy_file.keep(runtime_dir, "defaults: {weight: 2}")
     assert json.loads((await jp_fetch(API, "policy")).body) == {"policy": "defaults: {weight: 2}"}
     assert not (runtime_dir / "agent.sock").exists()
 

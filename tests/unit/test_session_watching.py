@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing import watching
-from jupyter_sing.watching import ElsewhereError, Seen, Watcher
-from kernelproxy import absence, protocol
-from kernelproxy.absence import Absence, Return
-from kernelproxy.errors import ControlError
-from kernelproxy.protocol import Changed, SessionReply
+from jupyter_sing.notebook import status_watcher
+from jupyter_sing.notebook.status_watcher import ElsewhereError, Seen, Watcher
+from kernelproxy.common import protocol
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import detach
+from kernelproxy.common.ipc.detach import Absence, Return
+from kernelproxy.common.protocol import Changed, SessionReply
 from tests.unit.fake_daemon import CHECKPOINT, DEVICE, SESSION, FakeDaemon
 
 SECONDS = 120.0
@@ -40,7 +41,7 @@ class Ear:
 def away(monkeypatch: pytest.MonkeyPatch) -> Absence:
     """The process's, of this test alone."""
     made = Absence()
-    monkeypatch.setattr(absence, "current", made)
+    monkeypatch.setattr(detach, "current", made)
     return made
 
 
@@ -121,7 +122,7 @@ def test_another_daemon_is_found(watcher: Watcher, fake_daemon: FakeDaemon) -> N
     ear.next()
     fake_daemon.drop_watchers()
     lost = ear.next()
-    assert lost.problem == watching.LOST
+    assert lost.problem == status_watcher.LOST
     assert lost.sessions == {ID: SESSION}  # as last known
     found = ear.next()
     assert (found.problem, found.anew) == ("", True)
@@ -130,7 +131,7 @@ def test_another_daemon_is_found(watcher: Watcher, fake_daemon: FakeDaemon) -> N
 def test_without_a_daemon_that_is_told(
     runtime_dir: Path, away: Absence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(status_watcher, "_PAUSE_SECONDS", 0.01)
     watcher, ear = Watcher(), Ear()
     watcher.join(ear)
     assert ear.next().problem == "No jupyter_sing daemon is running."
@@ -140,7 +141,7 @@ def test_without_a_daemon_that_is_told(
     watcher.leave(ear)
     wait_for_no_thread()
     daemon.close()
-    assert watching.look().problem
+    assert status_watcher.look().problem
 
 
 def test_it_lets_the_process_leave_and_is_there_again_with_it(
@@ -184,7 +185,9 @@ def test_a_thread_that_asks_lets_the_process_leave_and_asks_again(
     monkeypatch.setattr(fake_daemon, "_answer", slow)
     replies: list[SessionReply] = []
     request = protocol.Suspend(ID, "")
-    thread = threading.Thread(target=lambda: replies.append(watching.ask(SessionReply, request)))
+    thread = threading.Thread(
+        target=lambda: replies.append(status_watcher.ask(SessionReply, request))
+    )
     thread.start()
     assert asked.acquire(timeout=SECONDS)
     away.begin(SECONDS)
@@ -220,7 +223,7 @@ def test_a_checkpoint_is_followed_though_the_process_leaves_for_it(
 
     def take() -> None:
         try:
-            made.append(watching.checkpoint(ID, "mine"))
+            made.append(status_watcher.checkpoint(ID, "mine"))
         except ControlError as error:
             made.append(error)
 
@@ -242,7 +245,7 @@ def test_a_checkpoint_is_followed_though_the_process_leaves_for_it(
 
 def test_a_refusal_is_raised(away: Absence, fake_daemon: FakeDaemon) -> None:
     with pytest.raises(ControlError, match="There is no session"):
-        watching.ask(SessionReply, protocol.Resume("other"))
+        status_watcher.ask(SessionReply, protocol.Resume("other"))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # others, which have threads, too
@@ -258,7 +261,7 @@ def test_a_forked_child_watches_nothing(watcher: Watcher, fake_daemon: FakeDaemo
     pid = os.fork()
     if pid == 0:
         try:
-            absence.current.reset()
+            detach.current.reset()
             watcher.disown()
             closed = not Path(f"/proc/self/fd/{fd}").exists()
             os.write(writer, b"1" if closed and watcher._watch is None else b"0")

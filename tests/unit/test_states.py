@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from kernelproxy.agent.states import ALLOWED, State, check_transition
-from kernelproxy.errors import InternalError
+from kernelproxy.agent.session.states import ALLOWED, State, check_transition
+from kernelproxy.common.errors import InternalError
 
 
 def test_every_state_is_in_the_table() -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import InternalError, StoreError
-from kernelproxy.snapshot.chunks import Desks
-from kernelproxy.snapshot.ledger import Limits
-from kernelproxy.snapshot.manifest import Extent, Label, Manifest
-from kernelproxy.snapshot.putting import Kept, Part
-from kernelproxy.snapshot.store import Store
-from kernelproxy.snapshot.together import Cancel, file_lock
+from kernelproxy.common.errors import InternalError, StoreError
+from kernelproxy.storage.chunk_file import Desks
+from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.manifest import Extent, Label, Manifest
+from kernelproxy.storage.quota import Limits
+from kernelproxy.storage.threads import Cancel, file_lock
+from kernelproxy.storage.writer import Kept, Part
 from tests.doubles.arena import Arena, MakeArena
 
 KIB = 1 << 10

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import StoreError
-from kernelproxy.snapshot.manifest import Manifest
-from kernelproxy.snapshot.store import Store
+from kernelproxy.common.errors import StoreError
+from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.manifest import Manifest
 from tests.doubles.arena import MakeArena
 from tests.unit.test_manifest import signed
 from tests.unit.test_store import (

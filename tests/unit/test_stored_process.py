@@ -7,9 +7,9 @@ import random
 from contextlib import closing
 from pathlib import Path
 
-from kernelproxy.agent.processimages import Blobs, Packed, unpack
-from kernelproxy.snapshot.manifest import Label, Manifest
-from kernelproxy.snapshot.store import Store
+from kernelproxy.agent.process.image_packing import Blobs, Packed, unpack
+from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.manifest import Label, Manifest
 
 
 def written(directory: Path, pages: bytes) -> dict[str, bytes]:

@@ -15,14 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent import foreign
-from kernelproxy.agent.foreign import Discards, Guard, check_snapshot, fix_snapshot, is_harmless
-from kernelproxy.agent.guests import SESSIONS_MAX, Modesty, check_request, tame
-from kernelproxy.agent.owners import Owner, check_forked, check_path
-from kernelproxy.agent.report import outline
-from kernelproxy.errors import ControlError, ProtocolError, WorkerError
-from kernelproxy.protocol import OpenSession
-from kernelproxy.snapshot import tables
+from kernelproxy.agent.api.peer_limits import SESSIONS_MAX, Modesty, check_request, tame
+from kernelproxy.agent.status.session_status import outline
+from kernelproxy.common.errors import ControlError, ProtocolError, WorkerError
+from kernelproxy.common.ipc import fd_validation
+from kernelproxy.common.ipc.fd_validation import (
+    Discards,
+    Guard,
+    check_snapshot,
+    fix_snapshot,
+    is_harmless,
+)
+from kernelproxy.common.ipc.peer import Owner, check_forked, check_path
+from kernelproxy.common.protocol import OpenSession, snapshot_tables
 
 
 def test_an_owner_is_who_the_kernel_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,11 +83,11 @@ def test_only_descriptors_that_cannot_make_us_wait_are_taken(
     assert not is_harmless(ours.fileno())
     with tempfile.TemporaryFile() as file:
         mount = Path(f"/proc/self/fdinfo/{file.fileno()}").read_text().split("mnt_id:")[1].split()
-        kind = foreign._type_of(mount[0])
-        assert is_harmless(file.fileno()) == (kind in foreign._LOCAL)
-        monkeypatch.setattr(foreign, "_LOCAL", {kind})
+        kind = fd_validation._type_of(mount[0])
+        assert is_harmless(file.fileno()) == (kind in fd_validation._LOCAL)
+        monkeypatch.setattr(fd_validation, "_LOCAL", {kind})
         assert is_harmless(file.fileno())
-        monkeypatch.setattr(foreign, "_LOCAL", {"another"})
+        monkeypatch.setattr(fd_validation, "_LOCAL", {"another"})
         assert is_harmless(file.fileno()) == (kind == "tmpfs")  # which is memory
     # One of them is bad, so all are closed.
     with pytest.raises(ProtocolError, match="on no disk"):
@@ -124,7 +129,7 @@ def test_who_sends_what_cannot_be_closed_is_heard_no_more(monkeypatch: pytest.Mo
         closed.append(fd)
 
     discards = Discards()
-    monkeypatch.setattr(foreign.os, "close", close)
+    monkeypatch.setattr(fd_validation.os, "close", close)
     for number in range(Discards.MAX):
         assert not discards.full(7)
         discards.close(7, -1 - number)
@@ -142,11 +147,19 @@ def test_who_sends_what_cannot_be_closed_is_heard_no_more(monkeypatch: pytest.Mo
 
 
 def snapshot(count: int = 4096, position: int = 5) -> bytes:
-    total = tables.HEADER.size + tables.ENTRY.size
-    header = tables.HEADER.pack(
-        tables.MAGIC, tables.VERSION, 0, position, total, count, tables.HEADER.size, 1, 0
+    total = snapshot_tables.HEADER.size + snapshot_tables.ENTRY.size
+    header = snapshot_tables.HEADER.pack(
+        snapshot_tables.MAGIC,
+        snapshot_tables.VERSION,
+        0,
+        position,
+        total,
+        count,
+        snapshot_tables.HEADER.size,
+        1,
+        0,
     )
-    return header + tables.ENTRY.pack(0, count, 1, 0, 1)
+    return header + snapshot_tables.ENTRY.pack(0, count, 1, 0, 1)
 
 
 def test_a_snapshot_stays_as_it_came() -> None:

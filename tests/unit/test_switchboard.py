@@ -11,17 +11,17 @@ from contextlib import ExitStack
 
 import pytest
 
-from kernelproxy.errors import ProcessError
-from kernelproxy.process.connection import CHANNELS, Connection, private
-from kernelproxy.process.switchboard import Switchboard
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.zmq_proxy.connection import CHANNELS, Connection, private
+from kernelproxy.zmq_proxy.proxy import Switchboard
 from tests.doubles.kernel import SECONDS_MAX, Client, FakeKernel
 
 KEY = b"0123456789abcdef"
 # A server that forks a child which lives longer than its kernel.
 FORKING = """
 import os, socket, sys
-from kernelproxy.process.connection import Connection, private
-from kernelproxy.process.switchboard import Switchboard
+from kernelproxy.zmq_proxy.connection import Connection, private
+from kernelproxy.zmq_proxy.proxy import Switchboard
 connection = private(Connection("", {}, b"key"))
 switchboard = Switchboard(connection, print, print)
 client = socket.create_connection((connection.ip, connection.ports["shell"]))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.errors import WorkerError
-from kernelproxy.snapshot import tables
-from kernelproxy.snapshot.tables import Extent, Storage, read_storages, read_tables
+from kernelproxy.common.errors import WorkerError
+from kernelproxy.common.protocol import snapshot_tables
+from kernelproxy.common.protocol.snapshot_tables import Extent, Storage, read_storages, read_tables
 
 SOURCE = (Path(__file__).parents[2] / "native" / "worker" / "tables.h").read_text()
 EXTENTS = [(8192, 5000, 3, 0, 7), (0, 4096, 9, 0, 8)]
@@ -29,16 +29,16 @@ def write(
     fd: int,
     entries: list[tuple[int, int, int, int, int]],
     *,
-    magic: int = tables.MAGIC,
-    version: int = tables.VERSION,
+    magic: int = snapshot_tables.MAGIC,
+    version: int = snapshot_tables.VERSION,
     size: int = 0,
 ) -> None:
     """Write a file with ten bytes of tables; `size` more or fewer than its header says."""
-    offset = tables.HEADER.size
-    total = offset + len(entries) * tables.ENTRY.size + 10
+    offset = snapshot_tables.HEADER.size
+    total = offset + len(entries) * snapshot_tables.ENTRY.size + 10
     header = (magic, version, 1, 640, total, 9096, offset, len(entries), 10)
-    os.pwrite(fd, tables.HEADER.pack(*header), 0)
-    os.pwrite(fd, b"".join(tables.ENTRY.pack(*entry) for entry in entries), offset)
+    os.pwrite(fd, snapshot_tables.HEADER.pack(*header), 0)
+    os.pwrite(fd, b"".join(snapshot_tables.ENTRY.pack(*entry) for entry in entries), offset)
     os.ftruncate(fd, total + size)
 
 
@@ -49,10 +49,13 @@ def constant(name: str) -> int:
 
 
 def test_constants_are_those_of_the_worker() -> None:
-    assert constant("kSnapshotMagic") == tables.MAGIC
-    assert constant("kSnapshotVersion") == tables.VERSION
-    assert constant("kInlineBytes") == tables.EXTENT_BYTES_MIN
-    for name, layout in (("SnapshotHeader", tables.HEADER), ("ExtentEntry", tables.ENTRY)):
+    assert constant("kSnapshotMagic") == snapshot_tables.MAGIC
+    assert constant("kSnapshotVersion") == snapshot_tables.VERSION
+    assert constant("kInlineBytes") == snapshot_tables.EXTENT_BYTES_MIN
+    for name, layout in (
+        ("SnapshotHeader", snapshot_tables.HEADER),
+        ("ExtentEntry", snapshot_tables.ENTRY),
+    ):
         assert f"static_assert(sizeof({name}) == {layout.size});" in SOURCE
 
 
@@ -126,9 +129,19 @@ def storage(number: int, filled: int, *, lost: bytes = b"", small: bytes = b"") 
 
 
 def write_tables(fd: int, raw: bytes) -> None:
-    total = tables.HEADER.size + len(raw)
-    header = (tables.MAGIC, tables.VERSION, 1, 640, total, 0, tables.HEADER.size, 0, len(raw))
-    os.pwrite(fd, tables.HEADER.pack(*header) + raw, 0)
+    total = snapshot_tables.HEADER.size + len(raw)
+    header = (
+        snapshot_tables.MAGIC,
+        snapshot_tables.VERSION,
+        1,
+        640,
+        total,
+        0,
+        snapshot_tables.HEADER.size,
+        0,
+        len(raw),
+    )
+    os.pwrite(fd, snapshot_tables.HEADER.pack(*header) + raw, 0)
     os.ftruncate(fd, total)
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kernelproxy.agent.tiers import Parked, choose_cold, seconds_to_next
+from kernelproxy.agent.spill.spill_policy import Parked, choose_cold, seconds_to_next
 
 A, B, C = Parked("a", 10, 100.0), Parked("b", 30, 50.0), Parked("c", 20, 80.0)
 

@@ -7,7 +7,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelproxy.agent.timeline import HELD, Change, History, Span, Step, coarser, cut, merged
+from kernelproxy.agent.status.timeline import (
+    HELD,
+    Change,
+    History,
+    Span,
+    Step,
+    coarser,
+    cut,
+    merged,
+)
 
 SINCE, UNTIL = 20.0, 80.0
 STATES = [*HELD, "queued", "suspended", "failed", "away", "ended"]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy import title
+from kernelproxy.worker import process_title
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOW = (
-    "import os, sys; from kernelproxy import title; title.show(os.environ['TITLE'])\n"
+    "import os, sys\n"
+    "from kernelproxy.worker import process_title as title; title.show(os.environ['TITLE'])\n"
     "child = os.fork()\n"
     "if child == 0: title.show('sing: forked'); os._exit(0)\n"
     "os.waitpid(child, 0)\n"
@@ -32,12 +33,12 @@ SHOW = (
 )
 def test_a_title_takes_the_place_of_the_command_line_and_no_more(told: str, shown: str) -> None:
     secret = {"PATH": "/usr/bin:/bin", "TITLE": told, "SECRET": "of its variables"}
-    command = [sys.executable, "-c", SHOW, title.ROOM]
+    command = [sys.executable, "-c", SHOW, process_title.ROOM]
     done = subprocess.run(command, cwd=ROOT, env=secret, stdout=subprocess.PIPE, check=True)
     text = done.stdout.rstrip(b"\0").decode()
     if len(told) > 1000:
         assert set(text) == {"ö"}
-        assert len(text) >= len(title.ROOM) // 2
+        assert len(text) >= len(process_title.ROOM) // 2
     else:
         assert text == shown
     assert b"SECRET" not in done.stdout

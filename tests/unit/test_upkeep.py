@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent.upkeep import BEHIND_SECONDS, FULL, REST_SECONDS, Upkeep
-from kernelproxy.errors import WorkerError
+from kernelproxy.agent.state.snapshot_scheduler import BEHIND_SECONDS, FULL, REST_SECONDS, Upkeep
+from kernelproxy.common.errors import WorkerError
 
 MIB = 1 << 20
 CAPACITY, BUDGET = 512 * MIB, 256 * MIB

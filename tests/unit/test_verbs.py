@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent import report
-from kernelproxy.agent.verbs import Verbs
+from kernelproxy.agent.session.commands import Verbs
+from kernelproxy.agent.status import session_status
 
 
 class Session:
@@ -73,6 +73,6 @@ def test_a_verb_that_waits_for_the_lock_is_withdrawn() -> None:
 
 
 def test_a_verb_that_has_begun_is_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "describe_session", lambda session: {})
+    monkeypatch.setattr(session_status, "describe_session", lambda session: {})
     told = asyncio.run(ask_and_hang_up(begun=True))
     assert told == ["Moved from Simulated GPU 0 to Simulated GPU 1."]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing import table, view
-from jupyter_sing.view import View
-from jupyter_sing.watching import Seen
-from kernelproxy.agent.states import State
+from jupyter_sing.notebook import status_text, view_model
+from jupyter_sing.notebook.status_watcher import Seen
+from jupyter_sing.notebook.view_model import View
+from kernelproxy.agent.session.states import State
 from tests.unit.fake_daemon import DEVICE, SESSION
 
 ID = SESSION["id"]
@@ -30,7 +30,7 @@ def of(**changes: Any) -> View:
 
 def test_each_state_has_its_word_and_a_shape_of_its_own() -> None:
     shown = [of(state=str(state)) for state in State]
-    assert [each.word for each in shown] == [table.WORDS[str(state)] for state in State]
+    assert [each.word for each in shown] == [status_text.WORDS[str(state)] for state in State]
     assert len({each.glyph for each in shown}) == len(State)
 
 
@@ -97,12 +97,12 @@ def test_the_queue_is_said_as_far_as_it_is_known(changes: dict[str, Any], expect
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, {view.SUSPEND, view.PIN, view.CHECKPOINT}),
-        ({"state": "suspended"}, {view.RESUME, view.PIN, view.CHECKPOINT}),
+        ({}, {view_model.SUSPEND, view_model.PIN, view_model.CHECKPOINT}),
+        ({"state": "suspended"}, {view_model.RESUME, view_model.PIN, view_model.CHECKPOINT}),
         ({"state": "failed"}, set()),
         (
             {"progress": {"verb": "checkpoint", "checkpoint": "one", "done": 0, "total": 0}},
-            {view.SUSPEND, view.PIN},
+            {view_model.SUSPEND, view_model.PIN},
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_the_table_says_who_has_each_device() -> None:
         SESSION | {"id": "c", "name": "", "device": "cpu:1"},
         SESSION | {"id": "d", "name": "waits.ipynb", "state": "queued", "tier": "parked"},
     )
-    rows = view.devices_table(seen(*others), ID).rows
+    rows = view_model.devices_table(seen(*others), ID).rows
     assert rows == [
         ("Simulated GPU 0 (cpu:0)", "3.0 MiB of 2.0 GiB", "this notebook (Idle, 3.0 MiB)", "1"),
         (
@@ -136,30 +136,30 @@ def test_the_table_says_who_has_each_device() -> None:
             "",
         ),
     ]
-    assert view.devices_table(seen(tier="parked"), ID).rows[0][2] == "nobody"
+    assert view_model.devices_table(seen(tier="parked"), ID).rows[0][2] == "nobody"
 
 
 def test_what_nobody_can_say_is_said() -> None:
-    assert View.of(None, ID).text() == view.WAITING
+    assert View.of(None, ID).text() == view_model.WAITING
     gone = View.of(Seen((DEVICE,), {}), ID)
-    assert gone.lines() == [f"? {view.GONE}: {view.UNKNOWN}"]
+    assert gone.lines() == [f"? {view_model.GONE}: {view_model.UNKNOWN}"]
     silent = View.of(Seen((DEVICE,), {ID: SESSION}, problem="It is being replaced."), ID)
-    assert silent.lines() == [f"? {view.NO_DAEMON}: It is being replaced."]
+    assert silent.lines() == [f"? {view_model.NO_DAEMON}: It is being replaced."]
     assert silent.can == frozenset()
 
 
 def test_names_are_no_html() -> None:
     shown = View.of(seen(SESSION | {"id": "b", "name": "<i>"}, reason="<b>", pinned=True), ID)
-    text = shown.html(view.static_note(datetime(2026, 1, 1)))
+    text = shown.html(view_model.static_note(datetime(2026, 1, 1)))
     assert "<i> (" not in text
     assert "&lt;i&gt;" in text
     assert "&lt;b&gt;" in text
     assert "2026-01-01 00:00:00" in text
     assert shown.text("beneath").endswith("\n\nbeneath")
     assert "Pinned: stays on its GPU" in shown.lines()
-    assert view.message_html(["<b>"]) == '<div role="status">&lt;b&gt;</div>'
-    assert view.message_html([]) == ""
-    assert "2026-01-01 00:00:00" in view.since_html(datetime(2026, 1, 1))
+    assert view_model.message_html(["<b>"]) == '<div role="status">&lt;b&gt;</div>'
+    assert view_model.message_html([]) == ""
+    assert "2026-01-01 00:00:00" in view_model.since_html(datetime(2026, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -178,10 +178,10 @@ def test_who_takes_turns_reads_the_same_in_all_of_them(
     found = of(shared=shared, **changes)
     assert (found.glyph, found.word) == ("▶", "Sharing")
     assert found.lines()[0] == f"▶ {text} · {following}"
-    assert table.state_text(SESSION | {"shared": shared} | changes) == f"{text} · {following}"
+    assert status_text.state_text(SESSION | {"shared": shared} | changes) == f"{text} · {following}"
 
 
 def test_bytes_are_written_as_in_the_browser() -> None:
     file = Path(__file__).parents[2] / "labextension/src/testing/sizes.json"
     for count, text in json.loads(file.read_text()):
-        assert table.bytes_text(count) == text
+        assert status_text.bytes_text(count) == text

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from jupyter_sing import metrics, table
-from jupyter_sing.controller.waits import BOUNDS, RECENT, TimeToGpu, Waits
+from jupyter_sing.controller.time_to_gpu import BOUNDS, RECENT, TimeToGpu, Waits
+from jupyter_sing.notebook import status_text
+from jupyter_sing.server import metrics
 
 SECONDS = st.floats(0.0, 1e5)
 
@@ -65,12 +66,12 @@ def sharing() -> dict[str, object]:
 
 
 def test_people_see_waits_and_broken_promises() -> None:
-    assert table.waits_line(sharing()) == (
+    assert status_text.waits_line(sharing()) == (
         "Time to GPU: basic: median 1.25 s, p99 1.25 s of 2 cells; "
         "premium: median 2.25 s, p99 2.25 s of 1 cell\n"
         "Below the share that their tier promises: 4 session-hours."
     )
-    assert table.waits_line({}) == ""
+    assert status_text.waits_line({}) == ""
 
 
 def test_prometheus_reads_what_it_is_told() -> None:

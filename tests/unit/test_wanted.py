@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.agent import wanted
-from kernelproxy.agent.wanted import Remembered
+from kernelproxy.agent.session import preferences
+from kernelproxy.agent.session.preferences import Remembered
 
 PINNED = {"pinned": True, "tier": None}
 BASIC = {"pinned": False, "tier": "basic"}
@@ -25,7 +25,7 @@ def test_another_daemon_remembers_it_once(tmp_path: Path) -> None:
 
 
 def test_the_oldest_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wanted, "REMEMBERED_MAX", 2)
+    monkeypatch.setattr(preferences, "REMEMBERED_MAX", 2)
     remembered = Remembered(tmp_path / "wanted.json")
     for kernel in ("k-1", "k-2", "k-1", "k-3"):
         remembered.keep(7, kernel, PINNED)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent import conversations
-from kernelproxy.agent.service import Agent
+from kernelproxy.agent.api import request_handlers
+from kernelproxy.agent.api.agent import Agent
 
 
 class Deposited:
@@ -64,14 +64,14 @@ def test_a_session_that_cannot_be_rebuilt_ends() -> None:
 
 
 def test_a_kernel_joins_when_there_are_descriptors_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversations, "pause", lambda *_: 0.0)
+    monkeypatch.setattr(request_handlers, "pause", lambda *_: 0.0)
     errors = [OSError(errno.EMFILE, ""), OSError(errno.ENFILE, "")]
 
     async def serve() -> None:
         if errors:
             raise errors.pop()
 
-    asyncio.run(conversations._when_possible(serve))
+    asyncio.run(request_handlers._when_possible(serve))
     assert errors == []
 
 
@@ -80,4 +80,4 @@ def test_a_kernel_that_has_gone_is_waited_for_no_longer() -> None:
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        asyncio.run(conversations._when_possible(serve))
+        asyncio.run(request_handlers._when_possible(serve))

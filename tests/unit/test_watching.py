@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kernelproxy.agent import watching
-from kernelproxy.agent.arbiter import Everybody
-from kernelproxy.agent.room import Room
-from kernelproxy.agent.watching import Watch
-from kernelproxy.protocol import Observed
+from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.lease import step_monitor
+from kernelproxy.agent.lease.step_monitor import Watch
+from kernelproxy.common.protocol import Observed
+from kernelproxy.common.scheduler_api import Everybody
 
 STEP = Observed(40, nadir=10, memory_min=5, memory_max=9, made=400, seconds=2.0)
 WAIT_SECONDS = 120.0
@@ -71,7 +71,7 @@ class Fake:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(step_monitor, "LOOK_SECONDS", 0.0)
 
 
 def watched(test: Callable[[Fake], Any]) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing import view, watching, widget
-from jupyter_sing.widget import Panel, Status
-from kernelproxy import absence, activation, protocol
-from kernelproxy.absence import Absence
+from jupyter_sing.notebook import status_watcher, view_model, widget
+from jupyter_sing.notebook.widget import Panel, Status
+from kernelproxy.common import protocol
+from kernelproxy.common.ipc import detach
+from kernelproxy.common.ipc.detach import Absence
+from kernelproxy.kernel import activation
 from tests.unit.fake_daemon import SESSION, FakeDaemon
 from tests.unit.test_session_watching import SECONDS, wait_for_no_thread
 
@@ -26,13 +28,13 @@ CLICK = {"content": {"data": {"method": "custom", "content": {"event": "click"}}
 def kernel(monkeypatch: pytest.MonkeyPatch, fake_daemon: FakeDaemon) -> Iterator[None]:
     """Be the kernel of the daemon's session."""
     monkeypatch.setattr(activation, "_current", activation.Activation(session=ID))
-    monkeypatch.setattr(absence, "current", Absence())
-    monkeypatch.setattr(watching, "current", watching.Watcher())
+    monkeypatch.setattr(detach, "current", Absence())
+    monkeypatch.setattr(status_watcher, "current", status_watcher.Watcher())
     monkeypatch.setattr(widget, "FIRST_SECONDS_MAX", SECONDS)
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=object()))
     yield
-    for each in list(watching.current._listeners):
-        watching.current.leave(each)
+    for each in list(status_watcher.current._listeners):
+        status_watcher.current.leave(each)
     wait_for_no_thread()
 
 
@@ -83,17 +85,17 @@ def shown(kernel: None, fake_daemon: FakeDaemon) -> Iterator[Shown]:
 def test_it_shows_how_it_is_and_what_becomes_of_it(shown: Shown) -> None:
     assert "<b>Idle</b>." in shown.text
     assert "this notebook (Idle, 3.0 MiB)" in shown.panel._devices.value
-    assert shown.can() == {view.SUSPEND, view.PIN, view.CHECKPOINT}
+    assert shown.can() == {view_model.SUSPEND, view_model.PIN, view_model.CHECKPOINT}
     shown.tell(state="suspended", tier="parked", reason="Not used. Resumes when you run a cell.")
-    shown.wait(lambda: "Suspended" in shown.text and not shown.button(view.RESUME).disabled)
-    assert view.SUSPEND not in shown.can()
+    shown.wait(lambda: "Suspended" in shown.text and not shown.button(view_model.RESUME).disabled)
+    assert view_model.SUSPEND not in shown.can()
     shown.tell(state="queued", reason="Waits.", queue_position=2, expected_wait=20.0)
     shown.wait(lambda: "Place 2 in the queue, about 20 s." in shown.text)
 
 
 def test_nothing_is_sent_when_nothing_it_shows_has_changed(shown: Shown) -> None:
     heard: queue.Queue[object] = queue.Queue()
-    watching.current.join(heard.put)
+    status_watcher.current.join(heard.put)
     heard.get(timeout=SECONDS)
     while not shown.changed.empty():
         shown.changed.get()
@@ -114,18 +116,18 @@ def test_buttons_ask_the_daemon(shown: Shown) -> None:
     def asked(request: protocol.Message) -> bool:
         return request in shown.daemon.requests
 
-    shown.click(view.SUSPEND)
+    shown.click(view_model.SUSPEND)
     shown.wait(lambda: asked(protocol.Suspend(ID, "Suspended by you in the notebook")))
-    shown.wait(lambda: view.RESUME in shown.can())
-    shown.click(view.RESUME)
+    shown.wait(lambda: view_model.RESUME in shown.can())
+    shown.click(view_model.RESUME)
     shown.wait(lambda: asked(protocol.Resume(ID)))
-    shown.wait(lambda: view.SUSPEND in shown.can() and "Idle" in shown.text)
-    shown.button(view.PIN).set_state({"value": True})
+    shown.wait(lambda: view_model.SUSPEND in shown.can() and "Idle" in shown.text)
+    shown.button(view_model.PIN).set_state({"value": True})
     shown.wait(lambda: "Pinned: its memory stays on Simulated GPU 0." in shown.text)
-    assert shown.button(view.PIN).value
-    shown.button(view.PIN).set_state({"value": False})
+    assert shown.button(view_model.PIN).value
+    shown.button(view_model.PIN).set_state({"value": False})
     shown.wait(lambda: "Not pinned" in shown.text)
-    shown.click(view.CHECKPOINT)
+    shown.click(view_model.CHECKPOINT)
     shown.wait(lambda: "Saved checkpoint digits-2" in shown.text)
     (request,) = (r for r in shown.daemon.requests if isinstance(r, protocol.Checkpoint))
     assert request.name.startswith("digits-2")
@@ -136,7 +138,7 @@ def test_buttons_ask_the_daemon(shown: Shown) -> None:
 
 def test_a_pin_that_somebody_else_sets_is_shown_and_not_asked_for(shown: Shown) -> None:
     shown.tell(pinned=True)
-    shown.wait(lambda: shown.button(view.PIN).value)
+    shown.wait(lambda: shown.button(view_model.PIN).value)
     shown.tell(reason="Later.")
     shown.wait(lambda: "Later." in shown.text)
     assert not any(isinstance(each, protocol.Pin) for each in shown.daemon.requests)
@@ -144,9 +146,9 @@ def test_a_pin_that_somebody_else_sets_is_shown_and_not_asked_for(shown: Shown) 
 
 def test_what_the_daemon_refuses_is_said(shown: Shown) -> None:
     del shown.daemon.sessions[ID]
-    shown.button(view.PIN).set_state({"value": True})
+    shown.button(view_model.PIN).set_state({"value": True})
     shown.wait(lambda: f"There is no session {ID}." in shown.text)
-    shown.wait(lambda: not shown.button(view.PIN).value)
+    shown.wait(lambda: not shown.button(view_model.PIN).value)
 
 
 def test_a_bar_is_shown_for_what_takes_longer_than_half_a_second(
@@ -156,7 +158,7 @@ def test_a_bar_is_shown_for_what_takes_longer_than_half_a_second(
     monkeypatch.setattr(widget, "time", clock)
     under_way = {"verb": "checkpoint", "checkpoint": "one", "done": 1, "total": 4}
     shown.tell(progress=under_way)
-    shown.wait(lambda: shown.button(view.CHECKPOINT).disabled)
+    shown.wait(lambda: shown.button(view_model.CHECKPOINT).disabled)
     assert "<progress" not in shown.panel._far.value
     clock.now = 1.5
     shown.tell(progress=under_way | {"done": 2})
@@ -182,7 +184,7 @@ def test_another_connection_brings_all_of_it_to_the_page(
     shown.panel._state.observe(lambda change: states.append(change["new"]), "value")
     monkeypatch.setattr(type(shown.status.box), "send_state", lambda *_: sent.put("box"))
     shown.daemon.drop_watchers()
-    shown.wait(lambda: any(view.NO_DAEMON in each for each in states))
+    shown.wait(lambda: any(view_model.NO_DAEMON in each for each in states))
     assert sent.get(timeout=SECONDS) == "box"
     shown.wait(lambda: "Idle" in shown.text)
 
@@ -191,7 +193,7 @@ def test_closing_ends_it_and_says_so(shown: Shown) -> None:
     shown.status.close()
     shown.status.close()
     wait_for_no_thread()
-    assert repr(shown.status) == view.CLOSED
+    assert repr(shown.status) == view_model.CLOSED
     assert shown.status.box is None
     assert shown.panel.box.comm is None
 
@@ -221,7 +223,7 @@ def test_without_ipywidgets_it_is_a_table(
     monkeypatch.setattr(builtins, "__import__", lacking)
     bundle = Status()._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html"}
-    assert view.WITHOUT_WIDGETS in bundle["text/plain"]
+    assert view_model.WITHOUT_WIDGETS in bundle["text/plain"]
     assert "this notebook (Idle" in bundle["text/plain"]
 
 

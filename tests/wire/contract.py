@@ -19,12 +19,13 @@ from typing import Any
 
 import yaml
 
-from jupyter_sing import cli, magics
-from kernelproxy import oplog
-from kernelproxy.agent import deposits
-from kernelproxy.hoststate import rebuild
-from kernelproxy.protocol import Message
-from kernelproxy.snapshot import manifest, tables
+from jupyter_sing.cli import commands as cli
+from jupyter_sing.notebook import magics
+from kernelproxy.agent.supervisor import fdstore
+from kernelproxy.common import shared_memory as oplog
+from kernelproxy.common.protocol import Message, snapshot_tables
+from kernelproxy.kernel.namespace import rebuild
+from kernelproxy.storage import manifest
 
 ROOT = Path(__file__).parents[2]
 OPLOG = ROOT / "native" / "oplog"
@@ -74,17 +75,22 @@ def on_disk() -> dict[str, Any]:
     label = manifest.Label("owner", "name", "kind", "torch", "device", 1, {})
     empty = manifest.Manifest(label, 0.0, 1, {}, {}, (), ())
     return {
-        "snapshot": [tables.MAGIC, tables.VERSION, tables.HEADER.format, tables.ENTRY.format],
+        "snapshot": [
+            snapshot_tables.MAGIC,
+            snapshot_tables.VERSION,
+            snapshot_tables.HEADER.format,
+            snapshot_tables.ENTRY.format,
+        ],
         "manifest format": manifest.FORMAT_VERSION,
         "manifest": manifest.encode(empty).decode().splitlines()[0],
-        "deposit": deposits.RECORD_VERSION,
+        "deposit": fdstore.RECORD_VERSION,
     }
 
 
 def rebuilding() -> dict[str, Any]:
     """Functions that streams of checkpoints name, with their parameters."""
     # The module's path is in the streams, so it is written out.
-    assert rebuild.__name__ == "kernelproxy.hoststate.rebuild"
+    assert rebuild.__name__ == "kernelproxy.kernel.namespace.rebuild"
     return {
         name: str(inspect.signature(function))
         for name, function in vars(rebuild).items()
@@ -95,13 +101,13 @@ def rebuilding() -> dict[str, Any]:
 
 def rest() -> dict[str, Any]:
     """REST resources: the document that the server's tests hold the server to."""
-    return _without_prose(yaml.safe_load((ROOT / "jupyter_sing/openapi.yaml").read_text()))
+    return _without_prose(yaml.safe_load((ROOT / "jupyter_sing/server/openapi.yaml").read_text()))
 
 
 def events() -> dict[str, Any]:
     """The schema of what the server emits."""
     return _without_prose(
-        yaml.safe_load((ROOT / "jupyter_sing/events/session-v1.yaml").read_text())
+        yaml.safe_load((ROOT / "jupyter_sing/server/events/session-v1.yaml").read_text())
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.snapshot import manifest
+from kernelproxy.storage import manifest
 from tests.e2e.kernels import kernel
 from tests.wire.notebook import TELL
 from tests.wire.record import CHECKPOINTS, STORED

@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from jupyter_sing.scheduler.policy.checks import check
-from jupyter_sing.scheduler.policy.differing import Difference, SessionView, differences
+from jupyter_sing.scheduler.policy.diff import Difference, SessionView, differences
 from jupyter_sing.scheduler.policy.errors import PolicyError
 from jupyter_sing.scheduler.policy.guaranteed import configuration
-from jupyter_sing.scheduler.policy.language import POLICY
 from jupyter_sing.scheduler.policy.model import Policy
-from jupyter_sing.scheduler.policy.reading import lines, read, resolved
-from jupyter_sing.scheduler.policy.resolving import Effective, Resolver, resolve
+from jupyter_sing.scheduler.policy.resolve import Effective, Resolver, resolve
+from jupyter_sing.scheduler.policy.schema import POLICY
+from jupyter_sing.scheduler.policy.yaml_reader import lines, read, resolved
 
 __all__ = [
     "Difference",

@@ -7,8 +7,8 @@ from itertools import pairwise
 from jupyter_sing.scheduler.policy.errors import PolicyError, quoted
 from jupyter_sing.scheduler.policy.guaranteed import check_guarantees
 from jupyter_sing.scheduler.policy.model import Policy
-from jupyter_sing.scheduler.policy.resolving import is_pattern, tier_terms
-from jupyter_sing.scheduler.policy.wording import value_text
+from jupyter_sing.scheduler.policy.phrases import value_text
+from jupyter_sing.scheduler.policy.resolve import is_pattern, tier_terms
 from jupyter_sing.scheduler.settings import Tier
 
 

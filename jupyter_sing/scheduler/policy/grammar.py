@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from jupyter_sing.scheduler.policy.errors import PolicyError, joined, quoted
-from jupyter_sing.scheduler.policy.reading import Items, Keys, Node, Scalar
+from jupyter_sing.scheduler.policy.yaml_reader import Items, Keys, Node, Scalar
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jupyter_sing.scheduler.guarantees import Configuration, ConfigurationError, configuration_of
+from jupyter_sing.scheduler.hived import Configuration, ConfigurationError, configuration_of
 from jupyter_sing.scheduler.policy.errors import PolicyError, quoted
-from jupyter_sing.scheduler.policy.language import DEVICES_MAX
 from jupyter_sing.scheduler.policy.model import ChildCell, Cluster, Policy, VirtualCluster
-from jupyter_sing.scheduler.policy.resolving import home_of_others
+from jupyter_sing.scheduler.policy.resolve import home_of_others
+from jupyter_sing.scheduler.policy.schema import DEVICES_MAX
 
 LEVELS_MAX = 8
 

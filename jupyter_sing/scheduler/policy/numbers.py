@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jupyter_sing.scheduler.policy.model import Policy
-from jupyter_sing.scheduler.policy.resolving import Effective, tier_terms
-from jupyter_sing.scheduler.policy.resolving import Limits as Quotas
+from jupyter_sing.scheduler.policy.resolve import Effective, tier_terms
+from jupyter_sing.scheduler.policy.resolve import Limits as Quotas
 from jupyter_sing.scheduler.settings import Limits, Settings, Tier
 
 _HOUR = 3600.0

@@ -1,0 +1,8 @@
+"""``python -m jupyter_sing.cli`` is `jupyter sing`."""
+
+import sys
+
+from jupyter_sing.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

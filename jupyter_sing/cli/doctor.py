@@ -1,0 +1,141 @@
+"""``jupyter sing doctor``: what works on this machine, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from jupyter_sing.notebook.status_text import bytes_text
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError, ProcessError, SingError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.criu import mode_probe
+from kernelproxy.devices import configured_devices
+from kernelproxy.devices.locks import owner
+from kernelproxy.native import build
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Parameters
+    ----------
+    name : str
+    state : str
+        ``ok``, ``missing`` (something optional is not there) or ``broken``.
+    text : str
+        What was found, or what to do.
+    """
+
+    name: str
+    state: str
+    text: str
+
+
+def examine(python: str = sys.executable) -> list[Finding]:
+    """Look at everything; never raises.
+
+    Parameters
+    ----------
+    python : str
+        Interpreter whose torch is looked at.
+    """
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "provisioner": _provisioner,
+        "panels": _panels,
+        "torch": lambda: _torch(python),
+        "compiler": _compiler,
+        "devices": _devices,
+        "memory": _memory,
+        "processes": _processes,
+        "daemon": _daemon,
+    }
+    findings: list[Finding] = []
+    for name, check in checks.items():
+        try:
+            findings += check()
+        except (SingError, OSError) as error:
+            findings.append(Finding(name, "broken", str(error)))
+    return findings
+
+
+def _provisioner() -> Iterator[Finding]:
+    names = {each.name for each in entry_points(group="jupyter_client.kernel_provisioners")}
+    if "sing" in names:
+        yield Finding("provisioner", "ok", "kernels can be started by `sing`")
+    else:
+        yield Finding("provisioner", "broken", "jupyter_sing is not installed here: pip install it")
+
+
+def _panels() -> Iterator[Finding]:
+    from jupyter_core.paths import jupyter_path  # programs run without Jupyter, too
+
+    for directory in jupyter_path("labextensions", "jupyter-sing"):
+        if Path(directory, "package.json").is_file():
+            yield Finding("panels", "ok", f"JupyterLab shows what is in {directory}")
+            return
+    text = "The JupyterLab panels are not installed: install again with Node 20 or newer"
+    yield Finding("panels", "missing", text)
+
+
+def _torch(python: str) -> Iterator[Finding]:
+    info = build.find_torch(python)
+    build.check_version(info)
+    yield Finding("torch", "ok", f"{info.version} in {info.directory}")
+
+
+def _compiler() -> Iterator[Finding]:
+    command = os.environ.get("CXX", "g++").split()[0]
+    found = shutil.which(command)
+    if found:
+        yield Finding("compiler", "ok", f"{found} can build the native part for other torches")
+    else:
+        text = f"{command} not found: only torch versions with prebuilt GPU support can use the GPU"
+        yield Finding("compiler", "missing", text)
+
+
+def _devices() -> Iterator[Finding]:
+    for device in configured_devices():
+        text = f"{device.id}: {device.name}, {bytes_text(device.memory_total)}"
+        try:
+            who = owner(device)
+        except OSError as error:
+            # Under WSL, for one, GPUs work and have no files.
+            why = f"cannot be locked ({error}): nothing keeps other daemons from it"
+            yield Finding("device", "missing", f"{text}, {why}")
+        else:
+            yield Finding("device", "ok", f"{text}, used by {who}" if who else text)
+
+
+def _memory() -> Iterator[Finding]:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file}
+    available = bytes_text(kilobytes["MemAvailable"] * 1024)
+    yield Finding("memory", "ok", f"{available} of host memory for suspended sessions and programs")
+
+
+def _processes() -> Iterator[Finding]:
+    # Tried anew: whoever asks may just have installed what was missing.
+    try:
+        found = mode_probe.find(paths.runtime_dir(), fresh=True)
+    except ProcessError as error:
+        yield Finding("processes", "missing", str(error))
+        return
+    how = {"root": "by root's rights", "user": "in a namespace of users"}[found.kind]
+    yield Finding("processes", "ok", f"saved {how}, by {found.criu}")
+
+
+def _daemon() -> Iterator[Finding]:
+    try:
+        with connect(start=False):
+            yield Finding("daemon", "ok", f"listens at {paths.socket_path()}")
+    except ControlError as error:
+        if error.reason != "no-daemon":
+            raise
+        yield Finding("daemon", "ok", "not running: it starts with the first notebook")

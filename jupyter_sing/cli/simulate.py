@@ -1,0 +1,200 @@
+"""``jupyter sing simulate``: the scheduler, and what else is done today, on a workload."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+from jupyter_sing.cli.policy import read_policy
+from jupyter_sing.cli.progress import Line
+from jupyter_sing.notebook.status_text import Table
+from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.policy import Policy
+from jupyter_sing.scheduler.policy.numbers import numbers
+from jupyter_sing.scheduler.settings import TARGETS, Settings
+from jupyter_sing.simulator import openb, plot, report, workload
+from jupyter_sing.simulator.baselines import BASELINES
+from jupyter_sing.simulator.cluster import Cluster, SimulationError
+from jupyter_sing.simulator.generator import Parameters, generate
+from jupyter_sing.simulator.people import NOT_SIMULATED, described, people
+from jupyter_sing.simulator.run import Scheduler, Simulation, equals
+from jupyter_sing.simulator.workload import GB, Workload, WorkloadError
+from kernelproxy.common.errors import ControlError
+
+GENERATOR = "generator"
+GPUS_MAX = 100_000
+LINE_CHARACTERS_MAX = 10_000
+
+
+def add_verb(verbs: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``simulate``; called once, for the parser of the CLI."""
+    text = "what the scheduler would make of a workload, in virtual time"
+    verb = verbs.add_parser("simulate", parents=[common], help=text, description=text)
+    verb.set_defaults(function=simulate)
+    add = verb.add_argument
+    add(
+        "--workload",
+        required=True,
+        metavar="FILE|generator",
+        help="CSV of session,num_gpu,start_min,dur_min[,memory_gb], pods of openb, or generator: a "
+        "week of 71 notebooks by chance, fitted to what is published",
+    )
+    policy = "whose sessions they are, and with which rights; named user/anything, or in turn"
+    add("--policy", metavar="FILE", help=policy)
+    add("--gpus", required=True, type=_whole(1, GPUS_MAX), metavar="N", help="devices")
+    add("--memory", type=_number(0, False), default=24.0, metavar="GB", help="of a device")
+    bandwidth = "between a device and its host (default: 20)"
+    add("--bandwidth", type=_number(0, False), default=20.0, metavar="GB/s", help=bandwidth)
+    switch = "that a switch takes besides its bytes (default: 0.1)"
+    add("--switch", type=_number(0, True), default=0.1, metavar="SECONDS", help=switch)
+    baselines = "also reservations, culling, first come first served, nvshare and LAS"
+    add("--baselines", action="store_true", help=baselines)
+    seed = "of the generator, and nothing else (default: 0)"
+    add("--seed", type=_whole(0, 2**63), default=0, metavar="N", help=seed)
+    bursts = "of the generator: cells of seconds among the training ones (default: 0)"
+    add("--bursts", type=_whole(0, 10**7), default=0, metavar="N", help=bursts)
+    add("--plot", metavar="FILE", help="also draw the times to GPU, as SVG")
+
+
+def simulate(options: argparse.Namespace) -> int:
+    """``simulate``: the same arguments give the same figures."""
+    policy = read_policy(options.policy) if options.policy else None
+    names = described(policy) if policy is not None else ()
+    if names and len(names) != options.gpus:
+        raise ControlError(
+            f"{options.policy}: it describes {len(names)} devices, not {options.gpus}.",
+            "cannot-simulate",
+        )
+    cluster = Cluster(
+        gpus=options.gpus,
+        names=names,
+        memory=int(options.memory * GB),
+        bandwidth=options.bandwidth * GB,
+        switch=options.switch,
+    )
+    found = _workload(options, cluster)
+    targets = TARGETS if policy is None else numbers(policy, (), Settings()).targets
+    results, curves = [], []
+    for name in ("sing", *(BASELINES if options.baselines else ())):
+        try:
+            with Line(f"Simulating {name}") as line:
+                outcome = _simulation(name, found, cluster, policy, _steps(line)).run()
+        except SimulationError as error:
+            raise ControlError(f"{name}: {error}", "cannot-simulate") from None
+        results.append(report.measure(name, outcome, targets))
+        curves.append((name, [cell.time_to_gpu for cell in outcome.cells]))
+    if options.plot:
+        with open(options.plot, "w", encoding="utf-8") as file:
+            file.write(plot.plot(curves))
+    if options.json:
+        shown: dict[str, Any] = report.as_json(
+            len(found.sessions), found.cells, cluster.gpus, results
+        )
+        if policy is not None:
+            shown["note"] = NOT_SIMULATED
+        print(json.dumps(shown, indent=1))
+        return 0
+    work = found.work / (cluster.gpus * found.span) if found.span else 0.0
+    print(
+        f"{len(found.sessions)} sessions, {found.cells:,} cells, {cluster.gpus} devices, "
+        f"offered load {100 * work:.0f} %\n"
+    )
+    print(Table(report.HEADER, report.rows(results)))
+    if policy is not None:
+        print(f"\nOf the policy, {NOT_SIMULATED}.")
+    return 0
+
+
+def _simulation(
+    name: str,
+    found: Workload,
+    cluster: Cluster,
+    policy: Policy | None,
+    show: Callable[[int, int], None],
+) -> Simulation:
+    """Prepare a run; tiers are counted for all schedulers, and known to ours only."""
+    devices, terms = cluster.devices(), equals
+    settings, guarantees = None, None
+    if policy is not None:
+        who = people(policy, found, devices)
+        settings, guarantees = who.settings, who.leases
+        terms = who.of
+    scheduler: Scheduler = (
+        Engine(devices, settings, guarantees) if name == "sing" else BASELINES[name](devices)
+    )
+    return Simulation(found, cluster, scheduler, terms, show)
+
+
+def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
+    """Read or generate the workload."""
+    try:
+        if options.workload == GENERATOR:
+            parameters = Parameters(quick=options.bursts, memory_max=0.9 * cluster.memory)
+            return generate(parameters, options.seed)
+        with open(options.workload, encoding="utf-8", newline="") as file:
+            lines = _lines(file)
+            header = next(lines, "")
+            if openb.is_pods(header):
+                pods = openb.read_pods(chain([header], lines))
+                return openb.workload(pods, cluster.memory)
+            return workload.read(chain([header], lines))
+    except UnicodeDecodeError:
+        raise ControlError(f"{options.workload}: it is no text in UTF-8.", "bad-workload") from None
+    except WorkloadError as error:
+        raise ControlError(f"{options.workload}: {error}", "bad-workload") from None
+    except ValueError as error:  # the generator's
+        raise ControlError(str(error), "bad-workload") from None
+
+
+def _lines(file: Any) -> Iterator[str]:
+    """Yield the lines of a file, none of them longer than a row could be."""
+    number = 0
+    while line := file.readline(LINE_CHARACTERS_MAX):
+        number += 1
+        if len(line) == LINE_CHARACTERS_MAX:
+            raise WorkloadError(
+                f"line {number}: it is longer than {LINE_CHARACTERS_MAX} characters"
+            )
+        yield line
+
+
+def _steps(line: Line) -> Callable[[int, int], None]:
+    """Show progress when another percent is done."""
+    shown = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        percent = 100 * done // total
+        if percent != shown:
+            shown = percent
+            line.show_share(done, total)
+
+    return show
+
+
+def _number(least: float, inclusive: bool) -> Callable[[str], float]:
+    """Read a finite number that is not below, or not at, the least one."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value) or value < least or (value == least and not inclusive):
+            raise argparse.ArgumentTypeError(f"{text} is not {'from' if inclusive else 'above'} 0")
+        return value
+
+    return number
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    """Read a whole number between two."""
+
+    def whole(text: str) -> int:
+        value = int(text) if len(text) < 30 else most + 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text[:30]} is not from {least} to {most}")
+        return value
+
+    return whole

@@ -1,0 +1,80 @@
+"""What everybody has had is written down now and then, for the controller that comes after."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jupyter_sing.controller.decision_log import Accounts, Journal
+
+#: Seconds between two times.
+KEEP_SECONDS = 2.0
+#: More tokens than are given between two times: none of them is given again.
+TOKENS_MAX = 1_000_000
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is to be written down.
+
+    Parameters
+    ----------
+    sessions : list of str
+        Ids of those that there are.
+    accounts : dict
+        See `Engine.accounts`.
+    goes_on : bool
+        Whether it changes though nothing happens: somebody holds a device.
+    """
+
+    sessions: list[str]
+    accounts: dict[str, Any]
+    goes_on: bool
+
+
+class Bookkeeping:
+    """Writes accounts down while they change, but not more often than every two seconds.
+
+    Parameters
+    ----------
+    journal : Journal
+    take : callable
+        Takes what is to be written down, at a time of the clock.
+    clock : callable
+        Seconds.
+    """
+
+    def __init__(
+        self, journal: Journal, take: Callable[[float], Taken], clock: Callable[[], float]
+    ) -> None:
+        self._journal, self._take, self._clock = journal, take, clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._last = float("-inf")
+
+    def note_change(self) -> None:
+        """Something has happened: write accounts down, unless that was just done or is due."""
+        if self._timer is None:
+            left = self._last + KEEP_SECONDS - self._clock()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, left), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._keep():
+            self.note_change()
+
+    def _keep(self) -> bool:
+        self._last = self._clock()
+        taken = self._take(self._last)
+        accounts = {**taken.accounts, "token": taken.accounts["token"] + TOKENS_MAX}
+        self._journal.keep(Accounts(time.time(), taken.sessions, accounts))
+        return taken.goes_on
+
+    def close(self) -> None:
+        """Write them down for the last time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._keep()

@@ -1,0 +1,514 @@
+"""Tells the engine what happens, and has the agent do what the engine decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from jupyter_sing.controller import decision_log, policy_file
+from jupyter_sing.controller.accounts_writer import Bookkeeping, Taken
+from jupyter_sing.controller.decision_log import Entry, Journal, read_accounts
+from jupyter_sing.controller.effective_policy import Rules, Standing
+from jupyter_sing.controller.session_entry import Known
+from jupyter_sing.controller.switch_cost import Bandwidth, Rate
+from jupyter_sing.controller.time_to_gpu import TimeToGpu
+from jupyter_sing.controller.wait_estimates import Outlooks
+from jupyter_sing.scheduler import events
+from jupyter_sing.scheduler.decisions import (
+    Decision,
+    Evict,
+    Grant,
+    Migrate,
+    Pack,
+    Preempt,
+    Promised,
+    Queued,
+    Unpack,
+)
+from jupyter_sing.scheduler.engine import Engine
+from jupyter_sing.scheduler.fairness.tier_targets import admit
+from jupyter_sing.scheduler.persistence import AccountsError
+from jupyter_sing.scheduler.policy import differences
+from jupyter_sing.scheduler.settings import Device, Settings, Tier
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.readable import device_name, devices_named
+from kernelproxy.common.scheduler_api import Hands, Outlook, Terms
+
+log = logging.getLogger(__name__)
+
+#: What a switch costs until it was measured: bytes per second, and seconds.
+COPY_RATE, SWITCH_SECONDS = 2e9, 0.05
+
+#: Sessions that fit onto a device together change places in milliseconds, so turns are short.
+LIVE = Settings(
+    quanta=(0.5, 1.0, 4.0, 4.0),
+    compare_after=0.5,
+    run_min=0.5,
+    turn_switches=4.0,
+    move_lag=10.0,
+    swap_share=0.2,
+)
+
+#: Rounds of the loop in which all sessions that an agent has taken over come to ask.
+GATHER_ROUNDS = 100
+
+_ID = re.compile(r"\b[0-9a-f]{12}\b")
+
+
+class Controller:
+    """An `kernelproxy.common.scheduler_api.Arbiter` that asks the engine.
+
+    Parameters
+    ----------
+    settings : Settings, optional
+        Of the engine.
+    clock : callable, optional
+        Seconds; the monotonic clock by default.
+    directory : Path, optional
+        Where decisions are written down and the policy is kept; by default the runtime directory.
+    """
+
+    keeps = False
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        directory: Path | None = None,
+    ) -> None:
+        self._base, self._clock = settings or LIVE, clock
+        self._directory = directory or paths.runtime_dir()
+        self._journal = Journal(self._directory)
+        self._sessions: dict[str, Known] = {}
+        self._users: dict[str, None] = {}
+        self._told: deque[events.Event] = deque()
+        self._waits = TimeToGpu()
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._books = Bookkeeping(self._journal, self._take, clock)
+        self._before: frozenset[str] = frozenset()  # sessions of the controller before
+        self._gathering = False
+        self._outlooks = Outlooks(lambda now: self._engine.outlooks(now), self._named, clock)
+
+    def begin(self, hands: Hands, devices: dict[str, int]) -> None:
+        """See `Arbiter`."""
+        self._hands = hands
+        found = [
+            Device(name, memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
+            for name, memory in devices.items()
+        ]
+        self._bandwidths = {each: Bandwidth(Rate(COPY_RATE, SWITCH_SECONDS)) for each in devices}
+        self._nodes = {socket.gethostname(): list(devices)}
+        self._rules = policy_file.begin(self._directory, self._nodes)
+        guarantees = None if self._rules.promised is None else self._rules.guarantees()
+        before = read_accounts(self._directory)
+        if before is not None:
+            self._before = frozenset(before.sessions)
+            at = self._clock() - max(0.0, time.time() - before.at)
+            try:
+                self._engine = Engine(found, self._settings(), guarantees, before.accounts, at)
+                return
+            except AccountsError as error:
+                log.warning("What everybody has had is forgotten: %s", error)
+        self._engine = Engine(found, self._settings(), guarantees)
+
+    # ---------------------------------------------------------------- what the agent says
+
+    def opened(self, terms: Terms) -> None:
+        """See `Arbiter`."""
+        if terms.session in self._before and not self._gathering:
+            self._gathering = True
+            self._gather()
+        known = Known(terms, self._standing(terms), terms.memory)
+        self._sessions[terms.session] = known
+        if terms.user not in self._users:
+            self._users[terms.user] = None
+            if self._rules.text:  # else nobody has anything of their own
+                self._tell(events.Reconfigured(self._clock(), self._settings()))
+        standing = known.standing
+        self._tell(
+            events.SessionOpened(
+                self._clock(), terms.session, standing.vc, terms.user, standing.tier,
+                memory=terms.memory, pinned=terms.pinned, may_pack=standing.may_pack,
+                device=terms.device, bound=terms.device if terms.bound else None,
+                resident=False,  # an agent begins with no worker, whoever it has taken over
+            )
+        )  # fmt: skip
+        if terms.session in self._before:
+            self._note(terms.session, "restart", "The controller was restarted, and goes on.")
+        self._allow(known, said=bool(self._rules.text))
+
+    def changed(self, terms: Terms) -> None:
+        """See `Arbiter`."""
+        known = self._sessions.get(terms.session)
+        if known is None:
+            return
+        standing = self._standing(terms)
+        if terms.tier is not None and terms.tier != standing.tier:
+            raise ControlError(
+                f"{terms.user} may have tier {standing.tier} at most. An admin can change that: "
+                "jupyter sing policy apply.",
+                "not-allowed",
+            )
+        before, known.terms = known.terms, terms
+        self._revise(known, anyway=before.pinned != terms.pinned)
+
+    def _standing(self, terms: Terms) -> Standing:
+        """Say what holds for a session: what the policy gives, and what its user wants of that."""
+        return self._rules.standing(terms.user, terms.tier)
+
+    def _revise(self, known: Known, *, anyway: bool = False) -> None:
+        """Let hold for a session what holds by now; `anyway`: also if that is as before."""
+        standing, before = self._standing(known.terms), known.standing
+        known.standing = standing
+        terms, known.said = known.terms, False
+        if anyway or standing != before:
+            vc = standing.vc if standing.vc != before.vc else None
+            self._tell(
+                events.TermsChanged(
+                    self._clock(), terms.session, standing.tier, 1.0, terms.pinned,
+                    standing.may_pack, vc, device=terms.device,
+                )
+            )  # fmt: skip
+        self._allow(known, said=anyway or standing != before)
+
+    def _allow(self, known: Known, *, said: bool) -> None:
+        """Let other limits hold for a session, and write down what is said of it."""
+        terms, standing = known.terms, known.standing
+        allowance = self._rules.allowance(terms.user, standing.tier)
+        part = self._settings().targets.get(standing.tier, 0.0)
+        shortfall = ""
+        if known.shortfall:
+            share = f"the {part:.0%} of the device time that {standing.tier} promises"
+            shortfall = f"It does not have {share}: {known.shortfall}."
+        promised = 0.0 if shortfall else part
+        allowance = replace(allowance, promised=promised, shortfall=shortfall)
+        self._hands.allow(terms.session, allowance)
+        known.said = True
+        if said:
+            stays = f"; its memory stays on {device_name(terms.device)}" if terms.pinned else ""
+            why = f"It is served as {standing}, for {terms.user}{stays}. {shortfall}".rstrip()
+            self._note(terms.session, "terms", why)
+
+    def _settings(self) -> Settings:
+        """What the engine goes by, for all users that it has heard of."""
+        return self._rules.settings(self._base, self._users)
+
+    def admits(self, user: str) -> str:
+        """See `Arbiter`."""
+        return self._rules.denied(user)
+
+    def closed(self, session: str) -> None:
+        """See `Arbiter`."""
+        self._waits.forget(session)
+        self._tell(events.SessionClosed(self._clock(), session))
+        self._sessions.pop(session, None)
+
+    def wants(self, session: str) -> None:
+        """See `Arbiter`."""
+        self._waits.begin(session, self._clock())
+        self._tell(events.CellSubmitted(self._clock(), session))
+
+    def done(self, session: str) -> None:
+        """See `Arbiter`."""
+        self._waits.forget(session)
+        self._note_end(session)
+        self._tell(events.CellFinished(self._clock(), session))
+
+    def started(self, session: str, token: int) -> None:
+        """See `Arbiter`."""
+        if known := self._sessions.get(session):
+            self._waits.end(session, known.standing.tier, self._clock())
+        self._tell(events.Started(self._clock(), session, token))
+
+    def released(self, session: str, token: int) -> None:
+        """See `Arbiter`."""
+        self._note_end(session)
+        self._tell(events.Released(self._clock(), session, token))
+
+    def lost(self, session: str, why: str = "") -> None:
+        """See `Arbiter`."""
+        self._note_end(session, resident=False)
+        if why:
+            self._note(session, "lost", why)
+        # It may have had nothing to do, and then wants its lease to be restored.
+        self._tell(events.WorkerDied(self._clock(), session))
+        self._tell(events.CellSubmitted(self._clock(), session))
+
+    def moved(self, session: str, device: str, *, resident: bool) -> None:
+        """See `Arbiter`."""
+        self._tell(events.Moved(self._clock(), session, device, resident))
+
+    def evicted(self, session: str, device: str) -> None:
+        """See `Arbiter`."""
+        self._note_end(session, resident=False)
+        self._tell(events.Evicted(self._clock(), session, device))
+
+    def refused(self, session: str, token: int, why: str) -> None:
+        """See `Arbiter`."""
+        log.warning("Session %s could not use its turn: %s", session, why)
+        self._note_end(session)
+        self._tell(events.Refused(self._clock(), session, token, why))
+
+    def stayed(self, session: str, device: str, why: str) -> None:
+        """See `Arbiter`."""
+        log.warning("Session %s could not leave %s: %s", session, device, why)
+        self._tell(events.Stayed(self._clock(), session, device, why))
+
+    def measured(
+        self,
+        session: str,
+        memory: int,
+        seconds: float,
+        step_seconds: float | None = None,
+        nadir: float | None = None,
+    ) -> None:
+        """See `Arbiter`."""
+        now = self._clock()
+        if known := self._sessions.get(session):
+            known.memory = memory
+        self._tell(events.Measured(now, session, memory, seconds, step_seconds, nadir))
+
+    def switched(self, device: str, nbytes: int, seconds: float) -> None:
+        """See `Arbiter`."""
+        if rate := self._bandwidths[device].measured(nbytes, seconds):
+            now, per_second = self._clock(), rate.bytes_per_second
+            log.info("Switches to %s take %.3f s and 1 s per %.3g bytes", device,
+                     rate.constant_seconds, per_second)  # fmt: skip
+            self._tell(events.BandwidthMeasured(now, device, per_second, rate.constant_seconds))
+
+    def contended(self, session: str) -> bool:
+        """See `Arbiter`."""
+        return self._engine.contended(session)
+
+    def outlook(self, session: str) -> Outlook | None:
+        """See `Arbiter`."""
+        return self._outlooks.of(session)
+
+    def sharing(self) -> dict[str, Any]:
+        """See `Arbiter`.
+
+        Returns
+        -------
+        dict
+            ``time_to_gpu``: `TimeToGpu.figures`; counts of ``preemptions``, ``switches``,
+            ``evictions``, ``migrations`` and ``tier_violations``; ``served``: device seconds of
+            each user, by virtual cluster.
+        """
+        counted = self._engine.statistics()
+        served: dict[str, dict[str, float]] = {}
+        for (vc, user), seconds in counted.served.items():
+            served.setdefault(vc, {})[user] = seconds
+        return {
+            "time_to_gpu": self._waits.figures(),
+            "preemptions": counted.preemptions,
+            "switches": counted.switches,
+            "evictions": counted.evictions,
+            "migrations": counted.migrations,
+            "tier_violations": counted.tier_violations,
+            "served": served,
+        }
+
+    def held(self) -> dict[str, tuple[str, int]]:
+        """Return the device and the token of every lease that there is, by session."""
+        return self._engine.held()
+
+    def policy(self) -> str:
+        """See `Arbiter`."""
+        return self._rules.text
+
+    def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
+        """See `Arbiter`."""
+        rules = Rules(text, self._nodes)
+        views = [known.view() for known in self._sessions.values()]
+        found = differences(self._rules.policy, rules.policy, views)
+        if not dry:
+            policy_file.keep(self._directory, text)
+            same = rules.promised == self._rules.promised
+            guarantees = None if same else rules.guarantees()
+            self._rules = rules
+            self._tell(events.Reconfigured(self._clock(), self._settings(), guarantees))
+            for known in list(self._sessions.values()):
+                self._revise(known)
+        affected = [{**asdict(each), "text": str(each)} for each in found]
+        return {"affected": affected, "notes": [*rules.notes(), *self._shortfalls(rules)]}
+
+    def _shortfalls(self, rules: Rules) -> list[str]:
+        """Say for whom a policy promises what cannot be kept here."""
+        devices = len(self._engine.devices())
+        settings = rules.settings(self._base, self._users)
+        asking = [
+            (known.terms, rules.standing(known.terms.user, known.terms.tier).tier)
+            for known in self._sessions.values()
+        ]
+        notes, demand = [], dict.fromkeys(Tier, 0.0)
+        for terms, tier in asking:
+            found = admit(tier, 1, demand, devices, devices, settings.targets)
+            if found.kept:
+                demand[tier] += settings.duty
+                continue
+            share = f"the {settings.targets[tier]:.0%} of the device time that {tier} promises"
+            why = found.reason.partition(": ")[2]
+            notes.append(f"{terms.name} of {terms.user} does not have {share}: {why}.")
+        return notes
+
+    def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
+        """See `Arbiter`."""
+        return [asdict(each) for each in decision_log.read(self._directory, session, count)]
+
+    async def close(self) -> None:
+        """See `Arbiter`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._books.close()
+        await asyncio.to_thread(self._journal.close)
+
+    # ---------------------------------------------------------------- what the engine decides
+
+    def _gather(self, rounds: int = GATHER_ROUNDS) -> None:
+        """Tell the engine nothing until all sessions of the controller before have asked again.
+
+        They do as soon as the loop comes to them; otherwise the first one would be served, and not
+        the one that is owed the most. They ask in the order of what they have had, see
+        `Engine.tags`.
+        """
+        if rounds:
+            asyncio.get_running_loop().call_soon(self._gather, rounds - 1)
+            return
+        last = {getattr(each, "session", ""): each for each in self._told}
+        asking = [e for e in last.values() if isinstance(e, events.CellSubmitted)]
+        gathered = [each for each in self._told if each not in asking]
+        self._gathering, now = False, self._clock()
+        self._told.clear()
+        self._handle(*gathered)
+        asking.sort(key=lambda each: self._engine.tags(each.session, now))
+        if asking:
+            self._handle(*(replace(each, at=now) for each in asking))
+
+    def _tell(self, event: events.Event) -> None:
+        """Give an event to the engine, after those that are being handled."""
+        self._told.append(event)
+        if not self._busy and not self._gathering:
+            self._handle(self._told.popleft())
+
+    def _handle(self, *told: events.Event) -> None:
+        """Let the engine decide, and carry that out; then the same with what was told meanwhile."""
+        self._busy = True
+        try:
+            while told:
+                decisions = self._engine.handle(*told)
+                self._outlooks.forget()
+                for decision in decisions:
+                    self._carry_out(decision)
+                told = (self._told.popleft(),) if self._told else ()
+        finally:
+            self._busy = False
+        self._set_timer()
+        self._books.note_change()
+
+    def _carry_out(self, decision: Decision) -> None:
+        if isinstance(decision, Pack | Unpack):
+            self._note_company(decision)
+            return
+        if isinstance(decision, Promised):
+            self._note_promise(decision)
+            return
+        why = self._named(decision.reason, decision.session)
+        match decision:
+            case Grant(session, devices, token, quantum):
+                if known := self._sessions.get(session):
+                    known.holds = known.resident = True
+                why = f"It may use {device_name(devices[0])} for {quantum:g} s: {why}."
+                self._hands.grant(session, devices[0], token)
+            case Preempt(session, token, _, within):
+                why = f"Its turn ends: {why}."
+                self._hands.preempt(session, token, within)
+            case Evict(session, device, to):
+                self._hands.evict(session, device, f"{why[:1].upper()}{why[1:]}")
+                where = "host memory" if to == "host" else to
+                why = f"Its memory goes from {device_name(device)} to {where}: {why}."
+            case Migrate(session, source, target):
+                why = f"It moves from {device_name(source)} to {device_name(target)}: {why}."
+                self._hands.migrate(session, source, target)
+            case Queued(session):
+                outlook = self._outlooks.of(session)
+                if outlook is None:
+                    return  # it waits no more
+                why = outlook.reason
+                self._hands.explain(session, why)
+        self._note(session, type(decision).__name__.lower(), why)
+
+    def _note(self, session: str, kind: str, why: str) -> None:
+        """Write down a decision about a session."""
+        self._journal.note(Entry(time.time(), session, self._name(session), kind, why))
+
+    def _note_end(self, session: str, *, resident: bool = True) -> None:
+        """Remember that a session holds nothing any more."""
+        if known := self._sessions.get(session):
+            known.holds, known.resident = False, known.resident and resident
+
+    def _name(self, session: str) -> str:
+        known = self._sessions.get(session)
+        return session if known is None else known.terms.name
+
+    def _note_company(self, decision: Pack | Unpack) -> None:
+        """Write down that sessions share a device, or do no more: for each of them."""
+        kind = type(decision).__name__.lower()
+        for session in decision.sessions:
+            why = self._named(decision.reason, session)
+            others = [self._named(each, session) for each in decision.sessions if each != session]
+            beside = f"{device_name(decision.device)} with {' and '.join(others)}"
+            does = "It shares" if isinstance(decision, Pack) else "It no longer shares"
+            self._note(session, kind, f"{does} {beside}: {why}.")
+
+    def _note_promise(self, decision: Promised) -> None:
+        """Say to a session that what its tier promises holds for it, or does not."""
+        if known := self._sessions.get(decision.session):
+            known.shortfall = "" if decision.kept else decision.reason.partition(": ")[2]
+            if known.said:  # else it is about to be
+                self._allow(known, said=True)
+
+    def _named(self, reason: str, session: str) -> str:
+        """Put names for ids, and no full stop at the end.
+
+        Of sessions of another user than the one who reads it he learns no more than whose they are.
+        """
+        reader = self._sessions.get(session)
+
+        def name(found: re.Match[str]) -> str:
+            other = self._sessions.get(found[0])
+            if other is None or reader is None or other.terms.user == reader.terms.user:
+                return self._name(found[0])
+            return other.terms.user
+
+        return devices_named(_ID.sub(name, reason)).rstrip(". ")
+
+    def _take(self, now: float) -> Taken:
+        """Take what is to be written down, and tell all who wait what is so by now."""
+        for session in self._outlooks.waiting():
+            if outlook := self._outlooks.of(session):
+                self._hands.explain(session, outlook.reason)
+        goes_on = any(known.holds for known in self._sessions.values())
+        return Taken(list(self._sessions), self._engine.accounts(now), goes_on)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = self._engine.next_tick()
+        if at is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, at - self._clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._tell(events.Tick(self._clock()))

@@ -1,0 +1,144 @@
+"""A policy as the live controller uses it: for whom what holds, on the devices of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jupyter_sing.controller.guarantees import Nodes, promised
+from jupyter_sing.scheduler.decisions import Guarantees
+from jupyter_sing.scheduler.hived import Configuration, Leases
+from jupyter_sing.scheduler.no_guarantees import Flat
+from jupyter_sing.scheduler.policy import Effective, Policy, PolicyError, Resolver, parse
+from jupyter_sing.scheduler.policy.numbers import numbers
+from jupyter_sing.scheduler.policy.phrases import cluster_text
+from jupyter_sing.scheduler.policy.resolve import tier_terms
+from jupyter_sing.scheduler.settings import Settings, Tier
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.scheduler_api import Allowance
+
+_ORDER = tuple(Tier)  # what is promised most comes first
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What holds for one session.
+
+    Attributes
+    ----------
+    vc, tier, may_pack
+        See `scheduler.events.SessionOpened`.
+    weight
+        Share of its user.
+    """
+
+    vc: str
+    tier: Tier
+    may_pack: bool
+    weight: float
+
+    def __str__(self) -> str:
+        return f"{self.tier} with weight {self.weight:g}, in {self.vc}"
+
+
+class Rules:
+    """What a policy means here.
+
+    Parameters
+    ----------
+    text : str
+        The policy; empty: there is none, and everybody is equal.
+    nodes : mapping of str to sequence of str
+        Hosts that there are, with their devices.
+    guarantee : bool
+        Whether what it guarantees is guaranteed.
+
+    Raises
+    ------
+    ControlError
+        ``bad-policy``, if it is no policy, or guarantees what is not here.
+    """
+
+    def __init__(self, text: str, nodes: Nodes, *, guarantee: bool = True) -> None:
+        self.text, self._nodes = text, nodes
+        try:
+            self.policy = parse(text) if text else Policy()
+        except PolicyError as error:
+            raise ControlError(str(error), "bad-policy") from None
+        self._resolver = Resolver(self.policy)
+        #: What is guaranteed to whom; None: nothing to anybody.
+        self.promised: Configuration | None = promised(self.policy, nodes) if guarantee else None
+
+    def effective(self, user: str) -> Effective:
+        """Say what the policy means for a user."""
+        return self._resolver.resolve(user)
+
+    def standing(self, user: str, wished: str | None) -> Standing:
+        """Say what holds for a session.
+
+        Parameters
+        ----------
+        user : str
+            Who it is for.
+        wished : str, optional
+            The tier that they asked for: one that is promised less than the policy gives them, as
+            more is not to be had.
+        """
+        found = self.effective(user)
+        tier = found.tier if wished is None else max(found.tier, Tier(wished), key=_ORDER.index)
+        return Standing(found.virtual_cluster, tier, found.packing, found.weight)
+
+    def denied(self, user: str) -> str:
+        """Say why a user may use no device at all, in a sentence; empty: they may."""
+        if not self.text:
+            return ""
+        found = self.effective(user)
+        cluster = f"virtual cluster {found.virtual_cluster}"
+        for name, quotas in ((user, found.quotas), (cluster, found.cluster_quotas)):
+            if quotas.devices <= 0 or not found.admitted:
+                return f"The policy does not let {name} use devices."
+            if quotas.gpu_hours_per_day <= 0:
+                return f"The policy gives {name} no device time."
+        return ""
+
+    def allowance(self, user: str, tier: Tier) -> Allowance:
+        """Say what a session of a tier may have besides turns; as it is built in, if not said."""
+        if not self.text:
+            return Allowance(tier=tier.value)
+        found, said = self.effective(user), getattr(self.policy.tiers, tier.value)
+        terms = tier_terms(self.policy, tier)
+        return Allowance(
+            None if said.suspend_after is None else terms.suspend_after,
+            None if said.hibernate_after is None else terms.hibernate_after,
+            min(found.quotas.disk, found.cluster_quotas.disk),
+            tier.value,
+            device_memory=min(found.quotas.device_memory, found.cluster_quotas.device_memory),
+        )
+
+    def settings(self, base: Settings, users: Iterable[str]) -> Settings:
+        """Make settings of the engine, with entries for these users."""
+        if not self.text:
+            return base
+        return numbers(self.policy, map(self.effective, users), base)
+
+    def guarantees(self) -> Guarantees:
+        """Make guarantees of what is guaranteed; where nothing is, all devices are one pool."""
+        if self.promised is None:
+            return Flat([device for devices in self._nodes.values() for device in devices])
+        return Leases(self.promised)
+
+    def notes(self) -> list[str]:
+        """Say what of it is not as it is here."""
+        cluster = self.policy.cluster
+        devices = [device for found in self._nodes.values() for device in found]
+        if cluster is None or (cluster.physical_cells and self.promised is not None):
+            return []
+        here = (len(self._nodes), len(devices) // len(self._nodes))
+        if not cluster.physical_cells and here == (cluster.hosts or 1, cluster.devices_per_host):
+            return []
+        count = f"{len(devices)} device{'' if len(devices) == 1 else 's'}"
+        return [
+            f"The policy describes {cluster_text(cluster)}, and this daemon has {count} "
+            f"({', '.join(devices)}): everything else in it holds. To describe these, write "
+            f"cluster: {{devices_per_host: {len(devices)}}}."
+        ]

@@ -1,0 +1,106 @@
+"""The policy that was applied last: kept beside the daemon's socket, for whoever comes after it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from jupyter_sing.controller.effective_policy import Rules
+from jupyter_sing.controller.guarantees import Nodes
+from jupyter_sing.scheduler.policy.yaml_reader import TEXT_BYTES_MAX
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ownership import check_file
+
+log = logging.getLogger(__name__)
+
+NAME = "policy.yaml"
+#: Names a file that is applied at each start of the daemon.
+VARIABLE = "JUPYTER_SING_POLICY"
+
+
+def keep(directory: Path, text: str) -> None:
+    """Keep a policy in the place of the one before, all of it or nothing.
+
+    Raises
+    ------
+    ControlError
+        If it cannot be written.
+    """
+    path = directory / NAME
+    temporary = directory / f".{NAME}.{secrets.token_hex(4)}"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        temporary.rename(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ControlError(f"The policy cannot be kept in {path}: {error}", "failed") from error
+
+
+def kept(directory: Path) -> str:
+    """Return the policy that was applied last; empty if none was.
+
+    Raises
+    ------
+    ControlError
+        If there is one and it cannot be read.
+    """
+    try:
+        return _read(directory / NAME)
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise ControlError(
+            f"The policy in {directory / NAME} cannot be read: {error}", "bad-policy"
+        ) from error
+
+
+def _read(path: Path, remedy: str = "remove it") -> str:
+    check_file(path, remedy)
+    with open(path, "rb") as file:
+        return file.read(TEXT_BYTES_MAX + 1).decode("utf-8")
+
+
+def begin(directory: Path, nodes: Nodes) -> Rules:
+    """Say by which policy a daemon begins.
+
+    That is the file that the environment names, which is kept from then on; else the one that was
+    applied last. Where a policy was kept, nothing that is wrong now ends the daemon: sessions would
+    end with it.
+
+    Raises
+    ------
+    ControlError
+        If the file that is named cannot be used, and none was applied before.
+    """
+    if named := os.environ.get(VARIABLE):
+        try:
+            text = _read(_absolute(named), f"name a copy of your own in {VARIABLE}")
+            rules = Rules(text, nodes)
+            keep(directory, text)
+            return rules
+        except (ControlError, OSError, ValueError) as error:
+            problem = f"{VARIABLE}: {named}: {error}"
+            if not (directory / NAME).exists():
+                raise ControlError(problem, "bad-policy") from None
+            log.warning("%s The policy that was applied last holds.", problem)
+    try:
+        return Rules(kept(directory), nodes)
+    except ControlError as error:
+        log.warning("The policy that was applied last cannot hold: %s", error)
+    with suppress(ControlError):
+        return Rules(kept(directory), nodes, guarantee=False)
+    return Rules("", nodes)
+
+
+def _absolute(name: str) -> Path:
+    if not os.path.isabs(name):
+        raise ControlError("The path must be absolute: a daemon works in no directory.")
+    return Path(name)

@@ -1,0 +1,68 @@
+"""What those who wait are told: place, expected wait, and why; in the same words everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from jupyter_sing.scheduler.explain import explain
+from kernelproxy.common import readable
+from kernelproxy.common.scheduler_api import Outlook
+
+#: Seconds for which an answer is given again if nothing has happened since.
+KEEP_SECONDS = 0.1
+
+
+class Outlooks:
+    """Answers for all who wait at once, since whoever asks for one mostly asks for all.
+
+    Parameters
+    ----------
+    look : callable
+        `Engine.outlooks`.
+    named : callable
+        Puts names for ids into a clause, as the session of an id may read them.
+    clock : callable
+        Seconds.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[float], dict[str, explain.Outlook]],
+        named: Callable[[str, str], str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._look, self._named, self._clock = look, named, clock
+        self._found: dict[str, explain.Outlook] = {}
+        self._at = -math.inf
+
+    def forget(self) -> None:
+        """Something has happened."""
+        self._at = -math.inf
+
+    def waiting(self) -> list[str]:
+        """Sessions that wait."""
+        return list(self._all())
+
+    def of(self, session: str) -> Outlook | None:
+        """What a session can expect; None: it does not wait."""
+        found = self._all().get(session)
+        if found is None:
+            return None
+        seconds = found.expected_wait
+        known = None if seconds is None or seconds == math.inf else seconds
+        return Outlook(found.position, known, self._sentence(session, found))
+
+    def _all(self) -> dict[str, explain.Outlook]:
+        now = self._clock()
+        if now - self._at > KEEP_SECONDS:
+            self._found, self._at = self._look(now), now
+        return self._found
+
+    def _sentence(self, session: str, found: explain.Outlook) -> str:
+        if found.expected_wait == math.inf:
+            return f"Cannot run: {self._named(found.reason, session)}."
+        turn = readable.turn(found.position, found.expected_wait)
+        if found.where:
+            return f"Waiting for {self._named(found.where, session)}. {turn}"
+        return f"Waiting for its turn: {self._named(found.reason, session)}. {turn}"

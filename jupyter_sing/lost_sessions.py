@@ -1,0 +1,165 @@
+"""Kernels of this server whose session has ended, and what was on its device with it.
+
+Their daemon has ended, or has closed the session. They have their variables, but cells that need
+the device fail till the kernel is restarted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kernelproxy.agent.checkpoint.catalog import Checkpoints
+from kernelproxy.agent.status.session_status import user_name
+from kernelproxy.common import environment, paths
+from kernelproxy.common.errors import StoreError
+from kernelproxy.storage.chunk_store import Store
+
+REASON = "The GPU session has ended, and what was in GPU memory with it. Restart the kernel."
+RESTORE = "The GPU session has ended. To continue, restart the kernel and restore checkpoint {}."
+
+
+@dataclass(frozen=True)
+class Had:
+    """A kernel of this server, and the session that was opened for it.
+
+    Parameters
+    ----------
+    kernel_id, session : str
+    notebook : str
+        Its path on disk; "" if it is not known.
+    """
+
+    kernel_id: str
+    session: str
+    notebook: str
+
+
+class Kernels:
+    """The kernels of this server.
+
+    Parameters
+    ----------
+    manager : jupyter_client.multikernelmanager.MultiKernelManager
+        The server's own.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def with_session(self) -> set[Had]:
+        """Those for which a session was opened that nobody has closed."""
+        found = set()
+        for kernel_id in self._manager.list_kernel_ids():
+            provisioner = getattr(self._manager.get_kernel(kernel_id), "provisioner", None)
+            if session := getattr(provisioner, "session", ""):
+                found.add(Had(kernel_id, session, getattr(provisioner, "notebook", "")))
+        return found
+
+
+def lost(before: Iterable[Had], after: set[Had], known: Iterable[dict[str, Any]]) -> list[Had]:
+    """Find kernels whose sessions are gone.
+
+    Parameters
+    ----------
+    before, after : set of Had
+        From before the daemon was asked, and from after it has answered.
+    known : iterable of dict
+        The sessions that it knows. One that took another's place has its kernel.
+    """
+    sessions, kernels = set(), set()
+    for each in known:
+        sessions.add(each["id"])
+        kernels.add(each["kernel_id"])
+    gone = [e for e in before if e in after and e.session not in sessions]
+    return sorted((e for e in gone if e.kernel_id not in kernels), key=lambda e: e.session)
+
+
+async def described(gone: Iterable[Had]) -> list[dict[str, Any]]:
+    """Describe lost sessions as the daemon would, with the checkpoints that give them back."""
+    gone = list(gone)
+    stored = await _on_disk() if gone else []
+    return [_describe(each, _last(each, stored)) for each in gone]
+
+
+def _last(kernel: Had, stored: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The newest checkpoint of a kernel's notebook."""
+    for each in stored:
+        mine = each.get("kernel_id") == kernel.kernel_id
+        if "problem" not in each and (mine or (kernel.notebook == each["notebook"] != "")):
+            return each
+    return None
+
+
+async def stored() -> list[dict[str, Any]]:
+    """List this user's checkpoints without a daemon, the newest first.
+
+    Raises
+    ------
+    StoreError, OSError
+        If they cannot be read.
+    """
+    directory = paths.data_dir() / "states"
+    if not directory.is_dir():
+        return []
+    return await Checkpoints(lambda: Store(directory)).all(os.getuid())
+
+
+async def _on_disk() -> list[dict[str, Any]]:
+    """As `stored`; none if that fails: who asks for the list itself is told why."""
+    try:
+        return await stored()
+    except (StoreError, OSError):
+        return []
+
+
+def _describe(kernel: Had, last: dict[str, Any] | None) -> dict[str, Any]:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    checkpoint = last and {
+        "name": last["name"],
+        "created": last["created"],
+        "automatic": last["automatic"],
+        "earlier": False,
+        "died": False,
+    }
+    return {
+        "id": kernel.session,
+        "name": os.path.basename(kernel.notebook) or f"kernel-{kernel.kernel_id[:8]}",
+        "owner": environment.user() or user_name(os.getuid()),
+        "kernel_id": kernel.kernel_id,
+        "kernel_pid": None,
+        "worker_pid": None,
+        "state": "failed",
+        "tier": "cold",
+        "device": None,
+        "memory": 0,
+        "log_head": 0,
+        "log_consumed": 0,
+        "log_bytes": 0,
+        "last_activity": now,
+        "operators": 0,
+        "gpu_seconds": 0.0,
+        "step_seconds": None,
+        "memory_nadir": None,
+        "recoverable": False,
+        "served_as": None,
+        "promised": None,
+        "shared": None,
+        "queued_for": 0.0,
+        "queue_position": None,
+        "expected_wait": None,
+        "suspended_by": None,
+        "suspended_at": None,
+        "pinned": False,
+        "priority": None,
+        "reason": RESTORE.format(last["name"]) if last else REASON,
+        "loading": 0,
+        "snapshot": None,
+        "migration": None,
+        "automatic": {"every": 0.0, "cells": 0, "keep": 1, "problem": ""},
+        "last_checkpoint": checkpoint,
+        "progress": None,
+    }

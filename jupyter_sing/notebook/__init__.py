@@ -1,0 +1,1 @@
+"""What runs inside the notebook: magics, widget and the texts of both."""

@@ -1,0 +1,57 @@
+"""What became of a checkpoint whose daemon died before it could say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import CheckpointReply, LastCheckpoint
+
+NOT_SAVED = "The daemon ended while it saved. The checkpoint was not saved: save it again."
+
+
+class Outcome:
+    """Whether a session has a checkpoint that it had not when this was made.
+
+    Parameters
+    ----------
+    session : str
+        Id, unique prefix of one, or name.
+    """
+
+    def __init__(self, session: str) -> None:
+        self._session = session
+        self._before = self._last()
+
+    def after(self, error: ControlError) -> dict[str, Any]:
+        """Return what `Checkpoints` lists of the checkpoint that was asked for.
+
+        Parameters
+        ----------
+        error : ControlError
+            What came instead of an answer.
+
+        Raises
+        ------
+        ControlError
+            `error`, if the daemon gave it or none came after it; else that nothing was saved.
+        """
+        if error.reason != "no-daemon":
+            raise error
+        try:
+            last = self._last()
+        except ControlError:
+            raise error from None
+        if last is None or (self._before is not None and last["name"] == self._before["name"]):
+            raise ControlError(NOT_SAVED, "failed") from error
+        return last
+
+    def _last(self) -> dict[str, Any] | None:
+        with connect(start=False) as control:
+            try:
+                return control.expect(CheckpointReply, LastCheckpoint(self._session)).checkpoint
+            except ControlError as error:
+                if error.reason != "unknown-checkpoint":
+                    raise
+                return None

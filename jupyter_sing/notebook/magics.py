@@ -1,0 +1,424 @@
+"""``%sing`` in notebooks (standard library and IPython only).
+
+Each verb prints one short line and shows a table or nothing; errors are one line.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from jupyter_sing.notebook import status_text, status_watcher, view_model
+from jupyter_sing.notebook.checkpoint_outcome import Outcome
+from kernelproxy.common import paths, restart_note
+from kernelproxy.common.errors import ControlError, SingError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import (
+    FORMS,
+    CheckpointReply,
+    Checkpoints,
+    CheckpointsReply,
+    LastCheckpoint,
+    Message,
+    Migrate,
+    Pin,
+    Resume,
+    SessionReply,
+    SetAutomatic,
+    SetPriority,
+    Status,
+    StatusReply,
+    Suspend,
+)
+from kernelproxy.common.readable import device_name, escaped
+from kernelproxy.kernel import activation
+
+HELP = """\
+%sing status    show the GPU session of this notebook (also: %sing)
+%sing suspend   free the GPU and keep the state; the next cell that needs it resumes
+%sing resume    move the state back to the GPU now
+%sing migrate DEVICE
+                move the state to another GPU, such as cpu:1 or cuda:1
+%sing pin       keep the memory on the GPU, even when idle (%sing unpin: stop that);
+                others still get their turns
+%sing priority [LEVEL]
+                show or set the priority: premium, standard or basic, as far as you may
+%sing checkpoint [NAME]
+                save the notebook to disk: variables and GPU memory, and the whole process
+                where possible (--form namespace: only variables; --form process: fail
+                if the process cannot be saved)
+%sing checkpoints
+                list the checkpoints
+%sing restore [NAME]
+                replace this notebook's variables by a checkpoint (default: its last one).
+                A checkpoint contains code that runs: only restore checkpoints made by you
+                or someone you trust. Restores the process, if it was saved (--form as above)
+%sing auto      show when checkpoints are saved automatically
+                (set it: %sing auto 10m, %sing auto 20 cells, %sing auto off)
+%sing help      this text"""
+
+# Resuming may wait for room, and suspending for the operator that runs now.
+VERB_SECONDS_MAX = 600.0
+BAR_SECONDS = 0.5
+UNKNOWN = "this session has ended: restart the kernel"
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+def sing(line: str) -> Any:
+    """Called by IPython for ``%sing line``; what it returns is displayed."""
+    words = line.split()
+    verb = words[0] if words else "status"
+    function = _VERBS.get(verb)
+    if function is None:
+        _complain(f"%sing {line.strip()} is not a command; %sing help lists the commands")
+        return None
+    try:
+        arguments, options = _options(words[1:])
+        inspect.signature(function).bind(*arguments, **options)
+    except (TypeError, ValueError):
+        _complain(f"%sing {verb} has wrong arguments; %sing help shows how to write it")
+        return None
+    try:
+        with restart_note.told(_complain):
+            return function(*arguments, **options)
+    except ControlError as error:
+        _complain(error.message)
+    except (SingError, OSError) as error:
+        _complain(str(error))
+    return None
+
+
+def status() -> Any:
+    """``%sing status``: one line about this notebook, a table of its session."""
+    session_id = _session_id()
+    if not session_id:
+        return None
+    session = _described(session_id)
+    memory = status_text.bytes_text(session["memory"])
+    _say(f"{status_text.state_text(session)} [{memory} on {device_name(session['device'])}]")
+    for line in status_text.checkpoint_lines(session):
+        _say(line)
+    return status_text.sessions_table([session])
+
+
+def suspend() -> None:
+    """``%sing suspend``: first everything that was issued is executed."""
+    session_id = _session_id()
+    if session_id:
+        client = activation.current().client
+        with Bar("Suspending", session_id):
+            if client is not None:
+                client.synchronize()
+            found = _call(SessionReply, Suspend(session_id, "Suspended by %sing suspend"))
+        _say(status_text.state_text(found.session))
+
+
+def resume() -> None:
+    """``%sing resume``."""
+    session_id = _session_id()
+    if session_id:
+        with Bar("Resuming", session_id):
+            _call(SessionReply, Resume(session_id))
+        session = _described(session_id)
+        _say(f"Resumed on {device_name(session['device'])}. {status_text.state_text(session)}")
+
+
+def migrate(device: str) -> None:
+    """``%sing migrate DEVICE``."""
+    session_id = _session_id()
+    if session_id:
+        with Bar("Moving", session_id):
+            _call(SessionReply, Migrate(session_id, device))
+        _say(status_text.migration_text(_described(session_id)))
+
+
+def pin() -> None:
+    """``%sing pin``: stay resident."""
+    _pin(True)
+
+
+def unpin() -> None:
+    """``%sing unpin``."""
+    _pin(False)
+
+
+def _pin(pinned: bool) -> None:
+    session_id = _session_id()
+    if session_id:
+        _say(status_text.pinned_text(_call(SessionReply, Pin(session_id, pinned)).session))
+
+
+def priority(level: str = "") -> None:
+    """``%sing priority``, ``%sing priority LEVEL``."""
+    session_id = _session_id()
+    if not session_id:
+        return
+    if level:
+        _say(status_text.priority_text(_call(SessionReply, SetPriority(session_id, level)).session))
+        return
+    _say(status_text.priority_text(_described(session_id)))
+
+
+def checkpoint(name: str = "", *, form: str = "") -> None:
+    """``%sing checkpoint [NAME] [--form FORM]``: returns when it is safe on disk."""
+    session_id = _session_id()
+    if not session_id:
+        return
+    from kernelproxy.kernel.checkpoint_client import begin  # with cloudpickle: only at need
+
+    outcome = Outcome(session_id)
+    with Bar("Saving") as bar:
+        begun = begin(session_id, _shell(), name, form=form)
+        try:
+            made = begun.finish(bar.show)
+        except ControlError as error:
+            made = outcome.after(error)
+    _say("\n".join(status_text.checkpoint_made_lines(made)))
+
+
+def checkpoints() -> Any:
+    """``%sing checkpoints``: without a daemon, too."""
+    hint = ""
+    try:
+        found = _call(CheckpointsReply, Checkpoints()).checkpoints
+    except ControlError as error:
+        # Those of the machine's daemon are root's files.
+        if error.reason != "no-daemon" or paths.is_shared(paths.socket_path()):
+            raise
+        found, hint = _stored(), error.message
+    _say(f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}")
+    if found and hint:
+        _say(hint)
+    return status_text.checkpoints_table(found) if found else None
+
+
+def _stored() -> list[dict[str, Any]]:
+    """List what is on disk; in a thread, since the kernel's own has a loop that runs."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    from jupyter_sing import lost_sessions  # with the store: only at need
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(lambda: asyncio.run(lost_sessions.stored())).result()
+
+
+def restore(name: str = "", *, form: str = "") -> None:
+    """``%sing restore [NAME] [--form FORM]``: without a name the last one of this notebook."""
+    from kernelproxy.kernel.checkpoint_client import take_out
+
+    if not name:
+        session_id = _session_id()
+        if not session_id:
+            return
+        name = _call(CheckpointReply, LastCheckpoint(session_id)).checkpoint["name"]
+    with Bar("Restoring") as bar:
+        outcome = take_out(_shell(), name, form, bar.show)
+    _say("\n".join(status_text.restored_lines(outcome)))
+
+
+def auto(*words: str) -> None:
+    """``%sing auto``, ``%sing auto 10m``, ``%sing auto 20 cells``, ``%sing auto off``."""
+    session_id = _session_id()
+    if not session_id:
+        return
+    if words:
+        every, cells = automatic_rule(words)
+        session = _call(SessionReply, SetAutomatic(session_id, every, cells)).session
+        _say(status_text.automatic_text(session["automatic"]))
+        return
+    _say(status_text.automatic_text(_described(session_id)["automatic"]))
+
+
+def automatic_rule(words: Sequence[str]) -> tuple[float, int]:
+    """Read when checkpoints are to be made: seconds, and cells, between two.
+
+    Raises
+    ------
+    ControlError
+        If the words say something else.
+    """
+    text = " ".join(words)
+    if text == "off":
+        return 0.0, 0
+    found = re.fullmatch(
+        r"(?:every )?(?:(\d+(?:\.\d+)?) ?([smh]))?(?:(?: or)? ?(\d+) ?cells?)?", text
+    )
+    every = float(found[1] or 0) * _UNITS[found[2] or "s"] if found else 0.0
+    cells = int(found[3] or 0) if found else 0
+    if not every and not cells:
+        raise ControlError(
+            f"%sing auto {text} is not an interval: write 90s, 10m, 2h, 20 cells or off.",
+            "bad-request",
+        )
+    return every, cells
+
+
+def _shell() -> Any:
+    from IPython import get_ipython
+
+    return get_ipython()
+
+
+class Bar:
+    """A progress bar, shown once something has taken half a second.
+
+    Parameters
+    ----------
+    what : str
+        What is being done.
+    session : str, optional
+        Whose state is said as long as no bytes are: it may have to wait for others.
+    """
+
+    def __init__(self, what: str, session: str = "") -> None:
+        self._what, self._session, self._began = what, session, time.monotonic()
+        self._lock = threading.RLock()
+        self._shown: Any = None
+        self._counts = self._over = False
+        # What is shown by another thread shall be this cell's, too.
+        self._context = contextvars.copy_context()
+        self._timer = threading.Timer(BAR_SECONDS, self._begin)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Bar:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._over = True
+            if self._shown is not None:
+                self._shown.update({"text/plain": ""}, raw=True)
+        status_watcher.current.leave(self._hear)
+
+    def show(self, done: int, total: int) -> None:
+        """Show how far it is, in bytes."""
+        if time.monotonic() - self._began < BAR_SECONDS or not total:
+            return
+        text = f"{self._what}: {status_text.bytes_text(done)} of {status_text.bytes_text(total)}"
+        with self._lock:
+            self._counts = True
+            self._show(text, f'value="{done}" max="{total}" ')
+
+    def _begin(self) -> None:
+        """Called after half a second, in a thread, as nobody may ever say how far it is."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the user's
+        self._wait(f"{self._what} …")
+        if self._session:
+            status_watcher.current.join(self._hear)
+            if self._over:  # since then
+                status_watcher.current.leave(self._hear)
+
+    def _hear(self, seen: status_watcher.Seen) -> None:
+        """Called when something about the session has changed, in a thread."""
+        session = seen.sessions.get(self._session)
+        if session is not None and not seen.problem:
+            self._wait(
+                f"{self._what}: {view_model.queue_text(session) or view_model.word(session)}"
+            )
+
+    def _wait(self, text: str) -> None:
+        """Show that it goes on, while nobody says how far it is."""
+        with self._lock:
+            if not self._over and not self._counts:
+                self._context.run(self._show, text, "")
+
+    def _show(self, text: str, far: str) -> None:
+        bar = f'<progress {far}aria-label="{text}"></progress> {text}'
+        data = {"text/plain": text, "text/html": bar}
+        if self._shown is None:
+            from IPython.display import display
+
+            self._shown = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._shown.update(data, raw=True)
+
+
+def show_help() -> None:
+    """``%sing help``."""
+    _say(HELP)
+
+
+_VERBS: dict[str, Callable[..., Any]] = {
+    "status": status,
+    "suspend": suspend,
+    "resume": resume,
+    "migrate": migrate,
+    "pin": pin,
+    "unpin": unpin,
+    "priority": priority,
+    "checkpoint": checkpoint,
+    "checkpoints": checkpoints,
+    "restore": restore,
+    "auto": auto,
+    "help": show_help,
+}
+
+
+def _options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Tell arguments from options, of which there is one.
+
+    Raises
+    ------
+    ValueError
+        If it has another value than it may.
+    """
+    given = " ".join(words).replace("--form=", "--form ").split()
+    if "--form" not in given:
+        return given, {}
+    at = given.index("--form")
+    (form,) = given[at + 1 : at + 2]
+    if form not in FORMS:
+        raise ValueError(form)
+    return given[:at] + given[at + 2 :], {"form": form}
+
+
+def _session_id() -> str:
+    """Id of this kernel's session, or "" after having said why there is none."""
+    if reason := status_watcher.reason():
+        _say(f"CPU only: {reason}")
+    return status_watcher.session_id()
+
+
+def _described(session_id: str) -> dict[str, Any]:
+    """What the daemon says of this kernel's session, when it has done what was issued before.
+
+    Raises
+    ------
+    ControlError
+        If it knows nothing of it.
+    """
+    for session in _call(StatusReply, Status(session_id)).sessions:
+        if session["id"] == session_id:
+            return dict(session)
+    raise ControlError(UNKNOWN, "unknown-session")
+
+
+def _call(reply_type: type[Reply], request: Message) -> Reply:
+    with connect(start=False) as control:
+        return control.expect(reply_type, request, timeout=VERB_SECONDS_MAX)
+
+
+def _say(text: object) -> None:
+    """Print what may hold names, which may hold what controls a terminal."""
+    print(escaped(str(text), but="\n"))
+
+
+def _complain(text: str) -> None:
+    print(f"jupyter_sing: {escaped(text.rstrip('.'))}.", file=sys.stderr)
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """Register ``%sing``; called by IPython or `kernelproxy.kernel.ipython_extension`."""
+    ip.register_magic_function(sing, magic_kind="line", magic_name="sing")

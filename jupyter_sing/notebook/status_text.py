@@ -1,0 +1,300 @@
+"""Sessions and devices as words and tables for people (standard library only)."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from kernelproxy.common.readable import bytes_text as bytes_text
+from kernelproxy.common.readable import (
+    clock,
+    device_label,
+    device_name,
+    escaped,
+    sharing,
+    soon,
+    width,
+)
+
+# One word for each state; what happens next is in the session's own reason.
+WORDS = {
+    "running": "Running",
+    "idle": "Idle",
+    "queued": "Queued",
+    "suspended": "Suspended",
+    "restoring": "Restoring",
+    "migrating": "Migrating",
+    "failed": "Error",
+    "preparing": "Preparing",
+}
+#: What is said of others' sessions, whose reason is not shown.
+NEXT = {"suspended": "Resumes when its owner runs a cell.", "queued": "Waiting for its turn."}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that shows itself as text and as HTML (IPython asks for either).
+
+    Parameters
+    ----------
+    header : sequence of str
+    rows : sequence of sequences of str
+        As long as the header.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        lines = [[escaped(cell) for cell in line] for line in (self.header, *self.rows)]
+        widths = [max(width(line[i]) for line in lines) for i in range(len(self.header))]
+        texts = (
+            "  ".join(c + " " * (most - width(c)) for c, most in zip(line, widths, strict=True))
+            for line in lines
+        )
+        return "\n".join(text.rstrip() for text in texts)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def row(tag: str, cells: Sequence[str]) -> str:
+            inner = "".join(
+                f'<{tag} style="text-align:left">{html.escape(c)}</{tag}>' for c in cells
+            )
+            return f"<tr>{inner}</tr>"
+
+        head, body = row("th", self.header), "".join(row("td", cells) for cells in self.rows)
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def state_word(session: dict[str, Any]) -> str:
+    """Write a session's state in a word, with its place if it waits: ``Queued, next``.
+
+    Who takes turns is told that, and not whose turn it is.
+    """
+    if session.get("shared"):
+        return "Sharing"
+    state, place = str(session["state"]), session["queue_position"]
+    word = WORDS.get(state, state.capitalize())
+    if state == "preparing" and (far := session["progress"]) and far["total"]:
+        return f"{word}, {far['done']} of {far['total']}"
+    if place is None:
+        return word
+    return f"{word}, next" if place == 1 else f"{word}, place {place}"
+
+
+def sentence(session: dict[str, Any]) -> str:
+    """Say why a session is in its state, and what happens next, on the clock of who reads."""
+    if found := session.get("shared"):
+        text = sharing(found["devices"], found["with"], found["share"])
+        return f"{text} · {next_turn(session)}"
+    return clock(session["reason"]) or NEXT.get(str(session["state"]), "")
+
+
+def next_turn(session: dict[str, Any]) -> str:
+    """Say when it is the turn of a session that takes turns."""
+    if session["queue_position"] is None:
+        return "running now"
+    wait = session["expected_wait"]
+    return "waiting for the next turn" if wait is None else f"next turn {_in(wait)}"
+
+
+def _in(seconds: float) -> str:
+    about = soon(seconds)
+    return f"in {about}" if about.startswith("about") else about
+
+
+def state_text(session: dict[str, Any]) -> str:
+    """Write a session's state and what happens next: ``Suspended by you. Resumes when …``."""
+    word, said = state_word(session), sentence(session)
+    if said.startswith((word, WORDS.get(str(session["state"]), word))):
+        return said
+    return f"{word}. {said}" if said else f"{word}."
+
+
+def migration_text(session: dict[str, Any]) -> str:
+    """Say where a session is after a migration, and what that has cost."""
+    where, done = f"Now on {device_name(session['device'])}.", session["migration"]
+    if not done or not done["downtime"]:
+        return where
+    return f"{where} Moved in {done['seconds']:.1f} s, paused for {done['downtime']:.3f} s."
+
+
+def pinned_text(session: dict[str, Any]) -> str:
+    """Say whether a session's memory stays on its device."""
+    if not session["pinned"]:
+        return "Not pinned: its memory may leave the GPU when others need it."
+    device = device_name(session["device"])
+    if session["worker_pid"] is None:
+        return f"Pinned: once resumed, its memory stays on {device}."
+    return f"Pinned: its memory stays on {device}."
+
+
+def priority_text(session: dict[str, Any]) -> str:
+    """Say what a session is to be served as."""
+    level = session["priority"]
+    return f"Priority: {level}" if level else "Priority: default"
+
+
+def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
+    """Make the table of sessions, with their owners if there are several."""
+    several = len({s["owner"] for s in sessions}) > 1
+    rows = [
+        (
+            s["id"][:8],
+            *([s["owner"]] if several else []),
+            s["name"],
+            state_word(s),
+            f"{device_label(s['device'])}{', pinned' if s['pinned'] else ''}",
+            bytes_text(s["memory"]),
+            sentence(s),
+        )
+        for s in sessions
+    ]
+    whose = ["owner"] if several else []
+    header = ("id", *whose, "name", "state", "GPU", "memory", "what happens")
+    return Table(header, rows)
+
+
+def waits_line(sharing: dict[str, Any]) -> str:
+    """Say how long cells waited for a device, and which promises were broken; "" without any."""
+    waited = [
+        f"{tier}: median {seconds_text(found['p50'])}, p99 {seconds_text(found['p99'])}"
+        f" of {found['count']:,} {'cell' if found['count'] == 1 else 'cells'}"
+        for tier, found in sharing.get("time_to_gpu", {}).items()
+    ]
+    if not waited:
+        return ""
+    broken = sharing["tier_violations"]
+    hours = f"{broken:,} session-hour{'' if broken == 1 else 's'}"
+    missed = f"\nBelow the share that their tier promises: {hours}." if broken else ""
+    return f"Time to GPU: {'; '.join(waited)}{missed}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Write a measured time for people: ``0.4 ms``, ``1.25 s``, ``3.0 min``."""
+    if seconds < 1.0:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds:.2f} s" if seconds < 120.0 else f"{seconds / 60.0:.1f} min"
+
+
+def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:
+    """Make the table of checkpoints; of one that cannot be read it says why."""
+    rows = []
+    for c in checkpoints:
+        if "problem" in c:
+            rows.append((c["name"], "", "", "", "", "", c["problem"]))
+            continue
+        when = _when(c["created"])
+        omitted = f", {len(c['omitted'])} not saved" if c["omitted"] else ""
+        rows.append(
+            (
+                c["name"],
+                when,
+                "automatic" if c["automatic"] else "you",
+                "whole process" if "process" in c["forms"] else "variables",
+                bytes_text(c["bytes"]),
+                bytes_text(c["exclusive"]),
+                f"{c['session']}: {_contents(len(c['saved']), c['files'])}{omitted}",
+            )
+        )
+    return Table(("name", "created", "created by", "saved as", "size", "freed", "contents"), rows)
+
+
+def checkpoint_made_lines(checkpoint: dict[str, Any]) -> list[str]:
+    """Say what was saved, what it costs, and what is missing in one form or in all."""
+    only = ", ".join(dict.fromkeys(each["name"] for each in checkpoint["only_process"]))
+    return [
+        f"Saved checkpoint {checkpoint['name']}: "
+        f"{_contents(len(checkpoint['saved']), checkpoint['files'])}, "
+        f"{bytes_text(checkpoint['bytes'])} ({bytes_text(checkpoint['exclusive'])} on disk)",
+        *([f"  saved only with the process: {only}"] if only else []),
+        *(f"  not saved: {line}" for line in omissions(checkpoint["omitted"])),
+    ]
+
+
+def checkpoint_lines(session: dict[str, Any]) -> list[str]:
+    """Say what gives a notebook back, and what is wrong with its automatic checkpoints."""
+    found, lines = session["last_checkpoint"], []
+    if found is not None:
+        which = f"{found['name']} ({_when(found['created'])})"
+        if found["died"]:
+            lines.append(f"The last kernel died. Run %sing restore to restore {which}")
+        elif found["earlier"]:
+            lines.append(f"From an earlier kernel. Run %sing restore to restore {which}")
+        else:
+            lines.append(f"Last checkpoint: {which}")
+    if session["automatic"]["problem"]:
+        lines.append(f"No automatic checkpoint: {session['automatic']['problem']}")
+    return lines
+
+
+def automatic_text(automatic: dict[str, Any]) -> str:
+    """Say when checkpoints are made by themselves."""
+    reasons = []
+    if automatic["every"] > 0:
+        reasons.append(duration_text(automatic["every"]))
+    if automatic["cells"] > 0:
+        reasons.append(f"{automatic['cells']} cell{'' if automatic['cells'] == 1 else 's'}")
+    if not reasons:
+        return "Automatic checkpoints: off"
+    text = (
+        f"Automatic checkpoints: every {' or '.join(reasons)}; keeps the last {automatic['keep']}"
+    )
+    problem = automatic["problem"]
+    return f"{text}\nNo automatic checkpoint: {problem}" if problem else text
+
+
+def duration_text(seconds: float) -> str:
+    """Write a time for people: ``10 min``, ``90 s``."""
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:g} {unit}"
+    return f"{seconds:g} s"
+
+
+def restored_lines(outcome: dict[str, Any]) -> list[str]:
+    """Say what was restored, what was in the way, and what could not be restored."""
+    contents = _contents(outcome["variables"], outcome["files"])
+    process = ", with the process" if outcome.get("form") == "process" else ""
+    return [
+        f"Restored {contents} from {outcome['checkpoint']}{process}",
+        *([f"  without the process: {outcome['why']}"] if outcome.get("why") else []),
+        *(f"  renamed: {path} is now {where}" for path, where in outcome["aside"].items()),
+        *(f"  not restored: {line}" for line in omissions(outcome["problems"])),
+    ]
+
+
+def omissions(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Write one line for each thing that was not saved or not restored."""
+    return [f"{each['name']}: {each['why']}" for each in found]
+
+
+def _when(created: str) -> str:
+    """Write a moment in local time."""
+    return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _contents(variables: int, files: int) -> str:
+    def some(count: int, what: str) -> str:
+        return f"{count} {what}{'' if count == 1 else 's'}"
+
+    return some(variables, "variable") + (f" and {some(files, 'file')}" if files else "")
+
+
+def devices_table(devices: Sequence[dict[str, Any]]) -> Table:
+    """Make the table of devices."""
+    rows = [
+        (
+            device_name(d["id"]),
+            d["id"],
+            bytes_text(d["memory_used"]),
+            bytes_text(d["memory_total"]),
+            str(len(d["sessions"])),
+        )
+        for d in devices
+    ]
+    return Table(("GPU", "id", "used", "memory", "sessions"), rows)

@@ -1,0 +1,291 @@
+"""What the widget says of this notebook and its devices (standard library only).
+
+All its words are here, but those for states: `jupyter_sing.notebook.status_text`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from jupyter_sing.notebook import status_text
+from jupyter_sing.notebook.status_watcher import Seen
+from kernelproxy.common.readable import device_label, device_name, soon, turn, without_turn
+
+SUSPEND, RESUME, CHECKPOINT = "Suspend", "Resume now", "Save checkpoint"
+PIN = "Keep on GPU"
+HINTS = {
+    SUSPEND: "Free the GPU and keep the state: the next cell resumes",
+    RESUME: "Move the state back to the GPU now",
+    PIN: "Keep the memory on the GPU, even when idle; others still get their turns",
+    CHECKPOINT: "Save the whole notebook to disk, as soon as no cell is running",
+}
+#: While what a button does takes its time, and when that is done.
+DOING = {
+    SUSPEND: "Suspending: saving the state …",
+    RESUME: "Resuming …",
+    PIN: "",
+    CHECKPOINT: "Saving a checkpoint as soon as no cell is running …",
+}
+#: One for each state, beside its word: shapes, so that they differ without colour.
+GLYPHS = {
+    "running": "▶",
+    "idle": "○",
+    "queued": "◷",
+    "suspended": "❚❚",
+    "restoring": "↻",
+    "migrating": "⇄",
+    "failed": "⚠",
+    "preparing": "…",
+}
+UNKNOWN_GLYPH = "?"
+#: Of one that takes turns, whoever executes now.
+SHARING = GLYPHS["running"]
+WAITING = "Asking the jupyter_sing daemon …"
+UNKNOWN = "This session has ended. Restart the kernel."
+NO_DAEMON = "No daemon"
+GONE = "Ended"
+CLOSED = "This view was closed. Run widget.status() for a new one."
+WITHOUT_WIDGETS = "Not updated: ipywidgets is not installed in the kernel's environment."
+STATIC = "As of {}; not updated. Run %sing status for the current state."
+SINCE = "Since {}"
+HERE = "this notebook"
+OTHERS = "another user's"
+PROGRESS = {"checkpoint": "Saving", "restore": "Restoring"}
+_ELSEWHERE = {"parked": "in host memory", "cold": "on disk"}
+
+
+@dataclass(frozen=True)
+class View:
+    """One moment, in words.
+
+    Parameters
+    ----------
+    glyph, word : str
+        Of the state, or of why there is none.
+    sentence : str
+        What happens next.
+    memory : str
+        How much is where.
+    share : tuple of int or None
+        Bytes of this notebook and of its device, if it is on it.
+    queue : str
+        Which place in it, and how long that takes; "" if it does not wait.
+    checkpoint : str
+        The last one, and what is wrong with automatic ones; "" without.
+    progress : str
+        What is being stored or read; "" if nothing.
+    far : tuple of int or None
+        Bytes of that, done and in total.
+    pinned : bool
+        Whether it is to stay.
+    can : frozenset of str
+        Buttons that have something to do.
+    devices : Table or None
+        Who has them.
+    """
+
+    glyph: str
+    word: str
+    sentence: str
+    memory: str = ""
+    share: tuple[int, int] | None = None
+    queue: str = ""
+    checkpoint: str = ""
+    progress: str = ""
+    far: tuple[int, int] | None = None
+    pinned: bool = False
+    can: frozenset[str] = frozenset()
+    devices: status_text.Table | None = None
+
+    @classmethod
+    def of(cls, seen: Seen | None, session_id: str) -> View:
+        """Put what is known into words, of which one session is this notebook's."""
+        if seen is None:
+            return cls(UNKNOWN_GLYPH, "", WAITING)
+        devices = devices_table(seen, session_id) if seen.devices else None
+        if seen.problem:
+            return cls(UNKNOWN_GLYPH, NO_DAEMON, seen.problem, devices=devices)
+        session = seen.sessions.get(session_id)
+        if session is None:
+            return cls(UNKNOWN_GLYPH, GONE, UNKNOWN, devices=devices)
+        progress, far = progress_of(session)
+        return cls(
+            glyph=SHARING if session.get("shared") else GLYPHS.get(session["state"], UNKNOWN_GLYPH),
+            word=word(session),
+            sentence=without_turn(status_text.sentence(session)),
+            memory=memory_text(session, seen.devices),
+            share=share(session, seen.devices),
+            queue=queue_text(session),
+            checkpoint="; ".join(status_text.checkpoint_lines(session)),
+            progress=progress,
+            far=far,
+            pinned=bool(session["pinned"]),
+            can=buttons(session),
+            devices=devices,
+        )
+
+    def lines(self) -> list[str]:
+        """As text, without the devices."""
+        said = self.sentence
+        if self.word and not said.startswith(self.word):
+            said = f"{self.word}: {said}" if said else self.word
+        head = f"{self.glyph} {said}" if self.word else said
+        pinned = "Pinned: stays on its GPU" if self.pinned else ""
+        found = [head, self.memory, self.queue, pinned, self.progress, self.checkpoint]
+        return [each for each in found if each]
+
+    def text(self, note: str = "") -> str:
+        """As text, with a line beneath."""
+        lines = self.lines()
+        if self.devices is not None:
+            lines += ["", str(self.devices)]
+        return "\n".join([*lines, *(["", note] if note else [])])
+
+    def state_html(self) -> str:
+        """As HTML, without progress and devices; a change of state is said by screen readers."""
+        glyph = f'<span aria-hidden="true">{html.escape(self.glyph)}</span>'
+        # The word is said once, also where the sentence begins with it.
+        again = bool(self.word) and self.sentence.startswith(self.word)
+        rest = self.sentence.removeprefix(self.word) if again else f" {self.sentence}".rstrip()
+        state = f"{glyph} <b>{html.escape(self.word)}</b>" if self.word else ""
+        said = f'<div role="status">{f"{state}{html.escape(rest)}".strip()}</div>'
+        bar = bar_html(*self.share, self.memory) if self.share else ""
+        more = [f"{bar}{html.escape(self.memory)}" if self.memory else ""]
+        more += [html.escape(each) for each in (self.queue, self.checkpoint)]
+        return said + "".join(f"<div>{each}</div>" for each in more if each)
+
+    def progress_html(self) -> str:
+        """What is being stored or read as HTML; "" if nothing."""
+        if not self.progress:
+            return ""
+        bar = bar_html(*self.far, self.progress) if self.far else ""
+        return f"<div>{bar}{html.escape(self.progress)}</div>"
+
+    def devices_html(self) -> str:
+        """The devices as HTML."""
+        return "" if self.devices is None else self.devices._repr_html_()
+
+    def html(self, note: str = "") -> str:
+        """All of it as HTML that does not change, with a line beneath."""
+        beneath = f"<div><i>{html.escape(note)}</i></div>" if note else ""
+        return self.state_html() + self.progress_html() + self.devices_html() + beneath
+
+
+def static_note(now: datetime) -> str:
+    """Say when this was."""
+    return STATIC.format(now.strftime("%Y-%m-%d %H:%M:%S"))
+
+
+def since_html(moment: datetime) -> str:
+    """Say since when it has been so: a page that was saved shows it, too."""
+    return f"<div><small>{SINCE.format(moment.strftime('%Y-%m-%d %H:%M:%S'))}</small></div>"
+
+
+def word(session: dict[str, Any]) -> str:
+    """Word of a session's state."""
+    return status_text.state_word(session)
+
+
+def memory_text(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> str:
+    """Say how much of a session is where."""
+    device = device_name(session["device"])
+    if session["tier"] in _ELSEWHERE:
+        snapshot = session["snapshot"]
+        if snapshot is None and not session["operators"]:
+            return f"Nothing on {device} yet"
+        size = f"{status_text.bytes_text(snapshot['bytes'])} " if snapshot else ""
+        return f"{size}{_ELSEWHERE[session['tier']]}, moved from {device}"
+    total = next((d["memory_total"] for d in devices if d["id"] == session["device"]), 0)
+    of = f" of {status_text.bytes_text(total)}" if total else ""
+    return f"{status_text.bytes_text(session['memory'])}{of} on {device}"
+
+
+def share(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
+    """Bytes of a session and of its device; None while it is not on it."""
+    if session["tier"] in _ELSEWHERE:
+        return None
+    total = next((d["memory_total"] for d in devices if d["id"] == session["device"]), 0)
+    return (session["memory"], total) if total else None
+
+
+def queue_text(session: dict[str, Any]) -> str:
+    """Say which place in the queue a session has, and how long it is expected to wait."""
+    position, wait = session.get("queue_position"), session.get("expected_wait")
+    if session.get("shared"):
+        return ""  # its sentence says so
+    if session["state"] != "queued" and position is None:
+        return ""
+    if position is not None:
+        return turn(position, wait)
+    return "Waiting time unknown." if wait is None else f"Its turn: {soon(wait)}."
+
+
+def progress_of(session: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:
+    """Say what is being stored or read for a session, with its bytes."""
+    found = session["progress"]
+    if found is None:
+        return "", None
+    what = PROGRESS.get(found["verb"], str(found["verb"]).capitalize())
+    if found["verb"] == "prepare":  # its sentence says how far
+        return "Preparing", (found["done"], found["total"]) if found["total"] else None
+    if not found["total"]:
+        return f"{what} {found['checkpoint']} …", None
+    done, total = status_text.bytes_text(found["done"]), status_text.bytes_text(found["total"])
+    return f"{what} {found['checkpoint']}: {done} of {total}", (found["done"], found["total"])
+
+
+def buttons(session: dict[str, Any]) -> frozenset[str]:
+    """Which buttons have something to do."""
+    state = session["state"]
+    if state == "failed":
+        return frozenset()
+    found = {PIN, RESUME if state == "suspended" else SUSPEND}
+    return frozenset(found if session["progress"] else found | {CHECKPOINT})
+
+
+def devices_table(seen: Seen, session_id: str) -> status_text.Table:
+    """Make the table of devices, and who has them."""
+    rows = []
+    for device in seen.devices:
+        there = [
+            each
+            for each in seen.sessions.values()
+            if each["device"] == device["id"] and each["tier"] not in _ELSEWHERE
+        ]
+        waiting = sum(
+            each["device"] == device["id"]
+            and each["state"] == "queued"
+            and not each.get("shared")  # it has the device as much as they
+            for each in seen.sessions.values()
+        )
+        used = status_text.bytes_text(sum(each["memory"] for each in there))
+        rows.append(
+            (
+                device_label(device["id"]),
+                f"{used} of {status_text.bytes_text(device['memory_total'])}",
+                ", ".join(_holder(each, session_id) for each in there) or "nobody",
+                str(waiting or ""),
+            )
+        )
+    return status_text.Table(("GPU", "memory", "used by", "waiting"), rows)
+
+
+def _holder(session: dict[str, Any], session_id: str) -> str:
+    name = HERE if session["id"] == session_id else session["name"] or OTHERS
+    return f"{name} ({word(session)}, {status_text.bytes_text(session['memory'])})"
+
+
+def bar_html(done: int, total: int, text: str) -> str:
+    """Make a bar, whose text is for those who cannot see it."""
+    label = html.escape(text, quote=True)
+    return f'<progress value="{done}" max="{total}" aria-label="{label}"></progress> '
+
+
+def message_html(lines: Sequence[str]) -> str:
+    """What has come of a button."""
+    inner = "<br>".join(html.escape(each) for each in lines)
+    return f'<div role="status">{inner}</div>' if inner else ""

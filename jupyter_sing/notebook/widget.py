@@ -1,0 +1,317 @@
+"""The state of this notebook's session as a live widget: ``widget.status()``.
+
+    status() -> Status       shown as a cell's result; a table where there are no widgets
+    ├ view_model.py        what it says
+    └ status_watcher.py    how it knows, and how its buttons ask
+
+Made of stock ipywidgets, which are imported when it is first shown. What it shows comes in a
+thread, so it is right while a cell runs; what a button asks for is done in a thread, too, and no
+click waits. It is told nothing while nobody looks, as far as front ends say whether somebody does.
+
+A `Status` is no widget itself, so that a notebook that holds one can be saved: what is restored is
+another `Status`, which is live when it is shown.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from jupyter_sing.notebook import status_text, status_watcher, view_model
+from jupyter_sing.notebook.status_watcher import ElsewhereError, Seen
+from jupyter_sing.notebook.view_model import View
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import Pin, Resume, SessionReply, Suspend
+
+__all__ = ["Status", "status"]
+
+#: How long the first view waits for the daemon, which answers at once unless it is being replaced.
+FIRST_SECONDS_MAX = 2.0
+#: What takes longer is shown as a bar.
+BAR_SECONDS = 0.5
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def status() -> Status:
+    """Show the state of this notebook's session, its device and who has which; kept up to date.
+
+    Returns
+    -------
+    Status
+        Is shown as the result of a cell, or by ``display``. In a kernel without a session it says
+        why there is none.
+
+    Examples
+    --------
+    >>> from jupyter_sing import widget
+    >>> widget.status()
+    """
+    return Status()
+
+
+class Status:
+    """See `status`. What it holds is made when it is first shown."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # of all below
+        self._panel: Panel | None = None
+        self._closed = False
+
+    @property
+    def box(self) -> Any:
+        """The widget itself, to be put into others; None where there are none."""
+        with self._lock:
+            if self._panel is None and not self._closed and _has_kernel():
+                widgets = _ipywidgets()
+                self._panel = Panel(widgets) if widgets is not None else None
+            return None if self._panel is None else self._panel.box
+
+    def close(self) -> None:
+        """Take it out of the page, and be told nothing any more; doing it twice is no error."""
+        with self._lock:
+            self._closed = True
+            panel, self._panel = self._panel, None
+        if panel is not None:
+            panel.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return status, ()
+
+    def __repr__(self) -> str:
+        return str(self._bundle()["text/plain"])
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """Called by IPython: the widget, and what those see who cannot show one."""
+        box = self.box
+        bundle = self._bundle()
+        if box is not None:
+            model = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
+            bundle[_WIDGET] = model
+        return bundle
+
+    def _bundle(self) -> dict[str, Any]:
+        """How it is now, as text and HTML that stay as they are."""
+        if self._closed:
+            return _plain(view_model.CLOSED)
+        if reason := status_watcher.reason():
+            return _plain(f"CPU only: {reason}")
+        panel = self._panel
+        seen = panel.seen() if panel is not None else status_watcher.look()
+        shown = View.of(seen, status_watcher.session_id())
+        note = view_model.static_note(datetime.now())
+        if panel is None and _ipywidgets() is None:
+            note = f"{view_model.WITHOUT_WIDGETS} {note}"
+        return {"text/plain": shown.text(note), "text/html": shown.html(note)}
+
+
+def _plain(text: str) -> dict[str, Any]:
+    return {"text/plain": text, "text/html": view_model.message_html([text])}
+
+
+def _ipywidgets() -> Any:
+    """The module, or None if the kernel's environment does not have it."""
+    try:
+        import ipywidgets
+    except ImportError:
+        return None
+    return ipywidgets
+
+
+def _has_kernel() -> bool:
+    """Whether there is a session to show, and a kernel that could say so to a front end."""
+    from IPython import get_ipython
+
+    return hasattr(get_ipython(), "kernel") and not status_watcher.reason()
+
+
+class Panel:
+    """The widgets of one `Status`.
+
+    Parameters
+    ----------
+    widgets : module
+        ipywidgets.
+    """
+
+    def __init__(self, widgets: Any) -> None:
+        self._lock = threading.RLock()
+        self._seen: Seen | None = None
+        self._first = threading.Event()
+        self._progress_since: tuple[str, float] | None = None
+        self._view, self._changed_at = View.of(None, ""), datetime.now()
+        self._busy: dict[str, str] = {}
+        self._message: list[str] = []
+        self._looked_at = False
+        # What the toggle shows: it is set only when that is to change, or a click might be lost.
+        self._pin_shown = False
+
+        self._state, self._far = widgets.HTML(), widgets.HTML()
+        self._said, self._devices = widgets.HTML(), widgets.HTML()
+        self._buttons = {
+            name: widgets.Button(description=name, tooltip=view_model.HINTS[name], icon=icon)
+            for name, icon in ((view_model.SUSPEND, "pause"), (view_model.RESUME, "play"))
+        }
+        self._buttons[view_model.PIN] = widgets.ToggleButton(
+            description=view_model.PIN, tooltip=view_model.HINTS[view_model.PIN], icon="thumb-tack"
+        )
+        self._buttons[view_model.CHECKPOINT] = widgets.Button(
+            description=view_model.CHECKPOINT,
+            tooltip=view_model.HINTS[view_model.CHECKPOINT],
+            icon="save",
+        )
+        for name, verb in (
+            (view_model.SUSPEND, self._suspend),
+            (view_model.RESUME, self._resume),
+            (view_model.CHECKPOINT, self._checkpoint),
+        ):
+            self._buttons[name].on_click(lambda _, name=name, verb=verb: self._begin(name, verb))
+        self._buttons[view_model.PIN].observe(self._on_pin, "value")
+        row = widgets.HBox(list(self._buttons.values()))
+        row.layout.flex_flow = "row wrap"
+        children = [self._state, row, self._far, self._said, self._devices]
+        self.box = widgets.VBox(children, _view_count=0)  # 0: the front end is to count
+        self.box.observe(self._on_views, "_view_count")
+        self._show()
+        status_watcher.current.join(self._take)
+
+    def seen(self) -> Seen | None:
+        """What is shown; waits a little for the first."""
+        self._first.wait(FIRST_SECONDS_MAX)
+        return self._seen
+
+    def close(self) -> None:
+        """Take the widgets out of the page."""
+        status_watcher.current.leave(self._take)
+        with self._lock:
+            for each in self._widgets():
+                each.close()
+
+    def _widgets(self) -> list[Any]:
+        inner = [self._state, self._far, self._said, self._devices, *self._buttons.values()]
+        return [self.box, *self.box.children[1:2], *inner]
+
+    # ---------------------------------------------------------------- what is shown
+
+    def _take(self, seen: Seen) -> None:
+        """Called by the watcher in its thread, or by whoever joins it."""
+        if self.box.comm is None:  # somebody has closed all widgets there are
+            status_watcher.current.leave(self._take)
+            return
+        with self._lock:
+            again = seen.anew and self._first.is_set()
+            self._seen = seen
+            self._show()
+            if again:  # the front end may show what another process has said since
+                for each in self._widgets():
+                    each.send_state()
+        self._first.set()
+
+    def _show(self) -> None:
+        with self._lock:
+            before, shown = self._view, View.of(self._seen, status_watcher.session_id())
+            if shown != before:
+                self._view, self._changed_at = shown, datetime.now()
+            _set(self._state, "value", shown.state_html())
+            _set(self._far, "value", shown.progress_html() if self._takes_long(shown) else "")
+            said = [*filter(None, self._busy.values()), *self._message]
+            _set(self._said, "value", view_model.message_html(said))
+            since = view_model.since_html(self._changed_at)
+            _set(self._devices, "value", shown.devices_html() + since)
+            for name, button in self._buttons.items():
+                _set(button, "disabled", name not in shown.can or name in self._busy)
+            if view_model.PIN not in self._busy and shown.pinned != self._pin_shown:
+                self._pin_shown = shown.pinned
+                self._buttons[view_model.PIN].value = shown.pinned
+
+    def _takes_long(self, shown: View) -> bool:
+        """Whether what is stored or read has been for half a second."""
+        if not shown.progress:
+            self._progress_since = None
+            return False
+        what, now = shown.progress.split(":")[0], time.monotonic()
+        if self._progress_since is None or self._progress_since[0] != what:
+            self._progress_since = what, now
+        return now - self._progress_since[1] >= BAR_SECONDS
+
+    def _on_views(self, change: Any) -> None:
+        """Called when the front end says how many see it."""
+        if change["new"]:
+            self._looked_at = True
+            status_watcher.current.join(self._take)
+        elif self._looked_at:
+            status_watcher.current.leave(self._take)
+
+    # ---------------------------------------------------------------- what its buttons do
+
+    def _on_pin(self, change: Any) -> None:
+        """Called when the toggle is pressed, and when `_show` sets it, which asks for nothing."""
+        pinned = bool(change["new"])
+        with self._lock:
+            if pinned == self._pin_shown:
+                return
+            self._pin_shown = pinned
+        self._begin(view_model.PIN, lambda session: self._pin(session, pinned))
+
+    def _begin(self, name: str, verb: Callable[[str], list[str]]) -> None:
+        """Do what a button is for, in a thread, unless it is being done."""
+        session = status_watcher.session_id()
+        with self._lock:
+            if name in self._busy or not session:
+                return
+            self._busy[name], self._message = view_model.DOING[name], []
+            self._show()
+
+        def work() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            said: list[str] = []
+            try:
+                said = verb(session)
+            except ElsewhereError:
+                pass  # nobody of this process has asked
+            except (ControlError, OSError) as error:
+                said = [str(error)]
+            finally:
+                with self._lock:
+                    del self._busy[name]
+                    self._message = said
+                    self._show()
+
+        threading.Thread(target=work, name=f"jupyter_sing {name}", daemon=True).start()
+
+    def _suspend(self, session: str) -> list[str]:
+        status_watcher.ask(SessionReply, Suspend(session, "Suspended by you in the notebook"))
+        return []
+
+    def _resume(self, session: str) -> list[str]:
+        status_watcher.ask(SessionReply, Resume(session))
+        return []
+
+    def _pin(self, session: str, pinned: bool) -> list[str]:
+        found = status_watcher.ask(SessionReply, Pin(session, pinned)).session
+        with self._lock:
+            if self._seen is not None:  # it may be heard of later, and the toggle shows it
+                sessions = {**self._seen.sessions, session: found}
+                self._seen = Seen(self._seen.devices, sessions, self._seen.problem)
+        return [status_text.pinned_text(found)]
+
+    def _checkpoint(self, session: str) -> list[str]:
+        known = self._seen.sessions.get(session) if self._seen is not None else None
+        made = status_watcher.checkpoint(session, _checkpoint_name(known["name"] if known else ""))
+        return status_text.checkpoint_made_lines(made)
+
+
+def _checkpoint_name(session_name: str) -> str:
+    """Make a name that says what and when, as the daemon does."""
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", session_name.removesuffix(".ipynb")).strip("-")[:60]
+    return f"{stem or 'notebook'}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _set(widget: Any, trait: str, value: object) -> None:
+    """Set what has changed."""
+    if getattr(widget, trait) != value:
+        setattr(widget, trait, value)

@@ -1,0 +1,1 @@
+"""Explanations: why a session waits, and for how long it probably will."""

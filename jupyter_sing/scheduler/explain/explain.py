@@ -1,0 +1,193 @@
+"""Why sessions wait, in a sentence; at which place, and for how long about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jupyter_sing.scheduler.explain.wait_forecast import Expected, Forecast
+from jupyter_sing.scheduler.fairness.fair_queue import Flow
+from jupyter_sing.scheduler.fairness.limits import Held, size_text
+from jupyter_sing.scheduler.ids import SessionId
+from jupyter_sing.scheduler.queue.dispatcher import Serving
+from jupyter_sing.scheduler.queue.lease_table import Leases
+from jupyter_sing.scheduler.queue.timers import Agenda
+from jupyter_sing.scheduler.queue.wait_queue import Key
+from jupyter_sing.scheduler.state import DeviceState, Phase, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a session can expect that waits.
+
+    Attributes
+    ----------
+    position
+        From 1: it is next. Of those who wait for the same devices, or within the same limit.
+    expected_wait
+        Seconds until its grant; `math.inf`: it waits for ever as things are, and `reason` says what
+        has to change; None: nobody can say.
+    reason
+        A clause: why it has no device now.
+    where
+        A clause: the device that is likely to be its, and whose that is; empty, if something else
+        has to happen first, or if nobody can say.
+    """
+
+    position: int
+    expected_wait: float | None
+    reason: str
+    where: str = ""
+
+
+class Explaining:
+    """Answers the question of somebody who waits.
+
+    Attributes
+    ----------
+    turn
+        Moving average of how long leases last, in seconds.
+    """
+
+    def __init__(self, agenda: Agenda, leases: Leases, serving: Serving) -> None:
+        self._agenda = agenda
+        self._waiting, self._limiter = agenda.waiting, agenda.limiter
+        self._leases = leases
+        self._serving = serving
+        self._largest = max((device.memory for device in leases.devices.values()), default=0)
+        self.turn = 1.0
+
+    def ended(self, seconds: float) -> None:
+        """Note how long a lease has lasted."""
+        self.turn += 0.05 * (seconds - self.turn)
+
+    def why(self, session: Session, now: float) -> str:
+        """Say why a session waits, as a clause."""
+        never = self._never(session)
+        if never is not None:
+            return never
+        limit = self._limiter.reason(session, now)
+        return self._usual(session, now) if limit is None else limit.text
+
+    def outlooks(self, now: float) -> dict[SessionId, Outlook]:
+        """Say what all who wait can expect."""
+        found: dict[SessionId, Outlook] = {}
+        line = _Line()
+        for session in self._leases.sessions.values():
+            if session.phase is Phase.RESERVED:
+                rest, why = self._leases.awaited(session)
+                place = line.place(self._leases.reserved(session)[0])
+                found[session.id] = Outlook(place, rest, why)
+            elif session.phase is Phase.WAITING and session not in self._waiting:
+                found[session.id] = self._aside(session, now)
+        free: list[tuple[Key, Session]] = []
+        limited: dict[Flow, list[tuple[Key, Session, Held]]] = {}
+        for key, session in self._waiting.order(now):
+            limit = self._limiter.reason(session, now)
+            if self._never(session) is not None:
+                found[session.id] = self._aside(session, now)
+            elif limit is None:
+                free.append((key, session))
+            else:
+                limited.setdefault(limit.flow, []).append((key, session, limit))
+        expected = self._look(free, self._leases.devices.values(), now)
+        for _, session in free:
+            held_up = session.moving or self._leases.tried_again(session, now) > now
+            where = "" if held_up else _where(expected[session].devices)
+            place, seconds = line.place(session.only), expected[session].seconds
+            found[session.id] = Outlook(place, seconds, self._usual(session, now), where)
+        for flow, those in limited.items():
+            found |= self._within(flow, those, now)
+        return found
+
+    def _look(
+        self, order: list[tuple[Key, Session]], devices: Iterable[DeviceState], now: float
+    ) -> dict[Session, Expected]:
+        if not order:
+            return {}
+        return Forecast(self._agenda, self._leases, self.turn, devices, now).run(order)
+
+    def _within(
+        self, flow: Flow, those: list[tuple[Key, Session, Held]], now: float
+    ) -> dict[SessionId, Outlook]:
+        """Say the same of those who wait for a limit: only their own leave devices to them."""
+        assert flow.quota
+        waiting = [(key, session) for key, session, _ in those]
+        held = (device for holder in flow.quota.holders for device in self._held(holder))
+        expected = self._look(waiting, dict.fromkeys(held), now)
+        found = {}
+        for index, (_, session, limit) in enumerate(those):
+            seconds = expected[session].seconds if limit.seconds is None else limit.seconds
+            found[session.id] = Outlook(index + 1, seconds, limit.text)
+        return found
+
+    def _held(self, holder: Session) -> tuple[DeviceState, ...]:
+        if holder.phase is Phase.RESERVED:
+            return self._leases.reserved(holder)
+        return holder.devices
+
+    def _aside(self, session: Session, now: float) -> Outlook:
+        """Say what somebody can expect who waits for room within a limit, or for ever."""
+        limit, place = self._limiter.reason(session, now), 1
+        seconds: float | None = None
+        if self._never(session) is not None:
+            seconds = math.inf
+        elif limit is not None:
+            seconds = limit.seconds
+        if session.short is not None:
+            place += list(session.short.short).index(session)
+        return Outlook(place, seconds, self.why(session, now))
+
+    def _never(self, session: Session) -> str | None:
+        """What has to change before it can have a device at all."""
+        if session in self._serving.hopeless:
+            widest = self._serving.widest
+            most = f"{widest} device{'' if widest == 1 else 's'}"
+            return f"It needs {session.gpus} devices at once, and {most} is the most there can be"
+        if session.memory > self._largest:
+            return (
+                f"It has {size_text(session.memory)}, and the largest device"
+                f" {size_text(self._largest)}"
+            )
+        return None
+
+    def _usual(self, session: Session, now: float) -> str:
+        if session.moving:
+            return "its memory is moving"
+        if self._leases.tried_again(session, now) > now:
+            return "the last attempt failed; the next one is soon"
+        count = len(self._waiting)
+        devices = len(self._leases.devices)
+        wanted = "1 device" if devices == 1 else f"{devices} devices"
+        return f"{count} session{' waits' if count == 1 else 's wait'} for {wanted}"
+
+
+class _Line:
+    """Places of those who wait, in their order: of some, only one device will do."""
+
+    def __init__(self) -> None:
+        self._all = self._anywhere = 0
+        self._only: dict[DeviceState, int] = {}
+
+    def place(self, only: DeviceState | None) -> int:
+        """Take the next place."""
+        self._all += 1
+        if only is None:
+            self._anywhere += 1
+            return self._all
+        self._only[only] = self._only.get(only, 0) + 1
+        return self._anywhere + self._only[only]
+
+
+def _where(devices: tuple[DeviceState, ...]) -> str:
+    """Say which devices somebody is likely to get, and who has the one of them that it is."""
+    if len(devices) != 1:
+        return f"{len(devices)} devices" if devices else ""
+    (device,) = devices
+    if device.lessees:
+        names = " and ".join(lessee.id for lessee in device.lessees)
+        return f"{device.id} (in use by {names})"
+    if device.incoming is not None:
+        return f"{device.id} ({device.incoming.id} goes first)"
+    return device.id

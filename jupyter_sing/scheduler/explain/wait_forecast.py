@@ -1,0 +1,285 @@
+"""When those who wait are likely to be granted devices, and which.
+
+They are taken in the order in which they are served, one after the other. Each gets the device that
+is likely to be theirs soonest: a free one at once, another one when whoever has it gives way
+(`preemption_forecast.py`). From then on it is theirs, for a turn or for what their cell lasts, and
+who was stopped for them waits again. Nobody knows who comes meanwhile: that is left out, as is
+sharing.
+
+A look changes nothing that decisions depend on. It takes time in proportion to those who wait:
+people who ask cause it, and decisions never do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from jupyter_sing.scheduler.fairness.mlfq import AGING, level_of, run_min, turn_of
+from jupyter_sing.scheduler.fairness.tier_targets import threshold
+from jupyter_sing.scheduler.queue.lease_table import Leases
+from jupyter_sing.scheduler.queue.preemption_forecast import Turn, Wish, gives_way
+from jupyter_sing.scheduler.queue.residency import room
+from jupyter_sing.scheduler.queue.timers import Agenda
+from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE, Key
+from jupyter_sing.scheduler.settings import Settings
+from jupyter_sing.scheduler.state import DeviceState, Phase, Session
+
+CANDIDATES = 16
+"""Devices that are compared for somebody who waits."""
+
+ROUNDS = 3
+"""How often everybody who waits is stopped and waits again, at most, before a look ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Seconds until a session is likely to be granted these devices; none if nobody can say."""
+
+    seconds: float | None = None
+    devices: tuple[DeviceState, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A device, and whose it is or will be; nobody's, if it is free."""
+
+    device: DeviceState
+    turn: Turn | None
+    order: tuple[float, int]  # about when it is free, whoever waits
+
+
+_Chosen: TypeAlias = tuple[float, tuple[DeviceState, ...]]
+_Entry: TypeAlias = tuple[Key, int, Wish, float]  # the last: not before then
+
+
+class Forecast:
+    """One look ahead.
+
+    Parameters
+    ----------
+    typical
+        Seconds that a cell is expected to last of which nothing is known. One that has lasted for
+        longer is expected to last as long again, as heavy-tailed ones do.
+    devices
+        Those that may be had.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        leases: Leases,
+        typical: float,
+        devices: Iterable[DeviceState],
+        now: float,
+    ) -> None:
+        self._agenda = agenda
+        self._leases = leases
+        self._nodes = leases.nodes
+        self._typical = typical
+        self._now = now
+        self._places: dict[DeviceState, _Place] = {}
+        self._soonest: list[_Place] = []
+        for device in devices:
+            if device.healthy:
+                self._occupy(device, self._present(device))
+
+    @property
+    def _settings(self) -> Settings:
+        return self._agenda.settings
+
+    def run(self, order: Sequence[tuple[Key, Session]]) -> dict[Session, Expected]:
+        """Serve all who wait, in their order."""
+        found: dict[Session, Expected] = {}
+        queue: list[_Entry] = []
+        for number, (key, session) in enumerate(order):
+            leaving = (device.transfer(session.memory) for device in session.moving)
+            tried_again = self._leases.tried_again(session, self._now)
+            since = max(self._now + max(leaving, default=0.0), tried_again)
+            began, boost = session.waiting_since, session.boost
+            wish = self._wish(session, session.attained, began, boost, session.urgent)
+            queue.append((key, number, wish, since))
+        asked = {session for _, session in order}
+        count = len(queue)
+        while asked:
+            _, _, wish, since = heapq.heappop(queue)
+            chosen = self._choose(wish, since)
+            if wish.session in asked:
+                asked.remove(wish.session)
+                found[wish.session] = _expected(chosen, self._now)
+            if chosen is None:
+                continue
+            at, devices = chosen
+            for stopped in self._give(wish, at, devices):
+                if count < ROUNDS * len(order):
+                    count += 1
+                    heapq.heappush(queue, self._again(stopped, at, count))
+        return found
+
+    # Turns.
+
+    def _occupy(self, device: DeviceState, turn: Turn | None) -> None:
+        """Let somebody have a device, instead of who has it now."""
+        place = self._places.get(device)
+        if place is not None:
+            del self._soonest[bisect_left(self._soonest, place.order, key=_order)]
+        free = self._now if turn is None else min(turn.end, turn.expires)
+        place = self._places[device] = _Place(device, turn, (free, device.number))
+        insort(self._soonest, place, key=_order)
+
+    def _give(self, wish: Wish, at: float, devices: tuple[DeviceState, ...]) -> list[Turn]:
+        """Let somebody have devices from a time on; return whose cells are not done by then."""
+        switch = max(device.switch(wish.session) for device in devices)
+        stopped: dict[Session, Turn] = {}
+        for device in devices:
+            turn = self._places[device].turn
+            if turn is not None and at < turn.end:
+                stopped[turn.session] = turn
+            self._occupy(device, self._turn(wish.session, at + switch, switch, wish.attained))
+        return list(stopped.values())
+
+    def _present(self, device: DeviceState) -> Turn | None:
+        """The turn of whoever is about to have a device, or has it."""
+        if device.incoming is not None:
+            coming = device.incoming
+            switch = device.switch(coming)
+            return self._turn(coming, self._now + switch, switch, coming.attained)
+        if not device.lessees:
+            return None
+        session = device.lessees[0]
+        if session.phase is not Phase.RUNNING:
+            start = max(self._now, session.granted_at + session.switch)
+            return self._turn(session, start, session.switch, session.attained)
+        had, level = session.attained_at(self._now), session.running_level
+        return Turn(
+            session=session,
+            start=session.run_since,
+            attained=session.attained,
+            protected=session.protected_until,
+            exposed=session.exposed_at,
+            expires=session.quantum_end,
+            held=self._agenda.running.hold_end(session),
+            urgent_until=self._urgent_until(session, level, self._now, had),
+            throttled=self._is_throttled(session, level),
+            end=self._now + self._left(had),
+        )
+
+    def _turn(self, session: Session, start: float, switch: float, attained: float) -> Turn:
+        """A turn that is to come."""
+        settings, level = self._settings, level_of(attained, self._settings)
+        protected = start + run_min(level, switch, settings)
+        return Turn(
+            session=session,
+            start=start,
+            attained=attained,
+            protected=protected,
+            exposed=protected,
+            expires=start + turn_of(level, switch, settings),
+            held=start + settings.max_hold.get(session.tier, math.inf),
+            urgent_until=self._urgent_until(session, level, start, attained),
+            throttled=self._is_throttled(session, level),
+            end=start + self._left(attained),
+        )
+
+    def _left(self, attained: float) -> float:
+        """Seconds that a cell is expected to last still."""
+        return max(self._typical, attained)
+
+    def _is_throttled(self, session: Session, level: int) -> bool:
+        return self._agenda.waiting.would_throttle(session, level, self._now)
+
+    def _urgent_until(self, session: Session, level: int, at: float, attained: float) -> float:
+        """Until when its tier puts a cell before others that executes, with so much at a time."""
+        if session.goal == 0.0:
+            return -math.inf
+        if level <= INTERACTIVE and not self._is_throttled(session, level):
+            return at + self._settings.levels[INTERACTIVE] - attained
+        spare = self._spare(session, level)
+        if spare >= 0.0 or session.goal >= 1.0:
+            return -math.inf if spare >= 0.0 else math.inf
+        return at - spare / (1.0 - session.goal)  # what it gains by executing
+
+    def _spare(self, session: Session, level: int) -> float:
+        """Seconds that a session can lose until its tier is about to be missed."""
+        least = threshold(session.switch, self._settings.quanta[level])
+        return session.account.slack_at(session.goal, self._now) - least
+
+    # Wishes.
+
+    def _wish(
+        self, session: Session, attained: float, since: float, boost: int, urgent: bool
+    ) -> Wish:
+        """What a session wants that waits since a time and rose by so many levels until now."""
+        own = level_of(attained, self._settings)
+        patience = AGING * self._settings.quanta[own]
+        levels = [(max(0, own - boost), -math.inf)]
+        levels += [(own - rise, since + rise * patience) for rise in range(boost + 1, own + 1)]
+        throttled = self._is_throttled(session, levels[0][0])
+        urgent_at = self._now
+        if not urgent:
+            urgent_at = since + (own + 1) * patience
+            if session.goal > 0.0:
+                spare = max(0.0, self._spare(session, levels[0][0]))
+                early = [at for level, at in levels if level <= INTERACTIVE and not throttled]
+                urgent_at = min(urgent_at, self._now + spare / session.goal, *early)
+        return Wish(session, attained, tuple(levels), urgent_at, throttled)
+
+    def _again(self, turn: Turn, at: float, number: int) -> _Entry:
+        """The wish of somebody who was stopped at a time."""
+        session, attained = turn.session, turn.attained_at(at)
+        level = level_of(attained, self._settings)
+        wish = self._wish(session, attained, at, 0, at < turn.urgent_until)
+        key = self._agenda.waiting.place_of(session, level, at < turn.urgent_until, at, self._now)
+        return key, number, wish, at
+
+    # Devices.
+
+    def _choose(self, wish: Wish, since: float) -> _Chosen | None:
+        """When a session can have which devices at the earliest; None: nobody knows."""
+        session = wish.session
+        if session.gpus > 1:
+            return self._several(wish, since)
+        if session.only is not None:
+            places = [self._places[session.only]] if session.only in self._places else []
+        else:
+            homes = [self._places[home] for home in session.homes if home in self._places]
+            places = list(dict.fromkeys([*homes, *self._soonest[:CANDIDATES]]))
+        ranked = []
+        for place in places:
+            at = self._available(place, wish, since)
+            ranked.append((at + place.device.switch(session), place.device.number, at, place))
+        for _, _, at, place in sorted(ranked, key=lambda each: each[:2]):
+            made = room(session, place.device, self._now, leaving=tuple(place.device.lessees))
+            if made is not None:
+                return at + made.seconds, (place.device,)
+        return None
+
+    def _several(self, wish: Wish, since: float) -> _Chosen | None:
+        """The same for a session that needs several devices of a node at once."""
+        wanted, best = wish.session.gpus, None
+        for devices in self._nodes.values():
+            places = [self._places[device] for device in devices if device in self._places]
+            times = sorted(
+                (self._available(place, wish, since), place.device.number, place.device)
+                for place in places
+            )[:wanted]
+            if len(times) == wanted and (best is None or times[-1][0] < best[0]):
+                best = times[-1][0], tuple(device for *_, device in times)
+        return best
+
+    def _available(self, place: _Place, wish: Wish, since: float) -> float:
+        if place.turn is None:
+            return since
+        return gives_way(place.turn, wish, self._settings, since)
+
+
+def _expected(chosen: _Chosen | None, now: float) -> Expected:
+    return Expected() if chosen is None else Expected(chosen[0] - now, chosen[1])
+
+
+def _order(place: _Place) -> tuple[float, int]:
+    return place.order

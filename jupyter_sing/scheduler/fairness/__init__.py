@@ -1,0 +1,1 @@
+"""Fair shares, tiers, quotas and limits."""

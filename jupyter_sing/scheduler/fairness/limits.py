@@ -1,0 +1,309 @@
+"""What users and virtual clusters may have at most: who has to wait for that, and why.
+
+Whoever is at a limit is passed over, and nobody else waits for them. Limits take nothing away:
+leases go on when one is lowered, and at the end of the device time of a day they last to the end of
+their turn. Devices and device time are limits of a whole user; room is one of a single session,
+as another one of the same user may be on its device already.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from jupyter_sing.scheduler.fairness.fair_queue import Flow
+from jupyter_sing.scheduler.fairness.quotas import UNLIMITED, Quota
+from jupyter_sing.scheduler.queue.residency import may_leave
+from jupyter_sing.scheduler.settings import Settings
+from jupyter_sing.scheduler.state import DeviceState, Session
+
+LOOKS = 64
+"""Sessions of somebody whose memory is looked at when a limit of memory is reached."""
+
+WOKEN = 8
+"""Sessions that are tried again at once when there is more room within a limit."""
+
+RETRY = 5.0
+"""Seconds after which somebody is tried again who waits for room: pins and failures end unsaid."""
+
+
+Leaving = list[tuple[Session, DeviceState]]
+
+
+class Limiter:
+    """Compares what there is with what may be.
+
+    Parameters
+    ----------
+    look_again
+        Called with a time at which the engine is to be asked again.
+    """
+
+    def __init__(self, settings: Settings, look_again: Callable[[float], None]) -> None:
+        self._settings = settings
+        self._look_again = look_again
+        self._alarms: list[tuple[float, int, Flow]] = []
+
+    # Settings.
+
+    def configure(self, settings: Settings) -> None:
+        """Use other settings for everybody who comes; `apply` does for those who are there."""
+        self._settings = settings
+
+    def apply(self, flow: Flow, now: float) -> None:
+        """Bring the limits of a user or virtual cluster up to date."""
+        assert flow.quota
+        if flow.parent is None:
+            limits = self._settings.vc_limits.get(flow.name)
+        else:
+            limits = self._settings.user_limits.get((flow.parent.name, flow.name))
+        flow.quota.limits = limits or UNLIMITED
+        flow.quota.bounded = flow.quota.limits != UNLIMITED
+        flow.quota.returns_at, flow.quota.alarm = -math.inf, math.inf
+        flow.quota.relieve()
+        self.watch(flow, now)
+
+    # Devices and device time.
+
+    def is_capped(self, flow: Flow, gpus: int, now: float) -> bool:
+        """Whether a user or virtual cluster may not have so many more devices now."""
+        quota = flow.quota
+        assert quota
+        return quota.bounded and (
+            quota.taken + gpus > quota.limits.devices or self.is_exhausted(flow, now)
+        )
+
+    def is_exhausted(self, flow: Flow, now: float) -> bool:
+        """Whether it has had its device time."""
+        quota = flow.quota
+        assert quota
+        if quota.limits.gpu_seconds_per_day == math.inf:
+            return False
+        if now < quota.returns_at:
+            return True
+        if flow.used(now) < quota.limits.gpu_seconds_per_day:
+            return False
+        flow.settle(now)
+        assert flow.day
+        quota.returns_at = flow.day.below(quota.limits.gpu_seconds_per_day, now)
+        if quota.returns_at < math.inf:
+            self._alarm(flow, quota.returns_at)
+        return True
+
+    def holds_back(self, session: Session, now: float) -> bool:
+        """Whether its user or virtual cluster is at a limit of devices or device time."""
+        user, cluster = _flows(session)
+        return self.is_capped(user, session.gpus, now) or self.is_capped(cluster, session.gpus, now)
+
+    def has_ended(self, session: Session, now: float) -> bool:
+        """Whether the device time of its user or virtual cluster is used up."""
+        return any(q.bounded and self.is_exhausted(q.flow, now) for q in session.quotas)
+
+    def watch(self, flow: Flow, now: float) -> None:
+        """Note that a user or virtual cluster holds more devices: its time ends sooner."""
+        quota = flow.quota
+        assert quota
+        limit = quota.limits.gpu_seconds_per_day
+        if limit == math.inf or not flow.devices:
+            return
+        at = now + max(1e-3, (limit - flow.used(now)) / flow.devices)
+        if at < quota.alarm and now >= quota.returns_at:
+            quota.alarm = at
+            self._alarm(flow, at)
+
+    def _alarm(self, flow: Flow, at: float) -> None:
+        heapq.heappush(self._alarms, (at, flow.number, flow))
+        self._look_again(at)
+
+    def due(self, now: float) -> list[Session]:
+        """Look at those whose time may be up, or come back; returns whose leases are to end."""
+        ending: dict[Session, None] = {}
+        while self._alarms and self._alarms[0][0] <= now:
+            _, _, flow = heapq.heappop(self._alarms)
+            quota = flow.quota
+            assert quota
+            if quota.alarm <= now:
+                quota.alarm = math.inf
+            if self.is_exhausted(flow, now):
+                ending.update(quota.holders)
+            else:
+                quota.relieve()
+                self.watch(flow, now)
+        return list(ending)
+
+    # Memory.
+
+    def leaving(self, session: Session, now: float) -> Leaving | None:
+        """Find what has to leave devices before a session comes to some; None: it has to wait.
+
+        Only idle sessions of the same user, or virtual cluster, go: those first that were used
+        longest ago. What is on devices already may stay, even beyond the limit.
+        """
+        found: dict[tuple[Session, DeviceState], None] = {}
+        for quota in session.quotas:
+            if quota.limits.device_memory == math.inf:
+                continue
+            adding = _counted(session, quota) - quota.residents.get(session, 0)
+            excess = quota.memory + quota.coming + adding - quota.limits.device_memory
+            if excess <= 0:
+                continue
+            for other in islice(quota.residents, LOOKS):
+                if excess <= 0:
+                    break
+                if other is session or not (other.moving or may_leave(other, now)):
+                    continue
+                excess -= quota.residents[other]
+                found.update({(other, device): None for device in other.homes})
+            if excess > 0 and adding > 0:
+                return None
+        return list(found)
+
+    def put_aside(self, session: Session, now: float) -> None:
+        """Let a session wait for room within the limit of its user or virtual cluster."""
+        user, cluster = _flows(session)
+        assert user.quota
+        flow = user if self._lacks(session, user.quota) else cluster
+        assert flow.quota
+        session.short = flow.quota
+        flow.quota.short[session] = None
+        if flow.quota.retry_at <= now:
+            flow.quota.retry_at = now + RETRY
+            self._alarm(flow, flow.quota.retry_at)
+
+    @staticmethod
+    def _lacks(session: Session, quota: Quota) -> bool:
+        adding = _counted(session, quota) - quota.residents.get(session, 0)
+        return quota.memory + quota.coming + adding > quota.limits.device_memory
+
+    def forget(self, session: Session) -> None:
+        """Note that a session waits for no room any more."""
+        if session.short is not None:
+            session.short.short.pop(session, None)
+            session.short = None
+
+    def woken(self, flow: Flow, now: float) -> list[Session]:
+        """Take out some who waited for room, those first who were tried longest ago."""
+        quota = flow.quota
+        assert quota
+        chosen = list(islice(quota.short, WOKEN))
+        for session in chosen:
+            self.forget(session)
+        if quota.short:
+            quota.relieve()
+            self._look_again(now + 0.05)
+        return chosen
+
+    # Words.
+
+    def reason(self, session: Session, now: float) -> Held | None:
+        """Say which limit a session waits for."""
+        for flow in _flows(session):
+            quota = flow.quota
+            assert quota
+            found = _about_devices(session, quota)
+            if found is None and self.is_exhausted(flow, now):
+                found = _about_time(flow, now)
+            if found is None and session.short is not None and self._lacks(session, quota):
+                found = _about_memory(session, quota)
+            if found is not None:
+                return found
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The limit at which somebody waits.
+
+    Attributes
+    ----------
+    flow
+        Whose it is.
+    text
+        A clause for people.
+    seconds
+        Until it holds no more; `math.inf`: it does for ever. None if that is not known.
+    devices
+        That may be had at once.
+    """
+
+    flow: Flow
+    text: str
+    seconds: float | None
+    devices: float
+
+
+def _about_devices(session: Session, quota: Quota) -> Held | None:
+    most, seconds = quota.limits.devices, None
+    if most <= 0:
+        text, seconds = f"The policy does not let {quota.whose} use devices", math.inf
+    elif session.gpus > most:
+        needs = f"and this session needs {session.gpus}"
+        text, seconds = f"{quota.whose} may have {_devices(most)} at once, {needs}", math.inf
+    elif quota.taken + session.gpus > most:
+        more = f", and this session needs {session.gpus}" if session.gpus > 1 else ""
+        until = "until one of them is given back" if quota.taken > 1 else "until it is given back"
+        text = f"{quota.whose} has {quota.taken} of {_devices(most)}{more}: waits {until}"
+    else:
+        return None
+    return Held(quota.flow, text, seconds, most)
+
+
+def _about_time(flow: Flow, now: float) -> Held:
+    quota = flow.quota
+    assert quota
+    limit, seconds = quota.limits.gpu_seconds_per_day, quota.returns_at - now
+    if limit <= 0.0:
+        text = f"The policy gives {quota.whose} no device time"
+    else:
+        text = (
+            f"{quota.whose} has used {flow.used(now) / 3600:.2f} of {limit / 3600:.2f} hours of"
+            f" device time in 24 hours: waits {_time(seconds)} until some of them come back"
+        )
+    return Held(flow, text, seconds, quota.limits.devices)
+
+
+def _counted(session: Session, quota: Quota) -> float:
+    """Bytes of a session that count: one that is over the limit by itself, as that was lowered,
+    comes back where all others have left, so that its user can free some of it.
+    """
+    return min(session.memory * session.gpus, quota.limits.device_memory)
+
+
+def _about_memory(session: Session, quota: Quota) -> Held:
+    most, size = quota.limits.device_memory, session.memory * session.gpus
+    text = (
+        f"{quota.whose} has {size_text(quota.memory + quota.coming)} of {size_text(most)} on"
+        f" devices, and this session needs {size_text(size)}: waits until some of it is given back"
+    )
+    return Held(quota.flow, text, None, quota.limits.devices)
+
+
+def _flows(session: Session) -> tuple[Flow, Flow]:
+    user = session.flow.parent
+    assert user
+    assert user.parent
+    return user, user.parent
+
+
+def _devices(count: float) -> str:
+    return f"{count:g} device{'' if count == 1 else 's'}"
+
+
+def size_text(count: float) -> str:
+    """Write a number of bytes as `kernelproxy.common.readable.bytes_text`, not for here."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90.0:
+        return f"{max(1.0, seconds):.0f} s"
+    if seconds < 5400.0:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,191 @@
+"""What a user or a virtual cluster holds at present and had lately, beside what they may have.
+
+Everything is counted when it changes, so that to compare it with a limit costs the same however
+many sessions there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from jupyter_sing.scheduler.settings import Limits
+
+if TYPE_CHECKING:
+    from jupyter_sing.scheduler.fairness.fair_queue import Flow
+    from jupyter_sing.scheduler.state import Session
+
+DAY = 86_400.0
+SLOT = 600.0
+"""Seconds that are forgotten at once, a day after the last of them."""
+
+UNLIMITED = Limits()
+
+
+class Day:
+    """Device seconds of the last 24 hours, in slots of ten minutes."""
+
+    __slots__ = ("_slots", "_total")
+
+    def __init__(self) -> None:
+        self._slots: deque[list[float]] = deque()  # of [slot, seconds], oldest first
+        self._total = 0.0
+
+    def add(self, begin: float, end: float, devices: float) -> None:
+        """Note the use of so many devices from one time to another."""
+        while begin < end:
+            slot = math.floor(begin / SLOT)
+            until = min(end, (slot + 1) * SLOT)
+            if until <= begin:  # a slot shorter than the resolution of the clock
+                until = end
+            self.put(slot, devices * (until - begin))
+            begin = until
+
+    def put(self, slot: int, seconds: float) -> None:
+        """Note the use of a slot that is not before any other."""
+        if self._slots and self._slots[-1][0] >= slot:
+            self._slots[-1][1] += seconds
+        else:
+            self._slots.append([slot, seconds])
+        self._total += seconds
+
+    def used(self, now: float) -> float:
+        """Seconds that count at this time: never less than those of the last 24 hours."""
+        while self._slots and (self._slots[0][0] + 1) * SLOT <= now - DAY:
+            self._total -= self._slots.popleft()[1]
+        if not self._slots:
+            self._total = 0.0
+        return self._total
+
+    def below(self, limit: float, now: float) -> float:
+        """When less than the limit will count if nothing more is used; `math.inf`: never."""
+        left = self.used(now)
+        if left < limit:
+            return now
+        for slot, seconds in self._slots:
+            left -= seconds
+            if left < limit:
+                return (slot + 1) * SLOT + DAY
+        return math.inf if limit <= 0.0 else now + DAY
+
+    def slots(self) -> Iterator[tuple[int, float]]:
+        """All slots with use, oldest first."""
+        return ((int(slot), seconds) for slot, seconds in self._slots)
+
+
+class Quota:
+    """What a user or virtual cluster has, and may have.
+
+    Attributes
+    ----------
+    flow, whose
+        The user or virtual cluster, and what people call it.
+    limits, bounded
+        What it may have, and whether that says anything.
+    taken
+        Devices that its sessions hold or have reserved.
+    holders
+        Those sessions.
+    memory
+        Bytes of its sessions on devices.
+    coming
+        Bytes that reservations will add, by session.
+    residents
+        Bytes of each of its sessions on devices, those that were used longest ago first.
+    short
+        Sessions that wait for room within the limit of memory.
+    asleep
+        Buckets of waiting sessions that leave this user out while it is at a limit.
+    returns_at
+        It had its device time; it is looked at again then.
+    alarm
+        When it is to be looked at whether it has had its device time.
+    retry_at
+        When those of `short` are tried again, whatever happens until then.
+    """
+
+    __slots__ = (
+        "_coming",
+        "_relieved",
+        "alarm",
+        "asleep",
+        "bounded",
+        "coming",
+        "flow",
+        "holders",
+        "limits",
+        "memory",
+        "residents",
+        "retry_at",
+        "returns_at",
+        "short",
+        "taken",
+        "whose",
+    )
+
+    def __init__(self, flow: Flow, whose: str, relieved: dict[Flow, None]) -> None:
+        self.flow = flow
+        self.whose = whose
+        self.limits = UNLIMITED
+        self.bounded = False
+        self.taken = 0
+        self.holders: dict[Session, None] = {}
+        self.memory = 0
+        self.coming = 0
+        self.residents: dict[Session, int] = {}
+        self.short: dict[Session, None] = {}
+        self.asleep: dict[Any, None] = {}
+        self.retry_at = self.returns_at = -math.inf
+        self.alarm = math.inf
+        self._coming: dict[Session, int] = {}
+        self._relieved = relieved
+
+    def relieve(self) -> None:
+        """Note that somebody who waits for a limit may go on."""
+        if self.asleep or self.short:
+            self._relieved[self.flow] = None
+
+    def claim(self, session: Session) -> None:
+        """Count a session as holding devices."""
+        if session not in self.holders:
+            self.holders[session] = None
+            self.taken += session.gpus
+
+    def leave(self, session: Session) -> None:
+        """Count a session as holding none."""
+        self.expect(session, 0)
+        if session in self.holders:
+            del self.holders[session]
+            self.taken -= session.gpus
+            if session in self.residents:  # of all it was used last
+                self.residents[session] = self.residents.pop(session)
+            self.relieve()
+
+    def count(self, session: Session, change: int) -> None:
+        """Count bytes of a session on devices."""
+        self.memory += change
+        size = self.residents.pop(session, 0) + change
+        if size > 0:
+            self.residents[session] = size
+        if change < 0:
+            self.relieve()
+
+    def expect(self, session: Session, size: int) -> None:
+        """Count bytes that a session is about to bring."""
+        self.coming += size - self._coming.pop(session, 0)
+        if size:
+            self._coming[session] = size
+        else:
+            self.relieve()
+
+    def transfer(self, session: Session, other: Quota) -> None:
+        """Let another one have whatever is counted for a session."""
+        if session in self.holders:
+            other.claim(session)
+        size, coming = self.residents.get(session, 0), self._coming.get(session, 0)
+        other.count(session, size)
+        other.expect(session, coming)
+        self.count(session, -size)
+        self.leave(session)

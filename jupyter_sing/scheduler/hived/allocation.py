@@ -1,0 +1,388 @@
+"""A cluster, and the groups in it: who gets which cells, and who has to leave for it.
+
+The rules are HiveD's. A group with a priority of 0 or more is placed in what its virtual cluster is
+promised, as if that were a cluster of its own, and then mapped to physical cells; so others cannot
+disturb it, and the safety of the pool makes the mapping possible. An opportunistic group takes
+devices that nobody holds, and leaves when a promise needs them.
+
+Preemption has a state, so that two preemptors never wait for each other: the devices are reserved
+at once, and are the preemptor's when its victims were released. Until then somebody with a higher
+priority may cancel it, and what it had reserved is its victims' as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jupyter_sing.scheduler.hived.cells import OPPORTUNISTIC, Holding, PhysicalCell, VirtualCell
+from jupyter_sing.scheduler.hived.claiming import claims
+from jupyter_sing.scheduler.hived.config.configuration import Chain, Configuration
+from jupyter_sing.scheduler.hived.config.layout import Layout
+from jupyter_sing.scheduler.hived.errors import InternalError, RequestError
+from jupyter_sing.scheduler.hived.groups import (
+    Group,
+    GroupRequest,
+    GroupState,
+    Placed,
+    Reserved,
+    Waiting,
+)
+from jupyter_sing.scheduler.hived.mapping import Bindings, Favour, Mapper
+from jupyter_sing.scheduler.hived.pool import Pool
+from jupyter_sing.scheduler.hived.search import Suggested, VirtualSearch, find_unused, usable
+from jupyter_sing.scheduler.hived.seating import Seating
+
+Outcome = Placed | Reserved | Waiting
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A place that could be taken."""
+
+    places: list[list[VirtualCell]]
+    bindings: Bindings
+    leaving: int  # groups that would have to leave
+
+
+class Cluster(Layout):
+    """Cells of a configuration, and the groups that hold them.
+
+    Every call is complete when it returns, and one that is refused or has to wait changes nothing.
+    The same calls give the same answers.
+
+    Attributes
+    ----------
+    groups
+        Those that hold or have reserved devices, in the order of their arrival.
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        super().__init__(configuration)
+        self.groups: dict[str, Group] = {}
+        self.seating = Seating(self.pools)
+
+    def schedule(
+        self,
+        request: GroupRequest,
+        suggested: Suggested = None,
+        *,
+        preempt: bool = True,
+        prefer: Sequence[PhysicalCell] = (),
+    ) -> Outcome:
+        """Place a group, or reserve a place for it.
+
+        Parameters
+        ----------
+        request
+            Of a group that holds nothing, or that has a reservation; then its place becomes its own
+            as soon as nobody else is there, and is looked for anew if it cannot be used any more.
+        suggested
+            Names of the nodes that are not cordoned; None: all.
+        preempt
+            Others may have to leave; otherwise it waits.
+        prefer
+            Devices to be used if that costs no guarantee and nobody's place, best first.
+
+        Raises
+        ------
+        RequestError
+            If the request could never be served as it stands, or the group has its place.
+        """
+        holdings = self._check(request)
+        if request.ignore_suggested:
+            suggested = None
+        group = self.groups.get(request.name)
+        if group is not None:
+            if not group.preempting:
+                raise RequestError(f"{request.name} has its place already.")
+            if not preempt or all(usable(seat.physical, suggested) for seat in group.seats):
+                return self._continued(group)
+            self.cancel(request.name)
+        sizes = sorted((m.leaves for m in request.members for _ in range(m.pods)), reverse=True)
+        if not request.guaranteed:
+            return self._opportunistic(request, sizes, suggested, prefer)
+        if not holdings:
+            return Waiting(f"{request.vc} is promised no such devices.")
+        if prefer:
+            chains = {device.chain.name: None for device in prefer}
+            holdings.sort(key=lambda holding: holding.chain.name not in chains)
+        plan = self._undisturbing(holdings, sizes, suggested, prefer)
+        if plan is not None:
+            if plan.leaving and not preempt:
+                return Waiting(f"{plan.leaving} opportunistic groups would have to leave.")
+            return self._commit(request, plan, [])
+        return self._disturbing(request, holdings, sizes, suggested, preempt=preempt)
+
+    def release(self, name: str) -> None:
+        """Give back what a group holds; whoever has reserved it gets it.
+
+        Raises
+        ------
+        RequestError
+            If there is no such group.
+        """
+        group = self._group(name)
+        if group.preempting:
+            self.cancel(name)
+            return
+        for seat in group.seats:
+            seat.physical.user = None
+            if seat.physical.reserver is None:
+                self.seating.leave(seat)
+        del self.groups[name]
+
+    def cancel(self, name: str) -> None:
+        """Give up a reservation: its victims stay, with the rights they had.
+
+        Raises
+        ------
+        RequestError
+            If the group has no reservation.
+        """
+        group = self._group(name)
+        if not group.preempting:
+            raise RequestError(f"{name} has its place, and no reservation.")
+        self._cancel(group)
+        self._restore(group.downgraded)
+
+    def state(self, name: str) -> GroupState:
+        """State of a group; one that is not known here is pending."""
+        group = self.groups.get(name)
+        return GroupState.PENDING if group is None else group.state
+
+    def adopt(self, group: Group) -> None:
+        """Let a group have its seats, which are free."""
+        for seat in group.seats:
+            seat.physical.user = seat
+            self.seating.sit(seat)
+        self.groups[group.request.name] = group
+
+    def _check(self, request: GroupRequest) -> list[Holding]:
+        """Where a request may be placed, in the order of the search."""
+        request.check()
+        vc = self.virtual_cluster(request.vc)
+        if request.pinned is not None:
+            if request.pinned not in vc.pinned:
+                raise RequestError(f"{request.vc} has no pinned cell {request.pinned!r}.")
+            return [vc.pinned[request.pinned]]
+        chains = self._chains_for(request)
+        if not chains:
+            raise RequestError(f"There are no devices of type {request.leaf_type!r}.")
+        holdings = [vc.holdings[chain.name] for chain in chains if chain.name in vc.holdings]
+        if request.guaranteed and request.leaf_type is not None and not holdings:
+            raise RequestError(
+                f"{request.vc} is promised no devices of type {request.leaf_type!r}."
+            )
+        if request.any_pinned:
+            holdings += [h for h in vc.pinned.values() if h.chain in chains]
+        return holdings
+
+    def _group(self, name: str) -> Group:
+        if name not in self.groups:
+            raise RequestError(f"{name} holds nothing.")
+        return self.groups[name]
+
+    def _continued(self, group: Group) -> Outcome:
+        victims = _users(seat.physical for seat in group.seats)
+        if victims:
+            return Reserved(group, tuple(victims))
+        for seat in group.seats:
+            seat.physical.reserver = None
+            seat.physical.user = seat
+        group.preempting = False
+        group.downgraded = []
+        return Placed(group)
+
+    def _opportunistic(
+        self,
+        request: GroupRequest,
+        sizes: Sequence[int],
+        suggested: Suggested,
+        prefer: Sequence[PhysicalCell],
+    ) -> Outcome:
+        for chain in _nearest_first(self._chains_for(request), prefer):
+            near = [device for device in prefer if device.chain is chain]
+            places = find_unused(
+                self._nodes[chain.name], sizes, suggested, near, self._node_of.__getitem__
+            )
+            if places is not None:
+                group = Group(request, [[(device, None) for device in place] for place in places])
+                self.adopt(group)
+                return Placed(group)
+        return Waiting("There are not enough devices together that nobody holds.")
+
+    def _undisturbing(
+        self,
+        holdings: Sequence[Holding],
+        sizes: Sequence[int],
+        suggested: Suggested,
+        prefer: Sequence[PhysicalCell],
+    ) -> _Plan | None:
+        """The place in the promise for which the fewest opportunistic groups have to leave."""
+        best: _Plan | None = None
+        favour = Favour(prefer)
+        for preferred in ([d for d in prefer if not d.busy], prefer):
+            for holding in holdings:
+                for claimed in self._claimed(holding, sizes, suggested, preferred):
+                    if best is None or claimed.leaving <= best.leaving:
+                        best = claimed
+            if best is not None and not best.leaving:
+                return best
+            for holding in holdings:
+                pool = self.pools[holding.chain.name]
+                near = [device for device in preferred if device.chain is holding.chain]
+                places = VirtualSearch(holding, pool, suggested).find(sizes, OPPORTUNISTIC, near)
+                plan = None if places is None else self._plan(pool, places, suggested, favour)
+                if plan is not None and not plan.leaving:
+                    return plan
+                if plan is not None and (best is None or plan.leaving <= best.leaving):
+                    best = plan
+            if best is None or len(preferred) == len(prefer):
+                break  # otherwise somebody has to leave anyway: then where it is preferred
+        return best
+
+    def _claimed(
+        self,
+        holding: Holding,
+        sizes: Sequence[int],
+        suggested: Suggested,
+        preferred: Sequence[PhysicalCell],
+    ) -> Iterator[_Plan]:
+        """Places on just the preferred devices, the best last."""
+        if len(sizes) > 1:
+            return
+        near = [d for d in preferred if d.chain is holding.chain and usable(d, suggested)]
+        for start in reversed(range(len(near) - sizes[0] + 1)):
+            devices = near[start : start + sizes[0]]
+            if any(device.node != devices[0].node for device in devices):
+                continue
+            found = claims(devices, holding, self.pools[holding.chain.name])
+            if found is not None:
+                bindings = dict(zip(found, devices, strict=True))
+                yield _Plan([found], bindings, len(_users(devices)))
+
+    def _disturbing(
+        self,
+        request: GroupRequest,
+        holdings: Sequence[Holding],
+        sizes: Sequence[int],
+        suggested: Suggested,
+        *,
+        preempt: bool,
+    ) -> Outcome:
+        """Take the place of others of the same virtual cluster, who have lower priorities."""
+        reason = f"What {request.vc} is promised is held by others of the same or higher priority."
+        largest = max(node.leaves for holding in holdings for node in holding.nodes)
+        if sizes[0] > largest:
+            reason = f"{request.vc} is promised no {sizes[0]} devices together; {largest} at most."
+        for holding in holdings:
+            pool = self.pools[holding.chain.name]
+            places = VirtualSearch(holding, pool, suggested).find(sizes, request.priority, ())
+            if places is None:
+                continue
+            downgraded = self._downgraded(places)
+            plan = self._plan(pool, places, suggested, Favour(()))
+            if plan is not None and (preempt or not plan.leaving):
+                return self._commit(request, plan, downgraded)
+            for group, virtuals in reversed(downgraded):
+                if not self.seating.upgrade(group, virtuals):
+                    raise InternalError(f"{group.request.name} could not get back what it had.")
+            reason = "Bad or cordoned nodes would be needed." if plan is None else "Others hold it."
+        return Waiting(reason)
+
+    def _downgraded(
+        self, places: Sequence[Sequence[VirtualCell]]
+    ) -> list[tuple[Group, list[VirtualCell]]]:
+        """Make those opportunistic who hold these devices and agreed to it (lazy preemption)."""
+        downgraded = []
+        for place in places:
+            for device in place:
+                physical = device.physical
+                if physical is None or physical.user is None or physical.reserver is not None:
+                    continue
+                group = physical.user.group
+                if group.request.lazy_preemption and group.state is GroupState.ALLOCATED:
+                    downgraded.append((group, self.seating.downgrade(group)))
+        return downgraded
+
+    def _plan(
+        self,
+        pool: Pool,
+        places: list[list[VirtualCell]],
+        suggested: Suggested,
+        favour: Favour,
+    ) -> _Plan | None:
+        bindings = Mapper(pool, suggested, favour).map(d for place in places for d in place)
+        if bindings is None:
+            return None
+        return _Plan(places, bindings, len(_users(bindings.values())))
+
+    def _commit(
+        self,
+        request: GroupRequest,
+        plan: _Plan,
+        downgraded: list[tuple[Group, list[VirtualCell]]],
+    ) -> Outcome:
+        overtaken: dict[Group, None] = {}
+        for physical in plan.bindings.values():
+            if physical.reserver is not None:
+                overtaken[physical.reserver.group] = None
+        lost = tuple(group.request.name for group, _ in downgraded)
+        inherited: list[tuple[Group, list[VirtualCell]]] = []
+        for group in overtaken:
+            self._cancel(group)
+            inherited += group.downgraded
+        places = [[(plan.bindings[v], v) for v in place] for place in plan.places]
+        group = Group(request, places)
+        cancelled = tuple(other.request.name for other in overtaken)
+        victims = _users(seat.physical for seat in group.seats)
+        if not victims:
+            self.adopt(group)
+            self._restore(inherited)
+            return Placed(group, cancelled, lost)
+        for seat in group.seats:
+            if seat.physical.user is not None:
+                self.seating.leave(seat.physical.user)
+        for seat in group.seats:
+            seat.physical.reserver = seat
+            self.seating.sit(seat)
+        group.preempting = True
+        group.downgraded = inherited + downgraded
+        self.groups[request.name] = group
+        self._restore(inherited)
+        return Reserved(group, tuple(victims), cancelled, lost)
+
+    def _cancel(self, group: Group) -> None:
+        """End a reservation; downgraded groups stay so."""
+        for seat in group.seats:
+            self.seating.leave(seat)
+            seat.physical.reserver = None
+        for seat in group.seats:
+            if seat.physical.user is not None:
+                self.seating.sit(seat.physical.user)
+        del self.groups[group.request.name]
+
+    def _restore(self, downgraded: Sequence[tuple[Group, list[VirtualCell]]]) -> None:
+        """Give groups back the promises they had, as far as those are not held by others now."""
+        for group, virtuals in downgraded:
+            known = self.groups.get(group.request.name) is group
+            if known and group.state is GroupState.ALLOCATED and not group.guaranteed:
+                self.seating.upgrade(group, virtuals)
+
+    def _chains_for(self, request: GroupRequest) -> list[Chain]:
+        return [
+            chain
+            for chain in self.configuration.chains
+            if request.leaf_type in (None, chain.leaf_type)
+        ]
+
+
+def _users(devices: Iterable[PhysicalCell]) -> dict[Group, None]:
+    """The groups that hold devices (an ordered set)."""
+    return {device.user.group: None for device in devices if device.user is not None}
+
+
+def _nearest_first(chains: Sequence[Chain], prefer: Sequence[PhysicalCell]) -> list[Chain]:
+    preferred = {device.chain.name: None for device in prefer}
+    return sorted(chains, key=lambda chain: chain.name not in preferred)

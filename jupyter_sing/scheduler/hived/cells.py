@@ -1,0 +1,267 @@
+"""Cells, physical and virtual, and who sits where.
+
+A physical cell exists; a virtual one is a promise. A virtual cell is *bound* to a physical one of
+the same level as long as devices in it are held by right of the promise, and so are all its
+ancestors, each to the ancestor of the other. What is not held is bound to nothing, so that the
+promise can be kept with whatever is free at that time. Only pinned cells are bound for ever.
+
+Derived rather than stored, so that it cannot disagree: the state of a device follows from who sits
+on it and for whom it is reserved; "bound" of a virtual cell that is not pinned is the same as
+"busy".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from jupyter_sing.scheduler.hived.config.configuration import CellSpec, Chain
+
+if TYPE_CHECKING:
+    from jupyter_sing.scheduler.hived.groups import Group
+
+OPPORTUNISTIC = -1
+FREE = -2  # below every priority: nobody is there
+
+
+class CellState(Enum):
+    """State of a device; the words are HiveD's."""
+
+    FREE = "Free"
+    USED = "Used"
+    RESERVING = "Reserving"  # used by one group, and reserved for another that waits for it
+    RESERVED = "Reserved"
+
+
+class Seat:
+    """A device that a group holds, or waits for.
+
+    Attributes
+    ----------
+    virtual
+        The promise by which it is held; None if that is opportunistic.
+    """
+
+    __slots__ = ("group", "physical", "virtual")
+
+    def __init__(self, group: Group, physical: PhysicalCell, virtual: VirtualCell | None) -> None:
+        self.group = group
+        self.physical = physical
+        self.virtual = virtual
+
+    @property
+    def priority(self) -> int:
+        return OPPORTUNISTIC if self.virtual is None else self.group.request.priority
+
+
+class _Cell:
+    """What physical and virtual cells have in common.
+
+    Attributes
+    ----------
+    order
+        Position among all cells of its level and chain (of its virtual cluster): breaks ties.
+    leaves
+        Number of devices in it.
+    busy
+        Number of those that are held (or reserved).
+    used
+        The same for each priority.
+    """
+
+    __slots__ = ("busy", "chain", "leaves", "level", "order", "used")
+
+    def __init__(self, chain: Chain, level: int, order: int) -> None:
+        self.chain = chain
+        self.level = level
+        self.order = order
+        self.leaves = chain.levels[level - 1].leaves
+        self.busy = 0
+        self.used: dict[int, int] = {}
+
+    @property
+    def priority(self) -> int:
+        """The highest priority of all who sit in it."""
+        return max(self.used, default=FREE)
+
+    @property
+    def type(self) -> str:
+        return self.chain.levels[self.level - 1].type
+
+    def count(self, priority: int, change: int) -> None:
+        """Note that a device in it was taken (1) or left (-1) by somebody of a priority."""
+        self.busy += change
+        left = self.used.get(priority, 0) + change
+        if left:
+            self.used[priority] = left
+        else:
+            del self.used[priority]
+
+
+class PhysicalCell(_Cell):
+    """A set of devices.
+
+    Attributes
+    ----------
+    nodes
+        Names of the nodes it spreads over.
+    bad
+        Number of devices in it that cannot be used.
+    taken
+        It is handed out to a virtual cluster as a whole.
+    split
+        What is in it is handed out, or free, piece by piece. Of every path down from a root, the
+        first cell that is not split is either taken or free.
+    virtual
+        The virtual cell that is bound to it.
+    user, reserver
+        Of a device: whose it is, and whose it will be.
+    """
+
+    __slots__ = (
+        "address", "bad", "children", "device", "devices", "nodes", "parent", "pinned", "reserver",
+        "split", "taken", "user", "virtual",
+    )  # fmt: skip
+
+    def __init__(
+        self, chain: Chain, spec: CellSpec, order: int, parent: PhysicalCell | None
+    ) -> None:
+        super().__init__(chain, spec.level, order)
+        self.address = spec.address
+        self.device = spec.device
+        self.pinned = spec.pinned
+        self.parent = parent
+        self.children: tuple[PhysicalCell, ...] = ()
+        self.devices: tuple[PhysicalCell, ...] = ()
+        self.nodes: tuple[str, ...] = () if spec.node is None else (spec.node,)
+        self.bad = 0
+        self.taken = False
+        self.split = False
+        self.virtual: VirtualCell | None = None
+        self.user: Seat | None = None
+        self.reserver: Seat | None = None
+
+    @property
+    def node(self) -> str:
+        """Name of its node, if it is not larger than one."""
+        return self.nodes[0]
+
+    @property
+    def state(self) -> CellState:
+        """State of a device."""
+        if self.reserver is None:
+            return CellState.FREE if self.user is None else CellState.USED
+        return CellState.RESERVED if self.user is None else CellState.RESERVING
+
+    def ancestors(self) -> Iterator[PhysicalCell]:
+        """Itself, and whatever it is in."""
+        cell: PhysicalCell | None = self
+        while cell is not None:
+            yield cell
+            cell = cell.parent
+
+
+class VirtualCell(_Cell):
+    """A promised cell, or a part of one.
+
+    Attributes
+    ----------
+    root
+        The promised cell that it is part of.
+    fixed
+        It is bound for ever: a pinned cell.
+    """
+
+    __slots__ = ("children", "devices", "fixed", "holding", "parent", "physical", "root")
+
+    def __init__(
+        self, holding: Holding, level: int, order: int, parent: VirtualCell | None
+    ) -> None:
+        super().__init__(holding.chain, level, order)
+        self.holding = holding
+        self.parent = parent
+        self.root: VirtualCell = self if parent is None else parent.root
+        self.children: tuple[VirtualCell, ...] = ()
+        self.devices: tuple[VirtualCell, ...] = ()
+        self.physical: PhysicalCell | None = None
+        self.fixed = False
+
+
+class Holding:
+    """What a virtual cluster is promised of one chain, or one pinned cell.
+
+    Attributes
+    ----------
+    nodes
+        Where devices are looked for: its cells of node level, and promised cells smaller than that.
+    unbound
+        Promised cells that are bound to nothing, for each level (index 0: level 1).
+    """
+
+    def __init__(self, vc: str, chain: Chain, pinned: str | None = None) -> None:
+        self.vc = vc
+        self.chain = chain
+        self.pinned = pinned
+        self.roots: list[VirtualCell] = []
+        self.nodes: list[VirtualCell] = []
+        self.unbound = [0] * chain.top
+        self.busy = 0
+        self.leaves = 0
+        self.used: dict[int, int] = {}
+        self._orders = [0] * chain.top
+
+    def add(self, level: int) -> VirtualCell:
+        """Promise one more cell."""
+        root = self._grown(level, None)
+        self.roots.append(root)
+        self.leaves += root.leaves
+        self.unbound[level - 1] += 1
+        return root
+
+    def _grown(self, level: int, parent: VirtualCell | None) -> VirtualCell:
+        cell = VirtualCell(self, level, self._orders[level - 1], parent)
+        self._orders[level - 1] += 1
+        if level == self.chain.node_level or (parent is None and level < self.chain.node_level):
+            self.nodes.append(cell)
+        fanout = self.chain.levels[level - 1].fanout
+        cell.children = tuple(self._grown(level - 1, cell) for _ in range(fanout))
+        cell.devices = (
+            tuple(device for child in cell.children for device in child.devices)
+            if cell.children
+            else (cell,)
+        )
+        return cell
+
+    def count(self, priority: int, change: int) -> None:
+        """Note that one of its devices was taken (1) or left (-1) by right of the promise."""
+        self.busy += change
+        left = self.used.get(priority, 0) + change
+        if left:
+            self.used[priority] = left
+        else:
+            del self.used[priority]
+
+
+def grow(chain: Chain, spec: CellSpec, orders: list[int]) -> PhysicalCell:
+    """Make a physical cell with everything in it.
+
+    Parameters
+    ----------
+    orders
+        The next position of each level (index 0: level 1); counted on.
+    """
+
+    def grown(spec: CellSpec, parent: PhysicalCell | None) -> PhysicalCell:
+        cell = PhysicalCell(chain, spec, orders[spec.level - 1], parent)
+        orders[spec.level - 1] += 1
+        cell.children = tuple(grown(child, cell) for child in spec.children)
+        if cell.children:
+            cell.devices = tuple(d for child in cell.children for d in child.devices)
+            if not cell.nodes:
+                cell.nodes = tuple(name for child in cell.children for name in child.nodes)
+        else:
+            cell.devices = (cell,)
+        return cell
+
+    return grown(spec, None)

@@ -1,0 +1,1 @@
+"""HiveD's cells as a configuration describes them."""

@@ -1,0 +1,125 @@
+"""Leases: groups of one pod, as the engine asks for them (`scheduler.decisions.Guarantees`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from jupyter_sing.scheduler.decisions import Bound, Guarantees, Victims, Wait
+from jupyter_sing.scheduler.hived.allocation import Cluster
+from jupyter_sing.scheduler.hived.config.configuration import Configuration
+from jupyter_sing.scheduler.hived.config.reconfiguration import Changes, reconfigured, regain
+from jupyter_sing.scheduler.hived.errors import RequestError
+from jupyter_sing.scheduler.hived.groups import Group, GroupRequest, Member, Placed, Waiting
+from jupyter_sing.scheduler.ids import DeviceId
+
+
+class Leases(Guarantees):
+    """Which request may hold which devices. The contract is that of `Guarantees`.
+
+    A lease with a guarantee can become opportunistic while it is held: when somebody of its virtual
+    cluster with a higher priority needs the promise and other devices are to be had (lazy
+    preemption). `guaranteed` tells.
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.cluster = Cluster(configuration)
+
+    def place(
+        self, request: str, vc: str, priority: int, leaves: int, prefer: Sequence[DeviceId]
+    ) -> Bound | Victims | Wait:
+        """Find devices for a request; see `Guarantees.place`.
+
+        A reservation that was made on other terms, or has lost a device, is cancelled first. A
+        virtual cluster that the configuration does not have is promised nothing.
+
+        Raises
+        ------
+        RequestError
+            If there is no such priority, or the request holds devices already.
+        """
+        cluster = self.cluster
+        cluster.admit(vc)
+        asked = GroupRequest(request, vc, priority, (Member(1, leaves),), any_pinned=True)
+        known = cluster.groups.get(request)
+        if known is not None and known.preempting and known.request != asked:
+            cluster.cancel(request)
+        near = [cluster.devices[name] for name in prefer if name in cluster.devices]
+        outcome = cluster.schedule(asked, prefer=near)
+        if isinstance(outcome, Waiting):
+            return Wait(outcome.reason)
+        devices = _devices(outcome.group)
+        if isinstance(outcome, Placed):
+            return Bound(devices, guaranteed=outcome.group.guaranteed)
+        return Victims(devices, tuple(group.request.name for group in outcome.victims))
+
+    def release(self, request: str) -> None:
+        """Give back what a request holds, or what is reserved for it, if anything is."""
+        if request in self.cluster.groups:
+            self.cluster.release(request)
+
+    def cancel(self, request: str) -> None:
+        """Give back what is reserved for a request, if it is; its victims keep what they hold.
+
+        Raises
+        ------
+        RequestError
+            If it holds its devices already.
+        """
+        if request in self.cluster.groups:
+            self.cluster.cancel(request)
+
+    def set_health(self, device_or_node: str, good: bool) -> None:
+        """Note that a device, or all of a node, cannot or can be used. Who holds it keeps it.
+
+        Raises
+        ------
+        RequestError
+            If there is neither a device nor a node of that name.
+        """
+        self.cluster.set_health(device_or_node, good)
+
+    def free(self, vc: str) -> int:
+        """Count the devices that this virtual cluster could still be guaranteed now."""
+        self.cluster.admit(vc)
+        return self.cluster.unused(vc)
+
+    def adopt(self, request: str, vc: str, devices: Sequence[DeviceId]) -> bool:
+        """Note that a request holds these devices already; see `Guarantees.adopt`.
+
+        Devices that are in no cell are left out.
+        """
+        cluster = self.cluster
+        cluster.admit(vc)
+        known = [(cluster.devices[name], None) for name in devices if name in cluster.devices]
+        asked = GroupRequest(request, vc, 0, (Member(1, len(devices)),), any_pinned=True)
+        group = Group(asked, [known])
+        group.slots[0].leaves = len(devices)
+        cluster.adopt(group)
+        return len(known) == len(devices) and regain(cluster, group)
+
+    def widest(self) -> int:
+        """Count the devices of the largest node: a request is not divided among nodes."""
+        nodes = Counter(device.node for device in self.cluster.devices.values())
+        return max(nodes.values(), default=0)
+
+    def guaranteed(self, request: str) -> bool:
+        """Whether a request holds its devices, or will, by right of a promise.
+
+        Raises
+        ------
+        RequestError
+            If it holds nothing.
+        """
+        if request not in self.cluster.groups:
+            raise RequestError(f"{request} holds nothing.")
+        return self.cluster.groups[request].guaranteed
+
+    def reconfigure(self, configuration: Configuration) -> Changes:
+        """Go over to another configuration; who holds devices keeps them. See `reconfigured`."""
+        self.cluster, changes = reconfigured(self.cluster, configuration)
+        return changes
+
+
+def _devices(group: Group) -> tuple[DeviceId, ...]:
+    return tuple(str(seat.physical.device) for seat in group.seats)

@@ -1,0 +1,102 @@
+"""Pods that arrive one by one and name their group; the first places it for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jupyter_sing.scheduler.hived.allocation import Cluster
+from jupyter_sing.scheduler.hived.cells import PhysicalCell
+from jupyter_sing.scheduler.hived.errors import RequestError
+from jupyter_sing.scheduler.hived.groups import Group, GroupRequest, Reserved, Waiting
+from jupyter_sing.scheduler.hived.search import Suggested
+
+
+@dataclass(frozen=True, slots=True)
+class PodBound:
+    """The pod has these devices of a node."""
+
+    node: str
+    devices: tuple[PhysicalCell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PodVictims:
+    """The place of the pod's group is reserved; these pods must go first."""
+
+    pods: tuple[str, ...]
+
+
+class Pods:
+    """The pods of a cluster's groups."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._groups: dict[str, str] = {}  # of pods with a place
+        self._awaiting: dict[str, dict[str, None]] = {}  # pods of groups with a reservation
+
+    def schedule(
+        self,
+        pod: str,
+        leaves: int,
+        request: GroupRequest,
+        suggested: Suggested = None,
+        *,
+        preempt: bool = True,
+    ) -> PodBound | PodVictims | Waiting:
+        """Find the place of a pod, and of its group if it is the first; see `Cluster.schedule`.
+
+        Raises
+        ------
+        RequestError
+            If the group has no such pods, or has all of them already, or could never be placed.
+        """
+        if all(member.leaves != leaves for member in request.members):
+            raise RequestError(f"{request.name} has no pods with {leaves} devices, like {pod}.")
+        group = self.cluster.groups.get(request.name)
+        if group is None or group.preempting:
+            outcome = self.cluster.schedule(request, suggested, preempt=preempt)
+            self._awaiting = {n: p for n, p in self._awaiting.items() if n in self.cluster.groups}
+            if isinstance(outcome, Waiting):
+                return outcome
+            group = outcome.group
+            if isinstance(outcome, Reserved):
+                self._awaiting.setdefault(request.name, {})[pod] = None
+                return PodVictims(tuple(name for g in outcome.victims for name in g.pods))
+            self._awaiting.pop(request.name, None)
+        return self._bound(pod, leaves, group)
+
+    def release(self, pod: str) -> None:
+        """Note that a pod has ended; its group ends with the last one.
+
+        Raises
+        ------
+        RequestError
+            If the pod has no place.
+        """
+        if pod not in self._groups:
+            raise RequestError(f"{pod} has no place.")
+        name = self._groups.pop(pod)
+        group = self.cluster.groups[name]
+        for slot in group.slots:
+            if slot.pod == pod:
+                slot.pod = None
+        if not group.pods:
+            self.cluster.release(name)
+
+    def withdraw(self, pod: str, group: str) -> None:
+        """Note that a pod waits no more; a reservation ends with the last who waits for it."""
+        waiting = self._awaiting.get(group, {})
+        waiting.pop(pod, None)
+        if not waiting and self._awaiting.pop(group, None) is not None:
+            self.cluster.cancel(group)
+
+    def _bound(self, pod: str, leaves: int, group: Group) -> PodBound:
+        slot = next((s for s in group.slots if s.leaves == leaves and s.pod is None), None)
+        if slot is None:
+            raise RequestError(
+                f"{group.request.name} has all its pods with {leaves} devices already."
+            )
+        slot.pod = pod
+        self._groups[pod] = group.request.name
+        devices = tuple(seat.physical for seat in slot.seats)
+        return PodBound(devices[0].node, devices)

@@ -1,0 +1,168 @@
+"""The free cells of a chain: split on demand, merged when all parts are back (buddy allocation).
+
+"Free" says nothing about who executes there: opportunistic groups use free cells, and promised
+cells that are not busy, until somebody with a promise comes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from jupyter_sing.scheduler.hived.cells import PhysicalCell
+from jupyter_sing.scheduler.hived.config.configuration import Chain
+from jupyter_sing.scheduler.hived.errors import InternalError
+
+
+def _order(cell: PhysicalCell) -> int:
+    return cell.order
+
+
+class Pool:
+    """Which physical cells of a chain are free, and which are still owed.
+
+    All lists have one entry for each level (index 0: level 1).
+
+    Attributes
+    ----------
+    free
+        Free cells that are part of no larger free cell, in their order. Lists in a fixed order make
+        what comes back indistinguishable from what was never taken.
+    left
+        Free cells, counting those that splitting would give: HiveD's totalLeft.
+    need
+        Promised cells that are bound to nothing: HiveD's allVCFree.
+    surplus
+        See the note "surplus" in `configuration`; never negative.
+    bad
+        Devices of the chain that cannot be used (a number).
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        roots: Sequence[PhysicalCell],
+        need: Sequence[int],
+        pinned: Sequence[PhysicalCell],
+    ) -> None:
+        self.chain = chain
+        self.roots = tuple(roots)
+        self.bad = 0
+        self.free: list[list[PhysicalCell]] = [[] for _ in chain.levels]
+        self.free[-1] = list(roots)
+        for cell in pinned:
+            self._carve(cell)
+        self.need = list(need)
+        self.left = [0] * chain.top
+        self.surplus = [0] * chain.top
+        left = surplus = 0
+        for index in range(chain.top - 1, -1, -1):
+            above = chain.levels[index + 1].fanout if index + 1 < chain.top else 0
+            left = len(self.free[index]) + left * above
+            surplus = len(self.free[index]) - self.need[index] + surplus * above
+            self.left[index], self.surplus[index] = left, surplus
+            if surplus < 0:
+                raise InternalError(f"Chain {chain.name} was promised away beyond its cells.")
+
+    def level_if_free(self, cell: PhysicalCell) -> int | None:
+        """Level of the free cell that this one is or is part of; None if it is not free."""
+        if cell.taken or cell.split:
+            return None
+        while cell.parent is not None and not cell.parent.split:
+            cell = cell.parent
+            if cell.taken:
+                return None
+        return cell.level
+
+    def may_split(self, level: int, upper: int) -> bool:
+        """Whether a cell may be cut out of a free one of a higher level without breaking a promise.
+
+        HiveD's "safe relaxed" rule. With the lowest level that has a free cell it always holds, as
+        long as a cell of this level is owed; other levels come in when those cells are bad, or
+        others would be more convenient.
+        """
+        return all(self.surplus[index] > 0 for index in range(level, upper))
+
+    def may_take(self, cell: PhysicalCell) -> bool:
+        """Whether a cell can be handed out to somebody to whom one of its level is owed."""
+        upper = self.level_if_free(cell)
+        return upper is not None and self.may_split(cell.level, upper)
+
+    def sources(self, level: int) -> Iterator[PhysicalCell]:
+        """Free cells that may be handed out, or split, for a cell of a level that is owed."""
+        for upper in range(level, self.chain.top + 1):
+            if upper > level and self.surplus[upper - 1] < 1:
+                return
+            yield from self.free[upper - 1]
+
+    def take(self, cell: PhysicalCell) -> None:
+        """Hand out a cell of which one is owed.
+
+        Raises
+        ------
+        InternalError
+            If that breaks a promise, which `may_take` tells in advance.
+        """
+        upper = self._carve(cell)
+        self._account(cell, upper, -1)
+        if min(self.surplus) < 0 or self.need[cell.level - 1] < 0:
+            raise InternalError(f"Handing out {cell.address} breaks a promise.")
+
+    def give(self, cell: PhysicalCell) -> None:
+        """Take a cell back; it is owed again."""
+        cell.taken = False
+        merged = cell
+        while (parent := merged.parent) is not None:
+            if any(sibling.split or sibling.taken for sibling in parent.children):
+                break
+            for sibling in parent.children:
+                if sibling is not merged:
+                    self._remove(sibling)
+            parent.split = False
+            merged = parent
+        insort(self.free[merged.level - 1], merged, key=_order)
+        self._account(cell, merged.level, 1)
+
+    def damaged(self, level: int) -> list[PhysicalCell]:
+        """Free cells of a level with bad devices, counting those that splitting would give."""
+        found: list[PhysicalCell] = []
+        waiting = [cell for cells in self.free[level - 1 :] for cell in cells if cell.bad]
+        while waiting:
+            cell = waiting.pop()
+            if cell.level == level:
+                found.append(cell)
+            else:
+                waiting += (child for child in cell.children if child.bad)
+        return sorted(found, key=lambda cell: (cell.bad, cell.order))
+
+    def _carve(self, cell: PhysicalCell) -> int:
+        """Remove a free cell from the lists, splitting what it is in; the highest level split."""
+        path = [cell]
+        while (parent := path[-1].parent) is not None and not parent.split:
+            path.append(parent)
+        self._remove(path[-1])
+        for inner, outer in pairwise(path):
+            outer.split = True
+            for child in outer.children:
+                if child is not inner:
+                    insort(self.free[child.level - 1], child, key=_order)
+        cell.taken = True
+        return path[-1].level
+
+    def _account(self, cell: PhysicalCell, upper: int, change: int) -> None:
+        levels = self.chain.levels
+        for index in range(cell.level - 1):
+            self.left[index] += change * (cell.leaves // levels[index].leaves)
+        for index in range(cell.level - 1, upper):
+            self.left[index] += change
+        for index in range(cell.level, upper):
+            self.surplus[index] += change
+        self.need[cell.level - 1] += change
+
+    def _remove(self, cell: PhysicalCell) -> None:
+        cells = self.free[cell.level - 1]
+        index = bisect_left(cells, cell.order, key=_order)
+        if index == len(cells) or cells[index] is not cell:
+            raise InternalError(f"{cell.address} is not free.")
+        del cells[index]

@@ -1,0 +1,136 @@
+"""Taking and leaving devices: bindings, counts and the pool, in step.
+
+Every change of who holds what goes through `sit` and `leave`; nothing else binds cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jupyter_sing.scheduler.hived.cells import PhysicalCell, Seat, VirtualCell
+from jupyter_sing.scheduler.hived.errors import InternalError
+from jupyter_sing.scheduler.hived.groups import Group
+from jupyter_sing.scheduler.hived.pool import Pool
+
+
+class Seating:
+    """The books of one cluster.
+
+    Parameters
+    ----------
+    pools
+        Of each chain, by its name.
+    """
+
+    def __init__(self, pools: Mapping[str, Pool]) -> None:
+        self.pools = pools
+
+    def sit(self, seat: Seat) -> None:
+        """Count a seat, and bind its cells if it is held by right of a promise."""
+        priority = seat.priority
+        for cell in seat.physical.ancestors():
+            cell.count(priority, 1)
+        if seat.virtual is None:
+            return
+        virtual: VirtualCell | None = seat.virtual
+        while virtual is not None:
+            virtual.count(priority, 1)
+            virtual = virtual.parent
+        seat.virtual.holding.count(priority, 1)
+        self._bind(seat.virtual, seat.physical)
+
+    def leave(self, seat: Seat) -> None:
+        """Undo `sit`. The seat is as it was then."""
+        priority = seat.priority
+        for cell in seat.physical.ancestors():
+            cell.count(priority, -1)
+        if seat.virtual is None:
+            return
+        virtual: VirtualCell | None = seat.virtual
+        while virtual is not None:
+            virtual.count(priority, -1)
+            virtual = virtual.parent
+        seat.virtual.holding.count(priority, -1)
+        self._unbind(seat.virtual)
+
+    def reseat(self, seat: Seat, virtual: VirtualCell | None) -> None:
+        """Change by which right a device is held."""
+        self.leave(seat)
+        seat.virtual = virtual
+        self.sit(seat)
+
+    def downgrade(self, group: Group) -> list[VirtualCell]:
+        """Let a group keep its devices, but not its promises.
+
+        Returns
+        -------
+        list of VirtualCell
+            What `upgrade` needs to undo it.
+        """
+        virtuals = []
+        for seat in group.seats:
+            if seat.virtual is None:
+                raise InternalError(f"{group.request.name} has nothing to lose.")
+            virtuals.append(seat.virtual)
+            self.reseat(seat, None)
+        return virtuals
+
+    def upgrade(self, group: Group, virtuals: list[VirtualCell]) -> bool:
+        """Let an opportunistic group hold its devices by right of promises, if they allow it.
+
+        Returns
+        -------
+        bool
+            Whether they did; if not, nothing was changed.
+        """
+        done: list[Seat] = []
+        for seat, virtual in zip(group.seats, virtuals, strict=True):
+            if not self.may_bind(virtual, seat.physical):
+                for undone in reversed(done):
+                    self.reseat(undone, None)
+                return False
+            self.reseat(seat, virtual)
+            done.append(seat)
+        return True
+
+    def may_bind(self, virtual: VirtualCell, physical: PhysicalCell) -> bool:
+        """Whether a virtual device could be bound to a physical one without breaking anything."""
+        if virtual.busy or virtual.chain is not physical.chain:
+            return False
+        promised: VirtualCell | None = virtual
+        cell: PhysicalCell | None = physical
+        while promised is not None and cell is not None:
+            if promised.physical is not None:
+                return promised.physical is cell
+            if cell.virtual is not None:
+                return False
+            if promised.parent is None:
+                return self.pools[cell.chain.name].may_take(cell)
+            promised, cell = promised.parent, cell.parent
+        return False
+
+    def _bind(self, device: VirtualCell, at: PhysicalCell) -> None:
+        virtual: VirtualCell | None = device
+        cell: PhysicalCell | None = at
+        while virtual is not None and virtual.physical is None:
+            if cell is None or cell.virtual is not None or cell.level != virtual.level:
+                raise InternalError(f"{at.address} cannot be bound.")
+            virtual.physical, cell.virtual = cell, virtual
+            if virtual.parent is None:
+                self.pools[cell.chain.name].take(cell)
+                virtual.holding.unbound[virtual.level - 1] -= 1
+            virtual, cell = virtual.parent, cell.parent
+        if virtual is not None and virtual.physical is not cell:
+            raise InternalError(f"{at.address} is not where its virtual cell is bound.")
+
+    def _unbind(self, device: VirtualCell) -> None:
+        virtual: VirtualCell | None = device
+        while virtual is not None and not virtual.busy and not virtual.fixed:
+            cell = virtual.physical
+            if cell is None:
+                raise InternalError("A virtual cell was held and bound to nothing.")
+            virtual.physical = cell.virtual = None
+            if virtual.parent is None:
+                self.pools[cell.chain.name].give(cell)
+                virtual.holding.unbound[virtual.level - 1] += 1
+            virtual = virtual.parent

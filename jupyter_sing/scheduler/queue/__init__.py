@@ -1,0 +1,1 @@
+"""The wait queue: placement, dispatch, preemption."""

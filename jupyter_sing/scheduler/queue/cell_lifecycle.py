@@ -1,0 +1,236 @@
+"""The life of a cell: it wants devices, gets and loses leases, and is done.
+
+Answers to decisions are noted here. One that is about another lease than the present one changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from jupyter_sing.scheduler import events
+from jupyter_sing.scheduler.explain.explain import Explaining
+from jupyter_sing.scheduler.fairness.fair_queue import Ledger
+from jupyter_sing.scheduler.fairness.mlfq import level_of, run_min
+from jupyter_sing.scheduler.queue.dispatcher import Serving
+from jupyter_sing.scheduler.queue.lease_table import Leases
+from jupyter_sing.scheduler.queue.packing import Packing
+from jupyter_sing.scheduler.queue.timers import Agenda
+from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
+from jupyter_sing.scheduler.settings import Settings, Tier
+from jupyter_sing.scheduler.state import HOLDING, Phase, Session
+
+
+class Cells:
+    """What becomes of cells, event by event."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        agenda: Agenda,
+        leases: Leases,
+        serving: Serving,
+        packing: Packing,
+        explaining: Explaining,
+    ) -> None:
+        self._ledger = ledger
+        self._agenda = agenda
+        self._running = agenda.running
+        self._limiter = agenda.limiter
+        self._leases = leases
+        self._sessions = leases.sessions
+        self._serving = serving
+        self._packing = packing
+        self._explaining = explaining
+        self._order = 0
+
+    @property
+    def _settings(self) -> Settings:
+        return self._agenda.settings
+
+    def submitted(self, event: events.CellSubmitted) -> None:
+        session = self._sessions.get(event.session)
+        if session is None or session.phase is not Phase.IDLE:
+            return
+        now = event.at
+        session.gaps.used(now)
+        if not session.resumes:
+            session.attained = session.waited = 0.0
+        self._ledger.activate(session.flow, now)
+        self.wait_again(session, now)
+        session.resumes, session.waited = False, 0.0
+
+    def wait_again(self, session: Session, now: float) -> None:
+        """Put a session among the waiting ones."""
+        self._serving.yielded[session] = None
+        self._order += 1
+        session.arrival = self._order
+        session.phase = Phase.WAITING
+        session.waiting_since = now - (session.waited if session.resumes else 0.0)
+        session.boost = 0
+        session.account.wait(now)
+        session.urgent = self._agenda.is_urgent(session, now)
+        self._serving.let_wait(session, now)
+        self._packing.offer(session)
+        self._agenda.set_timer(session, self._agenda.next_look(session, now))
+
+    def finished(self, event: events.CellFinished) -> None:
+        session = self._sessions.get(event.session)
+        if session is None or session.phase is Phase.IDLE:
+            return
+        now = event.at
+        self.stop(session, now)
+        self.rest(session, now)
+
+    def rest(self, session: Session, now: float) -> None:
+        """Note that a session without lease has no cell."""
+        session.phase = Phase.IDLE
+        session.timers += 1
+        session.gaps.idle(now)
+        session.account.rest(now)
+        self._ledger.deactivate(session.flow, now)
+
+    def stop(self, session: Session, now: float, *, turned_back: bool = False) -> None:
+        """End whatever a session holds or waits for. Its phase is the caller's to set.
+
+        `turned_back`: its memory has not come to the devices of its lease.
+        """
+        self._serving.withdraw(session)
+        self._running.remove(session)
+        self._packing.withdraw(session)
+        pack = self._packing.packs.get(session)
+        if pack is not None:
+            self._packing.part(pack, now, failed=False)
+        if session.phase in HOLDING:
+            self._explaining.ended(now - session.granted_at)
+            before, session.attained = session.attained, session.attained_at(now)
+            self._note_burst(session, before, now)
+            session.clean_at = now + max(
+                (device.transfer(session.memory) for device in session.devices), default=0.0
+            )
+            if not turned_back:
+                self._leases.arrived(session)
+        if session.phase in HOLDING or session.phase is Phase.RESERVED:
+            self._leases.end(session, now)
+        if pack is not None:
+            self._packing.offer(pack.guest if session is pack.host else pack.host)
+
+    def _note_burst(self, session: Session, before: float, now: float) -> None:
+        """Count what a lease has had at the interactive levels."""
+        edge = self._settings.levels[INTERACTIVE]
+        seconds = min(edge, session.attained) - min(edge, before)
+        if seconds > 0.0 and session.flow.parent:
+            self._ledger.burst(session.flow.parent, seconds * session.gpus, now)
+
+    def lose(self, session: Session, now: float, *, turned_back: bool = False) -> None:
+        """Let a session wait that held a lease or a reservation."""
+        if session.phase in HOLDING or session.phase is Phase.RESERVED:
+            self.stop(session, now, turned_back=turned_back)
+            self.wait_again(session, now)
+
+    # Answers.
+
+    def _current(self, name: str, token: int) -> Session | None:
+        session = self._sessions.get(name)
+        if session is None or session.phase not in HOLDING or session.token != token:
+            return None
+        return session
+
+    def started(self, event: events.Started) -> None:
+        session = self._current(event.session, event.token)
+        if session is None or session.phase is Phase.RUNNING:
+            return
+        now = event.at
+        self._arrived(session, resident=True)
+        if session.phase is Phase.STOPPING:  # it is to stop already
+            session.attained, session.run_since = session.attained_at(now), now
+            return
+        session.phase = Phase.RUNNING
+        session.run_since = now
+        loaded = session.switch > 0.0 and session.memory > 0
+        session.switch = now - session.granted_at
+        session.account.execute(now)
+        level = level_of(session.attained, self._settings)
+        session.running_level = level
+        session.protected_until = now + run_min(level, session.switch, self._settings)
+        session.exposed_at = session.protected_until
+        overdrawn = any(device.budget.stretch(now) > 1.0 for device in session.devices)
+        if session.tier is Tier.BASIC and not session.aged and not overdrawn:
+            cost = session.switch if loaded else 0.0
+            session.exposed_at = now + run_min(level, cost, self._settings, floor=0.0)
+        session.quantum_end = now + self._agenda.quantum_of(session, now)
+        session.measured_at = now
+        self._packing.offer(session)
+        self._agenda.review(session, now)
+
+    def released(self, event: events.Released) -> None:
+        session = self._current(event.session, event.token)
+        if session is not None:
+            self.lose(session, event.at)
+
+    def evicted(self, event: events.Evicted) -> None:
+        session = self._sessions.get(event.session)
+        device = self._leases.devices.get(event.device)
+        if session is None or device is None or device in session.devices:
+            return  # a lease there has begun since
+        if session in device.residents:
+            self._leases.left(session, device, event.at)
+
+    def moved(self, event: events.Moved) -> None:
+        session = self._sessions.get(event.session)
+        device = self._leases.devices.get(event.device)
+        if session is None or device is None:
+            return
+        if session.phase in HOLDING:
+            if device in session.devices:  # the move that its lease has asked for
+                self._arrived(session, resident=event.resident)
+                return
+            self.lose(session, event.at)
+        self._leases.moved(session, device, event.at, resident=event.resident)
+
+    def _arrived(self, session: Session, *, resident: bool) -> None:
+        self._leases.arrived(session, resident=resident)
+        if resident:
+            self._leases.refusals.forget(session)
+        if session.pinned_on is not None:
+            (session.pinned_on,) = session.devices
+
+    def refused(self, event: events.Refused) -> None:
+        session, now = self._current(event.session, event.token), event.at
+        if session is not None:
+            for device in session.devices:
+                self._agenda.look_again(self._leases.refusals.note(session, device, now))
+            self._leases.turn_back(session, now)
+            self.lose(session, now, turned_back=True)
+
+    def stayed(self, event: events.Stayed) -> None:
+        session = self._sessions.get(event.session)
+        device = self._leases.devices.get(event.device)
+        if session is not None and device is not None and device in session.moving:
+            self._leases.stayed(session, device, event.at)
+            self._agenda.look_again(session.stays_until)
+
+    def worker_died(self, event: events.WorkerDied) -> None:
+        session = self._sessions.get(event.session)
+        if session is not None:
+            self.lose(session, event.at)
+            self._leases.forget(session, event.at)
+
+    def device_failed(self, event: events.DeviceFailed) -> None:
+        device = self._leases.devices.get(event.device)
+        if device is not None:
+            for session in self._leases.fail(device, event.at):
+                self.lose(session, event.at)
+                self._leases.forget(session, event.at)
+
+    def device_healed(self, event: events.DeviceHealed) -> None:
+        device = self._leases.devices.get(event.device)
+        if device is not None:
+            self._leases.heal(device)
+
+    def time_is_up(self, session: Session, now: float) -> None:
+        """End the lease of a session whose user or virtual cluster has had its device time."""
+        if session.phase is Phase.RUNNING:
+            self._running.remove(session)
+            self._packing.withdraw(session)
+            held = self._limiter.reason(session, now)
+            reason = held.text if held else "its device time is used up"
+            self._leases.preempt(session, reason, now)

@@ -1,0 +1,205 @@
+"""Serving waiting sessions, in order, as long as there is anything to give.
+
+Who is at a limit is left out and served afterwards, in the place of other sessions of the same user
+or virtual cluster.
+"""
+
+from __future__ import annotations
+
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger
+from jupyter_sing.scheduler.queue.lease_table import Leases
+from jupyter_sing.scheduler.queue.packing import Packing
+from jupyter_sing.scheduler.queue.placement import Choice, Later, Placement
+from jupyter_sing.scheduler.queue.timers import Agenda
+from jupyter_sing.scheduler.queue.wait_queue import Blocked
+from jupyter_sing.scheduler.state import Phase, Session
+
+GANGS_PAUSE = 0.2
+"""Seconds between two searches for several devices at once that found none."""
+
+YIELD_PAUSE = 0.05
+"""Seconds for which a session that has lost its reservation leaves it to who took it: two of them
+would take turns at reserving for ever."""
+
+SKIPS_MAX = 32
+"""Sessions that may be passed over in one round because waiting is better for them."""
+
+
+class Serving:
+    """Finds out who is served next, and where.
+
+    Attributes
+    ----------
+    promised
+        Whether there are guarantees.
+    yielded
+        Who has lost a reservation, or could not use it, since the last round began.
+    hopeless
+        Sessions that need more devices at once than anybody can have.
+    """
+
+    def __init__(
+        self, agenda: Agenda, ledger: Ledger, leases: Leases, packing: Packing, promised: bool
+    ) -> None:
+        self._agenda = agenda
+        self._ledger = ledger
+        self._leases = leases
+        self._waiting, self._running = agenda.waiting, agenda.running
+        self._limiter = agenda.limiter
+        self._packing = packing
+        self.placement = Placement(leases.nodes, leases.free, agenda.running, leases.refusals)
+        self.promised = promised
+        self.widest = leases.widest()
+        self.yielded: dict[Session, None] = {}
+        self.hopeless: dict[Session, None] = {}
+        self._gangs_after = float("-inf")
+        self._compared_after = float("-inf")
+
+    def let_wait(self, session: Session, now: float) -> None:
+        """Put a session among those who wait to be served."""
+        if session.gpus > self.widest:
+            self.hopeless[session] = None
+            return
+        self._waiting.add(session, self._agenda.level(session, now), now)
+        self._agenda.take_turns(session)
+
+    def withdraw(self, session: Session) -> None:
+        """Note that a session waits no more."""
+        self._waiting.remove(session)
+        self._limiter.forget(session)
+        self.hopeless.pop(session, None)
+
+    def begin_again(self, promised: bool, now: float) -> None:
+        """Look at everybody anew: guarantees have changed."""
+        self.promised = promised
+        self.widest = self._leases.widest()
+        hopeless, self.hopeless = self.hopeless, {}
+        for session in [*hopeless, *self._waiting.sessions()]:
+            self._waiting.remove(session)
+            self.let_wait(session, now)
+
+    def serve(self, now: float) -> None:
+        """Give out what can be given."""
+        self._wake(now)
+        self._serve(now)
+        self._take_turns(now)
+        settings = self._agenda.settings
+        if len(self._waiting) and not len(self._leases.free) and settings.packing:
+            self._pack(now)
+
+    def _wake(self, now: float) -> None:
+        """Take those into account again who were at a limit."""
+        relieved = list(self._ledger.relieved)
+        self._ledger.relieved.clear()
+        for flow in relieved:
+            self._waiting.wake(flow, now)
+            for session in self._limiter.woken(flow, now):
+                self.let_wait(session, now)
+
+    def _serve(self, now: float) -> None:
+        blocked = Blocked(self._running.has_own, self.promised)
+        passed: list[Session] = []
+        self.yielded.clear()
+        while len(self._waiting) and (len(self._leases.free) or len(self._running)):
+            session = self._waiting.best(now, blocked)
+            if session is None or len(passed) >= SKIPS_MAX:
+                break
+            if session.gpus > 1 and now < self._gangs_after:
+                blocked.add(session.vc, session.gpus)
+                continue
+            if not self._is_ready(session, now):
+                self._pass_over(session, passed)
+                continue
+            if self._limiter.leaving(session, now) is None:
+                self._put_aside(session, now)
+                continue
+            choice = self.placement.choose(session, self._agenda.level(session, now), now)
+            if isinstance(choice, Later):
+                self._agenda.look_again(choice.at)
+                self._pass_over(session, passed)
+            elif not self._carry_out(session, choice, now):
+                if self.placement.cramped:
+                    self._pass_over(session, passed)
+                    continue
+                blocked.add(session.vc, session.gpus)
+                if now >= self._compared_after:
+                    self._compared_after = now + self._agenda.settings.compare_after
+                    self._agenda.look_again(self._compared_after)
+                if session.gpus > 1:
+                    self._gangs_after = now + GANGS_PAUSE
+                    self._agenda.look_again(self._gangs_after)
+        for session in passed:
+            self._waiting.add(session, self._agenda.level(session, now), now)
+
+    def _is_ready(self, session: Session, now: float) -> bool:
+        """Whether a session could use a lease now, if it had one."""
+        if session in self.yielded:
+            self._agenda.look_again(now + YIELD_PAUSE)
+            return False
+        return not session.moving
+
+    def _put_aside(self, session: Session, now: float) -> None:
+        """Let a session wait for room within its limits."""
+        self._waiting.remove(session)
+        self._limiter.put_aside(session, now)
+
+    def _take_turns(self, now: float) -> None:
+        """Let sessions of those who are at a limit of devices take each other's place."""
+        flows = list(self._agenda.turns)
+        self._agenda.turns.clear()
+        for flow in flows:
+            self._take_turn(flow, now)
+
+    def _take_turn(self, flow: Flow, now: float) -> None:
+        quota = flow.quota
+        assert quota
+        if not quota.taken or self._limiter.is_exhausted(flow, now):
+            return
+        session = self._waiting.best_within(flow, now)
+        if (
+            session is None
+            or not quota.taken + session.gpus > quota.limits.devices >= session.gpus
+            or not self._is_ready(session, now)
+            or self._limiter.has_ended(session, now)
+        ):
+            return
+        if self._limiter.leaving(session, now) is None:
+            self._put_aside(session, now)
+            return
+        level = self._agenda.level(session, now)
+        choice = self.placement.swap(session, level, quota, now)
+        if choice is None or not self._carry_out(session, choice, now):
+            at = self._agenda.next_look(session, now)
+            later = now + self._agenda.settings.compare_after
+            self._agenda.set_timer(session, later if at is None else min(at, later))
+
+    def _pack(self, now: float) -> None:
+        """Let waiting sessions share devices, where everybody permits it."""
+        while (pair := self._packing.pair(now)) is not None:
+            host, guest = pair
+            self.withdraw(guest)
+            self._packing.join(host, guest)
+            self._leases.pack(host, guest, now)
+
+    def _pass_over(self, session: Session, passed: list[Session]) -> None:
+        """Leave a session out of the rest of this round."""
+        self._waiting.remove(session)
+        passed.append(session)
+
+    def _carry_out(self, session: Session, choice: Choice | None, now: float) -> bool:
+        self._waiting.remove(session)
+        aged = session.boost > 0
+        for victim in choice.victims if choice else ():
+            self._running.remove(victim)
+        if choice is not None:
+            done = self._leases.take(session, choice.devices, choice.victims, choice.reason, now)
+        else:
+            done = self._leases.below(session.vc, session.gpus) and self._leases.entitle(
+                session, now
+            )
+        if done:
+            session.aged = aged
+            self._packing.withdraw(session)
+        elif session.phase is Phase.WAITING:
+            self.let_wait(session, now)
+        return done

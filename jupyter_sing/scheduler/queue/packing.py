@@ -1,0 +1,143 @@
+"""Sessions that execute on one device at once, kept only while that is measured to be worth it.
+
+A device is shared by two only when somebody waits for a device, both users permit it, and the
+memory of both fits beside what must stay. Nobody predicts how two programs get along: progress of
+each is measured alone, then together. With r the step rate together over that alone, a pair
+is worth r1 + r2. Turns are worth 1.13, as measured: a turn is given back while its program computes
+elsewhere. So a pair that is tried stays together from 1.2 on and is parted otherwise, and one that
+was kept is parted below 1.13; what is between keeps it from being parted and tried by chance. What
+was parted is tried again after a minute, then two, four, and so on.
+
+Source: Gandiva (OSDI 2018), which packs the least utilised first; its rule has no threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from jupyter_sing.scheduler.queue.residency import NO_VICTIMS, room
+from jupyter_sing.scheduler.state import DeviceState, Phase, Session
+
+TURNS = 1.13
+"""What turns are worth; a pair that was kept is parted below that."""
+
+KEEP = 1.2
+"""What a pair is worth that is kept after it was tried."""
+
+PAUSE = 60.0
+PAUSE_MAX = 3600.0
+LOOKS = 16
+"""Sessions of either side that are compared for a pair."""
+
+
+class Pack:
+    """Two sessions on one device. `kept`: it was measured to be worth it."""
+
+    __slots__ = ("device", "guest", "host", "kept", "rates")
+
+    def __init__(self, host: Session, guest: Session, device: DeviceState) -> None:
+        self.host = host
+        self.guest = guest
+        self.device = device
+        self.rates: dict[Session, float] = {}
+        self.kept = False
+
+
+class Packing:
+    """Who could share a device, who does, and how that went.
+
+    `may_come` says whether limits allow a waiting session to come to a device.
+    """
+
+    def __init__(self, may_come: Callable[[Session, float], bool]) -> None:
+        self._may_come = may_come
+        self.packs: dict[Session, Pack] = {}  # by host and by guest
+        self._hosts: dict[Session, None] = {}
+        self._guests: dict[Session, None] = {}
+        self._pauses: dict[tuple[int, int], tuple[float, float]] = {}  # until, and how long
+
+    def offer(self, session: Session) -> None:
+        """Take note of a session that begins to wait, or to execute alone, if it may share."""
+        self.withdraw(session)
+        if session.may_pack and session.gpus == 1 and session.rate_alone is not None:
+            if session.phase is Phase.WAITING:
+                self._guests[session] = None
+            elif session.phase is Phase.RUNNING and len(session.devices[0].lessees) == 1:
+                self._hosts[session] = None
+
+    def withdraw(self, session: Session) -> None:
+        """Forget a session that does something else now."""
+        self._hosts.pop(session, None)
+        self._guests.pop(session, None)
+
+    def pair(self, now: float) -> tuple[Session, Session] | None:
+        """Find (host, guest), the least utilised of both sides that fit."""
+        if not self._hosts or not self._guests:
+            return None
+        hosts = sorted(islice(self._hosts, LOOKS), key=lambda s: (s.utilisation, s.number))
+        guests = sorted(islice(self._guests, LOOKS), key=lambda s: (s.utilisation, s.number))
+        for guest in guests:
+            if guest.moving or not self._may_come(guest, now):
+                continue
+            for host in hosts:
+                if self._suits(host, guest, now):
+                    return host, guest
+        return None
+
+    def _suits(self, host: Session, guest: Session, now: float) -> bool:
+        device = host.devices[0]
+        until, _ = self._pauses.get(_key(host, guest), (now, 0.0))
+        return (
+            now >= until
+            and device.healthy
+            and device.incoming is None
+            and guest.bound in (None, device)
+            and host.right in ("", guest.vc)
+            and room(guest, device, now) == NO_VICTIMS
+        )
+
+    def join(self, host: Session, guest: Session) -> Pack:
+        """Note that two sessions share a device from now on."""
+        pack = Pack(host, guest, host.devices[0])
+        self.packs[host] = self.packs[guest] = pack
+        self.withdraw(host)
+        self.withdraw(guest)
+        return pack
+
+    def part(self, pack: Pack, now: float, failed: bool) -> None:
+        """Note that they share it no more; `failed`: because it was not worth it."""
+        del self.packs[pack.host], self.packs[pack.guest]
+        key = _key(pack.host, pack.guest)
+        if failed:
+            _, before = self._pauses.get(key, (now, 0.0))
+            pause = min(PAUSE_MAX, 2.0 * before) if before else PAUSE
+            self._pauses[key] = (now + pause, pause)
+        elif pack.kept:
+            self._pauses.pop(key, None)
+
+    def measured(self, session: Session) -> float | None:
+        """Note the progress of a packed session; returns the sum as soon as both are known.
+
+        Then `Pack.kept` says whether they stay together.
+        """
+        pack = self.packs[session]
+        if session.step_seconds is None or session.rate_alone is None:
+            return None
+        pack.rates[session] = 1.0 / session.step_seconds / session.rate_alone
+        if len(pack.rates) < 2:
+            return None
+        total = sum(pack.rates.values())
+        pack.rates.clear()
+        pack.kept = total >= (TURNS if pack.kept else KEEP)
+        return total
+
+    def forget(self, session: Session) -> None:
+        """Forget a session that is closed."""
+        self.withdraw(session)
+        for key in [key for key in self._pauses if session.number in key]:
+            del self._pauses[key]
+
+
+def _key(one: Session, other: Session) -> tuple[int, int]:
+    return min(one.number, other.number), max(one.number, other.number)

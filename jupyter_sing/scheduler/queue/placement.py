@@ -1,0 +1,352 @@
+"""Where a session is to execute: the least expected wait plus switch.
+
+Its home, where its memory is, costs nothing. A short cell therefore preempts at home even if
+another device is free: the long cell that it displaces pays the move. Several devices are taken on
+one node, if possible. Ties go to the node whose free devices would be least broken up, after Weng
+et al., "Beware of Fragmentation" (FGD, ATC 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jupyter_sing.scheduler.fairness.quotas import Quota
+from jupyter_sing.scheduler.queue.preemption import Running, behind
+from jupyter_sing.scheduler.queue.refusals import Refusals
+from jupyter_sing.scheduler.queue.residency import room
+from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
+from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session
+
+CANDIDATES = 16
+"""Devices, or nodes, that are compared."""
+
+WAIT_MIN = 0.05
+
+NOTICED = 0.9
+"""Seconds of loading from which on whoever waits for it notices, and loses the thread."""
+
+ANTICIPATION_MAX = 50.0
+"""Longest time for which a device is kept free for a cell that is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Devices to take, and who has to stop for that."""
+
+    devices: tuple[DeviceState, ...]
+    victims: tuple[Session, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Waiting for its home until then is likely cheaper than moving."""
+
+    at: float
+
+
+def fragmentation(free: int, shapes: Mapping[int, int]) -> float:
+    """Free devices of a node that an average session cannot use.
+
+    Parameters
+    ----------
+    free
+        Free devices of the node.
+    shapes
+        Sessions by the number of devices that they need at once.
+    """
+    total = sum(shapes.values())
+    useless = sum(count * free for gpus, count in shapes.items() if gpus > free)
+    return useless / total if total else 0.0
+
+
+class Placement:
+    """Chooses devices; changes nothing."""
+
+    def __init__(
+        self,
+        nodes: Mapping[str, list[DeviceState]],
+        free: FreeDevices,
+        running: Running,
+        refusals: Refusals,
+    ) -> None:
+        self._nodes = nodes
+        self._free = free
+        self._running = running
+        self._refusals = refusals
+        self.shapes: dict[int, int] = {}
+        self.cramped = False  # the last choice failed for want of memory, not of devices
+
+    def choose(self, session: Session, level: int, now: float) -> Choice | Later | None:
+        """Find devices for a waiting session; None if it can only wait."""
+        self.cramped = False
+        if session.gpus > 1:
+            return self._several(session, level, now)
+        if session.only is not None:
+            return self._bound(session, level, session.only, now)
+        home = session.homes[0] if session.homes else None
+        if home is not None and self._is_free(session, home, now):
+            return Choice((home,), (), "its memory is there")
+        at_home = self._at_home(session, level, home, now)
+        if at_home is not None and level <= 1:
+            return at_home
+        free, held = self._cheapest(session, level, now)
+        patience = self._patience(session, level, home, now)
+        if free is not None:
+            cost = free.switch(session)
+            if patience is not None and patience < cost:
+                return Later(now + max(WAIT_MIN, patience))
+            return Choice((free,), (), "the device is free")
+        if at_home is not None:
+            return at_home
+        lag = self._lag(session, home, now)
+        victim = self._running.find(
+            session, level, now, lambda v: self._cost(session, level, v, now, lag)
+        )
+        if victim is None:
+            return None if held is None else Later(held)
+        device = victim.devices[0]
+        if patience is not None and patience < device.switch(session):
+            return Later(now + max(WAIT_MIN, patience))
+        return Choice((device,), tuple(device.lessees), "it goes before what runs there")
+
+    def swap(self, session: Session, level: int, quota: Quota, now: float) -> Choice | None:
+        """Find devices for a session of somebody at a limit: other sessions of theirs stop."""
+        lacking = quota.taken + session.gpus - int(quota.limits.devices)
+        gone = self._running.within(session, level, quota, lacking, now)
+        if not gone:
+            return None
+        reason = f"it takes the place of another session of {quota.whose}"
+        if session.gpus > 1:
+            choice = self._several(session, level, now, gone)
+            return choice and Choice(choice.devices, choice.victims, reason)
+        freed = [
+            device
+            for victim in gone
+            for device in victim.devices
+            if device.incoming is None
+            and device.healthy
+            and all(lessee in gone for lessee in device.lessees)
+        ]
+        if session.bound is not None:
+            candidates = [session.bound]
+        else:
+            candidates = [*session.homes[:1], *freed, *self._free.roomiest(1)]
+        for device in candidates:
+            if self._refusals.holds(session, device, now):
+                continue
+            if device in freed or device.is_free:
+                victims = gone
+            else:
+                others = self._stoppable(session, level, device, now)
+                if session.bound is None or others is None:
+                    continue
+                victims = tuple(dict.fromkeys([*gone, *others]))
+            if room(session, device, now, leaving=victims) is not None:
+                return Choice((device,), victims, reason)
+        return None
+
+    def _bound(
+        self, session: Session, level: int, device: DeviceState, now: float
+    ) -> Choice | None:
+        """Find the only device that will do; that it is taken says nothing about others."""
+        self.cramped = True
+        if self._is_free(session, device, now):
+            pinned = device is session.pinned_on
+            why = "it is pinned to it" if pinned else "it is the device that was asked for"
+            return Choice((device,), (), why)
+        return self._at_home(session, level, device, now)
+
+    def _lag(self, session: Session, home: DeviceState | None, now: float) -> float:
+        """Seconds that a session has to be behind who executes elsewhere to take that one's place.
+
+        Who takes turns with others at home moves for a share that they miss, not for one turn: if
+        everybody went wherever a turn ends first, all would have as much, and move each time. A
+        cell that has had little is soon far behind, measured by that.
+        """
+        if home is None or not home.healthy or self._refusals.holds(session, home, now):
+            return 0.0
+        holder = home.incoming or next(iter(home.lessees), None)
+        if holder is None or not self._running.is_reachable(session, holder):
+            return 0.0
+        if not holder.may_preempt or holder.tier is not session.tier:
+            return 0.0
+        return min(self._running.settings.move_lag, session.attained_at(now))
+
+    def _is_free(self, session: Session, device: DeviceState, now: float) -> bool:
+        """Whether nobody has to stop for a session on a device, which has room or can make it."""
+        return (
+            device.is_free
+            and not self._refusals.holds(session, device, now)
+            and room(session, device, now) is not None
+        )
+
+    def _cost(
+        self, session: Session, level: int, victim: Session, now: float, lag: float = 0.0
+    ) -> float | None:
+        device = victim.devices[0]
+        alike = victim.tier is session.tier and victim.running_level <= max(level, INTERACTIVE)
+        if lag and alike and behind(session, victim, now) < lag:
+            return None
+        victims = self._stoppable(session, level, device, now)
+        if victims is None:
+            return None
+        made = room(session, device, now, leaving=victims)
+        if made is None:
+            self.cramped = True
+            return None
+        return made.seconds + device.switch(session)
+
+    def _stoppable(
+        self, session: Session, level: int, device: DeviceState, now: float
+    ) -> tuple[Session, ...] | None:
+        """Everybody who executes on a device, if the session goes before all of them."""
+        if not device.lessees or device.incoming is not None or not device.healthy:
+            return None
+        if self._refusals.holds(session, device, now):
+            self.cramped = True
+            return None
+        for victim in device.lessees:
+            if not self._running.may_preempt(session, level, victim, now):
+                return None
+        return tuple(device.lessees)
+
+    def _at_home(
+        self, session: Session, level: int, home: DeviceState | None, now: float
+    ) -> Choice | None:
+        """Preempting whoever is at its home."""
+        if home is None:
+            return None
+        victims = self._stoppable(session, level, home, now)
+        if victims is None or room(session, home, now, leaving=victims) is None:
+            return None
+        return Choice((home,), victims, "its memory is there, and it goes before what runs there")
+
+    def _patience(
+        self, session: Session, level: int, home: DeviceState | None, now: float
+    ) -> float | None:
+        """Seconds until its home is likely to be free; None if waiting for it is pointless.
+
+        A cell is expected to last as long again as it has lasted, as heavy-tailed ones do.
+        """
+        if home is None or not home.healthy or home.incoming is not None or not home.lessees:
+            return None
+        holder = home.lessees[0]
+        if self._refusals.holds(session, home, now):
+            return None
+        if holder.phase is not Phase.RUNNING or not self._running.is_reachable(session, holder):
+            return None
+        protected = max(0.0, holder.protected_until - now)
+        if level < holder.running_level:
+            wait = protected
+        else:
+            left = max(protected, holder.quantum_end - now)
+            wait = min(left, max(0.5, holder.attained_at(now)))
+        # Whoever has waited for as long as the move takes has been patient enough.
+        return wait if now - session.waiting_since + wait < home.transfer(session.memory) else None
+
+    def _cheapest(
+        self, session: Session, level: int, now: float
+    ) -> tuple[DeviceState | None, float | None]:
+        """Free device with the least switch, room to be made included.
+
+        If there is none but for those that are kept free for a while, when the first will not be.
+        """
+        held: float | None = None
+        best: tuple[float, float, int, int] | None = None
+        chosen: DeviceState | None = None
+        for device in self._free.roomiest(CANDIDATES):
+            held_back = self._refusals.holds(session, device, now)
+            made = None if held_back else room(session, device, now)
+            if made is None:
+                self.cramped = True
+                continue
+            until = self._kept_free(session, level, device, made.victims)
+            if until > now:
+                held = until if held is None else min(held, until)
+                continue
+            count = len(self._free.per_node[device.node])
+            broken = fragmentation(count - 1, self.shapes) - fragmentation(count, self.shapes)
+            cost = device.switch(session) + made.seconds
+            key = (round(cost, 3), broken, device.used, device.number)
+            if best is None or key < best:
+                best, chosen = key, device
+        return chosen, held if chosen is None else None
+
+    def _kept_free(
+        self, session: Session, level: int, device: DeviceState, victims: tuple[Session, ...]
+    ) -> float:
+        """Until when a device waits for the next cell of who would have to leave it.
+
+        A long cell does not drive anybody away whose return would be noticed, while it is likely to
+        come soon: that would cost both of them a load.
+        """
+        if level <= INTERACTIVE or session.urgent:
+            return 0.0
+        return max(
+            (
+                min(each.gaps.expected(), each.gaps.since + ANTICIPATION_MAX)
+                for each in victims
+                if each.phase is Phase.IDLE and device.transfer(each.memory) > NOTICED
+            ),
+            default=0.0,
+        )
+
+    def _several(
+        self, session: Session, level: int, now: float, gone: tuple[Session, ...] = ()
+    ) -> Choice | None:
+        """Devices of one node: all free, else with the fewest victims; `gone` stop anyway."""
+        wanted = session.gpus
+        best: tuple[int, float, float, int] | None = None
+        chosen: Choice | None = None
+        order = sorted(self._nodes, key=lambda node: -len(self._free.per_node.get(node, ())))
+        for position, node in enumerate(order[:CANDIDATES]):
+            picked: list[tuple[int, float, int, DeviceState]] = []
+            for device in self._nodes[node]:
+                ranked = self._rank(session, level, device, now, gone)
+                if ranked is not None:
+                    picked.append((*ranked, device.number, device))
+            if len(picked) < wanted:
+                continue
+            picked.sort()
+            picked = picked[:wanted]
+            victims = tuple(
+                dict.fromkeys(
+                    [*gone, *(other for *_, device in picked for other in device.lessees)]
+                )
+            )
+            count = len(self._free.per_node.get(node, ()))
+            key = (
+                len(victims),
+                sum(cost for _, cost, *_ in picked),
+                fragmentation(max(0, count - wanted), self.shapes),
+                position,
+            )
+            if best is None or key < best:
+                best = key
+                chosen = Choice(
+                    tuple(device for *_, device in picked), victims, f"{wanted} devices of {node}"
+                )
+        return chosen
+
+    def _rank(
+        self,
+        session: Session,
+        level: int,
+        device: DeviceState,
+        now: float,
+        gone: tuple[Session, ...],
+    ) -> tuple[int, float] | None:
+        if self._refusals.holds(session, device, now):
+            self.cramped = True
+            return None
+        freed = device.incoming is None and device.healthy
+        if freed and all(lessee in gone for lessee in device.lessees):
+            made = room(session, device, now, leaving=gone)
+            return None if made is None else (0, device.switch(session) + made.seconds)
+        victims = self._stoppable(session, level, device, now)
+        if victims is None:
+            return None
+        made = room(session, device, now, leaving=victims)
+        return None if made is None else (1, device.switch(session) + made.seconds)

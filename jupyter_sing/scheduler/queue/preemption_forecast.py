@@ -1,0 +1,124 @@
+"""When whoever has a device is likely to give way: `Running.may_preempt`, looked at ahead.
+
+That rule says whether a session may be stopped now. Its conditions change in ways that are known in
+advance: protection and turns end, cells sink by what they get, those who wait rise. So the first
+moment at which it will hold can be worked out. What nobody knows is how long a cell still lasts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jupyter_sing.scheduler.fairness.fair_queue import Flow
+from jupyter_sing.scheduler.fairness.mlfq import level_of
+from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
+from jupyter_sing.scheduler.settings import Settings, Tier
+from jupyter_sing.scheduler.state import Session
+
+
+@dataclass(slots=True)
+class Turn:
+    """A lease that there is, or that there is expected to be.
+
+    Attributes
+    ----------
+    session
+        Whose it is.
+    start, attained
+        When it begins to execute, or did, and what its cell has had by then.
+    protected, exposed, expires, held
+        When it may be stopped at all; for premium sessions; for its equals; for anybody.
+    urgent_until
+        Until when its tier puts it before others.
+    throttled
+        Whether it had so much that all others go first.
+    end
+        When its cell is done, as likely as not.
+    """
+
+    session: Session
+    start: float
+    attained: float
+    protected: float
+    exposed: float
+    expires: float
+    held: float
+    urgent_until: float
+    throttled: bool
+    end: float
+
+    def attained_at(self, at: float) -> float:
+        """Seconds that its cell will have had."""
+        return self.attained + max(0.0, at - self.start)
+
+    def sinks(self, level: int, settings: Settings) -> float:
+        """When its cell comes to a level; `math.inf`: never."""
+        if level == 0:
+            return -math.inf
+        if level > len(settings.levels):
+            return math.inf
+        return self.start + settings.levels[level - 1] - self.attained
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A session that waits.
+
+    Attributes
+    ----------
+    attained
+        What its cell has had.
+    levels
+        Its level, and those to which it rises by waiting, each with the time from when on.
+    urgent_at
+        When its tier, or how long it has waited, puts it before others.
+    throttled
+        As of a turn.
+    """
+
+    session: Session
+    attained: float
+    levels: tuple[tuple[int, float], ...]
+    urgent_at: float
+    throttled: bool
+
+
+def gives_way(turn: Turn, wish: Wish, settings: Settings, now: float) -> float:
+    """When a turn is likely to be over, if only for the sake of a session that waits."""
+    victim, waiting = turn.session, wish.session
+    if not victim.may_preempt or victim.right not in ("", waiting.vc):
+        return max(now, turn.end)
+    when = max(turn.protected, min(turn.held, *_comes_first(turn, wish, settings, now)))
+    interactive = wish.levels[0][0] <= INTERACTIVE
+    interactive = interactive and (wish.urgent_at <= now or not wish.throttled)
+    if interactive and waiting.tier is Tier.PREMIUM and victim.tier is Tier.BASIC:
+        when = min(when, turn.exposed)
+    return max(now, min(when, turn.end))
+
+
+def _comes_first(turn: Turn, wish: Wish, settings: Settings, now: float) -> Iterator[float]:
+    """From when on one who waits comes before one who executes, for several reasons."""
+    yield max(wish.urgent_at, turn.urgent_until)
+    alike = min(wish.urgent_at, turn.urgent_until)  # until both are urgent, or neither is
+    if turn.urgent_until <= wish.urgent_at and turn.throttled != wish.throttled:
+        if turn.throttled:
+            yield max(alike, turn.expires)
+        return
+    present = level_of(turn.attained_at(now), settings)
+    owed = _owed_more(wish.session.flow, turn.session.flow, now)
+    for level, since in wish.levels:
+        yield max(alike, since, turn.sinks(level + 1, settings))
+        equal = turn.sinks(level, settings)
+        expires = equal + settings.quanta[level] if level > present else turn.expires
+        yield max(alike, since, equal, expires, owed)
+
+
+def _owed_more(mine: Flow, theirs: Flow, now: float) -> float:
+    """When fairness puts the first one before the other, if that one executes all the time."""
+    while mine.parent is not theirs.parent:
+        assert mine.parent
+        assert theirs.parent
+        mine, theirs = mine.parent, theirs.parent
+    return now + max(0.0, mine.at(now) - theirs.at(now)) * theirs.weight

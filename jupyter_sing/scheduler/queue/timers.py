@@ -1,0 +1,166 @@
+"""When to look at which session again, and what changes with time alone.
+
+Levels sink with service and rise with waiting, quanta end, slack runs out. Every session has at
+most one timer: the next moment at which anything about it changes by itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger
+from jupyter_sing.scheduler.fairness.limits import Limiter
+from jupyter_sing.scheduler.fairness.mlfq import AGING, level_end, level_of, turn_of
+from jupyter_sing.scheduler.fairness.tier_targets import threshold
+from jupyter_sing.scheduler.queue.preemption import Running
+from jupyter_sing.scheduler.queue.wait_queue import LEVELS, Waiting
+from jupyter_sing.scheduler.settings import Settings
+from jupyter_sing.scheduler.state import Phase, Session
+
+LOOK_MIN = 0.5
+"""Seconds between two looks at the same waiting session."""
+
+
+class Agenda:
+    """Timers, and the sessions that wait and execute, whose order depends on time.
+
+    Attributes
+    ----------
+    turns
+        Whose sessions may take the place of others of the same user or virtual cluster, which is
+        at a limit of devices: something of them has changed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        below: Callable[[str, int], bool],
+        stop: Callable[[Session, float], None],
+    ) -> None:
+        self.settings = settings
+        self.limiter = Limiter(settings, self.look_again)
+        self.waiting = Waiting(
+            ledger, settings.throttle, settings.burst, below, self.limiter.is_capped
+        )
+        self.running = Running(settings, self.waiting.is_throttled)
+        self.turns: dict[Flow, None] = {}
+        self._stop = stop
+        # (time, order, session, its `timers` at that time); None: only look again.
+        self._timers: list[tuple[float, int, Session | None, int]] = []
+        self._order = 0
+
+    def configure(self, settings: Settings) -> None:
+        """Use other settings from now on."""
+        self.settings = self.running.settings = settings
+        self.waiting.throttle, self.waiting.burst = settings.throttle, settings.burst
+        self.limiter.configure(settings)
+
+    def next(self) -> float | None:
+        """Time of the next timer that is still of use."""
+        while self._timers:
+            at, _, session, version = self._timers[0]
+            if session is None or session.timers == version:
+                return at
+            heapq.heappop(self._timers)
+        return None
+
+    def quantum_of(self, session: Session, now: float) -> float:
+        """Seconds of a turn that begins now."""
+        level = level_of(session.attained_at(now), self.settings)
+        stretch = max((device.budget.stretch(now) for device in session.devices), default=1.0)
+        return turn_of(level, session.switch, self.settings) * stretch
+
+    def level(self, session: Session, now: float) -> int:
+        """Level at which a session waits or executes, what it rose by waiting included."""
+        return max(0, level_of(session.attained_at(now), self.settings) - session.boost)
+
+    def is_urgent(self, session: Session, now: float) -> bool:
+        """Whether a waiting session goes before those without promise."""
+        if session.boost > level_of(session.attained, self.settings):
+            return True  # it has waited long enough, whatever others were promised
+        return self.running.is_urgent(session, self.level(session, now), now)
+
+    def set_timer(self, session: Session, at: float | None) -> None:
+        """Look at a session at that time, instead of when it was to be looked at."""
+        session.timers += 1
+        if at is not None:
+            self._order += 1
+            heapq.heappush(self._timers, (at, self._order, session, session.timers))
+
+    def look_again(self, at: float) -> None:
+        """Ask for a tick at that time, whatever it may be good for."""
+        self._order += 1
+        heapq.heappush(self._timers, (at, self._order, None, 0))
+
+    def due(self, now: float) -> None:
+        """Look at every session whose time has come."""
+        while self._timers and self._timers[0][0] <= now:
+            _, _, session, version = heapq.heappop(self._timers)
+            if session is not None and session.timers == version:
+                self.review(session, now)
+        for session in self.limiter.due(now):
+            self.review(session, now)
+
+    def take_turns(self, session: Session) -> None:
+        """Note that a session might take the place of another one, or another one its place."""
+        for quota in session.quotas:
+            if quota.limits.devices < math.inf:
+                self.turns[quota.flow] = None
+
+    def review(self, session: Session, now: float) -> None:
+        """Bring level, urgency and place in the order up to date, and set the next timer."""
+        self.take_turns(session)
+        if session.phase is Phase.WAITING:
+            boost = session.boost
+            while boost < LEVELS and now >= self._rises_at(session, boost):
+                boost += 1
+            rises, session.boost = boost != session.boost, boost
+            urgent = self.is_urgent(session, now)
+            if rises or urgent != session.urgent:
+                session.urgent = urgent
+                if session in self.waiting:
+                    self.waiting.remove(session)
+                    self.waiting.add(session, self.level(session, now), now)
+            self.set_timer(session, self.next_look(session, now))
+        elif session.phase is Phase.RUNNING:
+            level = level_of(session.attained_at(now), self.settings)
+            if level != session.running_level:
+                session.running_level = level
+                session.quantum_end = now + self.quantum_of(session, now)
+            if now >= session.quantum_end and self.limiter.has_ended(session, now):
+                self._stop(session, now)
+                return
+            if now >= min(session.protected_until, session.exposed_at):
+                self.running.put(session, now)
+            self.set_timer(session, self._next_change(session, now))
+
+    def _rises_at(self, session: Session, boost: int) -> float:
+        """When a session that waits rises for the next time."""
+        quantum = self.settings.quanta[level_of(session.attained, self.settings)]
+        return session.waiting_since + (boost + 1) * AGING * quantum
+
+    def next_look(self, session: Session, now: float) -> float | None:
+        """When a waiting session rises a level or becomes urgent."""
+        times = []
+        if session.boost <= level_of(session.attained, self.settings):
+            times.append(self._rises_at(session, session.boost))
+        goal = session.goal
+        if goal > 0.0 and not session.urgent:
+            quantum = self.settings.quanta[self.level(session, now)]
+            spare = session.account.slack(goal) - threshold(session.switch, quantum)
+            # Its own demand grows while it waits, so that of a second only the target is lost.
+            times.append(now + max(LOOK_MIN, spare / goal))
+        return min(times, default=None)
+
+    def _next_change(self, session: Session, now: float) -> float | None:
+        """When a session that executes may be stopped, sinks, or has had its turn."""
+        hold = self.running.hold_end(session)
+        marks = (session.exposed_at, session.protected_until, session.quantum_end, hold)
+        times = [mark for mark in marks if now < mark < math.inf]
+        sinks = level_end(session.attained_at(now), self.settings)
+        if sinks is not None:
+            times.append(now + max(1e-6, sinks))
+        return min(times, default=None)

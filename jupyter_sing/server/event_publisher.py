@@ -1,0 +1,115 @@
+"""What changes in the daemon, said on the server's event bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jupyter_sing.server import agent_requests
+from jupyter_sing.server.notebooks import NotebookNames
+from kernelproxy.common.errors import ControlError, ProtocolError
+from kernelproxy.common.ipc.agent_client import connect_to_watch
+from kernelproxy.common.ipc.channel import Channel, expect
+from kernelproxy.common.protocol import Changed, Error, StatusReply, Watch
+from kernelproxy.provisioning import events
+
+#: Between two looks whether there is a daemon.
+LOOK_SECONDS = 1.0
+
+
+class Feed:
+    """Emits an event for each change of a session, whoever has caused it.
+
+    It starts no daemon and keeps none; when there is one it watches it, and when that ends, the
+    next one.
+
+    Parameters
+    ----------
+    emit : callable
+        Called with the data of each event.
+    names : NotebookNames
+    log : logging.Logger
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[dict[str, Any]], object],
+        names: NotebookNames,
+        log: logging.Logger,
+    ) -> None:
+        self._emit, self._names, self._log = emit, names, log
+        #: What was said last of each session that has not ended.
+        self._said: dict[str, dict[str, Any]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._complained = False
+
+    def start(self) -> None:
+        """Begin; doing it twice is no error."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="jupyter_sing feed")
+
+    async def stop(self) -> None:
+        """End; doing it twice is no error."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            begun = clock()
+            try:
+                await self._watch()
+            except (ControlError, ProtocolError, OSError) as error:
+                self._log.debug("jupyter_sing: the daemon is not watched: %s", error)
+            except Exception:
+                if not self._complained:
+                    self._log.exception("jupyter_sing: what changes cannot be said")
+                self._complained = True
+            # At once, if that went well for a while: there may be another daemon already.
+            await asyncio.sleep(max(0.0, begun + LOOK_SECONDS - clock()))
+
+    async def _watch(self) -> None:
+        """Say what changes, until the connection ends; return at once if there is no daemon.
+
+        Raises
+        ------
+        ControlError
+            If it cannot be reached now, or refuses.
+        OSError, ProtocolError
+            At the connection's end.
+        """
+        sock = await agent_requests.in_thread(connect_to_watch)
+        if sock is None:
+            self._end(list(self._said))
+            return
+        with contextlib.closing(Channel(sock)) as channel:
+            await channel.send(Watch())
+            while True:
+                message = expect(await channel.receive())
+                match message:
+                    case StatusReply(_, sessions):
+                        there = {each["id"] for each in sessions}
+                        self._end([each for each in self._said if each not in there])
+                        await self._say(sessions)
+                    case Changed(sessions, _, gone):
+                        self._end(gone)
+                        await self._say(sessions)
+                    case Error(text, reason):
+                        raise ControlError(text, reason)
+
+    async def _say(self, sessions: Sequence[dict[str, Any]]) -> None:
+        if sessions:
+            for session in await self._names.name(sessions):
+                event = events.changed(session)
+                self._said[session["id"]] = event
+                self._emit(event)
+
+    def _end(self, sessions: Sequence[str]) -> None:
+        for each in sessions:
+            if event := self._said.pop(each, None):
+                self._emit({**event, "ended": True})

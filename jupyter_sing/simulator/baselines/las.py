@@ -1,0 +1,82 @@
+"""Least attained service in two queues, decided anew in rounds.
+
+After Tiresias (Gu et al., NSDI 2019), whose job is a cell here: a cell that has had less than a
+threshold of device-seconds stands before all that have had more; within a queue, first come, first
+served. Cells are stopped at the borders of rounds only; in between, what is free is given away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.simulator.baselines.base import Baseline, Member
+
+
+class Las(Baseline):
+    """Two-queue least attained service.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+    threshold : float
+        Device-seconds after which a cell is in the second queue.
+    round_seconds : float
+    """
+
+    reason = "Another cell has had less."
+
+    def __init__(
+        self, devices: Sequence[Device], threshold: float = 3200.0, round_seconds: float = 60.0
+    ) -> None:
+        super().__init__(devices)
+        self._threshold, self._round = threshold, round_seconds
+        self._active: dict[Member, None] = {}  # with a cell, in the order of arrival
+        self._chosen: set[Member] = set()  # of the last round, only asked for members
+        self._next = round_seconds
+
+    def submitted(self, member: Member) -> None:
+        """Take part from now on."""
+        if self.now > self._next:  # nobody waited at the borders in between
+            self._next = (self.now // self._round + 1) * self._round
+        self._active[member] = None
+
+    def finished(self, member: Member) -> None:
+        """Take part no more."""
+        del self._active[member]
+        self._chosen.discard(member)
+
+    def next_tick(self) -> float | None:
+        """Return the next round, while somebody waits."""
+        waiting = any(not member.devices for member in self._active)
+        return self._next if waiting else None
+
+    def schedule(self) -> None:
+        """At the border of a round choose who executes; else only give away what is free."""
+        ranked = sorted(self._active, key=self._rank)
+        if self.now >= self._next:
+            self._next = (self.now // self._round + 1) * self._round
+            self._choose_round(ranked)
+        spare = len(self.free())
+        for member in ranked:
+            if member.devices:
+                continue
+            if member in self._chosen or member.gpus <= spare:
+                devices = self.choose(member)
+                if devices is not None:
+                    self.lease(member, devices)
+                spare -= member.gpus
+
+    def _choose_round(self, ranked: Sequence[Member]) -> None:
+        left = len(self.order)
+        self._chosen = set()
+        for member in ranked:
+            if member.gpus <= left:
+                left -= member.gpus
+                self._chosen.add(member)
+        for member in ranked:
+            if member not in self._chosen:
+                self.preempt(member)
+
+    def _rank(self, member: Member) -> tuple[bool, int]:
+        return self.executed(member) * member.gpus >= self._threshold, member.arrival

@@ -1,0 +1,118 @@
+"""One lock per device, passed around in turns, and a home that a session never leaves.
+
+After nvshare (Alexopoulos and Mitropoulos, 2024): the holder of a device's lock drops it after a
+time quantum and stands at the end of the queue again; a holder that does nothing is noticed by
+polling. Devices are chosen when a session opens, by the number of sessions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jupyter_sing.scheduler.ids import DeviceId
+from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.simulator.baselines.base import Baseline, Member
+
+
+class Nvshare(Baseline):
+    """Locks with a time quantum.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+    quantum : float
+        Seconds after which the lock is dropped, if somebody waits.
+    poll : float
+        Seconds until a holder without work is noticed.
+    """
+
+    reason = "Its time quantum is over."
+
+    def __init__(self, devices: Sequence[Device], quantum: float = 30.0, poll: float = 5.0) -> None:
+        super().__init__(devices)
+        self._quantum, self._poll = quantum, poll
+        self._homes: dict[Member, tuple[DeviceId, ...]] = {}
+        self._population = dict.fromkeys(self.order, 0)
+        self._queues: dict[DeviceId, list[Member]] = {device: [] for device in self.order}
+        self._until: dict[Member, float] = {}  # holders of locks: the end of their quantum
+        self._idle: dict[Member, float] = {}  # holders without work: when that is noticed
+        self._locks: dict[DeviceId, Member | None] = dict.fromkeys(self.order)
+
+    def opened(self, member: Member) -> None:
+        """Give it the home with the fewest sessions."""
+        home = sorted(self.order, key=lambda device: self._population[device])[: member.gpus]
+        self._homes[member] = tuple(home)
+        for device in home:
+            self._population[device] += 1
+
+    def submitted(self, member: Member) -> None:
+        """Ask for the lock, unless it has it still."""
+        if self._idle.pop(member, None) is None:
+            self._enqueue(member)
+
+    def finished(self, member: Member) -> None:
+        """Keep the lock until somebody notices."""
+        self._idle[member] = self.now + self._poll
+
+    def released(self, member: Member) -> None:
+        """Stand at the end of the queue again."""
+        self._unlock(member)
+        self._enqueue(member)
+
+    def closed(self, member: Member) -> None:
+        """Give everything back."""
+        self._unlock(member)
+        for device in self._homes.pop(member):
+            self._population[device] -= 1
+
+    def next_tick(self) -> float | None:
+        """Return when the next quantum ends that anybody waits for, or an idle one is noticed."""
+        ends = [until for member, until in self._due() if member.has_cell]
+        return min([*ends, *self._idle.values()], default=None)
+
+    def schedule(self) -> None:
+        """Take locks from those whose time is over, and give free ones to the first in line."""
+        for member in [m for m, noticed in self._idle.items() if noticed <= self.now]:
+            self._unlock(member)
+        for member, until in self._due():
+            if until <= self.now and member.has_cell:
+                self.preempt(member)
+        for device in self.order:
+            if self._queues[device] and self._locks[device] is None:
+                self._lock(self._queues[device][0])
+        for member in self._until:
+            if member.has_cell and not member.devices:
+                self.lease(member, self._homes[member])
+
+    def _due(self) -> list[tuple[Member, float]]:
+        """Return the holders that somebody waits for, and when their quantum ends."""
+        found = []
+        for member, until in self._until.items():
+            if member.stopping or not any(self._queues[d] for d in self._homes[member]):
+                continue
+            if member.started is None and member.has_cell:
+                continue  # it is being loaded
+            while until < self.now:  # quanta that nobody waited for
+                until += self._quantum
+            self._until[member] = until
+            found.append((member, until))
+        return found
+
+    def _lock(self, member: Member) -> None:
+        """Give a session its locks, if it is the first in line for all of them."""
+        home = self._homes[member]
+        if all(self._locks[d] is None and self._queues[d][0] is member for d in home):
+            for device in home:
+                self._locks[device] = member
+                self._queues[device].pop(0)
+            self._until[member] = self.now + self._quantum
+
+    def _unlock(self, member: Member) -> None:
+        self._idle.pop(member, None)
+        if self._until.pop(member, None) is not None:
+            for device in self._homes[member]:
+                self._locks[device] = None
+
+    def _enqueue(self, member: Member) -> None:
+        for device in self._homes[member]:
+            self._queues[device].append(member)

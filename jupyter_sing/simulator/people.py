@@ -1,0 +1,113 @@
+"""Whose the sessions of a workload are, and what a policy means for them.
+
+A session ``user/anything`` is that user's. Other sessions are given to those whom the policy names,
+one after the other; a pattern stands for somebody else each time. If it names nobody, each session
+is a user of its own.
+
+Of a policy are simulated: virtual clusters, guarantees, users, tiers, weights, holds, and quotas
+but that of disks. Packing and idle times are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+from jupyter_sing.scheduler.hived import ConfigurationError, Leases
+from jupyter_sing.scheduler.policy import Policy, Resolver, configuration
+from jupyter_sing.scheduler.policy.numbers import numbers
+from jupyter_sing.scheduler.policy.resolve import is_pattern
+from jupyter_sing.scheduler.settings import Device, Settings
+from jupyter_sing.simulator.cluster import SimulationError
+from jupyter_sing.simulator.run import Terms
+from jupyter_sing.simulator.workload import Session, Workload
+
+NOT_SIMULATED = "packing, idle times and quotas of disks are not simulated"
+
+
+@dataclass(frozen=True)
+class People:
+    """What a policy means for a workload.
+
+    Parameters
+    ----------
+    terms : dict of str to Terms
+        Of each session.
+    settings : Settings
+    leases : Leases or None
+        None if nothing is guaranteed to anybody.
+    """
+
+    terms: Mapping[str, Terms]
+    settings: Settings
+    leases: Leases | None
+
+    def of(self, session: Session) -> Terms:
+        """Return the terms of a session."""
+        return self.terms[session.name]
+
+
+def people(policy: Policy, workload: Workload, devices: Sequence[Device]) -> People:
+    """Apply a policy to a workload on these devices; made anew for each run.
+
+    Raises
+    ------
+    SimulationError
+        The policy does not admit somebody, or is about other devices.
+    """
+    resolver, named = Resolver(policy), _named(policy)
+    turns = cycle(named) if named else None
+    terms, everybody = {}, {}
+    for session in workload.sessions:
+        user, slash, _ = session.name.partition("/")
+        asked = user if slash or turns is None else next(turns)
+        if asked != user:
+            user = f"{asked} {session.name}" if is_pattern(asked) else asked
+        found = resolver.resolve(asked)
+        if not found.admitted:
+            raise SimulationError(f"The policy does not admit {user}.")
+        terms[session.name] = Terms(found.virtual_cluster, user, found.tier, found.weight)
+        everybody[user] = replace(found, user=user)
+    settings = numbers(policy, everybody.values(), Settings())
+    return People(terms, settings, _leases(policy, devices))
+
+
+def _named(policy: Policy) -> list[str]:
+    """Return the users and patterns that a policy names, in its order, each once."""
+    names = [
+        name
+        for cluster in policy.virtual_clusters
+        for name in (
+            *(user.name for user in cluster.users),
+            *(member for group in cluster.groups for member in group.members),
+        )
+    ]
+    return list(dict.fromkeys(names))
+
+
+def described(policy: Policy) -> tuple[tuple[str, str], ...]:
+    """Return the nodes and devices that a policy names; nothing, if it names none."""
+    if policy.cluster is None or not policy.cluster.physical_cells:
+        return ()
+    found = configuration(policy)
+    if found is None:
+        return ()
+    return tuple((cell.node, device) for device, cell in Leases(found).cluster.devices.items())
+
+
+def _leases(policy: Policy, devices: Sequence[Device]) -> Leases | None:
+    nodes: dict[str, list[str]] = {}
+    for device in devices:
+        nodes.setdefault(device.node, []).append(device.id)
+    promising = any(
+        vc.guaranteed_devices or vc.guaranteed_cells or vc.pinned_cells
+        for vc in policy.virtual_clusters
+    )
+    if not promising:
+        return None
+    try:
+        found = configuration(policy, nodes)
+    except ConfigurationError as error:
+        raise SimulationError(f"These devices are too few for the policy: {error}") from None
+    return None if found is None else Leases(found)

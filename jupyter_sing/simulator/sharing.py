@@ -1,0 +1,121 @@
+"""Packs requests for fractions of devices onto nodes, and says how much of them is left over.
+
+The experiment of FGD (Weng et al., USENIX ATC 2023): requests arrive until the devices cannot take
+them any more. What is then free, and could not be given, is the price of the rule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from jupyter_sing.simulator.fragmentation import WHOLE, node_fragment
+from jupyter_sing.simulator.openb import Pod
+
+Remainders: TypeAlias = tuple[int, ...]
+"""Free thousandths of each device of a node, sorted: which device it is makes no difference."""
+Classes: TypeAlias = Sequence[tuple[int, int, float]]
+Rule: TypeAlias = Callable[[Remainders, Remainders, Classes], float]
+"""The cost of a node's becoming the second from the first; the lowest is taken."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What became of the requests; shares of the devices.
+
+    Parameters
+    ----------
+    placed, refused : int
+        Requests.
+    allocated : float
+    fragmented : float
+        Free, and of no use to such requests (FGD's measure).
+    """
+
+    placed: int
+    refused: int
+    allocated: float
+    fragmented: float
+
+
+def steepest(before: Remainders, after: Remainders, classes: Classes) -> float:
+    """Rule of FGD: the least growth of fragmentation."""
+    return node_fragment(after, classes) - node_fragment(before, classes)
+
+
+def best_fit(before: Remainders, after: Remainders, classes: Classes) -> float:
+    """Rule of best fit: the node with the least left."""
+    return float(sum(after))
+
+
+def worst_fit(before: Remainders, after: Remainders, classes: Classes) -> float:
+    """Rule of worst fit, or load balancing: the node with the most left."""
+    return -float(sum(after))
+
+
+RULES: dict[str, Rule] = {"fgd": steepest, "best-fit": best_fit, "worst-fit": worst_fit}
+
+
+def classes_of(pods: Sequence[Pod]) -> list[tuple[int, int, float]]:
+    """Return what pods ask for, and how often."""
+    counts = Counter((pod.gpus, pod.share) for pod in pods)
+    return [(gpus, share, count / len(pods)) for (gpus, share), count in sorted(counts.items())]
+
+
+def pack(pods: Sequence[Pod], nodes: Sequence[int], rule: Rule) -> Packed:
+    """Place requests one after the other; none ever leaves.
+
+    Parameters
+    ----------
+    pods : sequence of Pod
+    nodes : sequence of int
+        Devices of each node.
+    rule : callable
+        One of `RULES`. Of nodes that cost the same the one in the lowest state is taken.
+    """
+    classes = classes_of(pods)
+    # Nodes in the same state are the same: there are far fewer states than nodes.
+    states = Counter((WHOLE,) * gpus for gpus in nodes if gpus)
+    choices: dict[tuple[Remainders, int, int], tuple[float, Remainders] | None] = {}
+    placed, free = 0, WHOLE * sum(nodes)
+    for pod in pods:
+        options = []
+        for state in states:
+            key = state, pod.gpus, pod.share
+            if key not in choices:
+                choices[key] = _choice(state, pod, rule, classes)
+            choice = choices[key]
+            if choice is not None:
+                options.append((choice[0], state, choice[1]))
+        if not options:
+            continue
+        _, before, after = min(options)
+        states[before] -= 1
+        if not states[before]:
+            del states[before]
+        states[after] += 1
+        placed += 1
+        free -= pod.gpus * pod.share
+    total = WHOLE * sum(nodes)
+    lost = sum(count * node_fragment(state, classes) for state, count in states.items())
+    return Packed(placed, len(pods) - placed, 1 - free / total, lost / total)
+
+
+def _choice(
+    state: Remainders, pod: Pod, rule: Rule, classes: Classes
+) -> tuple[float, Remainders] | None:
+    """Return the cheapest way to place a pod on a node in this state; None if it does not fit."""
+    usable = [index for index, rest in enumerate(state) if rest >= pod.share]
+    if len(usable) < pod.gpus:
+        return None
+    if pod.gpus > 1:  # whole ones
+        ways = [usable[-pod.gpus :]]
+    else:
+        ways = [[index] for index in {state[index]: index for index in usable}.values()]
+    outcomes = []
+    for way in ways:
+        after = tuple(sorted(rest - pod.share * (i in way) for i, rest in enumerate(state)))
+        outcomes.append((rule(state, after, classes), after))
+    return min(outcomes)

@@ -1,0 +1,1 @@
+"""The daemon's process and its requests."""

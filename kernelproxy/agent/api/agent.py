@@ -1,0 +1,364 @@
+"""The agent: all sessions and devices of this host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kernelproxy.agent.api.memory_trim import give_back_memory
+from kernelproxy.agent.api.peer_limits import check_request, tame, user_of
+from kernelproxy.agent.api.scheduler_actions import AgentHands
+from kernelproxy.agent.checkpoint.catalog import Checkpoints as CheckpointStore
+from kernelproxy.agent.checkpoint.history import Runs
+from kernelproxy.agent.checkpoint.kernel_replacement import TakeOvers
+from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.process.image_dirs import ImageDirectories
+from kernelproxy.agent.process.sandbox_probe import Forms
+from kernelproxy.agent.session.preferences import Remembered
+from kernelproxy.agent.session.session import Session
+from kernelproxy.agent.session.spill import Chilling
+from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.spill.host_memory import HostMemory
+from kernelproxy.agent.spill.spill_store import ColdStates
+from kernelproxy.agent.state.device_state import DeviceState
+from kernelproxy.agent.status import activity_store
+from kernelproxy.agent.status.activity_recorder import Chronicle
+from kernelproxy.agent.status.subscribers import Audience
+from kernelproxy.agent.supervisor.fdstore import RECORD_VERSION, Deposited, Deposits
+from kernelproxy.agent.workers.crash_policy import is_want
+from kernelproxy.agent.workers.user_zygotes import Households
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError, WorkerError
+from kernelproxy.common.ipc.channel import Channel
+from kernelproxy.common.ipc.peer import Owner, check_path
+from kernelproxy.common.protocol import Done, OpenSession, SessionOpened
+from kernelproxy.common.readable import quoted
+from kernelproxy.common.scheduler_api import Arbiter, Everybody
+from kernelproxy.devices import Device
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """Owns all sessions, rooms and zygotes.
+
+    Parameters
+    ----------
+    devices : sequence of Device
+    settings : Settings
+    deposits : Deposits
+        What sessions are made of is kept there.
+    on_quiet : callable
+        Called when the last session closes, and when a request leaves none behind.
+    arbiter : Arbiter, optional
+        By default all sessions may execute at any time.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        settings: Settings,
+        deposits: Deposits,
+        on_quiet: Callable[[], object],
+        arbiter: Arbiter | None = None,
+    ) -> None:
+        self.rooms = {each.id: Room(each, settings.step_of(each.memory_total)) for each in devices}
+        for room in self.rooms.values():
+            room.rooms = list(self.rooms.values())
+        self.elsewhere: Sequence[str] = ()  # see `StatusReply`
+        self.sessions: dict[str, Session] = {}
+        self.stopping = asyncio.Event()
+        self.settings, self._deposits, self.on_quiet = settings, deposits, on_quiet
+        self.arbiter = arbiter or Everybody()
+        self._hands = AgentHands(self.arbiter, self.sessions, self.rooms)
+        self.arbiter.begin(self._hands, {each.id: each.memory_total for each in devices})
+        self.audience = Audience(self.sessions, self.rooms)
+        self.chronicle = Chronicle(
+            self.sessions, self.rooms, activity_store.Record(paths.runtime_dir())
+        )
+        self._households = Households(settings, self._on_compiling)
+        mark = Mark(paths.runtime_dir())
+        self._images = ImageDirectories(paths.data_dir() / "processes", mark)
+        quota, beside = settings.disk_quota, self._images.usage
+        self.cold = cold = ColdStates(paths.data_dir() / "states", quota, mark, beside)
+        self.checkpoints = CheckpointStore(cold.store)
+        self._forms = Forms(None if settings.system else paths.runtime_dir())
+        own = self._households.of(None)
+        self.take_overs = TakeOvers(self.checkpoints, cold, self._images, own, settings, self._add)
+        self._host = HostMemory(settings.host_memory, settings.cold_after, cold, self._guests)
+        self.runs = Runs(self.sessions.keys())
+        self._remembered = Remembered(paths.runtime_dir() / "wanted.json")
+        self._tidying: asyncio.TimerHandle | None = None
+        self._preparing: set[asyncio.Task[object]] = set()
+        self._tidying_disk: asyncio.Task[None] | None = None
+        self._began = False  # to keep the record
+
+    # ---------------------------------------------------------------- sessions
+
+    async def open(self, request: OpenSession, channel: Channel) -> SessionOpened:
+        """Open a session for who asks, or find the one that he has opened by this key.
+
+        Raises
+        ------
+        ControlError
+            If the daemon stops, or he may not have it, or not there.
+        """
+        pid, uid = channel.peer()
+        owner = self.owner(channel, request.home, request.python)
+        form, why = (None, "") if request.script else await self._forms.get()
+        if self.stopping.is_set():
+            raise ControlError("The daemon is stopping.", "stopping")
+        for each in self.sessions.values():
+            if each.request.key == request.key and each.owner == uid:
+                return SessionOpened(each.id, form, why)
+        if owner is not None and uid != 0:
+            check_request(request, sum(each.owner == uid for each in self.sessions.values()))
+        room = self._choose(request.device)
+        request = replace(request, user=user_of(request.user, uid))
+        if request.script and (why := self.arbiter.admits(request.user)):
+            raise ControlError(why, "not-allowed")
+        name = secrets.token_hex(6)
+        state = DeviceState(name, room.device, self.settings)
+        session = self._add(name, request, uid, room, state, owner)
+        session.kernel.watch_opener(pid)
+        if before := self._remembered.take(uid, request.kernel_id):
+            session.wanted.adopt(before)
+        session.deposit()
+        log.info("Session %s (%s) on %s", name, tame(request.name), room.device.id)
+        return SessionOpened(name, form, why)
+
+    def owner(self, channel: Channel, home: str, python: str) -> Owner | None:
+        """As whom processes of who asks run; None: as this one.
+
+        Raises
+        ------
+        ControlError
+            If what he says of them is no path.
+        """
+        if not self.settings.system:
+            return None
+        check_path(python)
+        return channel.owner().of_home(home)
+
+    def _add(
+        self,
+        name: str,
+        request: OpenSession,
+        owner: int,
+        room: Room,
+        state: DeviceState,
+        runs_as: Owner | None = None,
+    ) -> Session:
+        session = Session(
+            name, request, owner, room, state,
+            self._households.of(runs_as), self.settings, self._host, self.checkpoints,
+            self._images, self.runs, self._deposits, self.arbiter, self.audience,
+            self.chronicle, self._forget,
+        )  # fmt: skip
+        self.sessions[name] = session
+        self.chronicle.opened(session)
+        self.arbiter.opened(session.terms())
+        session.changed()
+        return session
+
+    def deposit(self) -> None:
+        """Deposit all sessions."""
+        for session in self.sessions.values():
+            session.deposit()
+
+    def begin(self) -> None:
+        """Begin with what takes a while; the sessions of an agent that died are adopted by now."""
+        if not self._began:
+            self.chronicle.begin(kept=False)
+        self.chronicle.taken_over()
+        self._forms.begin()
+        sessions = list(self.sessions)
+        directories = [each.hibernation.directory for each in self.sessions.values()]
+        kept = [path for path in directories if path is not None]
+
+        def tidy() -> None:
+            self._images.tidy(kept)
+            self.cold.tidy(sessions)
+
+        self._tidying_disk = asyncio.create_task(asyncio.to_thread(tidy))
+
+    def adopt(self, deposited: Sequence[Deposited]) -> None:
+        """Take over the sessions of an agent that died; where that is impossible, they end.
+
+        Raises
+        ------
+        OSError, MemoryError
+            If descriptors or memory are wanting for one: nobody's session ends for that.
+        """
+        self._began = True
+        self.chronicle.begin(kept=True)
+        for each in deposited:
+            with each:
+                try:
+                    self._adopt(each)
+                except Exception as error:
+                    if is_want(error):
+                        raise
+                    log.exception("Session %s cannot be taken over", each.session)
+                    each.end(f"It did not outlive its daemon: {str(error).rstrip('.')}.")
+                    if session := self.sessions.get(each.session):
+                        session.close("It could not be taken over.")
+                    else:
+                        self._deposits.drop(each.session)
+
+    def _adopt(self, deposited: Deposited) -> None:
+        record = deposited.record
+        if record.get("version") != RECORD_VERSION:
+            raise ControlError("jupyter_sing was changed meanwhile")
+        if deposited.stuck:
+            raise ControlError("its device process cannot be ended")
+        room = self.rooms.get(record["device"])
+        if room is None:
+            raise ControlError(f"the device {record['device']} is gone")
+        state = DeviceState.adopt(deposited, room.device, self.settings)
+        request = OpenSession(**record["request"])
+        runs_as = Owner.adopt(record["runs_as"]) if record.get("runs_as") else None
+        if self.settings.system and (runs_as is None or runs_as.uid != record["owner"]):
+            raise ControlError("nobody knows as whom it runs")
+        session = self._add(deposited.session, request, record["owner"], room, state, runs_as)
+        session.adopt(deposited)
+        self.chronicle.became(session, adopted=True)
+
+    def _choose(self, wanted: str | None) -> Room:
+        """Take the wanted device, or the one with the fewest sessions and then the most room."""
+        if wanted is not None:
+            return self.room(wanted)
+        return min(self.rooms.values(), key=lambda room: (len(room.tenants), -room.ledger.free))
+
+    def room(self, device: str) -> Room:
+        """Find a device.
+
+        Raises
+        ------
+        ControlError
+            If there is none of that name.
+        """
+        if device not in self.rooms:
+            known = ", ".join(self.rooms)
+            raise ControlError(f"There is no device {device}, only {known}.", "unknown-device")
+        return self.rooms[device]
+
+    async def close_session(self, name: str, uid: int, *, died: bool) -> Done:
+        """Close a session; one that is gone is no error.
+
+        Raises
+        ------
+        ControlError
+            See `find`.
+        """
+        try:
+            session = self.find(name, uid)
+        except ControlError as error:
+            if error.reason != "unknown-session":
+                raise
+            self.runs.ended(name, died=died)  # whoever closes it knows best
+            return Done("It is gone already.")
+        ended = session.close("Closed on request.")
+        self.runs.ended(session.id, died=died)
+        await ended
+        return Done("It is closed.")
+
+    def find(self, name: str, uid: int, doing: str = "use") -> Session:
+        """Find a session by id, unique prefix of one, or name; of others' sessions ids are known.
+
+        `doing` is the verb of what is wanted, for people.
+
+        Raises
+        ------
+        ControlError
+            If there is none, or several, or it belongs to another user.
+        """
+        found = [self.sessions[name]] if name in self.sessions else []
+        if not found and name:
+            there = [e for e in self.sessions.values() if uid in (e.owner, os.getuid(), 0)]
+            found = [each for each in there if each.id.startswith(name)]
+            found = found or [each for each in there if each.name == name]
+            found = found or [e for e in self.sessions.values() if e.id.startswith(name)]
+        if not found:
+            raise ControlError(f"There is no session {quoted(name)}.", "unknown-session")
+        if len(found) > 1:
+            ids = ", ".join(each.id for each in found)
+            raise ControlError(f"Several sessions match {quoted(name)}: {ids}.", "ambiguous")
+        if uid not in (found[0].owner, os.getuid(), 0):
+            owner = found[0].user
+            raise ControlError(
+                f"{name} belongs to {owner}: only {owner} or an admin can {doing} it.",
+                "not-allowed",
+            )
+        return found[0]
+
+    def _guests(self) -> list[Chilling]:
+        return [each.chilling for each in self.sessions.values()]
+
+    def _forget(self, session: Session) -> None:
+        """Take note that a session has closed."""
+        del self.sessions[session.id]
+        self.audience.note(session)
+        self.chronicle.closed(session)
+        if session.kernel_id and session.wanted.anything:
+            self._remembered.keep(session.owner, session.kernel_id, session.wanted.record())
+        self._tidy_later()
+        if not self.sessions:
+            self.on_quiet()
+
+    # ---------------------------------------------------------------- environments
+
+    def prepare(self, python: str, owner: Owner | None) -> None:
+        """Begin to start a zygote for an environment: its first session finds it there."""
+        task: asyncio.Task[object] = asyncio.create_task(self._households.of(owner).get(python))
+        self._preparing.add(task)
+        task.add_done_callback(self._prepared)
+
+    def _on_compiling(self, python: str) -> None:
+        """What sessions of an environment wait for has changed."""
+        for session in self.sessions.values():
+            if os.path.abspath(session.python) == python:
+                session.changed()
+
+    def _tidy_later(self) -> None:
+        """Look after a while for zygotes that no session uses: each keeps a whole torch.
+
+        However many sessions come and go meanwhile; one that was used lately is looked at again.
+        """
+        if self._tidying is None:
+            loop = asyncio.get_running_loop()
+            self._tidying = loop.call_later(self.settings.linger, self._tidy)
+
+    def _tidy(self) -> None:
+        self._tidying = None
+        used = [(each.zygotes.owner, each.python) for each in self.sessions.values()]
+        self._households.retire_unused(used)
+        if self._households.unused(used):
+            self._tidy_later()
+        give_back_memory()
+
+    def _prepared(self, task: asyncio.Task[object]) -> None:
+        self._preparing.discard(task)
+        self._tidy_later()
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, WorkerError):
+            log.warning("Preparing: %s", error)  # Attach will say it to whom it concerns
+        elif error is not None:
+            log.error("Preparing failed", exc_info=error)
+
+    async def close(self) -> None:
+        """End everything."""
+        self.stopping.set()
+        closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
+        await asyncio.gather(*closing, return_exceptions=True)
+        await self.take_overs.close()
+        await self._hands.close()
+        await self.arbiter.close()
+        await self._host.close()
+        await self._households.close()
+        await self.chronicle.close()

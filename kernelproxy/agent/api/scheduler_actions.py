@@ -1,0 +1,141 @@
+"""What the agent does for its arbiter.
+
+Note [Answers]: the arbiter waits for the answer to what it has decided, and keeps devices for it
+meanwhile. So everything that is begun here ends with one: what was done says so itself, and what
+was not, for whatever reason, is said to be `refused` (a grant), or to have `stayed` (an eviction or
+a migration). A session that is closed has no answers left to give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING
+
+from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.common.errors import ControlError, SingError
+from kernelproxy.common.scheduler_api import Allowance, Arbiter
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+log = logging.getLogger(__name__)
+
+
+class AgentHands:
+    """Carries out what an arbiter decides; see `Hands`.
+
+    Parameters
+    ----------
+    arbiter : Arbiter
+        Is told how it went.
+    sessions : mapping
+        By id; those that there are.
+    rooms : mapping
+        By id of the device.
+    """
+
+    def __init__(
+        self, arbiter: Arbiter, sessions: Mapping[str, Session], rooms: Mapping[str, Room]
+    ) -> None:
+        self._arbiter, self._sessions, self._rooms = arbiter, sessions, rooms
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def grant(self, session: str, device: str, token: int) -> None:
+        """See `Hands`."""
+        found = self._sessions.get(session)
+        if found is None:
+            return
+        here = found.room.device.id == device
+        found.turn.bring(away=not here or found.device_state.worker is None)
+        if here:
+            found.turn.grant(token)
+            return
+
+        def refuse(why: str) -> None:
+            found.turn.withdraw(token)
+            self._arbiter.refused(session, token, why)
+            found.look()  # there may be nothing to wait for any more
+
+        found.turn.promise(token, device)
+        self._begin(self._bring(found, device, token), refuse)
+
+    async def _bring(self, session: Session, device: str, token: int) -> None:
+        def check() -> None:
+            if not session.turn.is_promised(token):
+                raise ControlError("Its turn was over before it was there.")
+            if session.wanted.pinned:
+                raise ControlError("It is pinned.")
+
+        await session.verbs.migrate(self._rooms[device], check)
+        if not session.turn.is_promised(token):
+            raise ControlError("Its turn was over when it was there.")
+        session.turn.grant(token)
+
+    def preempt(self, session: str, token: int, within: float = 0.0) -> None:
+        """See `Hands`."""
+        if found := self._sessions.get(session):
+            found.turn.preempt(token, within)
+
+    def evict(self, session: str, device: str, reason: str) -> None:
+        """See `Hands`."""
+        if found := self._sessions.get(session):
+            stay = functools.partial(self._arbiter.stayed, session, device)
+            self._begin(self._evict(found, device, reason), stay)
+
+    async def _evict(self, session: Session, device: str, reason: str) -> None:
+        if not await session.evict(device, reason):  # otherwise it has said so itself
+            pinned = "It is pinned." if session.wanted.pinned else ""
+            raise ControlError(pinned or session.stuck or "It is in use.")
+
+    def migrate(self, session: str, source: str, target: str) -> None:
+        """See `Hands`."""
+        if found := self._sessions.get(session):
+            stay = functools.partial(self._arbiter.stayed, session, source)
+            self._begin(self._migrate(found, source, target), stay)
+
+    async def _migrate(self, session: Session, source: str, target: str) -> None:
+        def check() -> None:
+            if session.wanted.pinned:
+                raise ControlError("It is pinned.")
+            if session.room.device.id != source:
+                raise ControlError(f"It is on {session.room.device.id}.")
+
+        await session.verbs.migrate(self._rooms[target], check)
+
+    def explain(self, session: str, reason: str) -> None:
+        """See `Hands`."""
+        found = self._sessions.get(session)
+        if found and found.turn.reason != reason:
+            found.turn.reason = reason
+            found.look()
+
+    def allow(self, session: str, allowance: Allowance) -> None:
+        """See `Hands`."""
+        if found := self._sessions.get(session):
+            found.allow(allowance)
+
+    def _begin(self, work: Coroutine[None, None, None], answer: Callable[[str], object]) -> None:
+        """Do something, and answer why not if it cannot be done: Note [Answers]."""
+        task = asyncio.create_task(self._carry_out(work, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(
+        self, work: Coroutine[None, None, None], answer: Callable[[str], object]
+    ) -> None:
+        try:
+            await work
+        except SingError as error:
+            answer(str(error))
+        except Exception as error:
+            log.exception("What was decided could not be done")
+            answer(f"Something is wrong with jupyter_sing itself: {error}")
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Checkpoints: making, cataloguing, retention, restoring into a kernel."""

@@ -1,0 +1,580 @@
+"""Checkpoints of notebooks: what a kernel has handed over and its device's snapshot, on disk.
+
+A checkpoint is one manifest of the chunk store. Its extents are those device storages that the
+host state refers to, its blobs the parts of the host state. Nothing of a checkpoint is executed or
+unpickled here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kernelproxy.agent.checkpoint.open_checkpoints import Openings
+from kernelproxy.agent.checkpoint.retention import Record
+from kernelproxy.agent.process.image_packing import Blobs, Packed
+from kernelproxy.agent.spill.spill_store import TABLES
+from kernelproxy.agent.status.progress import Note
+from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.common.errors import ControlError, StoreError
+from kernelproxy.common.protocol import CheckpointOpened
+from kernelproxy.common.protocol.snapshot_tables import Extent, read_storages, read_tables
+from kernelproxy.common.readable import bytes_text, quoted
+from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.manifest import Label, Manifest
+from kernelproxy.storage.threads import Cancel
+from kernelproxy.storage.writer import Part
+
+KIND = "checkpoint"
+#: Behind the user's number: sessions and checkpoints may have the same names.
+_OWNER = "{}-checkpoints"
+_PARTS_MAX = 1 << 20
+_SMALL, _HOST, _FILE = "device-small", "host", "file"
+PAGES = "process-pages"
+_READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a kernel says about the host state that it hands over.
+
+    Parameters
+    ----------
+    position : int
+        Of the log when it was captured: the device storages are those of then.
+    parts : list of int
+        Lengths of the parts in its file, one behind the other.
+    storages : dict of int to int
+        Bytes of each device storage that it refers to, by number.
+    about : dict
+        For people: ``saved``, ``omitted`` of the namespace, ``left_out`` of files.
+    files : list of dict
+        The notebook's files; the content of those of kind ``file`` is in the second file.
+    """
+
+    position: int
+    parts: list[int]
+    storages: dict[int, int]
+    about: dict[str, Any]
+    files: list[dict[str, Any]]
+
+    @property
+    def contents(self) -> list[int]:
+        """Lengths of the contents of files, one behind the other."""
+        return _contents(self.files)
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any], host_bytes: int, content_bytes: int) -> Host:
+        """Check what a kernel sent with files of so many bytes.
+
+        Raises
+        ------
+        ControlError
+            If it makes no sense.
+        """
+        try:
+            parts = [int(each) for each in raw["parts"]]
+            storages = {int(number): int(count) for number, count in raw["storages"]}
+            position = int(raw["position"])
+            about = {key: list(raw["about"][key]) for key in ("saved", "omitted")}
+            about["left_out"] = list(raw["about"].get("left_out", ()))
+            files = [dict(each) for each in raw["files"]]
+            contents = _contents(files)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ControlError(f"The host state is no host state: {error!r}.", "bad-request") from (
+                error
+            )
+        sizes = [position, *parts, *storages, *storages.values(), *contents]
+        fits = 0 < sum(parts) <= host_bytes and sum(contents) <= content_bytes
+        if min(sizes) < 0 or len(parts) + len(files) > _PARTS_MAX or not fits:
+            raise ControlError("The host state has impossible sizes.", "bad-request")
+        return cls(position, parts, storages, about, files)
+
+
+@dataclass(frozen=True)
+class DeviceSide:
+    """The device's part of a checkpoint.
+
+    Parameters
+    ----------
+    snapshot : Snapshot or None
+        At the position of the host state; None of a device that was not used.
+    arena_fd : int
+    previous : Manifest or None
+        Of the same session, if its arena is empty, or for what has not changed.
+    checkpoint : Manifest or None
+        The newest checkpoint of the same session, for what has not changed of its process.
+    """
+
+    snapshot: Snapshot | None
+    arena_fd: int
+    previous: Manifest | None
+    checkpoint: Manifest | None
+
+
+@dataclass(frozen=True)
+class ProcessSide:
+    """The process of a kernel, as far as a checkpoint has it.
+
+    Parameters
+    ----------
+    directory : Path
+        With its images.
+    pages : bytes
+        The client's, the worker's and the agent's page of then.
+    about : dict
+        What a session that goes on from there needs, see `takeover`.
+    """
+
+    directory: Path
+    pages: bytes
+    about: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of all users of this daemon.
+
+    Parameters
+    ----------
+    store : callable
+        The chunk store; raises StoreError if it cannot be used.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store: Any = store
+        self._known: dict[int, dict[str, Record]] = {}
+        self._readers: Counter[tuple[int, str]] = Counter()
+        self._openings = Openings()
+
+    def name(self, wanted: str, session: str, how: str = "") -> str:
+        """Return the name of a new checkpoint: the wanted one, or one that says what and when."""
+        if wanted:
+            return wanted
+        stem = re.sub(r"[^A-Za-z0-9]+", "-", session.removesuffix(".ipynb")).strip("-")[:60]
+        return f"{stem or 'notebook'}-{how}{time.strftime('%Y%m%d-%H%M%S')}"
+
+    async def automatic_name(self, owner: int, session: str) -> str:
+        """Return a name for a checkpoint that nobody asked for, which no checkpoint has.
+
+        Raises
+        ------
+        StoreError
+            If the store cannot be read.
+        """
+        taken = await asyncio.to_thread(lambda: self._opened().names())
+        names = {name for user, name in taken if user == _OWNER.format(owner)}
+        while (name := f"{self.name('', session, 'auto-')}-{secrets.token_hex(2)}") in names:
+            pass
+        return name
+
+    def check_size(self, host: Host) -> None:
+        """Refuse a host state that says it is larger than all that may be stored.
+
+        Raises
+        ------
+        ControlError
+            ``quota``.
+        """
+        limit = self._opened().limits.store
+        if limit is not None and sum(host.parts) + sum(host.contents) > limit:
+            raise ControlError(
+                f"The notebook has more than {bytes_text(limit)}, the most a checkpoint may have.",
+                "quota",
+            )
+
+    # ---------------------------------------------------------------- whose they are
+
+    async def records(self, owner: int) -> list[Record]:
+        """What the readable ones of a user say about where they come from; raises StoreError."""
+
+        def work() -> list[Record]:
+            store, found = self._opened(), []
+            for user, name in store.names():
+                if user == _OWNER.format(owner):
+                    with contextlib.suppress(StoreError):  # `all` says what is wrong with it
+                        found.append(_record(store.load(user, name)))
+            return found
+
+        found = await asyncio.to_thread(work)
+        self._known[owner] = {each.name: each for each in found}
+        return found
+
+    async def learn(self, owner: int) -> None:
+        """Read them for `known`, if that was not done yet."""
+        if owner not in self._known:
+            with contextlib.suppress(StoreError, OSError):  # who needs it, is told why
+                await self.records(owner)
+
+    def known(self, owner: int) -> list[Record]:
+        """What is known of that since it was last read; made and deleted here is known at once."""
+        return list(self._known.get(owner, {}).values())
+
+    async def one(self, owner: int, name: str) -> dict[str, Any]:
+        """One of those that `all` lists; raises as `open`."""
+        return await asyncio.to_thread(lambda: self._describe(self._load(owner, name)))
+
+    # ---------------------------------------------------------------- making and reading
+
+    async def put(
+        self,
+        owner: int,
+        label: Label,
+        host: Host,
+        fds: Sequence[int],
+        device: DeviceSide,
+        process: ProcessSide | None,
+        cancel: Cancel,
+        progress: Callable[[int, int], object],
+    ) -> tuple[dict[str, Any], Manifest]:
+        """Store a checkpoint; returns what `all` lists of it, and its manifest.
+
+        Raises
+        ------
+        StoreError
+            See `Store.put`, and ``damaged`` if the snapshot lacks what the host state refers to.
+        OSError
+            If the images of a process cannot be read.
+        """
+
+        def work() -> tuple[dict[str, Any], Manifest]:
+            wanted = list(host.storages)
+            extents, small = _device_part(device.snapshot, wanted)
+            meta = {
+                **label.meta,
+                "storages": [each.id for each in extents],
+                "small": [[number, len(data)] for number, data in small.items()],
+                "parts": len(host.parts),
+                "files": host.files,
+            }
+            blobs: Blobs = {
+                **_blobs(_HOST, fds[0], host.parts),
+                **_blobs(_FILE, fds[1], host.contents),
+                _SMALL: b"".join(small.values()),
+            }
+            if process is not None:
+                # All storages: the process refers to them in ways that only it knows.
+                extents = _all_extents(device.snapshot)
+                numbers = [each.id for each in extents]
+                meta = {**meta, "process": process.about, "extents": numbers}
+                blobs[PAGES] = process.pages
+                if device.snapshot is not None:
+                    fd = device.snapshot.fd
+                    blobs[TABLES] = os.pread(fd, os.fstat(fd).st_size, 0)
+
+            compared = to_compare = 0
+
+            def put(images: Blobs) -> Manifest:
+                return self._opened().put(
+                    replace(label, meta=meta),
+                    device.arena_fd,
+                    extents,
+                    blobs={**blobs, **images},
+                    previous=device.previous,
+                    progress=lambda done, total: progress(to_compare + done, to_compare + total),
+                    cancel=cancel,
+                )
+
+            with contextlib.ExitStack() as stack:
+                packed = None
+                if process is not None:
+                    packed = stack.enter_context(contextlib.closing(Packed(process.directory)))
+                images: Blobs = {}
+                if packed is not None:
+                    to_compare = packed.work(device.checkpoint)
+                    # What is stored then, of which much may be there already.
+                    rest = packed.image_bytes + sum(map(len, blobs.values()))
+                    rest += sum(each.count for each in extents)
+
+                    def compare(count: int) -> None:
+                        nonlocal compared
+                        compared += count
+                        cancel.check()
+                        progress(compared, to_compare + rest)
+
+                    images = packed.blobs(self._opened(), device.checkpoint, compare)
+                try:
+                    manifest = put(images)
+                except StoreError as error:
+                    # Somebody deleted meanwhile what the images were to rely on.
+                    if packed is None or error.reason != "missing":
+                        raise
+                    manifest = put(packed.whole())
+            return self._describe(manifest), manifest
+
+        made, manifest = await asyncio.to_thread(work)
+        record = _record(manifest)
+        self._known.setdefault(owner, {})[record.name] = record
+        return made, manifest
+
+    async def all(self, owner: int) -> list[dict[str, Any]]:
+        """List a user's checkpoints, the newest first; of unreadable ones the name and why."""
+
+        def work() -> list[dict[str, Any]]:
+            store, found = self._opened(), []
+            for user, name in store.names():
+                if user != _OWNER.format(owner):
+                    continue
+                try:
+                    found.append(self._describe(store.load(user, name)))
+                except StoreError as error:
+                    found.append({"name": name, "created": "", "problem": str(error)})
+            return sorted(found, key=lambda each: (each["created"], each["name"]), reverse=True)
+
+        return await asyncio.to_thread(work)
+
+    async def check(self, owner: int, name: str) -> None:
+        """Raise as `open` unless there is such a checkpoint."""
+        await asyncio.to_thread(self._load, owner, name)
+
+    async def load(self, owner: int, name: str) -> tuple[Store, Manifest]:
+        """Find a checkpoint, to read more of it than `open` does; raises as that."""
+        return await asyncio.to_thread(lambda: (self._opened(), self._load(owner, name)))
+
+    async def open(
+        self,
+        owner: int,
+        name: str,
+        progress: Callable[[int, int], object],
+        *,
+        process: bool = False,
+        sessions: int = 0,
+    ) -> tuple[CheckpointOpened, list[int]]:
+        """Read and verify a checkpoint, or hand out again what was read of it and is in use.
+
+        Parameters
+        ----------
+        owner : int
+        name : str
+        progress : callable
+            Called with the bytes read and in total, in any thread.
+        process : bool
+            Whether its process will be restored: then only its files are read.
+        sessions : int
+            How many sessions its owner has; see `Openings` for what that bounds.
+
+        Returns
+        -------
+        tuple
+            The answer to who wants it, and the descriptors for that, which become the caller's.
+
+        Raises
+        ------
+        ControlError
+            ``unknown-checkpoint``; ``too-many``, if its owner has too many others open.
+        StoreError
+            See `Store.get`.
+        """
+
+        def read_all(progress: Note) -> tuple[CheckpointOpened, list[int]]:
+            meta, count = manifest.label.meta, 0
+            host = [f"{_HOST}-{index}" for index in range(0 if process else meta["parts"])]
+            held = [f"{_FILE}-{index}" for index in range(len(_contents(meta["files"])))]
+            numbers = [] if process else meta["storages"]
+            wanted = _only(manifest, numbers)
+            total = sum(manifest.blobs[each].count for each in (*host, *held))
+            total += sum(extent.count for extent in wanted.extents)
+            progress(0, total)
+
+            def read(done: int) -> None:
+                nonlocal count
+                count += done
+                progress(count, total)
+
+            fds: list[int] = []
+            try:
+                for part in ("host", "device"):
+                    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+                    fds.append(os.memfd_create(f"sing-checkpoint-{part}", flags))
+                with tempfile.TemporaryFile(dir=store.root / "tmp") as files:
+                    fds.append(os.dup(files.fileno()))
+                parts = store.write_blobs(manifest, host, fds[0], progress=read)
+                store.write_blobs(manifest, held, fds[2], progress=read)
+                end = max((each.offset + each.count for each in wanted.extents), default=0)
+                os.ftruncate(fds[1], end)
+                store.get(wanted, fds[1], progress=read)
+                os.pwrite(fds[1], store.blob(manifest, _SMALL), end)
+                # To be read only: others read them, too, and what is written takes of our memory
+                # and disk.
+                for fd in fds[:2]:
+                    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _READ_ONLY)
+                for index, fd in enumerate(fds):
+                    fds[index] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+                    os.close(fd)
+            except BaseException:
+                for fd in fds:
+                    os.close(fd)
+                raise
+            storages = [
+                [number, each.offset, each.count]
+                for number, each in zip(numbers, wanted.extents, strict=True)
+            ]
+            for number, count in meta["small"]:
+                storages.append([number, end, count])
+                end += count
+            found, form = self._describe(manifest), "process" if process else "namespace"
+            storages = [] if process else storages
+            return CheckpointOpened(found, parts, storages, meta["files"], form), fds
+
+        with self.reading(owner, name):
+            store, manifest = await self.load(owner, name)
+            return await self._openings.open(
+                owner, manifest, read_all, progress, process=process, sessions=sessions
+            )
+
+    @contextlib.contextmanager
+    def reading(self, owner: int, name: str) -> Iterator[None]:
+        """Keep a checkpoint from being deleted by itself while it is read."""
+        self._readers[owner, name] += 1
+        try:
+            yield
+        finally:
+            self._readers[owner, name] -= 1
+            self._readers += Counter()  # forgets what nobody reads
+
+    async def delete(self, owner: int, name: str) -> None:
+        """Forget a checkpoint; raises as `open`."""
+
+        def work() -> None:
+            store = self._opened()
+            try:
+                store.delete(_OWNER.format(owner), name)
+            except StoreError as error:
+                raise _unknown(error, name) from error
+            with contextlib.suppress(StoreError):  # somebody stores or reads: next time
+                store.collect()
+
+        await asyncio.to_thread(work)
+        self._known.get(owner, {}).pop(name, None)
+
+    async def delete_unread(self, owner: int, name: str) -> None:
+        """Forget a checkpoint, if there is one and nobody reads it; raises StoreError."""
+        if not self._readers[owner, name]:
+            with contextlib.suppress(ControlError):  # somebody else was faster
+                await self.delete(owner, name)
+
+    def label(
+        self, owner: int, name: str, torch: str, device_kind: str, position: int, meta: Any
+    ) -> Label:
+        """Label of a checkpoint that is to be stored."""
+        user = _OWNER.format(owner)
+        return Label(user, name, KIND, torch, device_kind, position, meta)
+
+    def _opened(self) -> Store:
+        store: Store = self._store()
+        return store
+
+    def _load(self, owner: int, name: str) -> Manifest:
+        try:
+            return self._opened().load(_OWNER.format(owner), name)
+        except StoreError as error:
+            raise _unknown(error, name) from error
+
+    def _describe(self, manifest: Manifest) -> dict[str, Any]:
+        label = manifest.label
+        sizes = self._opened().sizes(label.owner, label.name)
+        about = label.meta  # ours: nobody else writes manifests of this owner
+        return {
+            "name": label.name,
+            "created": created_text(manifest.created),
+            "session": about["session"],
+            "notebook": about.get("notebook", ""),
+            "kernel_id": about["kernel_id"],
+            "automatic": about["automatic"],
+            "forms": about["forms"],
+            "torch": label.torch,
+            "device": about["device"],
+            "bytes": sizes.logical,
+            "stored": sizes.stored,
+            "exclusive": sizes.exclusive,
+            "saved": about["saved"],
+            "omitted": about["omitted"],
+            "only_process": about.get("only_process", []),
+            "files": len(about["files"]),
+        }
+
+
+def created_text(seconds: float) -> str:
+    """ISO 8601 of a moment, in seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _record(manifest: Manifest) -> Record:
+    about = manifest.label.meta
+    return Record(
+        manifest.label.name,
+        manifest.created,
+        about["automatic"],
+        about.get("run", ""),
+        about["kernel_id"],
+        about.get("notebook", ""),
+    )
+
+
+def _contents(files: Sequence[dict[str, Any]]) -> list[int]:
+    return [int(each["size"]) for each in files if each["kind"] == "file"]
+
+
+def _blobs(name: str, fd: int, counts: Sequence[int]) -> dict[str, bytes | Part]:
+    """Name stretches of a file, one behind the other."""
+    ends = list(itertools.accumulate(counts))
+    return {
+        f"{name}-{index}": Part(fd, end - count, count)
+        for index, (end, count) in enumerate(zip(ends, counts, strict=True))
+    }
+
+
+def _device_part(
+    snapshot: Snapshot | None, wanted: Sequence[int]
+) -> tuple[list[Extent], dict[int, bytes]]:
+    """Find the storages that the host state refers to: in extents, and the bytes of small ones."""
+    if snapshot is None or not wanted:
+        if wanted:
+            raise StoreError("The device has nothing of what the notebook refers to.", "damaged")
+        return [], {}
+    extents = {each.id: each for each in read_tables(snapshot.fd).extents}
+    storages = read_storages(snapshot.fd)
+    for number in wanted:
+        if number not in storages:
+            raise StoreError(f"The device no longer has storage {number}.", "damaged")
+        if storages[number].lost:
+            raise StoreError(
+                "A tensor has no value, as the operation that made it failed: delete it first.",
+                "damaged",
+            )
+    small = {number: storages[number].small for number in wanted if number not in extents}
+    return [extents[number] for number in wanted if number in extents], small
+
+
+def _all_extents(snapshot: Snapshot | None) -> list[Extent]:
+    return list(read_tables(snapshot.fd).extents) if snapshot is not None else []
+
+
+def _only(manifest: Manifest, storages: Sequence[int]) -> Manifest:
+    """A checkpoint with the extents of some storages only, in their order."""
+    numbers = manifest.label.meta.get("extents", storages)
+    places = {number: place for place, number in enumerate(numbers)}
+    kept = [places[number] for number in storages]
+    return replace(
+        manifest,
+        extents=tuple(manifest.extents[place] for place in kept),
+        extent_chunks=tuple(manifest.extent_chunks[place] for place in kept),
+    )
+
+
+def _unknown(error: StoreError, name: str) -> Exception:
+    if error.reason in ("unknown", "name"):
+        return ControlError(f"There is no checkpoint {quoted(name)}.", "unknown-checkpoint")
+    return error

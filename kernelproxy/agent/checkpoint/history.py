@@ -1,0 +1,129 @@
+"""What earlier kernels of a session's notebook have left, and how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.agent.checkpoint.catalog import Checkpoints, created_text
+from kernelproxy.agent.checkpoint.retention import Last, Record, Run, last, of_notebook
+from kernelproxy.common.errors import ControlError
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+#: A run that ended longer ago than so many others is forgotten: only a hint gets lost.
+_DEATHS_MAX = 1000
+
+
+class Runs:
+    """The runs of kernels that this daemon has seen.
+
+    Parameters
+    ----------
+    live : collection of str
+        Ids of those that go on.
+    """
+
+    def __init__(self, live: Collection[str]) -> None:
+        self.live = live
+        self._died: dict[str, None] = {}
+
+    @property
+    def died(self) -> Collection[str]:
+        """Those that ended though nobody wanted them to."""
+        return self._died.keys()
+
+    def ended(self, run: str, *, died: bool) -> None:
+        """Hear how one ended; what is heard later is better known."""
+        self._died.pop(run, None)
+        if died:
+            self._died[run] = None
+            while len(self._died) > _DEATHS_MAX:
+                del self._died[next(iter(self._died))]
+
+
+async def last_of_ended(
+    run: Run, owner: int, checkpoints: Checkpoints, runs: Runs
+) -> dict[str, Any]:
+    """Find what gives the notebook back of a run that has ended, also one of an earlier daemon's.
+
+    Returns
+    -------
+    dict
+        As `Checkpoints.all` lists it.
+
+    Raises
+    ------
+    ControlError
+        ``unknown-checkpoint``.
+    StoreError
+        If the store cannot be read.
+    """
+    mine = of_notebook(await checkpoints.records(owner), run, runs.live)
+    if not mine:
+        raise ControlError("There is no checkpoint of its notebook.", "unknown-checkpoint")
+    return await checkpoints.one(owner, mine[-1].name)
+
+
+class Past:
+    """The checkpoints of one session's notebook.
+
+    Parameters
+    ----------
+    session : Session
+    checkpoints : Checkpoints
+    runs : Runs
+    """
+
+    def __init__(self, session: Session, checkpoints: Checkpoints, runs: Runs) -> None:
+        self._session, self._checkpoints, self._runs = session, checkpoints, runs
+        self._run = Run(session.id, session.kernel_id, session.notebook)
+        #: See `records.last`.
+        self.fresh = True
+
+    def note_use(self) -> None:
+        """Something was restored, or saved by its user: what was before is settled."""
+        if self.fresh:
+            self.fresh = False
+            self._session.deposit()
+
+    async def mine(self) -> list[Record]:
+        """The notebook's checkpoints, the oldest first; raises StoreError."""
+        return self._choose(await self._checkpoints.records(self._session.owner))
+
+    async def last(self) -> dict[str, Any]:
+        """The checkpoint that gives the notebook back, as `Checkpoints.all` lists it.
+
+        Raises
+        ------
+        ControlError
+            ``unknown-checkpoint``.
+        """
+        found = self._last(await self.mine())
+        if found is None:
+            raise ControlError(
+                f"There is no checkpoint of {self._session.name}: %sing checkpoints lists those "
+                "of other notebooks.",
+                "unknown-checkpoint",
+            )
+        return await self._checkpoints.one(self._session.owner, found.record.name)
+
+    def describe(self) -> dict[str, Any] | None:
+        """See ``last_checkpoint`` in ``openapi.yaml``."""
+        found = self._last(self._choose(self._checkpoints.known(self._session.owner)))
+        if found is None:
+            return None
+        return {
+            "name": found.record.name,
+            "created": created_text(found.record.created),
+            "automatic": found.record.automatic,
+            "earlier": found.earlier,
+            "died": found.died,
+        }
+
+    def _choose(self, found: Collection[Record]) -> list[Record]:
+        return of_notebook(found, self._run, self._runs.live)
+
+    def _last(self, mine: Collection[Record]) -> Last | None:
+        return last(mine, self._run.id, self._runs.died, fresh=self.fresh)

@@ -1,0 +1,314 @@
+"""How the process of a checkpoint takes a kernel's place.
+
+The kernel asks for it. A session is made that is where that of the checkpoint was: its pages, its
+log (which was empty), and its state, which is on disk already and only gets a manifest of its own.
+The tender makes the process beside the kernel's, and it joins the new session. Only then is the
+kernel answered, and the tender lets the new process take its place as soon as it has answered the
+request that it executes; the kernel's session ends with its process. Until it is answered, whatever
+fails leaves the kernel and its session as they were. From then on it executes nothing: so the
+tender has promised before to go on even if we die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.agent.checkpoint.catalog import PAGES, Checkpoints
+from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.process.image_dirs import ImageDirectories
+from kernelproxy.agent.process.image_packing import holds_process, unpack
+from kernelproxy.agent.process.process_manager import GONE, NOT_SHARED, Tender
+from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.spill.spill_store import TABLES, ColdStates
+from kernelproxy.agent.state.device_state import DeviceState
+from kernelproxy.agent.status.progress import Note, both
+from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.agent.workers.zygotes import Zygotes
+from kernelproxy.common.errors import ControlError, ProcessError, SingError
+from kernelproxy.common.protocol import (
+    Done,
+    LetThrough,
+    OpenSession,
+    Promise,
+    Replace,
+    Revive,
+    Revived,
+)
+from kernelproxy.common.protocol.snapshot_tables import read_tables
+from kernelproxy.common.shared_memory import LAYOUT_VERSION, PAGE_BYTES, SessionMemory
+from kernelproxy.criu import images
+from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.manifest import Label, Manifest
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+log = logging.getLogger(__name__)
+
+#: The tender has limits of its own, which depend on the size of the process.
+REVIVE_SECONDS = 3600.0
+JOIN_SECONDS = 60.0
+ORDER_SECONDS = 30.0
+#: What the kernel may take to answer the request that asked for this; the tender has its own limit.
+REPLACE_SECONDS = 86_400.0
+
+#: What it may take to say how a restoration went that was asked for from outside.
+CARRIED_SECONDS = 30.0
+
+Add = Callable[[str, OpenSession, int, Room, DeviceState], "Session"]
+
+
+class TakeOvers:
+    """Lets processes of checkpoints take kernels' places.
+
+    Parameters
+    ----------
+    checkpoints : Checkpoints
+    cold : ColdStates
+    directories : ImageDirectories
+    zygotes : Zygotes
+    settings : Settings
+    add : callable
+        Makes a session: its id, request, owner, room and state.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        cold: ColdStates,
+        directories: ImageDirectories,
+        zygotes: Zygotes,
+        settings: Settings,
+        add: Add,
+    ) -> None:
+        self._checkpoints, self._cold, self._directories = checkpoints, cold, directories
+        self._zygotes, self._settings, self._add = zygotes, settings, add
+        self._replaced: set[str] = set()  # sessions whose kernels are being replaced
+        self._replacing: set[asyncio.Task[None]] = set()
+
+    async def obstacle(self, session: Session, name: str) -> str | None:
+        """Say why the process of a checkpoint cannot take a kernel's place.
+
+        Returns
+        -------
+        str or None
+            A sentence; "" if the checkpoint has no process; None if it can, as far as is known.
+
+        Raises
+        ------
+        ControlError, StoreError
+            If there is no such checkpoint, or it cannot be read.
+        """
+        _, manifest = await self._checkpoints.load(session.owner, name)
+        if not holds_process(manifest):
+            return ""
+        try:
+            await self._check(session, manifest)
+        except ControlError as error:
+            return error.message
+        return None
+
+    async def _check(self, session: Session, manifest: Manifest) -> None:
+        """Raise ControlError ``unavailable`` if it is known to be impossible."""
+        why = ""
+        label = manifest.label
+        kind = session.room.device.kind.name.lower()
+        if not holds_process(manifest):
+            why = f"Checkpoint {label.name!r} has the variables, but not the process."
+        elif session.shared:
+            why = NOT_SHARED
+        elif session.tender is None:
+            why = f"A process cannot be restored here: {GONE}."
+        elif session.id in self._replaced:
+            why = "A process is taking this kernel's place already."
+        elif label.meta["process"]["layout"] != LAYOUT_VERSION:
+            why = "Its process is of another version of jupyter_sing."
+        elif label.torch and label.device_kind != kind:
+            why = f"Its process used a {label.device_kind} device, and this kernel's is {kind}."
+        elif label.torch:
+            try:
+                await self._zygotes.get(label.meta["process"]["python"], label.torch)
+            except SingError as error:
+                why = str(error)
+        if why:
+            raise ControlError(why, "unavailable")
+
+    async def take_over(self, session: Session, name: str, note: Note) -> dict[str, Any]:
+        """Let the process of a checkpoint take the place of a session's kernel.
+
+        Parameters
+        ----------
+        session : Session
+        name : str
+        note : callable
+            Called with the bytes of its images that are there, and in total, in any thread.
+
+        Returns
+        -------
+        dict
+            What was restored, see `RestoreReply`, when it runs.
+
+        Raises
+        ------
+        ControlError, StoreError
+            If it does not: then the kernel and its session are as they were.
+        """
+        session.check_usable()
+        store, manifest = await self._checkpoints.load(session.owner, name)
+        await self._check(session, manifest)
+        tender = session.tender
+        if tender is None:
+            raise ControlError(f"A process cannot be restored here: {GONE}.", "unavailable")
+        self._replaced.add(session.id)
+        directory: Path | None = None
+        new: Session | None = None
+        revived: Revived | None = None
+        try:
+            directory = await asyncio.to_thread(self._directories.make, session.id)
+            with (
+                self._checkpoints.reading(session.owner, name),
+                session.checkpointing.underway.doing("restore", name) as far,
+            ):
+                await asyncio.to_thread(_unpack, store, manifest, directory, both(far, note))
+            new = await self._begin(session, store, manifest)
+            order = Revive(str(directory), new.id, beside=True)
+            revived = await tender.order(order, Revived, REVIVE_SECONDS)
+            new.kernel.take(revived.pid)
+            await new.kernel.wait_joined(JOIN_SECONDS)
+            session.check_usable()
+            await tender.order(Promise(), Done, ORDER_SECONDS)
+        except BaseException as error:
+            self._replaced.discard(session.id)
+            if revived is not None:
+                with contextlib.suppress(ControlError):  # then it does so by itself
+                    await tender.order(LetThrough(), Done, ORDER_SECONDS)
+            if new is not None:
+                new.close("Its process could not be restored.")
+            if directory is not None:
+                await asyncio.to_thread(self._directories.remove, directory)
+            if isinstance(error, OSError):
+                raise ControlError(f"Its process cannot be restored: {error}", "unavailable") from (
+                    error
+                )
+            raise
+        task = asyncio.create_task(self._replace(session, new, tender, directory, name))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+        saved = manifest.label.meta["saved"]
+        return {
+            "checkpoint": manifest.label.name,
+            "variables": len(saved),
+            "files": 0,
+            "aside": {},
+            "problems": [],
+        }
+
+    async def _replace(
+        self, session: Session, new: Session, tender: Tender, directory: Path, name: str
+    ) -> None:
+        """Let the new process have the kernel's clients, as soon as they are answered."""
+        session.tender, new.tender, tender.session = None, tender, new
+        session.kernel.end_is_wanted = True
+        try:
+            # Who asked for it from outside is told by the kernel, which executes no request then.
+            await session.checkpointing.settled("restore", name, CARRIED_SECONDS)
+            await tender.order(Replace(), Done, REPLACE_SECONDS)
+            log.info("Session %s has taken the place of %s", new.id, session.id)
+            session.close(f"Session {new.id} has taken its place.")
+        except ControlError as error:
+            log.warning("Session %s cannot take the place of %s: %s", new.id, session.id, error)
+            # The kernel has been told that it is over, and executes nothing any more.
+            new.close(f"It could not take the place of its kernel: {error}")
+            session.close(f"Its place was to be taken by session {new.id}: {error}")
+        finally:
+            self._replaced.discard(session.id)
+            await asyncio.to_thread(self._directories.remove, directory)
+
+    async def _begin(self, session: Session, store: Store, manifest: Manifest) -> Session:
+        """Make the session that the process joins."""
+        name, label = secrets.token_hex(6), manifest.label
+        about, room = label.meta["process"], session.room
+        state = DeviceState(
+            name, room.device, self._settings, SessionMemory(int(about["log_bytes"]))
+        )
+        try:
+            copy = self._cold.label(
+                name,
+                session.name,
+                session.owner,
+                session.user,
+                label.torch,
+                label.device_kind,
+                label.position,
+            )
+            begun = await asyncio.to_thread(_copy, store, manifest, copy)
+            state.begin_cold(*begun, int(about["epoch"]))
+        except BaseException:
+            await state.close()
+            raise
+        request = replace(session.request, python=about["python"], key=secrets.token_hex(8))
+        new = self._add(name, request, session.owner, room, state)
+        new.kernel.awaits_another = True
+        new.kernel.cells_before = int(about["cells_before"])
+        new.kernel.torch_version = label.torch or None
+        new.checkpointing.goes_on_from(manifest)
+        new.automatic.goes_on_from(session.automatic)
+        new.wanted.goes_on_from(session.wanted)
+        new.past.fresh = False
+        new.begin_suspended("Restored from a checkpoint. Resumes when you run a cell.")
+        return new
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
+
+
+def _unpack(store: Store, manifest: Manifest, directory: Path, note: Note) -> None:
+    unpack(store, manifest, directory, note)
+    try:
+        images.check(directory)
+    except ProcessError as error:
+        raise ControlError(f"{str(error).rstrip('.')}.", "unavailable") from error
+
+
+def _copy(
+    store: Store, manifest: Manifest, label: Label
+) -> tuple[list[bytes], Snapshot | None, Manifest | None]:
+    """Copy what a session begins with: pages, tables, and a manifest of its own.
+
+    Nothing is copied but that manifest: it names chunks that are there.
+    """
+    raw = store.blob(manifest, PAGES)
+    pages = [raw[at : at + PAGE_BYTES] for at in range(0, 3 * PAGE_BYTES, PAGE_BYTES)]
+    if TABLES not in manifest.blobs:
+        return pages, None, None
+    fd = os.memfd_create("sing-snapshot", os.MFD_CLOEXEC)
+    try:
+        store.write_blobs(manifest, [TABLES], fd)
+        tables = read_tables(fd)
+        nothing = os.memfd_create("sing-nothing", os.MFD_CLOEXEC)
+        try:
+            stored = store.put(
+                label,
+                nothing,
+                tables.extents,
+                blobs={TABLES: os.pread(fd, os.fstat(fd).st_size, 0)},
+                previous=manifest,
+            )
+        finally:
+            os.close(nothing)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        raise
+    return pages, Snapshot(fd, tables.position, tables.state_bytes), stored

@@ -1,0 +1,181 @@
+"""Checkpoints that are open: what is read of one is shared by all who open it.
+
+Note [In use]: who opened a checkpoint has descriptors of its files, may map them and pass them on,
+so the end of a connection does not say that nobody uses them. The system does: a lease for writing
+is given only for a file that nobody else has open or mapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kernelproxy.agent.status.progress import Note
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import CheckpointOpened
+from kernelproxy.storage.manifest import Manifest
+
+#: Seconds between two looks whether anybody still uses what is open.
+LOOK_SECONDS = 1.0
+#: So many checkpoints a user may have open beside one for each of their sessions, which may go on
+#: using what it restored.
+SPARE = 4
+
+Read = Callable[[Note], tuple[CheckpointOpened, list[int]]]
+
+
+@dataclass(eq=False)
+class Opening:
+    """One checkpoint that is read, or is open.
+
+    Parameters
+    ----------
+    owner : int
+    manifest : Manifest
+    process : bool
+        Whether it is open for its process.
+    """
+
+    owner: int
+    manifest: Manifest
+    process: bool
+    reading: asyncio.Task[tuple[CheckpointOpened, list[int]]] = field(init=False)
+    #: Who waits for it, and hears how far it is.
+    waiting: list[Note] = field(default_factory=list)
+
+    def note(self, done: int, total: int) -> None:
+        """Tell all who wait."""
+        for each in tuple(self.waiting):
+            each(done, total)
+
+    def in_use(self) -> bool:
+        """Whether anybody waits for it or has it."""
+        if self.waiting or not self.reading.done():
+            return True
+        return any(_in_use(fd) for fd in self.reading.result()[1])
+
+
+class Openings:
+    """What is open of all users' checkpoints."""
+
+    def __init__(self) -> None:
+        self._open: list[Opening] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def open(
+        self,
+        owner: int,
+        manifest: Manifest,
+        read: Read,
+        note: Note,
+        *,
+        process: bool,
+        sessions: int,
+    ) -> tuple[CheckpointOpened, list[int]]:
+        """Read a checkpoint, unless it is open already.
+
+        Parameters
+        ----------
+        owner : int
+        manifest : Manifest
+        read : callable
+            Reads it, in a thread; returns the answer and descriptors to be read only.
+        note : callable
+            Called with the bytes read and in total, in any thread.
+        process : bool
+            As in `Opening`.
+        sessions : int
+            How many sessions its owner has.
+
+        Returns
+        -------
+        tuple
+            The answer, and descriptors of the caller's own.
+
+        Raises
+        ------
+        ControlError
+            ``too-many``, if its owner has too many others open.
+        Exception
+            What `read` raises.
+        """
+        found = self._find(owner, manifest, process) or self._begin(
+            Opening(owner, manifest, process), read, sessions
+        )
+        found.waiting.append(note)
+        try:
+            reply, fds = await asyncio.shield(found.reading)
+            return reply, _reopened(fds)
+        finally:
+            found.waiting.remove(note)
+
+    def _find(self, owner: int, manifest: Manifest, process: bool) -> Opening | None:
+        for each in self._open:
+            if (each.owner, each.process, each.manifest) == (owner, process, manifest):
+                return each
+        return None
+
+    def _begin(self, opening: Opening, read: Read, sessions: int) -> Opening:
+        self._release()
+        most = SPARE + sessions
+        if sum(each.owner == opening.owner for each in self._open) >= most:
+            raise ControlError(
+                f"You have {most} checkpoints open already: end a program that uses one of them.",
+                "too-many",
+            )
+        opening.reading = asyncio.create_task(asyncio.to_thread(read, opening.note))
+        opening.reading.add_done_callback(lambda task: self._ended(opening, task))
+        self._open.append(opening)
+        self._look_later()
+        return opening
+
+    def _ended(self, opening: Opening, task: asyncio.Task[object]) -> None:
+        """What could not be read is not open; who waits is told why."""
+        if task.cancelled() or task.exception() is not None:
+            self._open.remove(opening)
+
+    def _release(self) -> None:
+        """Close what nobody uses."""
+        for each in tuple(self._open):
+            if not each.in_use():
+                self._open.remove(each)
+                for fd in each.reading.result()[1]:
+                    os.close(fd)
+
+    def _look_later(self) -> None:
+        if self._timer is None and self._open:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._release()
+        self._look_later()
+
+
+def _reopened(fds: Sequence[int]) -> list[int]:
+    """The same files, with positions of their own."""
+    found: list[int] = []
+    try:
+        for fd in fds:
+            found.append(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        for fd in found:
+            os.close(fd)
+        raise
+    return found
+
+
+def _in_use(fd: int) -> bool:
+    """Whether anybody but us has a file open or mapped: Note [In use]."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        # Another error: its file system has no leases, as NFS. The files in memory, which are
+        # handed out with it, have.
+        return error.errno == errno.EAGAIN
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False

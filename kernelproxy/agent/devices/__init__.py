@@ -1,0 +1,1 @@
+"""Devices: memory grants and the sessions that share them."""

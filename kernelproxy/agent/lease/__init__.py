@@ -1,0 +1,1 @@
+"""Leases: when a session may use its device."""

@@ -1,0 +1,298 @@
+"""The lease of one session: asked for when there is something to execute, and given back after.
+
+Note [Leases]: a worker executes with an open gate and a lease. The gate is closed and opened under
+the session's lock, for what is done with its state. The lease comes and goes whenever the arbiter
+likes, also while somebody has the lock: a snapshot of the state takes longer than a turn may wait.
+
+While a session has no lease its client is told that there is nobody who executes (`Presence`), and
+so rings for the agent when it appends something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kernelproxy.agent.lease.step_monitor import Watch
+from kernelproxy.common.scheduler_api import Arbiter
+from kernelproxy.common.shared_memory import Presence
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+log = logging.getLogger(__name__)
+
+#: A cell that computes elsewhere gives the device to who waits for it after so many seconds.
+REST_SECONDS = 0.1
+
+
+class Turn:
+    """When a session may execute.
+
+    Parameters
+    ----------
+    session : Session
+    arbiter : Arbiter
+    """
+
+    def __init__(self, session: Session, arbiter: Arbiter) -> None:
+        self._session, self._arbiter = session, arbiter
+        #: Why it waits, for people; "" until the arbiter has said so.
+        self.reason = ""
+        self._token: int | None = None
+        self._promised: tuple[int, str] | None = None  # the token that it has on another device
+        self._asked = self._started = self._closed = False
+        self._taking: asyncio.Task[None] | None = None
+        self._resting: int | None = None  # the token that is being given back unasked
+        self._leaving = False  # it gives its lease back, as it has nothing to execute
+        self._timer: asyncio.TimerHandle | None = None
+        self.watch = Watch(session, arbiter)
+        self._bringing: tuple[float, int] | None = None  # since when, and how many bytes
+
+    @property
+    def held(self) -> bool:
+        """Whether it may execute."""
+        return self._token is not None and self._taking is None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is something to execute, as far as the arbiter knows."""
+        return self._asked
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it has asked in vain so far."""
+        return self._asked and not self.held and not self._leaving
+
+    def ask(self) -> None:
+        """Want to execute; it may be granted within this call. Asking twice is no error."""
+        if self._asked or self._closed:
+            return
+        self._asked, self.reason = True, ""
+        self._arbiter.wants(self._session.id)
+        if not self.held:
+            for each in self._session.room.tenants.values():
+                each.look()  # whether they still need theirs
+
+    def bring(self, *, away: bool) -> None:
+        """It is granted a device; note what bringing it there takes, if it is away.
+
+        A session that was never saved has nothing that could be brought.
+        """
+        size = self.watch.memory
+        here = not away or not self._session.device_state.position
+        self._bringing = None if here else (time.monotonic(), size)
+
+    def promise(self, token: int, device: str) -> None:
+        """It is granted a device to which it is moved first; then comes `grant`."""
+        if not self._closed:
+            self._promised = (token, device)
+
+    def is_promised(self, token: int) -> bool:
+        """Whether it still may have the lease for which it is moved."""
+        return self._promised is not None and self._promised[0] == token
+
+    def withdraw(self, token: int) -> None:
+        """It may have that no more; whoever moves it finds that out, and answers the arbiter."""
+        if self.is_promised(token):
+            self._promised = None
+
+    def grant(self, token: int) -> None:
+        """It may execute from the next look on."""
+        if self._closed:
+            return
+        self._asked, self._token, self._promised, self._started = True, token, None, False
+        self._session.device_state.lease = (token, True)
+        self._session.look()
+
+    def cannot(self, why: str) -> None:
+        """Give back a lease of which nothing can be made now: there is no room for its memory. It
+        goes on waiting.
+        """
+        token = self._token
+        if token is not None and self._taking is None:
+            self._token = None
+            self._session.device_state.lease = (token, False)
+            self._arbiter.refused(self._session.id, token, why)
+            self._arbiter.evicted(self._session.id, self._session.room.device.id)
+
+    def stand_back(self) -> None:
+        """Want to execute no more, though there is something to execute; `ask` asks anew.
+
+        There is no worker. A lease that is being taken, or promised elsewhere, ends by itself.
+        """
+        if self._arbiter.keeps or self._closed or not self._asked:
+            return
+        if self._taking is not None or self._promised is not None or self._resting is not None:
+            return
+        self._token, self._asked = None, False
+        self._session.device_state.lease = (self._session.device_state.lease[0], False)
+        self._arbiter.done(self._session.id)
+
+    def preempt(self, token: int, within: float = 0.0) -> None:
+        """It may execute no more; a token that is not the present one changes nothing.
+
+        For `within` seconds it may go on, to where its memory is least.
+        """
+        if token == self._resting:
+            self._resting = None  # now somebody waits for that
+        elif token == self._token and self._taking is None:
+            self._taking = asyncio.create_task(self._take(token, within))
+        self.withdraw(token)
+
+    async def start(self) -> None:
+        """Let its worker, if there is one, make use of a lease that is new."""
+        state, worker, token = self._session.device_state, self._session.device_state.worker, None
+        if self.held and not self._started and worker is not None:
+            token = self._token
+        if token is None or worker is None:
+            return
+        self._started = True
+        state.announce(Presence.PRESENT)  # from now on nobody needs to ring
+        with contextlib.suppress(OSError):  # it is dying, which is noticed elsewhere
+            await worker.set_lease(token, given=True)
+        self.watch.begin()
+        if self._bringing is not None:
+            begun, size = self._bringing
+            seconds, self._bringing = time.monotonic() - begun, None
+            self._arbiter.switched(self._session.room.device.id, size, seconds)
+        self._arbiter.started(self._session.id, token)
+
+    async def _take(self, token: int, within: float) -> None:
+        """Have its worker stop, and tell the arbiter."""
+        try:
+            await self._stop(token, lambda: True, within)
+        except Exception as error:  # nobody knows whether it executes
+            log.exception("Session %s: its turn could not be ended", self._session.id)
+            self._taking = None
+            self._session.fail(f"Something is wrong with jupyter_sing itself: {error}")
+            return
+        self._token = self._taking = None
+        self._rate()
+        self._arbiter.released(self._session.id, token)
+        self._session.look()
+
+    async def _stop(self, token: int, wanted: Callable[[], bool], within: float = 0.0) -> None:
+        state = self._session.device_state
+        state.lease = (token, False)
+        if state.worker is not None:
+            await state.worker.take_lease(token, wanted, within)
+        if not self._session.closing and state.memory.agent.presence == Presence.PRESENT:
+            state.announce(Presence.ABSENT)  # what was appended before is seen by the next look
+
+    def _rate(self) -> None:
+        """Tell the arbiter what it has used; it executes no more."""
+        self.watch.measure()
+        self.watch.end()
+
+    async def rest(self) -> None:
+        """Give the lease back if there is nothing to execute; its lock is held."""
+        session, token = self._session, self._token
+        if not self._asked or self._arbiter.keeps or self._taking is not None or self._closed:
+            return
+        if self._promised is not None:
+            return  # it looks again when it is there, or is refused
+        if session.wants_worker() or not self._over():
+            if self.held and self._arbiter.contended(session.id):
+                self._look_later()
+            return
+        if token is not None:
+            self._token, self._leaving = None, True
+            self._resting = token
+            try:
+                await self._stop(token, lambda: self._resting is None or session.others_wait())
+            finally:
+                self._resting, self._leaving = None, False
+        if self._closed:
+            return
+        self._asked = False
+        self._rate()
+        self._arbiter.done(session.id)
+        session.look()  # something may have been appended before the client was told
+
+    def _over(self) -> bool:
+        """Whether it does nothing with the device, and will not for a while."""
+        session = self._session
+        if session.device_state.worker is None or session.device_state.idle:
+            return True
+        return self._arbiter.contended(session.id) and session.idleness.dry() >= REST_SECONDS
+
+    def _look_later(self) -> None:
+        """Nobody tells when the log was executed, or for how long nothing was."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(REST_SECONDS / 2, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._session.look()
+
+    def pause(self, *, over: bool = False) -> None:
+        """Called when its worker stands still to be replaced by one on another device, which is to
+        execute nothing with this lease; with `over`, when it belongs there.
+        """
+        if not self._arbiter.keeps:
+            state = self._session.device_state
+            state.lease = (state.lease[0], False)
+            if over:
+                self._end_taking()
+                self._token = None
+                if self._promised and self._promised[1] != self._session.room.device.id:
+                    self._promised = None  # somebody else has moved it
+
+    async def go_on(self) -> None:
+        """Called when it was not replaced after all."""
+        state = self._session.device_state
+        if self.held:
+            state.lease = (state.lease[0], True)
+            if state.worker is not None:
+                with contextlib.suppress(OSError):  # it is dying, which is noticed elsewhere
+                    await state.worker.set_lease(*state.lease)
+
+    def lost(self, why: str) -> None:
+        """Its worker died: whatever lease it had is over, and it wants another one.
+
+        `why`: a sentence, if that was our doing.
+        """
+        if self._closed:
+            return
+        self._end_taking()
+        self.watch.end()
+        self._token, self._promised, self._asked, self.reason = None, None, True, ""
+        self._session.device_state.lease = (self._session.device_state.lease[0], False)
+        self._arbiter.lost(self._session.id, why)
+
+    def suspended(self) -> None:
+        """It is off its device: a lease that it has is over, and it asks anew when it needs one.
+
+        Who waits for a lease goes on waiting.
+        """
+        if self._token is None or self._arbiter.keeps or self._closed:
+            return
+        self._end_taking()
+        self._session.device_state.lease = (self._token, False)
+        self._token, self._asked = None, False
+        self._rate()
+        self._arbiter.done(self._session.id)
+
+    def _end_taking(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
+    def close(self) -> None:
+        """It will execute nothing any more; doing it twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
+        self._end_taking()
+        self.watch.end()
+        if self._timer is not None:
+            self._timer.cancel()
+        state = self._session.device_state
+        self._token, self._promised, state.lease = None, None, (state.lease[0], False)
+        self._arbiter.closed(self._session.id)

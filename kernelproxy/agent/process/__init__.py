@@ -1,0 +1,1 @@
+"""Kernels as processes: process managers, images, hibernation."""

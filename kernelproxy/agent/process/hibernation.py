@@ -1,0 +1,464 @@
+"""Sessions that nobody has used for long: their device goes cold, and their process to disk.
+
+| stage      | the kernel's process is                                      | what follows      |
+|------------|--------------------------------------------------------------|-------------------|
+| (none)     | there                                                        |                   |
+| `dumping`  | there, or gone when its images are complete: the tender acts | `asleep`, or none |
+| `asleep`   | images alone; the session lives as long as the tender does   | `reviving`        |
+| `reviving` | images, and perhaps a process already                        | none, or the end  |
+
+Every stage is deposited before anybody could act on it. Where the agent or the connection to the
+tender was lost in the middle, what has become of the order shows when the tender has come back,
+since it carries out one at a time: see `consider`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.agent.process.image_dirs import COMPLETE, ImageDirectories
+from kernelproxy.agent.process.process_dump import dump
+from kernelproxy.agent.process.process_manager import GONE, Tender
+from kernelproxy.agent.session.states import State
+from kernelproxy.agent.status import session_status
+from kernelproxy.agent.workers.process_watch import ProcessWatch, memory_bytes
+from kernelproxy.common.errors import ControlError, InternalError, SingError
+from kernelproxy.common.protocol import Done, Hold, LetThrough, Revive, Revived
+from kernelproxy.common.readable import bytes_text
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+log = logging.getLogger(__name__)
+
+#: What the kernel may take for the requests that it has been given already.
+HOLD_SECONDS = 2.0
+ORDER_SECONDS = 30.0
+#: The tender has limits of its own, which depend on the size of the process.
+REVIVE_SECONDS = 3600.0
+REVIVE_ATTEMPTS = 2
+JOIN_SECONDS = 30.0
+#: Until what could not hibernate is tried again.
+RETRY_SECONDS = 60.0
+REASON = "Hibernated on disk. Resumes when you open the notebook or run a cell."
+
+
+class Stage(StrEnum):
+    """Where between there and on disk a process is."""
+
+    DUMPING = "dumping"
+    ASLEEP = "asleep"
+    REVIVING = "reviving"
+
+
+class Hibernation:
+    """Puts one session to sleep, and wakes it.
+
+    Parameters
+    ----------
+    session : Session
+    timeout : float
+        Seconds without use; 0 or less: never.
+    directories : ImageDirectories
+    """
+
+    def __init__(self, session: Session, timeout: float, directories: ImageDirectories) -> None:
+        self.timeout = timeout
+        self.stage: Stage | None = None
+        #: Of the images, from `dumping` on.
+        self.directory: Path | None = None
+        self._session, self._directories = session, directories
+        self._not_before = 0.0
+        self._cells = 0  # that had ended when it was decided to put it to sleep
+        self._going = False  # on its way to sleep
+        self._knocked = False
+        self._ordering = False  # an order about the process is under way, from here
+        #: Why its process cannot go to disk, though nothing else is in the way; may be empty.
+        self.problem = ""
+        self._tender_watch: ProcessWatch | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._chores: set[asyncio.Task[None]] = set()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether there is no process, or might be none."""
+        return self.stage in (Stage.ASLEEP, Stage.REVIVING)
+
+    # ---------------------------------------------------------------- when
+
+    def seconds_left(self) -> float:
+        """Seconds until it is to hibernate, as it looks now."""
+        session = self._session
+        if self.timeout <= 0 or self.stage is not None or self._going:
+            return float("inf")
+        if session.wanted.pinned:
+            return float("inf")
+        if session.closing or session.checkpointing.asked or session.automatic.making:
+            return float("inf")
+        if session.state not in (State.IDLE, State.RUNNING, State.SUSPENDED):
+            return float("inf")
+        if not self._has_process() and not self._has_device():
+            return float("inf")
+        return max(self._seconds_till_due(), self._not_before - time.monotonic())
+
+    def _seconds_till_due(self) -> float:
+        session, now = self._session, time.monotonic()
+        active = session.idleness.active if session.device_state.idle else now
+        return active + self.timeout - now
+
+    def _has_process(self) -> bool:
+        return self._session.tender is not None and self._session.kernel.joined
+
+    def _has_device(self) -> bool:
+        """Whether the device's part could go to disk."""
+        state = self._session.device_state
+        can = state.snapshot is not None or state.worker is not None
+        return can and not state.disk.alone and self._session.host.cold.usable
+
+    def set_timer(self) -> None:
+        """Look again when it is to hibernate, as it looks now."""
+        self._cancel_timer()
+        left = self.seconds_left()
+        if left != float("inf"):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(left, 0.01), self._session.look)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ---------------------------------------------------------------- going to sleep
+
+    def begin(self) -> None:
+        """Begin to put it to sleep, if it is time for that."""
+        if self.seconds_left() <= 0:
+            self._going = True
+            self._knocked = False
+            self._cells = self._session.kernel.cells_ended
+            self._spawn(self._hibernate())
+
+    async def _hibernate(self) -> None:
+        """Put it to sleep, if it lets us."""
+        session, failed = self._session, True
+        try:
+            if self._has_process():
+                failed = await self._with_process()
+            else:
+                async with session.exclusive():
+                    failed = session.device_state.idle and await self._chill()
+        finally:
+            seconds = RETRY_SECONDS if failed else min(self.timeout, RETRY_SECONDS)
+            self._not_before = time.monotonic() + seconds
+            self._going = False
+            session.look()
+
+    async def _with_process(self) -> bool:
+        """Put it to sleep with its process; return whether that has failed, as it may again."""
+        session, tender = self._session, self._session.tender
+        if tender is None:
+            return True
+        try:
+            room = await asyncio.to_thread(session.host.cold.left, session.user)
+            need = self._check_room(room, shared=False)
+        except SingError as error:
+            self._cannot(error)
+            return True
+        try:
+            # Without the lock: what the kernel still does may need its device.
+            await tender.order(Hold(HOLD_SECONDS), Done, HOLD_SECONDS + ORDER_SECONDS)
+        except ControlError as error:
+            log.info("Session %s does not hibernate: %s", session.id, error)
+            return error.reason != "busy"
+        async with session.exclusive():
+            if self._is_used:  # its last request has begun a cell
+                self._spawn(self._let_through())
+                return False
+            try:
+                session.check_usable()
+                await self._sleep(tender, need, room)
+            except (SingError, OSError) as error:
+                self._cannot(error)
+                if self.stage is None:
+                    self._spawn(self._let_through())
+                    return getattr(error, "reason", "") != "busy"
+            if self.stage is Stage.ASLEEP and not self._knocked:
+                await self._chill()
+                session.reason = REASON
+                session.chronicle.happened(session, "swapped_out", REASON)
+                session.deposit()
+        return False  # it slept, though it may have been woken since
+
+    def _cannot(self, error: Exception) -> None:
+        """Note why it does not hibernate, once."""
+        lacks_room = getattr(error, "reason", "") == "quota"
+        if not lacks_room or not self.problem:
+            log.warning("Session %s could not hibernate: %s", self._session.id, error)
+        self.problem = str(error) if lacks_room else ""
+
+    def _check_room(self, room: int, *, shared: bool) -> int:
+        """Return what the images may need on disk, which is to be within `room` (bytes).
+
+        How well they pack nobody knows before; once the process has ended it is too late.
+        """
+        need = memory_bytes(self._session.kernel.pid or 0, shared=shared)
+        if need > room:
+            raise ControlError(
+                f"Its process may take {bytes_text(need)} on disk, and the quota has "
+                f"{bytes_text(room)} left: delete checkpoints, or raise the quota.",
+                "quota",
+            )
+        return need
+
+    async def _sleep(self, tender: Tender, need: int, room: int) -> None:
+        """Save its process; `need` and `room` on disk in bytes."""
+        session, kernel = self._session, self._session.kernel
+        if self._knocked or not await session.suspend_if_idle("Hibernates"):
+            raise ControlError("It has begun to work.", "busy")
+
+        def check() -> None:
+            self._check_unused()
+            self._check_room(room, shared=True)  # ours is not in it any more
+
+        self.directory = await asyncio.to_thread(self._directories.make, session.id, need)
+        self.stage, kernel.may_end, self._ordering = Stage.DUMPING, True, True
+        session.deposit()
+        try:
+            await dump(session, self.directory, leave_running=False, check=check)
+        except ControlError:
+            self._ordering = False
+            if session.tender is tender:
+                self._wake_up()
+                self._spawn(kernel.come_back())
+            else:
+                self.consider()  # what was done shows when it comes back
+            raise
+        finally:
+            self._ordering = False
+        self._fall_asleep(tender)
+
+    @property
+    def _is_used(self) -> bool:
+        """Whether it was used, or is wanted, since it was decided to put it to sleep.
+
+        A cell that has ended since counts however long ago that was: what it did was not saved.
+        """
+        session = self._session
+        has_run = session.kernel.cells_ended > self._cells
+        return self._seconds_till_due() > 0 or has_run or session.checkpointing.asked
+
+    def _check_unused(self) -> None:
+        """Called when the kernel has left, and has said all that it had to say before."""
+        if self._is_used:
+            raise ControlError("It has run a cell meanwhile.", "busy")
+        if not (self._session.device_state.drained and self._session.device_state.saved):
+            raise ControlError("Something used the device meanwhile.", "busy")
+
+    def _fall_asleep(self, tender: Tender) -> None:
+        """Its process is in the images, and gone."""
+        session = self._session
+        session.kernel.put_away()
+        self._watch_tender(ProcessWatch(tender.pid, self._tender_ended))
+        self.stage, self.problem = Stage.ASLEEP, ""
+        session.reason = REASON
+        session.deposit()
+        log.info("Session %s hibernates", session.id)
+        if self._knocked:
+            self._spawn(self._knock_again())
+
+    async def _chill(self) -> bool:
+        """Let its device's part go to disk, unless it is wanted; return whether that failed."""
+        session = self._session
+        try:
+            if session.device_state.worker is None or await session.suspend_if_idle(
+                "Not used for long"
+            ):
+                await session.chilling.chill_held()
+        except SingError as error:
+            log.warning("Session %s could not go to disk: %s", session.id, error)
+            return True
+        return False
+
+    # ---------------------------------------------------------------- waking up
+
+    def knock(self) -> None:
+        """A request waits for the kernel."""
+        self._knocked = True
+        if self.stage is None:
+            if not self._going:
+                self._spawn(self._let_through())
+        elif self.stage is Stage.ASLEEP:
+            self._spawn(self._knock_again())
+
+    async def _knock_again(self) -> None:
+        try:
+            await self.wake()
+        except SingError as error:
+            log.warning("Session %s could not be woken: %s", self._session.id, error)
+
+    async def wake(self) -> None:
+        """Bring its process back, if it hibernates; returns when it has joined.
+
+        Raises
+        ------
+        ControlError
+            If that is impossible now, or for good: then the session has failed.
+        """
+        if self.stage is None:
+            return
+        self._knocked = True  # whoever has the lock may stop at the next good moment
+        async with self._session.exclusive():
+            self._session.check_usable()
+            if self.stage is Stage.ASLEEP:
+                await self._revive()
+            if self.stage is not None:
+                raise ControlError(
+                    "The notebook is hibernating or waking up: try again in a few seconds.", "busy"
+                )
+        await self._session.kernel.wait_joined(JOIN_SECONDS)
+
+    async def _revive(self) -> None:
+        session, tender, directory = self._session, self._session.tender, self.directory
+        if tender is None or directory is None:
+            raise ControlError(f"It hibernates, and {GONE}.", "unavailable")
+        session.kernel.awaits_another, self._ordering = True, True
+        self.stage = Stage.REVIVING
+        session.deposit()
+        order = Revive(str(directory), session.id, beside=False)
+        try:
+            for attempt in range(1, REVIVE_ATTEMPTS + 1):
+                try:
+                    revived = await tender.order(order, Revived, REVIVE_SECONDS)
+                    break
+                except ControlError as error:
+                    if session.tender is not tender:
+                        raise  # what was done shows when it comes back
+                    log.warning("Session %s: attempt %d to wake: %s", session.id, attempt, error)
+                    if attempt == REVIVE_ATTEMPTS:
+                        why = f"It hibernated, and its kernel cannot come back: {error}"
+                        session.fail(why)
+                        tender.close()
+                        raise ControlError(why, error.reason) from error
+        finally:
+            self._ordering = False
+        session.kernel.take(revived.pid)
+        self._wake_up()
+        await self._let_through()
+
+    def _wake_up(self) -> None:
+        """Its process is there."""
+        session, directory = self._session, self.directory
+        self._watch_tender(None)
+        self.stage = self.directory = None
+        self._knocked = False
+        session.kernel.may_end = False
+        session.idleness.note_use()
+        if session.reason == REASON:
+            session.reason = f"Back from hibernation. {session_status.way_back(session)}"
+        session.deposit()
+        if directory is not None:
+            self._spawn(asyncio.to_thread(self._directories.remove, directory))
+        session.look()
+
+    async def _let_through(self) -> None:
+        tender = self._session.tender
+        if tender is not None:
+            try:
+                await tender.order(LetThrough(), Done, ORDER_SECONDS)
+            except ControlError as error:  # it asks us again when it has come back
+                log.warning("Session %s: %s", self._session.id, error)
+
+    # ---------------------------------------------------------------- what happens meanwhile
+
+    def tended(self, tender: Tender) -> None:
+        """A tender has come, and has no order: none of its predecessor's is under way any more."""
+        if self.stage is not None:
+            self._watch_tender(ProcessWatch(tender.pid, self._tender_ended))
+            self._session.deposit()
+        elif not self._ordering:
+            if not self._session.busy:
+                self._session.kernel.wake()
+            self._spawn(self._let_through())
+        self.consider()
+        self._session.look()
+
+    def consider(self) -> None:
+        """See what has become of an order whose answer did not come."""
+        session, kernel, tender = self._session, self._session.kernel, self._session.tender
+        if self._ordering or session.closing or tender is None:
+            return
+        if self.stage is Stage.DUMPING:
+            if kernel.joined:
+                self._wake_up()
+                self._spawn(self._let_through())
+            elif not kernel.ended:
+                kernel.wake()
+            elif self.directory is not None and (self.directory / COMPLETE).exists():
+                self._fall_asleep(tender)
+            else:
+                session.close("Its kernel ended.")
+        elif self.stage is Stage.REVIVING:
+            if kernel.joined:
+                self._wake_up()
+                self._spawn(self._let_through())
+            else:
+                self.stage = Stage.ASLEEP
+                session.deposit()
+                self._spawn(self._knock_again())
+        elif self.stage is Stage.ASLEEP and self._knocked:
+            self._spawn(self._knock_again())
+
+    def _tender_ended(self) -> None:
+        if self.asleep:
+            self._session.close("The server that ran its kernel has ended.")
+
+    def _watch_tender(self, watch: ProcessWatch | None) -> None:
+        before, self._tender_watch = self._tender_watch, watch
+        if before is not None:
+            before.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._chores.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, InternalError):
+            log.error("Session %s", self._session.id, exc_info=error)
+
+    # ---------------------------------------------------------------- outliving the agent, its end
+
+    def record(self) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+        """What `adopt` needs: a record in JSON, and named descriptors, which stay ours."""
+        watch = self._tender_watch
+        pidfd = watch.pidfd if watch is not None else None
+        directory = str(self.directory) if self.directory is not None else None
+        record = {"stage": self.stage, "directory": directory}
+        return record, [] if pidfd is None else [("tender", pidfd)]
+
+    def adopt(self, record: dict[str, Any], pidfd: int | None) -> None:
+        """Go on where the agent was that died; `pidfd` is of the tender's process, and owned."""
+        self.stage = Stage(record["stage"]) if record["stage"] else None
+        self.directory = Path(record["directory"]) if record["directory"] else None
+        if pidfd is not None:
+            self._watch_tender(ProcessWatch(0, self._tender_ended, pidfd))
+        elif self.asleep:
+            self._tender_ended()
+
+    async def close(self) -> None:
+        """Give up what is under way, and the images."""
+        self._cancel_timer()
+        self._watch_tender(None)
+        for task in self._chores:
+            task.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        if self.directory is not None:
+            await asyncio.to_thread(self._directories.remove, self.directory)

@@ -1,0 +1,121 @@
+"""Directories of process images: one for each process that is being saved, or that hibernates.
+
+They lie beside the states on disk, readable for their owner alone, since they hold all that a
+process had in memory. Those that take the place of a process count against the same quota; those of
+a checkpoint do not, as they are gone when it is stored. A daemon's are in a directory of its own,
+which says whose it is: what a daemon left that died for good is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.common.untrusted import parse_json
+
+#: What CRIU writes last: the images are complete when it is there.
+COMPLETE = "inventory.img"
+_OWNER = "owner.json"
+_ASLEEP = "asleep-"
+
+
+class ImageDirectories:
+    """Makes and removes them; all methods block.
+
+    Parameters
+    ----------
+    root : Path
+        Of all daemons' images; made at first need.
+    mark : Mark
+        Of this daemon.
+    """
+
+    def __init__(self, root: Path, mark: Mark) -> None:
+        self._root, self._mark = root, mark
+        self._ours = root / mark.key
+        self._expected: dict[Path, int] = {}
+        self._made: set[Path] = set()  # by this process: none of them is left by a dead one
+
+    def make(self, session: str, expected: int | None = None) -> Path:
+        """Make an empty directory.
+
+        Parameters
+        ----------
+        session : str
+            Its id.
+        expected : int, optional
+            Of a process that is to end: the bytes that its images may take.
+
+        Raises
+        ------
+        OSError
+            If it cannot be made.
+        """
+        self._ours.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = self._ours / _OWNER
+        if not owner.exists():
+            temporary = owner.with_suffix(f".{secrets.token_hex(4)}")
+            temporary.write_text(json.dumps(self._mark.record))
+            temporary.rename(owner)
+        name = f"{session}-{secrets.token_hex(4)}"
+        found = self._ours / (name if expected is None else f"{_ASLEEP}{name}")
+        if expected is not None:
+            self._expected[found] = expected
+        self._made.add(found)  # before `tidy`, in another thread, can see it
+        found.mkdir(mode=0o700)
+        return found
+
+    def usage(self) -> int:
+        """Bytes of the images that take the place of processes, of all daemons here; of those that
+        are not complete, what is expected if that is more.
+        """
+        return sum(
+            self._bytes(each)
+            for daemon in _listed(self._root)
+            for each in _listed(daemon)
+            if each.name.startswith(_ASLEEP)
+        )
+
+    def _bytes(self, directory: Path) -> int:
+        files = {}
+        for file in _listed(directory):
+            with contextlib.suppress(OSError):  # it is being removed
+                files[file.name] = file.stat().st_blocks * 512
+        expected = 0 if COMPLETE in files else self._expected.get(directory, 0)
+        return max(expected, sum(files.values()))
+
+    def remove(self, directory: Path) -> None:
+        """Remove one; if it is gone, or cannot be removed now, the next daemon sees to it."""
+        self._expected.pop(directory, None)
+        if directory.parent == self._ours:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._made.discard(directory)
+
+    def tidy(self, kept: Iterable[Path]) -> None:
+        """Remove what daemons left that are gone, and of ours all but `kept`."""
+        keep = set(kept)
+        for daemon in _listed(self._root):
+            if daemon == self._ours:
+                for each in _listed(daemon):
+                    if each not in keep and each not in self._made and each.name != _OWNER:
+                        shutil.rmtree(each, ignore_errors=True)
+            elif self._is_orphan(daemon):
+                shutil.rmtree(daemon, ignore_errors=True)
+
+    def _is_orphan(self, daemon: Path) -> bool:
+        """Whether the daemon of a directory is gone for good, as far as can be told from here."""
+        try:
+            return self._mark.is_orphan(parse_json((daemon / _OWNER).read_text()))
+        except (OSError, ValueError):
+            return False  # without one it is being made
+
+
+def _listed(directory: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(directory.iterdir())
+    return []

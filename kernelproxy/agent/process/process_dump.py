@@ -1,0 +1,57 @@
+"""How the process of a session's kernel is saved: it leaves, is dumped, and joins again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernelproxy.agent.process.process_manager import GONE
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import Dump, Dumped
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+LEAVE_SECONDS = 30.0
+#: The tender has limits of its own, which depend on the size of the process.
+DUMP_SECONDS = 3600.0
+
+
+async def dump(
+    session: Session, directory: Path, *, leave_running: bool, check: Callable[[], object]
+) -> float:
+    """Save the process of a kernel, which goes on or is gone then.
+
+    Parameters
+    ----------
+    session : Session
+        Its kernel is between two of its requests; its lock is held.
+    directory : Path
+        Empty.
+    leave_running : bool
+    check : callable
+        Called when the kernel has left: nothing of the session changes then. What it raises ends
+        this.
+
+    Returns
+    -------
+    float
+        Seconds for which the process stood still.
+
+    Raises
+    ------
+    ControlError
+        If it could not be saved: then it goes on. Unless the tender was lost: then nobody knows.
+    """
+    tender, kernel = session.tender, session.kernel
+    if tender is None:
+        raise ControlError(f"its process cannot be saved while {GONE}", "unavailable")
+    wake_fd = await kernel.leave(LEAVE_SECONDS)
+    try:
+        check()
+    except BaseException:
+        kernel.wake()
+        raise
+    order = Dump(str(directory), wake_fd, leave_running)
+    return (await tender.order(order, Dumped, DUMP_SECONDS)).seconds

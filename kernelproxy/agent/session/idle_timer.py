@@ -1,0 +1,101 @@
+"""How long a session has not been used, and when that is to be looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.state.device_state import DeviceState
+from kernelproxy.common.protocol import OpenSession
+from kernelproxy.common.scheduler_api import Allowance
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.preferences import Wanted
+
+
+def waits(request: OpenSession, settings: Settings, allowance: Allowance) -> tuple[float, float]:
+    """Say how long a session may be unused.
+
+    What was asked for can be shorter than what is allowed; it can be longer, or never, only where
+    nothing is said about that.
+
+    Returns
+    -------
+    tuple of float
+        Seconds until it is suspended, and until it hibernates; 0 or less: never.
+    """
+    asked = request.idle_timeout
+    suspend = settings.idle_timeout if asked is None else asked
+    hibernate = request.hibernate_timeout
+    if (allowed := allowance.suspend_after) is not None:
+        suspend = min(allowed, asked if asked is not None and asked > 0 else math.inf)
+    if (allowed := allowance.hibernate_after) is not None:
+        hibernate = min(allowed, hibernate if hibernate > 0 else math.inf)
+    return (0.0 if suspend == math.inf else suspend, 0.0 if hibernate == math.inf else hibernate)
+
+
+class Idleness:
+    """Calls `look` when a session may have been idle for long enough.
+
+    Parameters
+    ----------
+    state : DeviceState
+    timeout : float
+        Seconds without use after which it is to be suspended; 0 or less: never.
+    wanted : Wanted
+        Whether it is pinned, and so never to be suspended for that.
+    look : callable
+    """
+
+    def __init__(
+        self, state: DeviceState, timeout: float, wanted: Wanted, look: Callable[[], object]
+    ) -> None:
+        self.timeout = timeout
+        self._state, self._wanted, self._look = state, wanted, look
+        self._used = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def active(self) -> float:
+        """Moment of the last use, in seconds of the monotonic clock."""
+        return min(time.monotonic(), max(self._used, self._state.active_ns / 1e9))
+
+    def note_use(self) -> None:
+        """Count this moment as one of use."""
+        self._used = time.monotonic()
+
+    def rested(self) -> float:
+        """Seconds for which it has had nothing to do; 0 if it has."""
+        return max(time.monotonic() - self.active, 1e-9) if self._state.idle else 0.0
+
+    def dry(self) -> float:
+        """Seconds for which there has been nothing to execute; 0 if there is."""
+        if not self._state.drained:
+            return 0.0
+        return time.monotonic() - self._state.memory.worker.active_ns / 1e9
+
+    def seconds_left(self) -> float:
+        """Seconds after which it is to be suspended, as it looks now."""
+        if self._state.worker is None or self.timeout <= 0 or self._wanted.pinned:
+            return float("inf")
+        if not self._state.idle:
+            return self.timeout
+        return self.active + self.timeout - time.monotonic()
+
+    def set_timer(self) -> None:
+        """Look again when, as it looks now, it is to be suspended."""
+        self.cancel()
+        left = self.seconds_left()
+        if left != float("inf"):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(left, 0.001), self._look)
+
+    def cancel(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,392 @@
+"""The kernel of a session, as the agent knows it: a process and its connection.
+
+Note [Leaving a session]: before a kernel's process is saved it *leaves*, since a process with
+descriptors of ours cannot be saved: it gives up the session's memory and its connection, and waits
+for a line at its *wake* pipe. Then it joins again; it may be another process by then.
+
+Note [Counting cells]: a kernel that listens says how many cells have ended, all of them each time.
+One that has attached counts those in its client page that have ended since. Both counts go with the
+process: whoever joins again, also another session, goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.agent.workers.process_watch import ProcessWatch
+from kernelproxy.agent.workers.zygotes import Zygotes
+from kernelproxy.common.errors import ControlError, ProtocolError, WorkerError
+from kernelproxy.common.ipc.channel import Channel, expect
+from kernelproxy.common.protocol import (
+    Attached,
+    Bell,
+    CellAsked,
+    CellsEnded,
+    Done,
+    Error,
+    Leave,
+    Left,
+    Message,
+)
+from kernelproxy.common.shared_memory import close_all
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+log = logging.getLogger(__name__)
+
+#: What the tender may take to wake a kernel whose process it has saved.
+WAKE_SECONDS = 10.0
+_VERSION_MAX = 100
+KERNEL_ENDED = "Its kernel ended."
+#: A number of a descriptor, and the device and inode of the pipe.
+_Pipe = tuple[int, int, int]
+
+
+class Attachment:
+    """Closes the session when its kernel ends, and lets it look when the kernel rings.
+
+    Parameters
+    ----------
+    session : Session
+    zygotes : Zygotes
+    """
+
+    def __init__(self, session: Session, zygotes: Zygotes) -> None:
+        self.pid: int | None = None
+        self.torch_version: str | None = None
+        #: Whether its process may end without the session's end: it is being saved.
+        self.may_end = False
+        #: Whether it did.
+        self.ended = False
+        #: How often it has left.
+        self.absences = 0
+        #: Whether another process may join in its place.
+        self.awaits_another = False
+        #: Whether another one has taken its place: then its end is no death.
+        self.end_is_wanted = False
+        #: Cells that had ended before it attached.
+        self.cells_before = 0
+        self._session, self._zygotes = session, zygotes
+        self._attached = False
+        self._channel: Channel | None = None
+        self._joined = asyncio.Event()
+        self._leaving: asyncio.Future[int] | None = None
+        self._wake: _Pipe | None = None  # of a kernel that has left and was not woken from here
+        self._watch: ProcessWatch | None = None
+
+    # ---------------------------------------------------------------- its process
+
+    def watch_opener(self, pid: int) -> None:
+        """Close the session if the process that opened it ends before a kernel has attached."""
+        self._watch_process(pid)
+
+    def _watch_process(self, pid: int, pidfd: int | None = None) -> None:
+        self.unwatch()
+        self._watch = ProcessWatch(pid, self._on_end, pidfd)
+
+    def _on_end(self) -> None:
+        if self.may_end:
+            self.ended = True
+            self._session.hibernation.consider()
+        elif self.pid is None:
+            self._session.close("Its kernel never started.")
+        else:
+            self._session.close(KERNEL_ENDED, died=True)
+
+    def unwatch(self) -> None:
+        """Let the process end unnoticed; doing it twice is no error."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def take(self, pid: int) -> None:
+        """Know a process as the kernel from now on, and watch it."""
+        if pid != self.pid or self.ended or self.may_end:
+            self.may_end = self.ended = False
+            self.pid = pid
+            self._watch_process(pid)  # its socket may live on in children that it forked
+        self.awaits_another = False
+
+    def put_away(self) -> None:
+        """There is no process any more, and the session goes on."""
+        self.unwatch()
+        self.may_end = self.ended = False
+        self.pid = self._wake = None
+
+    # ---------------------------------------------------------------- joining
+
+    @property
+    def joined(self) -> bool:
+        """Whether it is connected."""
+        return self._joined.is_set()
+
+    async def wait_joined(self, seconds: float) -> None:
+        """Wait until it is connected.
+
+        Raises
+        ------
+        ControlError
+            If it does not come.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self._joined.wait()
+        except TimeoutError:
+            raise ControlError("Its kernel does not join its session again.", "timeout") from None
+
+    async def serve(self, channel: Channel, torch_version: str) -> None:
+        """Attach a kernel and hear its bells until it is gone; then the session is closed.
+
+        A kernel whose daemon died attaches again, and so does one that had left.
+
+        Raises
+        ------
+        ControlError
+            If the session has another kernel already, or no worker could run for this one.
+        """
+        session, (pid, _) = self._session, channel.peer()
+        self._check_may_join(pid, self._attached)
+        self._attached = True
+        try:
+            await self._attach(pid, torch_version)
+            self._join(channel)
+            fds = session.device_state.memory.kernel_fds()
+            try:
+                await channel.send(Attached(session.id), fds)
+            finally:
+                close_all(fds)
+            session.look()
+            why = await self._hear(channel)
+        finally:
+            self._attached = False
+        if why:
+            session.close(why, died=why == KERNEL_ENDED)
+
+    async def listen(self, channel: Channel) -> None:
+        """Serve a kernel that has no device yet, until it attaches, or ends: as `serve`.
+
+        Raises
+        ------
+        ControlError
+            If the session has another kernel already.
+        """
+        session, (pid, _) = self._session, channel.peer()
+        self._check_may_join(pid, self._attached)
+        if pid != self.pid:
+            self.take(pid)
+            session.deposit()
+        self._join(channel)
+        await channel.send(Done())
+        session.automatic.tend()
+        why = await self._hear(channel)
+        if why and self._channel is channel:  # it has not attached
+            session.close(why, died=why == KERNEL_ENDED)
+
+    def _check_may_join(self, pid: int, taken: bool) -> None:
+        known = self.pid in (None, pid) or self.awaits_another
+        if taken or self._session.closing or not known:
+            raise ControlError(
+                f"Session {self._session.id} belongs to another process already.",
+                "already-attached",
+            )
+
+    async def _attach(self, pid: int, torch_version: str) -> None:
+        """Take a process for the kernel; raises as `serve`."""
+        session = self._session
+        if len(torch_version) > _VERSION_MAX:
+            raise ControlError("That is no version of torch.", "bad-request")
+        if self.torch_version is None:
+            try:
+                # Better said now, while the kernel can still run without us, than at its first
+                # cell.
+                await self._zygotes.get(session.python, torch_version)
+            except WorkerError as error:
+                raise ControlError(str(error), "unavailable") from error
+            if session.closing:
+                raise ControlError(f"Session {session.id} was closed.", "ended")
+            self.torch_version = torch_version
+        if pid != self.pid or self.may_end:
+            self.take(pid)
+        session.deposit()
+
+    def _join(self, channel: Channel) -> None:
+        self._channel, self._wake = channel, None
+        self.may_end = self.awaits_another = False
+        self._joined.set()
+        self._session.hibernation.consider()
+        self._session.look()
+
+    async def _hear(self, channel: Channel) -> str:
+        """Hear it until its connection ends; return why it did, or "" if the kernel has left."""
+        try:
+            while True:
+                message = expect(await channel.receive())
+                if isinstance(message, Bell):
+                    self._session.look()
+                elif isinstance(message, CellAsked):
+                    self._session.let_go_on()
+                elif isinstance(message, CellsEnded):
+                    self._count_cells(message.count)
+                elif isinstance(message, Left) and not self._session.shared:
+                    self._left(message.wake_fd)
+                    return ""
+                elif isinstance(message, Error):
+                    self._stayed(ControlError(message.message, message.reason))
+                else:
+                    return "Its kernel sent something else than bells and counts."
+        except ConnectionError:
+            return KERNEL_ENDED
+        except (OSError, ProtocolError) as error:
+            return f"Its kernel's connection broke: {error}"
+
+    def _count_cells(self, count: int) -> None:
+        if count > self.cells_before:  # else it has only joined again
+            self._session.idleness.note_use()
+        self.cells_before = count
+        if self._attached:  # it does not say so again
+            self._session.deposit()
+        self._session.automatic.tend()
+
+    # ---------------------------------------------------------------- leaving
+
+    async def leave(self, seconds: float) -> int:
+        """Have it give up memory and connection; return the number of its wake pipe.
+
+        Raises
+        ------
+        ControlError
+            If it does not: then it is joined still, or joins again by itself.
+        """
+        self._leaving = asyncio.get_running_loop().create_future()
+        try:
+            await self.send(Leave())
+            async with asyncio.timeout(seconds):
+                return await self._leaving
+        except TimeoutError:
+            raise ControlError("The kernel does not let go of its device.", "timeout") from None
+        finally:
+            self._leaving = None
+
+    def _left(self, wake_fd: int) -> None:
+        self._channel = None
+        self._joined.clear()
+        self.absences += 1
+        with contextlib.suppress(OSError):  # it has ended
+            self._wake = _pipe_of(self.pid, wake_fd)
+        self._session.deposit()  # should we die, whoever comes next must be able to wake it
+        if self._leaving is not None and not self._leaving.done():
+            self._leaving.set_result(wake_fd)
+        else:
+            self.wake()  # it took so long that nobody wants it any more
+
+    def _stayed(self, error: ControlError) -> None:
+        if self._leaving is not None and not self._leaving.done():
+            self._leaving.set_exception(error)
+
+    def wake(self) -> None:
+        """Let a kernel join again that has left, if nobody else has woken it."""
+        wake, self._wake = self._wake, None
+        if wake is None:
+            return
+        line = json.dumps({"restored": False, "session": self._session.id}).encode() + b"\n"
+        try:
+            # Only the pipe that was there when it left: its number may be another file's by now.
+            if _pipe_of(self.pid, wake[0]) != wake:
+                return
+            fd = os.open(f"/proc/{self.pid}/fd/{wake[0]}", os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(fd, line)
+            finally:
+                os.close(fd)
+        except OSError as error:  # it has ended, which its watch tells, or has closed the pipe
+            log.info("Session %s: its kernel cannot be woken: %s", self._session.id, error)
+
+    async def come_back(self) -> None:
+        """See that a kernel joins again whose process was to be saved: its tender wakes it."""
+        try:
+            await self.wait_joined(WAKE_SECONDS)
+        except ControlError:
+            log.warning("Session %s: its kernel was not woken", self._session.id)
+            self.wake()
+
+    # ---------------------------------------------------------------- talking to it
+
+    @property
+    def hears(self) -> bool:
+        """Whether it can be told something now."""
+        return self._channel is not None
+
+    @property
+    def cells_ended(self) -> int:
+        """How many cells it has run, as far as it could say so; see Note [Counting cells]."""
+        return self.cells_before + self._session.device_state.memory.client.cells_ended
+
+    def check_is(self, pid: int) -> None:
+        """Raise ControlError if a process is not the kernel; before it attached, any may be."""
+        if self.pid not in (None, pid):
+            raise ControlError("Only the kernel itself can do that.", "not-allowed")
+
+    async def send(self, message: Message) -> None:
+        """Tell the kernel something.
+
+        Raises
+        ------
+        ControlError
+            If it is not connected.
+        """
+        try:
+            if self._channel is None:
+                raise ConnectionError("it is not connected")
+            await self._channel.send(message)
+        except OSError as error:
+            raise ControlError(f"Its kernel cannot be reached: {error}.", "unavailable") from error
+
+    # ---------------------------------------------------------------- outliving the agent
+
+    def record(self) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+        """What `adopt` needs: a record in JSON, and named descriptors, which stay ours."""
+        pidfd = self._watch.pidfd if self._watch is not None else None
+        record = {
+            "pid": self.pid,
+            "torch_version": self.torch_version,
+            "wake": self._wake,
+            "may_end": self.may_end,
+            "awaits_another": self.awaits_another,
+            "cells_before": self.cells_before,
+        }
+        return record, [] if pidfd is None else [("watched", pidfd)]
+
+    def adopt(self, record: dict[str, Any], pidfd: int | None, *, asleep: bool) -> None:
+        """Go on where the agent was that died; the kernel will attach again.
+
+        Parameters
+        ----------
+        record : dict
+        pidfd : int or None
+            Owned from now on.
+        asleep : bool
+            Whether there is no process.
+        """
+        self.pid, self.torch_version = record["pid"], record["torch_version"]
+        self._wake = tuple(record["wake"]) if record["wake"] else None
+        self.may_end = record["may_end"]
+        self.awaits_another = record["awaits_another"]
+        self.cells_before = record["cells_before"]
+        if pidfd is not None:
+            self._watch_process(self.pid or 0, pidfd)
+        elif self.may_end:
+            self.ended = True
+        elif not asleep and self.pid != 0:
+            # It ended when the agent did; one of another namespace has no number.
+            self._session.close(KERNEL_ENDED, died=True)
+
+
+def _pipe_of(pid: int | None, fd: int) -> _Pipe:
+    """What a descriptor of a process is; raises OSError if there is none."""
+    found = os.stat(f"/proc/{pid}/fd/{fd}")
+    return fd, found.st_dev, found.st_ino

@@ -1,0 +1,160 @@
+"""What its user wants of a session besides its work: that it is pinned, and how it is served.
+
+Note [Pinning]: the memory of a pinned session stays on its device. It is not suspended for being
+idle, nobody's wish for room takes its memory away, nobody but its owner moves it, and it does not
+hibernate. It takes turns like all others. Its owner may suspend it all the same: then it gives up
+its memory like any other, and is pinned again where it comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.agent.status import session_status
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.scheduler_api import TIERS
+from kernelproxy.common.untrusted import parse_json
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_MAX = 1000
+
+
+class Wanted:
+    """The wishes for one session, and for the next one of its kernel when that is restarted.
+
+    Parameters
+    ----------
+    session : Session
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.pinned = False
+        #: What it is to be served as; None: nobody has said.
+        self.tier: str | None = None
+        self._session = session
+
+    def pin(self, pinned: bool) -> dict[str, Any]:
+        """Keep its memory on its device, or no more; returns the session as it is then.
+
+        Raises
+        ------
+        ControlError
+            If it has ended, or its user may not have that.
+        """
+        self._session.check_usable()
+        return self._change(pinned, self.tier)
+
+    def prefer(self, level: str) -> dict[str, Any]:
+        """Let it be served as one of a level; raises as `pin`."""
+        self._session.check_usable()
+        if level not in TIERS:
+            known = ", ".join(TIERS)
+            raise ControlError(f"There is no priority {level!r}, only {known}.", "bad-request")
+        return self._change(self.pinned, level)
+
+    def _change(self, pinned: bool, tier: str | None) -> dict[str, Any]:
+        session, before = self._session, (self.pinned, self.tier)
+        if (pinned, tier) != before:
+            self.pinned, self.tier = pinned, tier
+            try:
+                session.arbiter.changed(session.terms())
+            except ControlError:
+                self.pinned, self.tier = before
+                raise
+            session.deposit()
+            for room in session.room.rooms:  # its own timers go by it, and why others wait
+                for each in room.tenants.values():
+                    each.look()
+        return session_status.describe_session(session)
+
+    @property
+    def anything(self) -> bool:
+        """Whether anything was said."""
+        return self.pinned or self.tier is not None
+
+    def record(self) -> dict[str, Any]:
+        """What `adopt` needs, in JSON."""
+        return {"pinned": self.pinned, "tier": self.tier}
+
+    def adopt(self, record: dict[str, Any]) -> None:
+        """Go on where the agent was that died."""
+        self._take(record["pinned"], record["tier"])
+
+    def goes_on_from(self, before: Wanted) -> None:
+        """Begin as that of a kernel whose place a process takes."""
+        self._take(before.pinned, before.tier)
+
+    def _take(self, pinned: bool, tier: str | None) -> None:
+        """Want what was wanted before, as far as it is allowed now."""
+        for wish in ((pinned, tier), (pinned, None)):
+            with contextlib.suppress(ControlError):
+                self._change(*wish)
+                return
+
+
+class Remembered:
+    """What was wanted of sessions that have closed: a kernel keeps its id when it is restarted, and
+    has another session then, maybe of another daemon.
+
+    Parameters
+    ----------
+    path : Path
+        Its file, which nobody else can write. What cannot be written or read is lost, and the log
+        says so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records = self._read()
+
+    def keep(self, owner: int, kernel_id: str, record: dict[str, Any]) -> None:
+        """Remember it for a user's kernel; the oldest are forgotten."""
+        self._records.pop(_key(owner, kernel_id), None)
+        self._records[_key(owner, kernel_id)] = record
+        while len(self._records) > REMEMBERED_MAX:
+            del self._records[next(iter(self._records))]
+        self._write()
+
+    def take(self, owner: int, kernel_id: str) -> dict[str, Any] | None:
+        """Return it, for the kernel's next session, and forget it."""
+        record = self._records.pop(_key(owner, kernel_id), None)
+        if record is not None:
+            self._write()
+        return record
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            found = parse_json(self._path.read_bytes())
+            return {
+                str(key): {"pinned": bool(each["pinned"]), "tier": each["tier"]}
+                for key, each in found.items()
+                if each["tier"] is None or each["tier"] in TIERS
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            log.warning("Pins and priorities of closed sessions are forgotten: %s", error)
+            return {}
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(".partial")
+        try:
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(fd, "w") as file:
+                json.dump(self._records, file)
+            partial.rename(self._path)
+        except OSError as error:
+            log.warning("Pins and priorities of closed sessions may be forgotten: %s", error)
+
+
+def _key(owner: int, kernel_id: str) -> str:
+    return f"{owner} {kernel_id}"

@@ -1,0 +1,1 @@
+"""Spilled state: device state in host memory and on disk."""

@@ -1,0 +1,178 @@
+"""The host memory that logs and states take, and who goes to disk when it is short."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Protocol
+
+from kernelproxy.agent.spill.spill_policy import Parked, choose_cold, seconds_to_next
+from kernelproxy.agent.spill.spill_store import ColdStates
+from kernelproxy.common.errors import ControlError, SingError, StoreError
+from kernelproxy.common.readable import bytes_text
+
+log = logging.getLogger(__name__)
+
+#: Seconds after which a state that could not go to disk is tried again.
+RETRY_SECONDS = 60.0
+LOOK_SECONDS_MIN = 1.0
+
+
+class Guest(Protocol):
+    """What is needed of a session."""
+
+    id: str
+
+    @property
+    def user(self) -> str:
+        """Whose disk quota its state counts against."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that it takes."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether somebody has its lock, so that nobody knows whether it could go to disk."""
+
+    def as_parked(self) -> Parked | None:
+        """How it could go to disk; None if it cannot now."""
+
+    async def chill(self) -> bool:
+        """Take its state to disk, unless it is wanted meanwhile; return whether it is there.
+
+        If not, its lock is not free, or it is not parked any more.
+        """
+
+
+class HostMemory:
+    """Holds sessions to one budget of host memory.
+
+    Parameters
+    ----------
+    budget : int
+        Bytes.
+    cold_after : float
+        Seconds without use after which a suspended state goes to disk; 0 or less: never for that.
+    cold : ColdStates
+        Where they go.
+    guests : callable
+        All sessions.
+    """
+
+    def __init__(
+        self,
+        budget: int,
+        cold_after: float,
+        cold: ColdStates,
+        guests: Callable[[], Iterable[Guest]],
+    ) -> None:
+        self.cold = cold
+        self._budget, self._cold_after, self._guests = budget, cold_after, guests
+        self._timer: asyncio.TimerHandle | None = None
+        self._balancing: asyncio.Task[None] | None = None
+        self._again = False
+        self._refused: dict[str, float] = {}  # until when they are not asked again
+        self._undecided: set[str] = set()  # to be asked when their locks are free
+        self._admitted: dict[str, int] = {}  # bytes that who is being suspended may take in all
+
+    def has(self, count: int) -> bool:
+        """Whether so many more bytes may be used."""
+        return self._taken() + count <= self._budget
+
+    def _taken(self) -> int:
+        admitted = self._admitted
+        return sum(max(each.host_bytes, admitted.get(each.id, 0)) for each in self._guests())
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, guest: Guest, count: int) -> AsyncIterator[None]:
+        """Let a session take so many more bytes, because it is suspended.
+
+        What exceeds the budget must fit the disk, where it goes next.
+
+        Raises
+        ------
+        ControlError
+            ``quota``, if there is no room in host memory, nor on disk.
+        """
+        self._admitted[guest.id] = guest.host_bytes + count
+        try:
+            excess = self._taken() - self._budget
+            if count > 0 and excess > 0 and (full := await self._disk_lacks(guest, excess)):
+                raise ControlError(
+                    f"Host memory for suspended sessions is full ({bytes_text(self._budget)}), and "
+                    f"{full} Close notebooks, delete checkpoints, or raise "
+                    "JUPYTER_SING_HOST_MEMORY or JUPYTER_SING_DISK_QUOTA.",
+                    "quota",
+                )
+            yield
+        finally:
+            del self._admitted[guest.id]
+
+    async def _disk_lacks(self, guest: Guest, count: int) -> str:
+        """Say why the disk cannot take so many bytes; "" if it can."""
+        if not self.cold.usable:
+            return "nothing may go to disk."
+        try:
+            left = await asyncio.to_thread(self.cold.left, guest.user)
+        except (StoreError, OSError) as error:
+            return f"the disk cannot be used: {str(error).rstrip('.')}."
+        if count <= left:
+            return ""
+        return f"so is the disk quota ({bytes_text(left)} left, {bytes_text(count)} needed)."
+
+    def changed(self) -> None:
+        """A session was suspended, or takes more: look whether somebody should go to disk."""
+        if not self.cold.usable:
+            return
+        self._again = True
+        if self._balancing is None or self._balancing.done():
+            self._balancing = asyncio.create_task(self._balance())
+
+    async def _balance(self) -> None:
+        while self._again:
+            self._again = False
+            if self._timer is not None:
+                self._timer.cancel()
+            now, guests = time.monotonic(), {each.id: each for each in self._guests()}
+            self._undecided = {each.id for each in guests.values() if each.undecided}
+            found = [p for each in guests.values() if (p := each.as_parked())]
+            parked = [each for each in found if self._refused.get(each.session, 0.0) <= now]
+            excess = sum(each.host_bytes for each in guests.values()) - self._budget
+            for name in choose_cold(parked, excess, now, self._cold_after):
+                await self._chill(guests[name])
+            left = [seconds_to_next(parked, time.monotonic(), self._cold_after)]
+            left += [self._refused[p.session] - now for p in found if p.session in self._refused]
+            if min(left) != float("inf"):
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(max(min(left), LOOK_SECONDS_MIN), self.changed)
+
+    async def _chill(self, guest: Guest) -> None:
+        self._refused.pop(guest.id, None)
+        try:
+            if not await guest.chill():
+                self._undecided.add(guest.id)
+        except SingError as error:
+            log.warning("Session %s could not go to disk: %s", guest.id, error)
+            self._refused[guest.id] = time.monotonic() + RETRY_SECONDS
+
+    def decided(self, guest: Guest) -> None:
+        """A session's lock is free: look whether it should go to disk, if it could not be asked."""
+        if guest.id in self._undecided:
+            self.changed()
+
+    def forget(self, guest: Guest) -> None:
+        """A session has ended."""
+        self._refused.pop(guest.id, None)
+        self._undecided.discard(guest.id)
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._balancing is not None:
+            self._balancing.cancel()
+            await asyncio.wait({self._balancing})

@@ -1,0 +1,302 @@
+"""States of sessions on disk: the chunk store as the agent uses it, beside its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from kernelproxy.agent.daemon_id import Mark
+from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.common.errors import StoreError
+from kernelproxy.common.protocol.snapshot_tables import read_tables
+from kernelproxy.common.shared_memory import PAGE_BYTES, SEALS, Page, Word
+from kernelproxy.storage.chunk_store import Store
+from kernelproxy.storage.manifest import Label, Manifest
+from kernelproxy.storage.quota import Limits
+from kernelproxy.storage.threads import Cancel
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+TABLES = "tables"
+KIND = "session"
+
+
+class Arrivals(Page):
+    """Tells a worker which extents of its snapshot are in the arena (`native/worker/readiness.h`).
+
+    Owns its memfd until `close`.
+
+    Parameters
+    ----------
+    count : int
+        Number of extents.
+    """
+
+    bell = Word(0, 4)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._wanted = PAGE_BYTES + -(-count // PAGE_BYTES) * PAGE_BYTES
+        size = 2 * self._wanted - PAGE_BYTES
+        self.fd = os.memfd_create("sing-arrivals", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, max(size, PAGE_BYTES))
+        # Touching what the worker had cut off would be a SIGBUS.
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
+        super().__init__(self.fd, writable=True, extra_bytes=max(size, PAGE_BYTES) - PAGE_BYTES)
+
+    def arrived(self, index: int) -> None:
+        """Say that an extent is in the arena."""
+        self.memory[PAGE_BYTES + index] = 1
+        self._ring()
+
+    def failed(self) -> None:
+        """Say that what is missing will not come."""
+        for index in range(self._count):
+            if self.memory[PAGE_BYTES + index] == 0:
+                self.memory[PAGE_BYTES + index] = 2
+        self._ring()
+
+    def wanted(self) -> int | None:
+        """An extent that the worker waits for."""
+        wanted = bytes(self.memory[self._wanted : self._wanted + self._count])
+        there = bytes(self.memory[PAGE_BYTES : PAGE_BYTES + self._count])
+        found = wanted.find(1)
+        while found >= 0 and there[found]:
+            found = wanted.find(1, found + 1)
+        return found if found >= 0 else None
+
+    def _ring(self) -> None:
+        self.bell = (self.bell + 1) & 0xFFFFFFFF
+        self.wake(Arrivals.bell)
+
+    def close(self) -> None:
+        """Unmap it and give up the descriptor."""
+        super().close()
+        os.close(self.fd)
+
+
+class Job(Generic[T]):
+    """Work with the store, in a thread beside the loop.
+
+    Parameters
+    ----------
+    work : callable
+        Is given what ends it early.
+    """
+
+    def __init__(self, work: Callable[[Cancel], T]) -> None:
+        self._cancel = Cancel()
+        self.task = asyncio.create_task(asyncio.to_thread(work, self._cancel))
+
+    async def end(self) -> None:
+        """End it, if it goes on, and wait until it has ended."""
+        self._cancel.set()
+        await asyncio.wait({self.task})
+
+
+class Fetch:
+    """A state on its way from disk into its arena, while the worker runs already.
+
+    Parameters
+    ----------
+    store : Store
+    manifest : Manifest
+    arena_fd : int
+        Stays the caller's, who keeps it until `close` has returned.
+    on_end : callable
+        Called in the loop when it is complete or has failed; `error` says why.
+    """
+
+    def __init__(
+        self, store: Store, manifest: Manifest, arena_fd: int, on_end: Callable[[], object]
+    ) -> None:
+        self.error: StoreError | None = None
+        self.arrivals = Arrivals(len(manifest.extents))
+        self._store, self._manifest, self._arena_fd = store, manifest, arena_fd
+        self._on_end = on_end
+        self._job = Job(self._get)
+        self._job.task.add_done_callback(self._done)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is in the arena."""
+        return self._job.task.done() and self.error is None
+
+    def _get(self, cancel: Cancel) -> None:
+        os.ftruncate(
+            self._arena_fd,
+            max((each.offset + each.count for each in self._manifest.extents), default=0),
+        )
+        self._store.get(
+            self._manifest,
+            self._arena_fd,
+            on_extent=self.arrivals.arrived,
+            next_wanted=self.arrivals.wanted,
+            cancel=cancel,
+        )
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        error = task.exception()
+        if error is not None:
+            if not isinstance(error, StoreError):
+                error = StoreError(str(error), "failed")
+            self.error = error
+            log.warning("A state could not be read from disk: %s", self.error)
+            self.arrivals.failed()
+        self._on_end()
+
+    async def wait(self) -> None:
+        """Wait until it is complete or has failed."""
+        await asyncio.wait({self._job.task})
+
+    async def close(self) -> None:
+        """End it, if it goes on, and free what it has."""
+        await self._job.end()
+        self.arrivals.close()
+
+
+class ColdStates:
+    """Where states go that host memory has no room for.
+
+    Parameters
+    ----------
+    directory : Path
+        Of the store; made at first need.
+    quota : int
+        Bytes; 0 or less: nothing goes there.
+    mark : Mark
+        Of this daemon.
+    beside : callable, optional
+        Bytes of what is not in the store and counts against the quota, too. May block.
+    """
+
+    def __init__(
+        self, directory: Path, quota: int, mark: Mark, beside: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._directory, self._quota, self._mark = directory, quota, mark
+        self._beside = beside
+        self._store: Store | None = None
+        self._of_users: dict[str, int] = {}
+        self._made: set[str] = set()  # ids of sessions whose states are from here
+        self._collecting: asyncio.Task[None] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether states may go to disk at all."""
+        return self._quota > 0
+
+    @property
+    def there(self) -> bool:
+        """Whether anything may have gone there."""
+        return self._store is not None or self._directory.exists()
+
+    def store(self) -> Store:
+        """The store; raises StoreError if its directory cannot be used."""
+        if self._store is None:
+            limits = Limits(store=self._quota, payers=self._of_users)
+            self._store = Store(self._directory, limits=limits, beside=self._beside)
+        return self._store
+
+    def allow(self, user: str, quota: float | None) -> None:
+        """Let a user have so many bytes of states and checkpoints; None or `math.inf`: any."""
+        if quota is None or quota == math.inf:
+            self._of_users.pop(user, None)
+        else:
+            self._of_users[user] = int(quota)
+
+    def left(self, user: str) -> int:
+        """Bytes that a user may still use; blocks, and raises StoreError if nobody can tell."""
+        if not self.usable:
+            return 0
+        used = self.store().usage() if self.there else 0
+        left = self._quota - used - self._beside()
+        if (own := self._of_users.get(user)) is not None:
+            left = min(left, own - (self.store().usage(user) if self.there else 0))
+        return max(0, left)
+
+    def label(
+        self,
+        session: str,
+        name: str,
+        owner: int,
+        user: str,
+        torch: str,
+        device_kind: str,
+        position: int,
+    ) -> Label:
+        """Label the state of a session: its id, name and user, and what `Label` says."""
+        self._made.add(session)
+        meta = {"name": name, "user": user, "daemon": self._mark.record}
+        return Label(str(owner), session, KIND, torch, device_kind, position, meta)
+
+    def put(
+        self, label: Label, snapshot: Snapshot, arena_fd: int, previous: Manifest | None
+    ) -> Job[Manifest]:
+        """Begin to store a snapshot; see `Store.put` for how that may fail."""
+
+        def work(cancel: Cancel) -> Manifest:
+            found = read_tables(snapshot.fd)
+            raw = os.pread(snapshot.fd, os.fstat(snapshot.fd).st_size, 0)
+            return self.store().put(
+                label,
+                arena_fd,
+                found.extents,
+                blobs={TABLES: raw},
+                previous=previous,
+                cancel=cancel,
+            )
+
+        return Job(work)
+
+    def fetch(self, manifest: Manifest, arena_fd: int, on_end: Callable[[], object]) -> Fetch:
+        """Begin to bring a state back; raises StoreError if the store cannot be used."""
+        return Fetch(self.store(), manifest, arena_fd, on_end)
+
+    async def forget(self, manifest: Manifest) -> None:
+        """Delete a state and give back its space."""
+
+        def work() -> None:
+            with contextlib.suppress(StoreError):
+                self.store().delete(manifest.label.owner, manifest.label.name)
+            with contextlib.suppress(StoreError):  # somebody stores or reads: next time
+                self.store().collect()
+
+        await asyncio.to_thread(work)
+
+    def tidy(self, kept: Iterable[str]) -> None:
+        """Delete the states that dead daemons left, and those of ours but of the sessions `kept`.
+
+        Blocks. What is made meanwhile stays.
+        """
+        if not self.there:
+            return
+        try:
+            store = self.store()
+            left = [(owner, name) for owner, name in store.names() if self._is_left(owner, name)]
+            # What is named by now was made before the look at them.
+            for owner, name in left:
+                if name not in self._made.union(kept):
+                    store.delete(owner, name)
+                    log.info("The state of session %s is deleted: nobody can use it", name)
+            if left:
+                store.collect()
+        except StoreError as error:  # the next daemon tries again
+            log.warning("What is left on disk stays there: %s", error)
+
+    def _is_left(self, owner: str, name: str) -> bool:
+        """Whether a snapshot is a state of ours, or of a daemon that is gone."""
+        try:
+            label = self.store().load(owner, name).label
+        except StoreError:
+            return False
+        daemon = label.meta.get("daemon")
+        ours = self._mark.is_ours(daemon) or self._mark.is_orphan(daemon)
+        return label.kind == KIND and ours

@@ -1,0 +1,1 @@
+"""Device state: snapshot plus op log."""

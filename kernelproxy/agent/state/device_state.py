@@ -1,0 +1,591 @@
+"""The state of one session's device: a snapshot, the log after it, and the worker that has it.
+
+Whatever happens to the worker, snapshot and log rebuild the state. Which of the two covers what:
+
+| moment                                    | state is in                                      |
+|-------------------------------------------|--------------------------------------------------|
+| no snapshot yet                           | the log from position 0                          |
+| a snapshot is being taken                 | the older snapshot and the log after that        |
+| the agent has the new snapshot            | the same; the new one is complete, too           |
+| the agent has deposited it (see `deposits`)| the new snapshot and the log after it           |
+| the log below its position was given back | the same                                         |
+| the worker ended, died or hangs           | the newest snapshot and the log after it         |
+
+A snapshot is a small file of tables, and the extents of the session's arena that they name. The
+worker writes the arena, and never where the newest snapshot lies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.spill.spill_store import ColdStates, Job
+from kernelproxy.agent.spill.spilled_state import OnDisk
+from kernelproxy.agent.state.shared_pages import Pages, Wish
+from kernelproxy.agent.supervisor.fdstore import Deposited
+from kernelproxy.agent.workers.crash_policy import Deaths, Verdict
+from kernelproxy.agent.workers.watchdog import Patience
+from kernelproxy.agent.workers.worker import Snapshot, Worker
+from kernelproxy.agent.workers.zygotes import Zygote
+from kernelproxy.common.errors import InternalError, StoreError, WorkerError
+from kernelproxy.common.ipc.fd_validation import check_snapshot
+from kernelproxy.common.protocol import Open
+from kernelproxy.common.shared_memory import (
+    LAYOUT_VERSION,
+    PAGE_BYTES,
+    Presence,
+    SessionMemory,
+    close_all,
+)
+from kernelproxy.devices import Device
+from kernelproxy.storage.manifest import Label, Manifest
+
+T = TypeVar("T")
+
+#: Until it was measured.
+COPY_BYTES_PER_SECOND = 1e9
+MEASURED_BYTES_MIN = 16 << 20
+
+
+class DeviceState(Pages):
+    """Owns the shared memory, the newest snapshot and the worker of a session.
+
+    One caller at a time (the session's lock); only `close` may come at any moment, and only
+    after whoever else is in here was cancelled.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        device: Device,
+        settings: Settings,
+        memory: SessionMemory | None = None,
+    ) -> None:
+        super().__init__(memory or SessionMemory(settings.log_bytes), device)
+        self.snapshot: Snapshot | None = None
+        self.worker: Worker | None = None
+        self.deaths = Deaths()
+        #: The largest grant since the newest snapshot: what replaying the log may need.
+        self.replay_grant = 0
+        self.disk = OnDisk(self.memory.arena_fd, lambda: self.deposit())
+        #: Whether the log below `retained` is in no snapshot: only the worker has the state.
+        self.forgone = False
+        #: Called when what is in `record` has changed, before anybody could know of it.
+        self.deposit: Callable[[], object] = lambda: None
+        #: Whose it is, in titles of its workers.
+        self.whose: Callable[[], str] = str
+        #: Whether somebody waits for what this session has.
+        self.others_wait: Callable[[], bool] = lambda: False
+        self._patience = Patience(settings.still_seconds, settings.busy_seconds)
+        self._patience.endless = lambda: self.forgone or self.disk.arrivals_fd is not None
+        self._cooling = False
+        #: The newest token, and whether its worker may execute with it; see Note [Leases].
+        self.lease = (0, False)
+        self._spawned: list[Worker] = []
+        self._session, self._settings = session, settings
+        self._epoch = 0
+        self._chores: set[asyncio.Future[None]] = set()
+        self._copy_rate = COPY_BYTES_PER_SECOND
+        self._busy_when_saved = 0.0
+        #: What the newest snapshot has cost the session, in seconds of execution.
+        self.save_cost = 0.0
+        self.memory.agent.log_budget = settings.log_budget
+
+    # ---------------------------------------------------------------- outliving the agent
+
+    def record(self) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+        """What `adopt` needs: a record in JSON, and named descriptors, which stay ours."""
+        memory, snapshot = self.memory, self.snapshot
+        fds = list(zip(memory.NAMES, memory.fds, strict=True))
+        if snapshot is not None:
+            fds.append(("snapshot", snapshot.fd))
+        self._spawned = [each for each in self._spawned if each.pidfd is not None]
+        fds += [("process", each.pidfd) for each in self._spawned if each.pidfd is not None]
+        record = {
+            "snapshot": [snapshot.position, snapshot.bytes] if snapshot else None,
+            "skip": self.deaths.skip,
+            "starved": self.deaths.starved,
+            "replay_grant": self.replay_grant,
+            "epoch": self._epoch,
+            "forgone": self.forgone,
+            "cold": self.disk.alone,
+            "stored": self.disk.stored is not None,
+        }
+        return record, fds
+
+    @classmethod
+    def adopt(cls, deposited: Deposited, device: Device, settings: Settings) -> DeviceState:
+        """Go on with the state of an agent that died. Its workers must have ended.
+
+        Raises
+        ------
+        InternalError
+            If the session cannot be rebuilt.
+        """
+        record = deposited.record["state"]
+        saved, grant, epoch = record["snapshot"], record["replay_grant"], record["epoch"]
+        if record["forgone"]:
+            raise InternalError("it could not be kept recoverable")
+        fds = [deposited.take(name) for name in SessionMemory.NAMES]
+        memory = SessionMemory.adopt([fd for fd in fds if fd is not None])
+        if memory.agent.retained > (saved[0] if saved else 0):
+            memory.close()
+            raise InternalError("what it did last is in no snapshot")
+        state = cls(deposited.session, device, settings, memory)
+        state.deaths.skip = list(record["skip"])
+        state.deaths.starved = list(record.get("starved", []))
+        state.replay_grant, state._epoch, state.disk.alone = grant, epoch, record["cold"]
+        snapshot = deposited.take("snapshot")
+        if snapshot is not None:
+            state.snapshot = Snapshot(snapshot, *saved)
+            if state.position > memory.agent.retained:  # it died in the middle of `save`
+                memory.free_log(memory.agent.retained, state.position)
+                state._publish_snapshot()
+        return state
+
+    # ---------------------------------------------------------------- going on from a checkpoint
+
+    def lineage(self) -> dict[str, int]:
+        """What `begin_cold` needs of the session that goes on elsewhere, in JSON."""
+        return {
+            "layout": LAYOUT_VERSION,
+            "log_bytes": self.memory.log_bytes,
+            "epoch": self._epoch,
+            "grant": max(self.memory.client.memory_used, self.replay_grant),
+        }
+
+    def begin_cold(
+        self, pages: Sequence[bytes], snapshot: Snapshot | None, stored: Manifest | None, epoch: int
+    ) -> None:
+        """Begin where another session was: with its pages, and its state on disk alone.
+
+        Parameters
+        ----------
+        pages : sequence of bytes
+            Its client, worker and agent page, when its log was empty.
+        snapshot : Snapshot or None
+            Owned from now on.
+        stored : Manifest or None
+            With the extents that `snapshot` names; this session's own.
+        epoch : int
+            Of its last worker: extents of later ones are not taken for those of its workers.
+
+        Raises
+        ------
+        InternalError
+            If its log was not empty.
+        """
+        memory, device = self.memory, self.device
+        for page, content in zip((memory.client, memory.worker, memory.agent), pages, strict=True):
+            page.memory[:PAGE_BYTES] = content
+        position = snapshot.position if snapshot is not None else 0
+        client, agent = memory.client, memory.agent
+        if not client.head == memory.worker.consumed == position:
+            raise InternalError("a session was put away with work in its log")
+        self.snapshot, self.disk.stored, self.disk.alone = snapshot, stored, stored is not None
+        self._epoch = epoch
+        self.settle_on(device)
+        agent.retained, agent.log_budget = position, self._settings.log_budget
+        agent.memory_granted = self.replay_grant = client.memory_used
+        agent.grant_sequence = client.want_sequence
+        # Of the clock of another time, and perhaps of another host.
+        client.cell_changed_ns, memory.worker.active_ns = time.monotonic_ns(), 0
+        self.announce(Presence.ABSENT)
+
+    # ---------------------------------------------------------------- where its state is
+
+    @property
+    def position(self) -> int:
+        """Position of the newest snapshot; 0 without one."""
+        return self.snapshot.position if self.snapshot else 0
+
+    @property
+    def saved(self) -> bool:
+        """Whether the newest snapshot has everything that was executed."""
+        consumed = self.memory.worker.consumed
+        return not self.forgone and consumed == self.position
+
+    @property
+    def tail_seconds(self) -> float:
+        """Time that executing the log after the newest snapshot again would take."""
+        return max(0.0, self.busy_seconds - self._busy_when_saved)
+
+    def copy_seconds(self, count: int) -> float:
+        """Time that copying so many bytes of its state would take, by what was measured."""
+        return count / self._copy_rate
+
+    def set_grant(self, grant: int, free: int, answered: Wish | None) -> None:
+        """Publish a grant (bytes), and which wish it answers, if it does.
+
+        A wish that came after the grant was decided upon waits for its own answer.
+        """
+        if grant > self.replay_grant:
+            self.replay_grant = grant
+            self.deposit()
+        page = self.memory.agent
+        page.memory_granted = grant
+        page.memory_free = min(free, max(0, self.memory_limit - grant))
+        if answered is not None:
+            if answered.bytes > grant:
+                page.refused_sequence = answered.sequence
+            page.grant_sequence = answered.sequence
+        page.ring()
+
+    # ---------------------------------------------------------------- the worker
+
+    async def start_worker(self, zygote: Zygote, on_change: Callable[[], object]) -> None:
+        """Fork a worker and let it execute the log from the newest snapshot on.
+
+        Raises
+        ------
+        WorkerError
+            If it does not come up; then none is left.
+        """
+        if self.worker is not None:
+            raise InternalError("a session would have two workers")
+        self.worker = worker = await self.open_worker(zygote, on_change, self.device)
+        with contextlib.suppress(OSError):  # it is dying, which is noticed elsewhere
+            await worker.set_lease(*self.lease)  # as it is by now
+        self._busy_when_saved = self.busy_seconds
+
+    async def open_worker(
+        self,
+        zygote: Zygote,
+        on_change: Callable[[], object],
+        device: Device,
+        *,
+        prepare: bool = False,
+    ) -> Worker:
+        """Fork a worker that has the state of the newest snapshot.
+
+        Parameters
+        ----------
+        zygote : Zygote
+        on_change : callable
+            See `Zygote.spawn`.
+        device : Device
+        prepare : bool
+            Whether it only takes the state over, beside the worker that executes the session.
+
+        Raises
+        ------
+        WorkerError
+            If it does not come up; then none is left.
+        """
+        worker = await zygote.spawn(on_change)
+        worker.patience = self._patience
+        self._epoch += 1
+        self._spawned.append(worker)
+        self.deposit()  # should we die, it must be known to whoever starts the next one
+        order = Open(
+            session=self._session,
+            device=device.torch_device,
+            threads=device.threads,
+            epoch=self._epoch,
+            skip=list(self.deaths.skip),
+            starved=list(self.deaths.starved),
+            snapshot=self.snapshot is not None,
+            gate=not prepare,
+            readiness=self.disk.arrivals_fd is not None,
+            prepare=prepare,
+            careful=self.deaths.careful,
+            title=f"sing: {self.whose()} {device.id}",
+        )
+        fds = self.memory.worker_fds()
+        try:
+            beside = [self.snapshot.fd if self.snapshot else None, self.disk.arrivals_fd]
+            sent = [*fds, *(fd for fd in beside if fd is not None)]
+            with worker.pressed(self.others_wait, bounded=False):
+                await worker.open(order, sent, self._settings.snapshot_seconds)
+        except WorkerError:
+            await worker.kill()
+            worker.close()
+            raise
+        except BaseException:
+            worker.close()
+            raise
+        finally:
+            close_all(fds)
+        worker.guard(lambda: self.worker is worker and self.lease[1] and not self.drained)
+        return worker
+
+    async def pass_on(self, there: Worker) -> None:
+        """Let a prepared worker take the newest snapshot over; raises WorkerError."""
+        if self.snapshot is None:
+            raise InternalError("there is no snapshot to pass on")
+        await there.adopt(self.snapshot, self._settings.snapshot_seconds)
+
+    @contextlib.asynccontextmanager
+    async def standing(self) -> AsyncIterator[None]:
+        """Close the worker's gate, and open it at the end if the worker is still the session's.
+
+        Raises
+        ------
+        WorkerError
+            If the worker is lost, or its operator takes too long.
+        """
+        worker, seconds = self.worker, self._settings.order_seconds
+        if worker is None:
+            raise InternalError("no worker can stand still")
+        await worker.gate(False, seconds)
+        try:
+            yield
+        finally:
+            if self.worker is worker and not worker.broken:
+                await worker.gate(True, seconds)
+
+    async def replay(self, until: int) -> None:
+        """Let a worker go on that `replace_worker` put there; return when `until` is executed.
+
+        Raises
+        ------
+        WorkerError
+            If it is lost.
+        """
+        if self.worker is None:
+            raise InternalError("no worker can replay")
+        await self.worker.replay(until, None)
+
+    async def replace_worker(self, there: Worker, device: Device) -> None:
+        """End the worker and put one in its place that was prepared on another device.
+
+        It waits for orders to execute. What the old one has executed must be in the newest
+        snapshot or in the log after it; its gate is closed.
+        """
+        if self.worker is None:
+            raise InternalError("a worker was to be replaced that is not there")
+        # There must never be two that execute, not even for a moment.
+        await self.worker.kill()
+        self.drop_worker()
+        self.worker = there
+        self.settle_on(device)
+        with contextlib.suppress(OSError):  # it died, which is noticed elsewhere
+            await there.set_lease(*self.lease)  # as it is by now
+        self.memory.agent.ring()
+
+    async def forgo(self) -> None:
+        """Give back the log that was executed, without a snapshot of what it did.
+
+        Until the next snapshot the state is with the worker alone.
+        """
+        retained, consumed = self.memory.agent.retained, self.memory.worker.consumed
+        if consumed <= retained:
+            return
+        self.forgone = True
+        self.deposit()  # before anything is lost
+        await self._off_loop(lambda: self.memory.free_log(retained, consumed))
+        self.memory.agent.retained = consumed
+        self.memory.agent.ring()
+
+    async def save(
+        self,
+        seconds: float | None = None,
+        *,
+        stop: bool = False,
+        patient: bool = False,
+        frozen: Callable[[], object] | None = None,
+    ) -> None:
+        """Take a snapshot and give back the log below it.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            What it may take; by default until somebody is in a hurry, see `hurry`.
+        stop : bool
+            Whether nothing is executed meanwhile; by default the worker goes on.
+        patient : bool
+            Whether it may begin later, when it disturbs the program least.
+        frozen : callable, optional
+            Called when what the snapshot will hold does not change any more.
+
+        Raises
+        ------
+        WorkerError
+            If the worker cannot; see `Worker.broken` whether it is lost.
+        """
+        if self.worker is None:
+            raise InternalError("a snapshot was asked of no worker")
+        busy = self.busy_seconds
+        taken = await self.worker.snapshot(seconds, stop=stop, patient=patient, frozen=frozen)
+        if self._settings.system:
+            await self._check(taken, self.worker)
+        retained = self.memory.agent.retained
+        if not retained <= taken.position <= retained + self.memory.log_bytes:
+            taken.close()
+            raise InternalError(f"a worker at {retained} sent a snapshot of {taken.position}")
+        # The worker waited for the rest of its state: now the arena goes on without `stored`.
+        with contextlib.suppress(StoreError):
+            await self.disk.fetched()
+        older, self.snapshot = self.snapshot, taken
+        self.forgone, self._busy_when_saved = False, busy
+        # On a software device the copying threads take their part of the cores that compute.
+        takes_cores = self.device.threads >= len(os.sched_getaffinity(0))
+        beside = taken.seconds / self.device.threads if takes_cores and not stop else 0.0
+        self.save_cost = taken.stalled_ns / 1e9 + beside
+        if taken.copied >= MEASURED_BYTES_MIN and taken.seconds > 0:
+            self._copy_rate = taken.copied / taken.seconds
+        self.deposit()
+        # Bytes below `retained` may be overwritten, so this comes before it is published.
+        await self._off_loop(lambda: self.memory.free_log(retained, taken.position))
+        self._publish_snapshot()
+        self.replay_grant = self.memory.agent.memory_granted
+        self.deaths.forget_before(taken.position)
+        if older is not None:
+            self._begin_off_loop(older.close)
+
+    async def _check(self, taken: Snapshot, worker: Worker) -> None:
+        """See that a snapshot is one of what a device may hold, before anybody relies on it.
+
+        Raises
+        ------
+        WorkerError
+            If it is not; the worker is ended then.
+        """
+        most = self.device.memory_total
+        try:
+            await asyncio.to_thread(check_snapshot, taken.fd, taken.position, most)
+        except WorkerError:
+            taken.close()
+            await worker.kill()
+            raise
+
+    def _publish_snapshot(self) -> None:
+        """Let the log below the snapshot be overwritten, which is given back by now."""
+        page = self.memory.agent
+        page.retained = self.position
+        page.snapshots += 1
+        page.ring()
+
+    def hurry(self) -> None:
+        """Somebody waits for the session: let a snapshot in the background take no longer."""
+        if self.worker is not None:
+            self.worker.hurry(self._settings.snapshot_seconds)
+
+    async def unload(self, *, unless_busy: bool, pressed: bool = False) -> bool:
+        """End the worker, having saved what it has done.
+
+        Parameters
+        ----------
+        unless_busy : bool
+            Let it go on if there is something to do when the snapshot is there.
+        pressed : bool
+            Whether others wait for that: then a worker that hangs is ended, see Note [Patience].
+
+        Returns
+        -------
+        bool
+            Whether it ended.
+
+        Raises
+        ------
+        WorkerError
+            If it refuses to take a snapshot; it goes on then. (One that hangs or dies meanwhile
+            is ended all the same: the newest snapshot and the log have its state.)
+        """
+        worker = self.worker
+        if worker is None:
+            return True
+        with worker.pressed(lambda: pressed, bounded=False):
+            return await self._unload(worker, unless_busy=unless_busy)
+
+    async def _unload(self, worker: Worker, *, unless_busy: bool) -> bool:
+        seconds = self._settings.order_seconds
+        try:
+            await worker.gate(False, seconds)
+            # With a closed gate nothing below head is begun: drained stays drained.
+            if not (self.drained and self.saved):
+                await self.save(self._settings.snapshot_seconds, stop=True)
+            if unless_busy and not self.idle:
+                await worker.gate(True, seconds)
+                return False
+            await worker.trim(self._settings.snapshot_seconds)
+        except WorkerError:
+            if not worker.broken:
+                await worker.gate(True, seconds)
+                raise
+            if unless_busy or self.forgone:
+                return False
+        await worker.end(seconds)
+        self.drop_worker()
+        return True
+
+    async def bury(self) -> tuple[Verdict, str | None]:
+        """Note the end of the worker; return what to do, and what it found corrupt, if it did."""
+        worker = self.worker
+        if worker is None:
+            raise InternalError("no worker died")
+        corrupt = await worker.last_words()
+        self.drop_worker()
+        self.deaths.pause = 0.0
+        if corrupt is not None:
+            return Verdict.FAIL, corrupt
+        if worker.overdue:
+            return Verdict.RETRY, None
+        if self.forgone:
+            return Verdict.FAIL, None
+        status = await worker.status()
+        starved = status == -signal.SIGKILL and worker.starvation.happened()
+        consumed, head = self.memory.worker.consumed, self.memory.client.head
+        verdict = self.deaths.note(consumed, head, status, starved=starved)
+        return verdict, None
+
+    def drop_worker(self) -> None:
+        """Let go of the worker, which is dead or is killed by this."""
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
+
+    # ---------------------------------------------------------------- to disk, and its end
+
+    def store(self, cold: ColdStates, label: Label) -> Job[Manifest]:
+        """Begin to copy the newest snapshot, which no worker has, to disk."""
+        if self.worker is not None or self.snapshot is None:
+            raise InternalError("a state in use was to go to disk")
+        return self.disk.store(cold, label, self.snapshot)
+
+    async def cool(self) -> None:
+        """Go on with what is on disk alone, and free the arena's memory."""
+        self.disk.rely_on_it()
+        self._cooling = True
+        try:
+            await self._off_loop(self.memory.empty_arena)
+        finally:
+            self._cooling = False
+
+    @property
+    def cold(self) -> bool:
+        """Whether it is on disk alone, and its memory is free."""
+        return self.disk.alone and not self._cooling
+
+    async def close(self) -> None:
+        """Free everything."""
+        if self.worker is not None:
+            await self.worker.kill()
+            self.drop_worker()
+        self.closed = True
+        await self.disk.close()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        if self.snapshot is not None:
+            await self._off_loop(self.snapshot.close)
+            self.snapshot = None
+        await self._off_loop(self.memory.close)
+
+    async def _off_loop(self, chore: Callable[[], None]) -> None:
+        """Do what takes as long as the state is large (freeing memory) beside the loop.
+
+        It ends even if the caller is cancelled, and `close` waits for it.
+        """
+        await asyncio.shield(self._begin_off_loop(chore))
+
+    def _begin_off_loop(self, chore: Callable[[], None]) -> asyncio.Future[None]:
+        future = asyncio.get_running_loop().run_in_executor(None, chore)
+        self._chores.add(future)
+        future.add_done_callback(self._chores.discard)
+        return future

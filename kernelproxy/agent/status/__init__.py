@@ -1,0 +1,1 @@
+"""Descriptions of sessions, and the subscribers that receive them."""

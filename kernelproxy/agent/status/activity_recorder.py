@@ -1,0 +1,160 @@
+"""Notes what becomes of sessions and devices, for the record of the last day.
+
+Sessions say so themselves. What they use of their devices is looked at a moment after something has
+changed, and every few seconds while one of them executes; nothing is done while none does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.session.states import State
+from kernelproxy.agent.status import session_status
+from kernelproxy.agent.status.activity_store import ENDED, Record
+from kernelproxy.agent.status.timeline import Change
+from kernelproxy.common.readable import device_name
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+#: Between two looks at memory after changes, and while nothing changes but sessions execute.
+SOON_SECONDS, LOOK_SECONDS = 0.5, 5.0
+_EXECUTING = {State.RUNNING, State.RESTORING, State.MIGRATING}
+#: An idle session that has no worker yet.
+_UNUSED = "unused"
+
+
+class Chronicle:
+    """Notes what becomes of all sessions.
+
+    Parameters
+    ----------
+    sessions : mapping
+        By id; those that there are.
+    rooms : mapping
+        By id of the device.
+    record : Record
+        Owned from now on.
+    """
+
+    def __init__(
+        self, sessions: Mapping[str, Session], rooms: Mapping[str, Room], record: Record
+    ) -> None:
+        self._sessions, self._rooms, self._record = sessions, rooms, record
+        self._last: dict[str, tuple[str, str]] = {}
+        self._suspended: set[str] = set()
+        self._used: dict[str, int] = {}
+        self._executed: dict[str, float] = {}  # seconds that were noted, by session
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def begin(self, *, kept: bool) -> None:
+        """The daemon begins; see `Record.begin`."""
+        devices = [
+            (each.device.id, each.device.kind.name.lower(), each.device.memory_total)
+            for each in self._rooms.values()
+        ]
+        self._record.begin(time.time(), devices, kept=kept)
+
+    def taken_over(self) -> None:
+        """See `Record.taken_over`."""
+        self._record.taken_over()
+
+    def opened(self, session: Session) -> None:
+        """There is a session."""
+        self._record.opened(session.id, session.owner, session.user, session.name)
+        self.became(session)
+
+    def became(self, session: Session, *, adopted: bool = False) -> None:
+        """A session is in another state, or on another device.
+
+        `adopted`: it was so under the agent before, who has noted what happened.
+        """
+        state, device = _state(session), session.room.device.id
+        if self._last.get(session.id) == (device, state):
+            return
+        self.note_executed(session)
+        self._last[session.id] = device, state
+        self._record.changed(Change(time.time(), session.id, device, state))
+        self._look_within(SOON_SECONDS)
+        if state == State.SUSPENDED and session.id not in self._suspended:
+            self._suspended.add(session.id)
+            if not adopted:
+                self.happened(session, "suspended", session.reason)
+        elif state in (State.RUNNING, State.IDLE) and session.id in self._suspended:
+            self._suspended.discard(session.id)
+            self.happened(session, "resumed", f"Resumed on {device_name(device)}.")
+        elif state == State.FAILED and not adopted:
+            self.happened(session, "failed", session.reason)
+
+    def happened(self, session: Session, kind: str, text: str) -> None:
+        """Something happened to a session: a kind as in ``openapi.yaml``, and a sentence."""
+        self._record.happened(time.time(), kind, session.id, session.room.device.id, text)
+
+    def closed(self, session: Session) -> None:
+        """A session has ended, and uses nothing any more."""
+        device, _ = self._last.pop(session.id, (session.room.device.id, ""))
+        self._executed.pop(session.id, None)
+        self._suspended.discard(session.id)
+        self._record.changed(Change(time.time(), session.id, device, ENDED))
+        self._look_within(SOON_SECONDS)
+
+    def _look_within(self, seconds: float) -> None:
+        due = time.monotonic() + seconds
+        if self._timer is not None:
+            if self._due <= due:
+                return
+            self._timer.cancel()
+        self._due = due
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Note what is used, and that the daemon lives."""
+        self._timer = None
+        self._note_memory()
+        if any(each.state in _EXECUTING for each in self._sessions.values()):
+            self._look_within(LOOK_SECONDS)
+
+    def note_executed(self, session: Session) -> None:
+        """Note for how long its workers have executed, where it was until now."""
+        if session.device_state.closed:
+            return
+        total = session.device_state.busy_seconds
+        before = self._executed.get(session.id)
+        if before is None and session.id not in self._last:
+            before = total  # of an agent that died: it has noted that
+        self._executed[session.id] = total
+        if (seconds := total - (before or 0.0)) > 0.0:
+            device, _ = self._last.get(session.id, (session.room.device.id, ""))
+            self._record.executed(time.time(), session.id, device, seconds)
+
+    def _note_memory(self) -> None:
+        now, used = time.time(), dict.fromkeys(self._rooms, 0)
+        for each in self._sessions.values():
+            if not each.device_state.closed:
+                self.note_executed(each)
+                used[each.room.device.id] += session_status.memory_used(each)
+        for device, count in used.items():
+            if self._used.get(device, 0) != count:
+                self._used[device] = count
+                self._record.used(now, device, count)
+        self._record.alive(now)
+
+    async def close(self) -> None:
+        """The daemon ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._note_memory()
+        await asyncio.to_thread(self._record.close, time.time())
+
+
+def _state(session: Session) -> str:
+    """What a session is in, as the record has it."""
+    state = session.standing()[0]
+    if session.device_state.worker is None and state in (State.IDLE, State.PREPARING):
+        return _UNUSED
+    return str(state)

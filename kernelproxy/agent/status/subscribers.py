@@ -1,0 +1,270 @@
+"""Who is told what changes, and when.
+
+Sessions say that something of them may have changed (`Audience.note`), which costs next to nothing.
+A moment later they are described, and what differs from what was told last is told to all who
+watch. Pages of sessions that execute change without a word: these are looked at again and again,
+as long as there are any, and somebody watches.
+
+Note [Slow watchers]: what is to be told to a watcher are ids, so that one who reads slowly is told
+less often, and not more. Who does not read at all for a while is not told anything any more: he
+loses his connection, and may make another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.agent.devices.device_allocator import Room
+from kernelproxy.agent.session.states import State
+from kernelproxy.agent.status import session_status
+from kernelproxy.common.ipc.channel import Channel, close_fds
+from kernelproxy.common.protocol import Changed, StatusReply
+
+if TYPE_CHECKING:
+    from kernelproxy.agent.session.session import Session
+
+#: Until what may have changed is described, and so between two messages to one watcher.
+TELL_SECONDS = 0.1
+#: Between two looks at what executes.
+LOOK_SECONDS = 0.5
+#: What a watcher may take to read.
+READ_SECONDS = 20.0
+#: A change of memory that is told: so much of its device, or so many bytes.
+MEMORY_PART, MEMORY_BYTES = 0.01, 16 << 20
+#: A change of the expected wait that is told: so many seconds, or so much of it.
+WAIT_SECONDS, WAIT_PART = 1.0, 0.1
+_TOLD = (
+    "state", "tier", "device", "reason", "name", "pinned", "priority", "served_as", "recoverable",
+    "last_checkpoint", "progress", "queue_position", "worker_pid", "shared",
+)  # fmt: skip
+_MOVING = {State.RUNNING, State.QUEUED, State.RESTORING, State.MIGRATING}
+
+Description = dict[str, Any]
+
+
+def differs(before: Description, now: Description, seconds: float, memory_total: int) -> bool:
+    """Say whether a change of a session is to be told.
+
+    Parameters
+    ----------
+    before, now : dict
+        Descriptions of it, see `report.describe_session`.
+    seconds : float
+        Between the two.
+    memory_total : int
+        Of its device, in bytes.
+    """
+    if any(before.get(each) != now.get(each) for each in _TOLD):
+        return True
+    step = min(MEMORY_PART * memory_total, MEMORY_BYTES)
+    grown: int = abs(now["memory"] - before["memory"])
+    if grown > step or (grown and not now["memory"]):
+        return True
+    waited, waits = before.get("expected_wait"), now.get("expected_wait")
+    if waited is None or waits is None:
+        return waited is not waits
+    return bool(abs(waited - seconds - waits) > max(WAIT_SECONDS, WAIT_PART * waited))
+
+
+class Audience:
+    """All who watch.
+
+    Parameters
+    ----------
+    sessions : mapping
+        By id; those that there are.
+    rooms : mapping
+        By id of the device.
+    """
+
+    def __init__(self, sessions: Mapping[str, Session], rooms: Mapping[str, Room]) -> None:
+        self._sessions, self._rooms = sessions, rooms
+        self._watchers: set[_Watcher] = set()
+        self._noted: set[str] = set()
+        #: What was told last of each session, and when; empty while nobody watches.
+        self._told: dict[str, tuple[Description, float]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
+
+    def __len__(self) -> int:
+        """How many watch."""
+        return len(self._watchers)
+
+    def note(self, session: Session) -> None:
+        """Something of a session may have changed, or it has ended."""
+        if self._watchers:
+            self._noted.add(session.id)
+            self._tell_within(TELL_SECONDS)
+
+    def _tell_within(self, seconds: float) -> None:
+        due = time.monotonic() + seconds
+        if due < self._due:
+            self._cancel_timer()
+            self._due = due
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._tell)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = None, math.inf
+
+    def _tell(self) -> None:
+        """Describe what was noted or executes, and tell what differs."""
+        self._cancel_timer()
+        noted, self._noted = self._noted, set()
+        moving, there = False, self._there()
+        for session in there:
+            if session.id in noted or session.id not in self._told or _moves(session):
+                self._refresh(session)
+            moving |= _moves(session)
+        for name in self._told.keys() - {each.id for each in there}:
+            del self._told[name]
+            self._tell_all(name)
+        if self._noted - noted:  # to describe one may have changed another
+            self._tell_within(TELL_SECONDS)
+        elif moving:
+            self._tell_within(LOOK_SECONDS)
+
+    def _there(self) -> list[Session]:
+        return [each for each in self._sessions.values() if not each.device_state.closed]
+
+    def _refresh(self, session: Session) -> Description:
+        """Describe a session, and tell it if that differs from what was told."""
+        now, described = time.monotonic(), session_status.describe_session(session)
+        told, total = self._told.get(session.id), session.room.device.memory_total
+        if told is None or differs(told[0], described, now - told[1], total):
+            self._told[session.id] = described, now
+            self._tell_all(session.id)
+        return described
+
+    def _tell_all(self, session: str) -> None:
+        for each in self._watchers:
+            each.tell(session)
+
+    async def serve(self, channel: Channel, only: Session | None, sharing: dict[str, Any]) -> None:
+        """Tell one who watches what is so, and what changes, until he hangs up or does not read.
+
+        Parameters
+        ----------
+        channel : Channel
+            Stays the caller's.
+        only : Session, optional
+            The one that matters to him.
+        sharing : dict
+            See `StatusReply`.
+
+        Raises
+        ------
+        OSError
+            If he has hung up, or does not read.
+        """
+        uid, watcher = channel.peer()[1], _Watcher(only)
+        # Before he is told anything, so that what is told later is measured by what he knows.
+        known = [
+            self._refresh(each)
+            for each in self._there()
+            if only in (None, each) or each.id not in self._told
+        ]
+        self._watchers.add(watcher)
+        self._tell_within(LOOK_SECONDS)
+        views = [self._view(each, uid) for each in known if only is None or each["id"] == only.id]
+        reply = StatusReply(watcher.learn(self._devices()), views, sharing)
+        hanging_up = asyncio.create_task(_hung_up(channel))
+        telling = asyncio.create_task(
+            channel.charged(self._keep_telling(watcher, channel, uid, reply))
+        )
+        try:
+            await asyncio.wait({hanging_up, telling}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._leave(watcher)
+            for task in (hanging_up, telling):
+                task.cancel()
+            await asyncio.gather(hanging_up, telling, return_exceptions=True)
+        if not telling.cancelled():
+            telling.result()
+
+    def _leave(self, watcher: _Watcher) -> None:
+        self._watchers.discard(watcher)
+        if not self._watchers:
+            self._cancel_timer()
+            self._told.clear()
+            self._noted.clear()
+
+    async def _keep_telling(
+        self, watcher: _Watcher, channel: Channel, uid: int, reply: StatusReply
+    ) -> None:
+        message: StatusReply | Changed | None = reply
+        while True:
+            if message is not None:
+                async with asyncio.timeout(READ_SECONDS):  # a TimeoutError is an OSError
+                    await channel.send(message)
+            await asyncio.sleep(TELL_SECONDS)
+            await watcher.wait()
+            await channel.turn()
+            message = self._news(watcher, uid)
+
+    def _news(self, watcher: _Watcher, uid: int) -> Changed | None:
+        """What a watcher has not been told yet; None if that is nothing."""
+        names = watcher.take()
+        views = [self._view(self._told[each][0], uid) for each in names if each in self._told]
+        gone = [each for each in names if each not in self._told]
+        devices = watcher.learn(self._devices())
+        return Changed(views, devices, gone) if views or gone or devices else None
+
+    def _view(self, described: Description, uid: int) -> Description:
+        """What of a session a user is shown."""
+        there = self._sessions.get(described["id"])
+        return session_status.shown(described, there.owner if there is not None else 0, uid)
+
+    def _devices(self) -> list[Description]:
+        told = [each for each, _ in self._told.values()]
+        return [session_status.describe_device(each, told) for each in self._rooms.values()]
+
+
+class _Watcher:
+    """What one who watches is still to be told; see Note [Slow watchers]."""
+
+    def __init__(self, only: Session | None) -> None:
+        self._only, self._names = only, dict[str, None]()
+        self._devices: dict[str, Description] = {}
+        self._something = asyncio.Event()
+
+    def tell(self, session: str) -> None:
+        """Something of a session is to be told."""
+        if self._only is None or self._only.id == session:
+            self._names[session] = None
+            self._something.set()
+
+    async def wait(self) -> None:
+        """Wait for something to tell."""
+        await self._something.wait()
+
+    def take(self) -> list[str]:
+        """Return the ids of what is to be told, and take it for told."""
+        self._something.clear()
+        names = list(self._names)
+        self._names.clear()
+        return names
+
+    def learn(self, devices: list[Description]) -> list[Description]:
+        """Take for told what is so of devices; return those of which that is new."""
+        changed = [each for each in devices if self._devices.get(each["id"]) != each]
+        self._devices.update((each["id"], each) for each in changed)
+        return changed
+
+
+def _moves(session: Session) -> bool:
+    """Whether its pages may change without a word."""
+    return session.state in _MOVING or session.checkpointing.underway.describe() is not None
+
+
+async def _hung_up(channel: Channel) -> None:
+    """Wait until he hangs up; whatever he says meanwhile is not heard."""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            close_fds((await channel.receive())[1])

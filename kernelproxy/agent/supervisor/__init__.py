@@ -1,0 +1,1 @@
+"""The supervisor, which keeps descriptors beyond the daemon's life."""

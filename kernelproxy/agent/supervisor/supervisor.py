@@ -1,0 +1,251 @@
+"""The keeper: outlives the agent, and starts the next one with all that its sessions are made of.
+
+``python -m kernelproxy.agent.supervisor.supervisor FD``, started by the agent, which deposits with
+it, for each session, a record and the descriptors of its memory. It also holds the listening
+socket, so that connections wait while there is no agent, and the daemon's locks, so that nobody
+else starts one or
+takes its GPUs. It does nothing but receive these until its connection ends. If the agent did not
+say farewell, it has died then. If the keeper dies instead, the agent starts another one and
+deposits everything again; so only who ends both at once ends the sessions.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernelproxy.common import restart_note
+from kernelproxy.common.errors import ProtocolError
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import Deposit, Done, Farewell, Keep, KeepDevice, Message, Withdraw
+from kernelproxy.common.shared_memory import AgentPage, Presence, close_all
+
+log = logging.getLogger(__name__)
+
+#: After so many deaths, each within so many seconds of its start, the next agent is started at
+#: once; then after pauses that double, in seconds.
+AT_ONCE_MAX, LIVED_SECONDS = 5, 10.0
+PAUSE_MIN, PAUSE_MAX = 1.0, 30.0
+#: After so many seconds in which none lived that long, none is started again.
+TRIED_SECONDS = 1800.0
+#: What an agent may take to receive what its predecessor deposited.
+HAND_OVER_SECONDS = 60.0
+END_SECONDS = 30.0
+GAVE_UP = (
+    f"The jupyter_sing daemon died again and again for {TRIED_SECONDS / 60:g} minutes: its "
+    "agent.log may say why. Restart the kernel to get a new session."
+)
+_PR_SET_NAME = 15
+
+
+class Series:
+    """Deaths of agents, one soon after the other. Pure.
+
+    Parameters
+    ----------
+    now : float
+        When the first agent began, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._begun = self._since = now
+        self.deaths = 0  #: one soon after the other
+
+    def pause(self, now: float) -> float | None:
+        """Seconds until the next agent is to be started; None: not any more.
+
+        Parameters
+        ----------
+        now : float
+            When the last one has died.
+        """
+        if not self.deaths or now - self._begun >= LIVED_SECONDS:
+            self._since, self.deaths = now, 0
+        self.deaths += 1
+        if now - self._since >= TRIED_SECONDS:
+            return None
+        vain = self.deaths - AT_ONCE_MAX
+        seconds = min(PAUSE_MAX, PAUSE_MIN * 2.0 ** min(vain - 1, 16)) if vain > 0 else 0.0
+        self._begun = now + seconds
+        return seconds
+
+
+class Keeper:
+    """What is kept, and the connection to the agent it is kept for.
+
+    Parameters
+    ----------
+    agent : socket.socket
+        Owned from now on.
+    """
+
+    def __init__(self, agent: socket.socket) -> None:
+        self._agent = agent
+        self._keep: Keep | None = None
+        self._lock = self._listener = self._pidfd = -1
+        self._deposits: dict[str, tuple[Deposit, list[int]]] = {}
+        self._devices: dict[str, int] = {}
+        self._series = Series(time.monotonic())
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> None:
+        """Keep until an agent says farewell, or none can be kept alive."""
+        while not self._receive():
+            self._bury()
+            if self._keep is None:
+                return
+            pause = self._series.pause(time.monotonic())
+            if pause is None:
+                self._give_up(self._keep)
+                return
+            count = len(self._deposits)
+            log.warning("The agent died: the next one takes %d sessions, in %g s", count, pause)
+            if pause:
+                with restart_note.noted(Path(self._keep.socket), self._series.deaths, pause):
+                    time.sleep(pause)  # nobody has anything to say meanwhile
+            self._start(self._keep)
+        # Closed before the connection: at its end the agent leaves, and the lock must be free then.
+        close_all([*self._devices.values(), self._lock, self._listener])
+
+    def _receive(self) -> bool:
+        """Take what the agent says until it ends; return whether it said farewell."""
+        try:
+            while True:
+                message, fds = recv_message(self._agent)
+                if isinstance(message, Farewell):
+                    return True
+                self._take(message, fds)
+        except (OSError, ProtocolError) as error:
+            log.info("The connection to the agent ended: %s", error)
+            return False
+
+    def _take(self, message: Message, fds: list[int]) -> None:
+        match message:
+            case Keep():
+                self._keep = message
+                close_all([fd for fd in (self._lock, self._listener, self._pidfd) if fd >= 0])
+                self._lock, self._listener, self._pidfd = fds
+            case KeepDevice(node):
+                close_all([self._devices[node]] if node in self._devices else [])
+                (self._devices[node],) = fds
+            case Deposit():
+                self._drop(message.session)
+                self._deposits[message.session] = (message, fds)
+            case Withdraw(session):
+                self._drop(session)
+            case _:
+                close_all(fds)
+                raise ProtocolError(f"A keeper was told {type(message).__name__}.")
+
+    def _drop(self, session: str) -> None:
+        if session in self._deposits:
+            close_all(self._deposits.pop(session)[1])
+
+    def _bury(self) -> None:
+        """See that the agent has ended: one without its connection is of no use."""
+        self._agent.close()
+        if self._pidfd >= 0:
+            end_processes([self._pidfd])
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+
+    def _start(self, keep: Keep) -> None:
+        """Start the next agent and hand everything over to it.
+
+        Where something is wanting for that, the connection is closed: the agent counts as dead.
+        """
+        try:
+            ours = os.pidfd_open(os.getpid())
+        except OSError as error:
+            log.warning("No agent could be started: %s", error.strerror)
+            return
+        try:
+            self._agent, theirs = socket.socketpair()
+            with theirs:
+                self._child = subprocess.Popen(
+                    [*keep.command, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            self._pidfd = os.pidfd_open(self._child.pid)
+            self._agent.settimeout(HAND_OVER_SECONDS)
+            send_message(self._agent, keep, [self._lock, self._listener, ours])
+            for node, fd in self._devices.items():
+                send_message(self._agent, KeepDevice(node), [fd])
+            for deposit, fds in self._deposits.values():
+                send_message(self._agent, deposit, fds)
+            send_message(self._agent, Done())
+            self._agent.settimeout(None)
+        except OSError as error:
+            log.warning("The next agent did not take over: %s", error)
+            self._agent.close()
+            if self._child is not None:
+                self._child.kill()
+        finally:
+            os.close(ours)
+
+    def _give_up(self, keep: Keep) -> None:
+        """Tell the clients that their sessions have ended; all is freed at our own end."""
+        log.error("%s", GAVE_UP)
+        with contextlib.suppress(OSError):
+            os.unlink(keep.socket)
+        for deposit, fds in self._deposits.values():
+            for name, fd in zip(deposit.names, fds, strict=True):
+                if name == "process":
+                    end_processes([fd])
+                elif name == "agent":
+                    page = AgentPage(fd, writable=True)
+                    page.reason, page.presence = GAVE_UP, Presence.ENDED
+                    page.ring()
+
+
+def end_processes(pidfds: Sequence[int], seconds: float = END_SECONDS) -> list[int]:
+    """Kill processes, stopped ones too, and wait until they have ended.
+
+    Returns
+    -------
+    list of int
+        Those that have not ended within `seconds`: a driver may keep them.
+    """
+    waiting = select.poll()
+    for pidfd in pidfds:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        waiting.register(pidfd, select.POLLIN)
+    left, deadline = set(pidfds), time.monotonic() + seconds
+    while left:
+        ended = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ended:
+            break
+        for pidfd, _ in ended:
+            waiting.unregister(pidfd)
+            left.discard(pidfd)
+    return sorted(left)
+
+
+def main(fd: int) -> None:
+    """Be the keeper of the agent at the other end of a connection."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"sing-keeper", 0, 0, 0)
+    os.set_inheritable(fd, False)
+    Keeper(socket.socket(fileno=fd)).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

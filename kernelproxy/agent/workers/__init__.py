@@ -1,0 +1,1 @@
+"""Workers, zygotes and their watchdogs."""

@@ -1,0 +1,77 @@
+"""The zygotes of all users."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Callable, Iterable
+
+from kernelproxy.agent.settings import Settings
+from kernelproxy.agent.workers.zygotes import Zygotes
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc.peer import Owner
+
+#: Sets of groups, and homes, that a user may have had since zygotes were last tidied up.
+_IDENTITIES_MAX = 32
+
+
+class Households:
+    """The zygotes of all users: of the daemon's own alone, or of whoever has sessions.
+
+    Parameters
+    ----------
+    settings : Settings
+    on_change : callable
+        Called with an interpreter when what is compiled for it has changed.
+    """
+
+    def __init__(
+        self, settings: Settings, on_change: Callable[[str], object] = lambda python: None
+    ) -> None:
+        self._settings, self._on_change = settings, on_change
+        self._of: dict[Owner | None, Zygotes] = {}
+
+    def of(self, owner: Owner | None) -> Zygotes:
+        """Those that run as a user; None: as the daemon.
+
+        Raises
+        ------
+        ControlError
+            If a user comes with more groups or homes than anybody has.
+        """
+        if owner is None:
+            return self._of.setdefault(None, Zygotes(self._settings, on_change=self._on_change))
+        if owner not in self._of:
+            same = [each for each in self._of if each is not None and each.uid == owner.uid]
+            if len(same) >= _IDENTITIES_MAX:
+                raise ControlError(
+                    "You have used too many different groups lately: try again in a minute.",
+                    "too-many",
+                )
+            crowd = functools.partial(self._crowd, owner.uid)
+            self._of[owner] = Zygotes(self._settings, owner, crowd, self._on_change)
+        return self._of[owner]
+
+    def _crowd(self, uid: int) -> int:
+        """How many zygotes a user has, in all groups that he was in."""
+        return sum(len(z) for each, z in self._of.items() if each is not None and each.uid == uid)
+
+    def retire_unused(self, used: Iterable[tuple[Owner | None, str]]) -> None:
+        """End the zygotes of users and interpreters that are not among `used`."""
+        pythons: dict[Owner | None, set[str]] = {}
+        for owner, python in used:
+            pythons.setdefault(owner, set()).add(python)
+        for owner, zygotes in list(self._of.items()):
+            zygotes.retire_unused(pythons.get(owner, set()))
+            if not zygotes and owner not in pythons:
+                del self._of[owner]
+
+    def unused(self, used: Iterable[tuple[Owner | None, str]]) -> bool:
+        """Whether there are zygotes of users and interpreters that are not among `used`."""
+        pythons = {(owner, os.path.abspath(python)) for owner, python in used}
+        return any((o, python) not in pythons for o, z in self._of.items() for python in z.pythons)
+
+    async def close(self) -> None:
+        """End all of them."""
+        await asyncio.gather(*(each.close() for each in self._of.values()))

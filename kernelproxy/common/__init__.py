@@ -1,0 +1,1 @@
+"""Modules that any process may import (standard library only)."""

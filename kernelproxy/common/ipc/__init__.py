@@ -1,0 +1,1 @@
+"""Messages between processes: framing, channels, peer credentials (standard library only)."""

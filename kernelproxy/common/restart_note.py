@@ -1,0 +1,76 @@
+"""The note that says when a daemon that died again and again is started again.
+
+Its keeper writes it beside the socket; who waits for an answer reads it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+
+SUFFIX = ".restart"
+SAID_AFTER_SECONDS = 1.0
+_BYTES_MAX = 64
+
+
+@contextlib.contextmanager
+def noted(socket: Path, deaths: int, seconds: float) -> Iterator[None]:
+    """Have the note while a keeper pauses; a file system that refuses it prevents nothing.
+
+    Parameters
+    ----------
+    socket : Path
+        Of the daemon.
+    deaths : int
+        How often it died, each time soon after its start.
+    seconds : float
+        Until the next start.
+    """
+    note = socket.with_name(socket.name + SUFFIX)
+    with contextlib.suppress(OSError):
+        note.write_text(f"{deaths} {time.time() + seconds:.0f}", "ascii")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            note.unlink()
+
+
+def sentence(socket: Path) -> str:
+    """Say when the daemon starts again; "" where no keeper pauses."""
+    try:
+        with socket.with_name(socket.name + SUFFIX).open("rb") as file:
+            deaths, when = map(int, file.read(_BYTES_MAX).split())
+        at = time.strftime("%H:%M:%S", time.localtime(when))
+    except (OSError, ValueError, OverflowError):
+        return ""
+    if when < time.time() - 1:  # its keeper was killed
+        return ""
+    return (
+        f"The jupyter_sing daemon died {deaths} times in a row; it starts again at {at}. Sessions "
+        "are kept. Its agent.log may say why it died."
+    )
+
+
+@contextlib.contextmanager
+def told(say: Callable[[str], object]) -> Iterator[None]:
+    """Pass `sentence` to `say`, once, if what is done here still waits after a second."""
+
+    def look() -> None:
+        with contextlib.suppress(ControlError):
+            if text := sentence(paths.socket_path()):
+                say(text)
+
+    timer = threading.Timer(SAID_AFTER_SECONDS, look)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

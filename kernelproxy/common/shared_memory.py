@@ -1,0 +1,344 @@
+"""A device session's shared memory, as Python sees it.
+
+`native/oplog/layout.h` defines the pages and says who writes what; a test holds the offsets here
+equal to those there. Words are read and written through casted memory views, which compile to one
+aligned load or store each. Python has no fences: where the order of a store and a later load
+matters, a futex call stands between them (`AgentPage.ring`), whose entry is a full barrier.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import overload
+
+from kernelproxy.common.errors import InternalError
+
+MAGIC = 0x31474E4953594A31
+LAYOUT_VERSION = 2
+PAGE_BYTES = 4096
+ANSWER_RING_BYTES = 4 << 20
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE, which demands FALLOC_FL_KEEP_SIZE
+_FUTEX_WAKE, _EVERYBODY = 1, 0x7FFFFFFF
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+class Presence(IntEnum):
+    """The worker of a session, as its client must treat it."""
+
+    ABSENT = 0
+    PRESENT = 1
+    ENDED = 2
+
+
+class DeviceKind(IntEnum):
+    """What executes: CPU threads or a GPU."""
+
+    SOFTWARE = 0
+    CUDA = 1
+
+
+class Word:
+    """One shared word of a page: an attribute whose value lies in shared memory.
+
+    Parameters
+    ----------
+    offset : int
+        Its place in the page, in bytes.
+    size : int
+        4 or 8 bytes.
+    """
+
+    def __init__(self, offset: int, size: int = 8) -> None:
+        self.offset, self.size = offset, size
+
+    @overload
+    def __get__(self, page: None, owner: type[Page]) -> Word: ...
+    @overload
+    def __get__(self, page: Page, owner: type[Page]) -> int: ...
+    def __get__(self, page: Page | None, owner: type[Page]) -> Word | int:
+        return self if page is None else page.words[self.size][self.offset // self.size]
+
+    def __set__(self, page: Page, value: int) -> None:
+        page.words[self.size][self.offset // self.size] = value
+
+
+class Text:
+    """A zero-terminated UTF-8 text of a page; written cut to its room, at a whole character."""
+
+    def __init__(self, offset: int, size: int) -> None:
+        self.offset, self.size = offset, size
+
+    @overload
+    def __get__(self, page: None, owner: type[Page]) -> Text: ...
+    @overload
+    def __get__(self, page: Page, owner: type[Page]) -> str: ...
+    def __get__(self, page: Page | None, owner: type[Page]) -> Text | str:
+        if page is None:
+            return self
+        raw = bytes(page.memory[self.offset : self.offset + self.size])
+        return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+    def __set__(self, page: Page, value: str) -> None:
+        raw = value.encode()[: self.size - 1].decode(errors="ignore").encode()
+        page.memory[self.offset : self.offset + self.size] = raw.ljust(self.size, b"\0")
+
+
+class Page:
+    """A mapped page, with `extra_bytes` behind it; read-only unless `writable`."""
+
+    magic = Word(0)
+    version = Word(8, 4)
+
+    def __init__(self, fd: int, *, writable: bool, extra_bytes: int = 0) -> None:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        self._mapping = mmap.mmap(fd, PAGE_BYTES + extra_bytes, access=access)
+        self.memory = memoryview(self._mapping)
+        self.words = {4: self.memory.cast("I"), 8: self.memory.cast("Q")}
+
+    def initialise(self) -> None:
+        """Mark a fresh page as one of this layout."""
+        self.magic, self.version = MAGIC, LAYOUT_VERSION
+
+    def wake(self, word: Word) -> int:
+        """Wake all who sleep on a word, which must be writable here; return how many."""
+        place = ctypes.c_uint32.from_buffer(self._mapping, word.offset)
+        nothing = ctypes.c_void_p()
+        woken = _LIBC.syscall(
+            ctypes.c_long(_SYS_FUTEX), ctypes.byref(place), _FUTEX_WAKE, _EVERYBODY, nothing
+        )
+        if woken < 0:
+            raise InternalError(f"futex wake: {os.strerror(ctypes.get_errno())}")
+        return int(woken)
+
+    def close(self) -> None:
+        """Unmap it; doing it twice is no error."""
+        for view in (*self.words.values(), self.memory):
+            view.release()
+        self._mapping.close()
+
+
+class ClientPage(Page):
+    """Written by the notebook process: where its log ends, what it waits for and uses."""
+
+    pid = Word(12, 4)
+    head = Word(64)
+    sleepers = Word(128, 4)
+    answer_wanted = Word(136)
+    answer_taken = Word(144)
+    progress_wanted = Word(152)
+    memory_used = Word(192)
+    memory_peak = Word(200)
+    memory_wanted = Word(208)
+    want_sequence = Word(216)
+    operators = Word(224)
+    cells_running = Word(256, 4)
+    cell_changed_ns = Word(264)
+    cells_ended = Word(272)
+
+
+class WorkerPage(Page):
+    """Written by the worker: what it has executed, and its answers."""
+
+    pid = Word(12, 4)
+    consumed = Word(64)
+    bell = Word(128, 4)
+    asleep = Word(132, 4)
+    gate_open = Word(136, 4)
+    epoch = Word(144)
+    answer_position = Word(192)
+    answer_status = Word(200, 4)
+    answer_bytes = Word(208)
+    answer_produced = Word(216)
+    busy_ns = Word(256)
+    active_ns = Word(264)
+    memory_resident = Word(272)
+    furthest = Word(280)
+    stalled_ns = Word(320)
+    dirty_bytes = Word(328)
+    loading_bytes = Word(336)
+
+
+class AgentPage(Page):
+    """Written by the agent: whether there is a worker, what may be overwritten and used."""
+
+    device_kind = Word(12, 4)
+    bell = Word(64, 4)
+    presence = Word(68, 4)
+    retained = Word(72)
+    log_budget = Word(80)
+    memory_granted = Word(128)
+    grant_sequence = Word(136)
+    memory_total = Word(144)
+    memory_free = Word(152)
+    threads = Word(160, 4)
+    snapshots = Word(164, 4)
+    capability = Word(168, 4)
+    processors = Word(172, 4)
+    refused_sequence = Word(176)
+    memory_quota = Word(184)
+    device_name = Text(192, 64)
+    reason = Text(256, 256)
+
+    def ring(self) -> None:
+        """Count a change of this page and wake who waits for one.
+
+        Also a full barrier: what the agent wrote before is seen by whoever writes after it, and
+        what the agent reads after it was not read before.
+        """
+        self.bell = (self.bell + 1) & 0xFFFFFFFF
+        self.wake(AgentPage.bell)
+
+
+class SessionMemory:
+    """The memfds of a session and the agent's mappings of its pages. Owns all of them.
+
+    Four are the log and the pages; the fifth is the arena, in which workers put what snapshots
+    refer to.
+
+    Parameters
+    ----------
+    log_bytes : int
+        Capacity of the log ring: a power of two. Memory is used only where the log was written.
+    """
+
+    #: What its descriptors are, in their order.
+    NAMES = ("log", "client", "worker", "agent", "arena")
+
+    def __init__(self, log_bytes: int) -> None:
+        if log_bytes < PAGE_BYTES or log_bytes & (log_bytes - 1):
+            raise InternalError(f"{log_bytes} bytes are no capacity of a log")
+        self.fds: list[int] = []
+        self._create("sing-log", log_bytes)
+        self._create("sing-client", PAGE_BYTES)
+        self._create("sing-worker", PAGE_BYTES + ANSWER_RING_BYTES)
+        self._create("sing-agent", PAGE_BYTES)
+        self._create("sing-arena", 0, seals=0)
+        self._map()
+        for page in (self.client, self.worker, self.agent):
+            page.initialise()
+
+    @classmethod
+    def adopt(cls, fds: Sequence[int]) -> SessionMemory:
+        """Go on with the memory that another agent made.
+
+        Parameters
+        ----------
+        fds : sequence of int
+            As `NAMES` says; owned from now on.
+
+        Raises
+        ------
+        InternalError
+            If its layout is another one.
+        """
+        memory = cls.__new__(cls)
+        memory.fds = list(fds)
+        memory._map()
+        if (memory.agent.magic, memory.agent.version) != (MAGIC, LAYOUT_VERSION):
+            memory.close()
+            raise InternalError("the session's memory has another layout")
+        return memory
+
+    def _map(self) -> None:
+        self.log_fd, self.client_fd, self.worker_fd, self.agent_fd, self.arena_fd = self.fds
+        self.log_bytes = os.fstat(self.log_fd).st_size
+        self.client = ClientPage(self.client_fd, writable=True)
+        self.worker = WorkerPage(self.worker_fd, writable=True)
+        self.agent = AgentPage(self.agent_fd, writable=True)
+
+    def _create(self, name: str, size: int, seals: int = SEALS) -> None:
+        """Make a memfd whose size nobody can change: touching a lost page would be a SIGBUS.
+
+        (The arena grows, and is not mapped by who does not write it.)
+        """
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fds.append(fd)
+        os.fchmod(fd, 0o600)  # who is given it to read cannot open it anew to write, if not ours
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+
+    def host_bytes(self) -> int:
+        """Bytes of memory that log and arena take."""
+        return sum(os.fstat(fd).st_blocks * 512 for fd in (self.log_fd, self.arena_fd))
+
+    def arena_bytes(self) -> int:
+        """Bytes of memory that the arena takes."""
+        return os.fstat(self.arena_fd).st_blocks * 512
+
+    def empty_arena(self) -> None:
+        """Free all of the arena's memory."""
+        os.ftruncate(self.arena_fd, 0)
+
+    def kernel_fds(self) -> list[int]:
+        """New descriptors for the notebook: log and client page, and, to read only, the rest."""
+        return self._reopen(
+            (self.log_fd, os.O_RDWR),
+            (self.client_fd, os.O_RDWR),
+            (self.worker_fd, os.O_RDONLY),
+            (self.agent_fd, os.O_RDONLY),
+        )
+
+    def worker_fds(self) -> list[int]:
+        """New descriptors for a worker, which writes to its own page and the arena only."""
+        return self._reopen(
+            (self.log_fd, os.O_RDONLY),
+            (self.client_fd, os.O_RDONLY),
+            (self.worker_fd, os.O_RDWR),
+            (self.agent_fd, os.O_RDONLY),
+            (self.arena_fd, os.O_RDWR),
+        )
+
+    @staticmethod
+    def _reopen(*wanted: tuple[int, int]) -> list[int]:
+        fds: list[int] = []
+        try:
+            for fd, mode in wanted:
+                fds.append(os.open(f"/proc/self/fd/{fd}", mode | os.O_CLOEXEC))
+        except BaseException:
+            close_all(fds)
+            raise
+        return fds
+
+    def free_log(self, start: int, end: int) -> None:
+        """Give back the memory of the log from position `start` to `end`, which read as zeros.
+
+        Raises
+        ------
+        InternalError
+            If the range is none, or the kernel refuses.
+        """
+        if not 0 <= start <= end <= start + self.log_bytes:
+            raise InternalError(f"the log has no range {start}..{end}")
+        while start < end:
+            offset = start % self.log_bytes
+            count = min(end - start, self.log_bytes - offset)
+            if _LIBC.fallocate(self.log_fd, _PUNCH_HOLE, offset, count) != 0:
+                raise InternalError(f"punch hole: {os.strerror(ctypes.get_errno())}")
+            start += count
+
+    def log_memory(self) -> int:
+        """Bytes of memory that the log's pages take now."""
+        return os.fstat(self.log_fd).st_blocks * 512
+
+    def close(self) -> None:
+        """Unmap and close everything; doing it twice is no error."""
+        for page in (self.client, self.worker, self.agent):
+            page.close()
+        close_all(self.fds)
+        self.fds.clear()
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)

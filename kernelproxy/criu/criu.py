@@ -1,0 +1,381 @@
+"""Saves the process in a sandbox, and makes it again in a fresh one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.criu import images, sandbox
+from kernelproxy.criu.dump_target import Target, clocks, locked, memory_bytes
+from kernelproxy.criu.sandbox import Form
+
+BASE_SECONDS = 30.0
+#: What a slow disk takes.
+BYTES_PER_SECOND = 30e6
+END_SECONDS = 10.0
+#: Removed files that are still open are copied into the images, up to this size each.
+GHOST_LIMIT = "1G"
+LOG = "criu.log"
+LOG_LEVEL = "-v2"
+LOG_CHARS_MAX = 4000
+
+# What it says, and what that means for people. The first that fits the first error counts.
+_MEANINGS = {
+    r"Can't open mapped \[(?P<what>.*) \(deleted\)\]": "it has mapped {what}, which was removed",
+    r"Can't dump ghost file (?P<what>\S+)": "it has {what} open, which was removed and is large",
+    r"External socket|half of stream unix": "a Unix socket connects it to another process",
+    r"io_uring": "it uses io_uring, which cannot be saved",
+    r"userfaultfd": "it uses userfaultfd, which cannot be saved",
+    r"Can't create link remap": "it has a file open whose name was removed",
+    r"(tty|pts).*(hanging|unpaired|external)": "it has another program's terminal open",
+    r"no space left on device": "the disk is full",
+    r"File (?P<what>\S+) has bad size": "it has mapped {what}, whose size has changed",
+    r"Can't open file (?P<what>\S+)": "it had {what} open, which cannot be opened now",
+    r"Can't bind inet socket": "a port at which it listened is taken",
+}
+
+
+@dataclass
+class Running:
+    """A process that was restored.
+
+    Parameters
+    ----------
+    process : Popen
+        The sandbox: it ends as the process does, and is the child of this process.
+    pid : int
+        Of the process itself, as seen here.
+    """
+
+    process: subprocess.Popen[bytes]
+    pid: int
+
+
+def dump(
+    form: Form,
+    pid: int,
+    directory: Path,
+    *,
+    wake_fd: int,
+    leave_running: bool,
+    timeout: float | None = None,
+) -> float:
+    """Save the process in a sandbox, and all that it has started.
+
+    Parameters
+    ----------
+    form : Form
+        Of its sandbox.
+    pid : int
+        The process, as seen here.
+    directory : Path
+        For the images, empty or missing; they hold all that the process knew, so it is made
+        readable by its owner only.
+    wake_fd : int
+        Number, in the process, of a pipe's writing end, see `wake`.
+    leave_running : bool
+        Whether the process goes on; else it is gone when this returns.
+    timeout : float, optional
+        Seconds; by default more than enough for the memory that it has.
+
+    Returns
+    -------
+    float
+        Seconds for which the process stood still.
+
+    Raises
+    ------
+    ProcessError
+        ``dump`` or ``timeout``: it cannot be saved; it goes on, and the directory is empty.
+    """
+    if timeout is None:
+        timeout = BASE_SECONDS + memory_bytes(pid) / BYTES_PER_SECOND
+    _make_private(directory)
+    try:
+        with Target(pid) as target:
+            # What is to end is only stopped till all is there.
+            stopped = nullcontext() if leave_running else target.continued_on_failure()
+            with _emptied_on_failure(directory), stopped:
+                seconds = _save(form, target, directory, wake_fd, leave_running, timeout)
+            if not leave_running:
+                target.end()
+    except OSError as error:
+        raise ProcessError(f"the process cannot be saved: {error}", "dump") from error
+    return seconds
+
+
+def _save(
+    form: Form,
+    target: Target,
+    directory: Path,
+    wake_fd: int,
+    leave_running: bool,
+    timeout: float,
+) -> float:
+    """Fill a directory with images; see `dump`."""
+    command = [form.criu, "dump", "--tree", str(target.inner_pid), "--file-locks"]
+    # CRIU would end with the sandbox if it ended the process. Names that stand for removed ones
+    # stay till the process is restored: once.
+    command += ["--leave-running"] if leave_running else ["--leave-stopped", "--link-remap"]
+    with _work_directory() as work:
+        command += _options(form, directory, work)
+        _run(sandbox.enter(form, target.pid, command), work, timeout)
+        mapped = images.mapped_files(directory)
+        target.describe(form.kind, wake_fd, mapped).write(directory)
+        return images.frozen_seconds(work)
+
+
+def restore(
+    form: Form,
+    directory: Path,
+    *,
+    ports: Mapping[int, int] | None = None,
+    lifeline_fd: int | None = None,
+    stdout: IO[bytes] | int | None = None,
+    stderr: IO[bytes] | int | None = None,
+    timeout: float | None = None,
+) -> Running:
+    """Make a process again, in a fresh sandbox; the one that was saved may run or not.
+
+    It goes on where it was saved, and waits for a line at `wake`.
+
+    Parameters
+    ----------
+    form : Form
+        The same kind as the process was saved in.
+    directory : Path
+        The images; they stay as they are.
+    ports : mapping, optional
+        Ports at which it listened, and those at which it is to listen instead; see
+        `images.prepare` for the others.
+    lifeline_fd : int, optional
+        See `sandbox.prefix`.
+    stdout, stderr : file or int, optional
+        Where its output goes, see `subprocess.Popen`.
+    timeout : float, optional
+        Seconds; by default more than enough for the size of the images.
+
+    Raises
+    ------
+    ProcessError
+        ``restore`` or ``timeout``: it cannot be made again; nothing of it is left.
+    """
+    info = images.Info.read(directory)
+    if info.kind != form.kind:
+        raise ProcessError(
+            f"the process was saved in the form {info.kind}, and here is {form.kind}", "restore"
+        )
+    if timeout is None:
+        size = sum(file.stat().st_size for file in directory.iterdir())
+        timeout = BASE_SECONDS + size / BYTES_PER_SECOND
+    with _work_directory() as work:
+        (work / "images").mkdir()
+        images.prepare(directory, work / "images", ports)
+        command = [form.criu, "restore", "--restore-detached", "--root", "/"]
+        command += _options(form, work / "images", work)
+        for at, outlet in enumerate(info.outlets, start=1):
+            command += ["--inherit-fd", f"fd[{at}]:{outlet}"]
+        if not locked(info.locks):
+            command.append("--file-locks")
+        return _launch(form, info, directory, command, work, lifeline_fd, stdout, stderr, timeout)
+
+
+def _launch(
+    form: Form,
+    info: images.Info,
+    directory: Path,
+    command: list[str],
+    work: Path,
+    lifeline_fd: int | None,
+    stdout: IO[bytes] | int | None,
+    stderr: IO[bytes] | int | None,
+    timeout: float,
+) -> Running:
+    """Start the sandbox that restores; see `restore`."""
+    reader, writer = os.pipe()
+    try:
+        arguments = sandbox.options(form, writer, lifeline_fd)
+        arguments += ["--root"] if info.as_root else []
+        arguments += ["--main-pid", str(info.pid), "--last-pid", str(images.last_pid(directory))]
+        arguments += clocks(info)
+        try:
+            process = subprocess.Popen(
+                [str(sandbox.program()), "restore", *arguments, "--", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=[writer, *([] if lifeline_fd is None else [lifeline_fd])],
+                env=_environment(),
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)
+        try:
+            return Running(process, sandbox.read_pid(reader, timeout))
+        except ProcessError as error:
+            _end(process)
+            if error.reason == "timeout":
+                message = f"the process was not restored within {timeout:.0f} s"
+                raise _noted(ProcessError(message, "timeout"), work) from error
+            raise _failure(work, "the process cannot be restored", str(error), "restore") from error
+        except BaseException:
+            _end(process)
+            raise
+    finally:
+        os.close(reader)
+
+
+def listening(directory: Path) -> set[int]:
+    """Ports at which the process listened when it was saved."""
+    return images.listening(directory)
+
+
+def wake(pid: int, wake_fd: Path | int, line: Mapping[str, Any]) -> None:
+    """Tell a process that waits, having been saved or restored, how it goes on.
+
+    Parameters
+    ----------
+    pid : int
+        As seen here.
+    wake_fd : int or Path
+        As given to `dump`, or where its images are.
+    line : mapping
+        Sent as JSON.
+
+    Raises
+    ------
+    ProcessError
+        ``restore``: it does not wait.
+    """
+    if isinstance(wake_fd, Path):
+        wake_fd = images.Info.read(wake_fd).wake_fd
+    try:
+        # Opened anew: the pipe is the process's own.
+        fd = os.open(f"/proc/{pid}/fd/{wake_fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(fd, json.dumps(dict(line)).encode() + b"\n")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise ProcessError(f"the process {pid} cannot be woken: {error}", "restore") from error
+
+
+# ---------------------------------------------------------------- what is asked of CRIU
+
+
+def _options(form: Form, directory: Path, work: Path) -> list[str]:
+    """What dumping and restoring have in common."""
+    options = ["--images-dir", str(directory), "--work-dir", str(work)]
+    options += ["--log-file", LOG, LOG_LEVEL]
+    # Connections cannot be had again: who made them makes them anew.
+    options.append("--tcp-close")
+    # Mounts and control groups are those of the sandbox that it is restored in.
+    options += ["--external", "mnt[]:m", "--manage-cgroups=ignore"]
+    options += ["--ghost-limit", GHOST_LIMIT, "--skip-file-rwx-check"]
+    if form.kind == "user":
+        options.append("--unprivileged")
+    return options
+
+
+@contextmanager
+def _work_directory() -> Iterator[Path]:
+    """A directory of ours alone, as the images are."""
+    with tempfile.TemporaryDirectory(prefix="sing-process-") as name:
+        yield Path(name)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what is preloaded into kernels."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LD_")}
+
+
+def _run(command: list[str], work: Path, timeout: float) -> None:
+    """Dump; see `dump`."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=_environment(),
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"the process could not be saved within {timeout:.0f} s"
+        raise _noted(ProcessError(message, "timeout"), work) from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise _failure(work, "the process cannot be saved", said[-1] if said else "", "dump")
+
+
+def _failure(work: Path, what: str, otherwise: str, reason: str) -> ProcessError:
+    """The error for what CRIU has logged."""
+    # It tries whether there is tun, and says so.
+    errors = re.findall(r"Error \([^)]*\): (?!tun: )(.*)", _log(work))
+    why = next(filter(None, map(_meaning, errors)), None) or next(iter(errors), otherwise)
+    return _noted(ProcessError(f"{what}: {why}", reason), work)
+
+
+def _noted(error: ProcessError, work: Path) -> ProcessError:
+    """An error with the end of CRIU's log, for whoever looks into it."""
+    error.add_note(_log(work)[-LOG_CHARS_MAX:])
+    return error
+
+
+def _log(work: Path) -> str:
+    try:
+        return (work / LOG).read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _meaning(line: str) -> str | None:
+    """What a line of the log means for people."""
+    for pattern, meaning in _MEANINGS.items():
+        if found := re.search(pattern, line, re.IGNORECASE):
+            return meaning.format(**found.groupdict())
+    return None
+
+
+# ---------------------------------------------------------------- what is left
+
+
+def _make_private(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        occupied = any(directory.iterdir())
+    except OSError as error:
+        raise ProcessError(f"the process cannot be saved: {error}", "dump") from error
+    if occupied:
+        raise ProcessError(f"the process cannot be saved: {directory} is not empty", "dump")
+
+
+@contextmanager
+def _emptied_on_failure(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for each in directory.iterdir():
+            each.unlink()
+        raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a sandbox that has not come to run its process, and all in it."""
+    process.terminate()  # it waits for the rest
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

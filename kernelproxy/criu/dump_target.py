@@ -1,0 +1,148 @@
+"""The process that is saved, as seen from outside its sandbox."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from kernelproxy.common.ipc.fd_wait import readable
+from kernelproxy.criu import images
+
+END_SECONDS = 60.0
+
+
+class Target:
+    """A process in a sandbox; used as a context.
+
+    Parameters
+    ----------
+    pid : int
+        As seen here.
+
+    Raises
+    ------
+    OSError
+        It is not there.
+    """
+
+    def __init__(self, pid: int) -> None:
+        status = _status(pid)
+        self.pid = pid
+        self.inner_pid = int(status["NSpid"].split()[-1])
+        # The first process in the sandbox has kept what it gave to this one.
+        self._outlets = [os.readlink(f"/proc/{status['PPid']}/fd/{fd}") for fd in (1, 2)]
+        self._locks = _locks_of(pid)
+
+    def __enter__(self) -> Target:
+        self._fd = os.pidfd_open(self.pid)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    @contextmanager
+    def continued_on_failure(self) -> Iterator[None]:
+        """Let it go on if it was stopped and something fails after that."""
+        try:
+            yield
+        except BaseException:
+            for each in _tree(self.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGCONT)
+            raise
+
+    def describe(self, kind: str, wake_fd: int, mapped: list[images.Mapped]) -> images.Info:
+        """Note what the images do not say."""
+        offsets = _offsets(self.pid)
+        monotonic = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + offsets.get("monotonic", 0)
+        boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + offsets.get("boottime", 0)
+        return images.Info(
+            kind=kind,
+            pid=self.inner_pid,
+            wake_fd=wake_fd,
+            uid=os.geteuid(),
+            outlets=self._outlets,
+            monotonic=monotonic,
+            boottime=boottime,
+            locks=self._locks,
+            mapped=[asdict(each) for each in mapped],
+            as_root=kind == "user" and _root_within(self.pid),
+        )
+
+    def end(self) -> None:
+        """End it, and wait until it has: giving up its memory may take a while."""
+        with suppress(ProcessLookupError):  # somebody else has ended it
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+        readable(self._fd, END_SECONDS)  # there is no way back in any case
+
+
+def _status(pid: int) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/status").read_text("utf-8", errors="replace")
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+def _root_within(pid: int) -> bool:
+    """Whether the only user that there is in a process's sandbox is root there."""
+    return Path(f"/proc/{pid}/uid_map").read_text("ascii").split()[0] == "0"
+
+
+def _offsets(pid: int) -> dict[str, int]:
+    """How far a process's clocks are ahead of ours, in nanoseconds."""
+    offsets = {}
+    with suppress(FileNotFoundError):  # a kernel without namespaces of time
+        for line in Path(f"/proc/{pid}/timens_offsets").read_text("ascii").splitlines():
+            name, seconds, nanoseconds = line.split()
+            offsets[name] = int(seconds) * 10**9 + int(nanoseconds)
+    return offsets
+
+
+def clocks(info: images.Info) -> list[str]:
+    """Arguments of the launcher that keep clocks from going back; as root, CRIU sees to that."""
+    monotonic = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    if info.kind == "root" or (monotonic >= info.monotonic and boottime >= info.boottime):
+        return []
+    wanted = max(monotonic, info.monotonic), max(boottime, info.boottime)
+    return ["--monotonic", str(wanted[0]), "--boottime", str(wanted[1])]
+
+
+def _locks_of(pid: int) -> list[str]:
+    """Files that a process or one of its children may have locked."""
+    family = {str(each) for each in _tree(pid)}
+    # Locks that belong to a description rather than a process name none.
+    return sorted({inode for owner, inode in _lock_table() if owner in family or owner == "-1"})
+
+
+def locked(inodes: list[str]) -> bool:
+    """Whether any of these files is locked now: waiting for it might take for ever."""
+    return bool(set(inodes) & {inode for _, inode in _lock_table()})
+
+
+def _lock_table() -> list[tuple[str, str]]:
+    """Processes, and devices with inodes, of all locks that are held."""
+    rows = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
+    return [(row[4], row[5]) for row in rows if len(row) >= 6 and row[1] != "->"]
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """A process and all that come from it."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            for child in (task / "children").read_text("ascii").split():
+                yield from _tree(int(child))
+
+
+def memory_bytes(pid: int) -> int:
+    """Memory that a process and all that come from it occupy."""
+    total = 0
+    for each in _tree(pid):
+        with suppress(OSError):
+            pages = int(Path(f"/proc/{each}/statm").read_text("ascii").split()[1])
+            total += pages * os.sysconf("SC_PAGE_SIZE")
+    return total

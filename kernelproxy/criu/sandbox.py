@@ -1,0 +1,160 @@
+"""Sandboxes: the program ``sing-sandbox``, and how kernels are started by it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kernelproxy.common.errors import NativeError, ProcessError
+from kernelproxy.common.ipc.fd_wait import readable
+from kernelproxy.native import compiler, libraries
+
+PROGRAM = "sing-sandbox"
+PARTS = ("sandbox",)
+COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-pthread")
+#: A kernel's environment may preload libraries, which are not for what starts it.
+STATIC_FLAGS = ("-static", "-s")
+LINK_FLAGS = ("-s",)
+REPORT_BYTES_MAX = 4096
+
+Kind = Literal["root", "user"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How processes are saved here.
+
+    Parameters
+    ----------
+    kind : str
+        ``root``: by root's rights; ``user``: by those that a user has in a namespace of users.
+    criu : str
+        Path of the program.
+    """
+
+    kind: Kind
+    criu: str
+
+
+def program(
+    message: libraries.Message | None = None,
+    *,
+    cache: Path | None = None,
+    developing: bool | None = None,
+) -> Path:
+    """Find the program; build it if nobody has.
+
+    Parameters
+    ----------
+    message, cache, developing
+        See `native.ensure`.
+
+    Raises
+    ------
+    NativeError
+        It cannot be built here.
+    """
+    tree = libraries.source_tree()
+    how = (COMPILE_FLAGS, STATIC_FLAGS, LINK_FLAGS)
+    key = f"sandbox-{platform.machine()}-{compiler.hash_of(tree, PARTS, how)}"
+
+    def inside(directory: Path) -> Path | None:
+        file = directory / PROGRAM
+        return file if os.access(file, os.X_OK) else None
+
+    def build(cache: Path, tell: compiler.Tell) -> None:
+        compiler.check_compiler()
+        strict = libraries.is_checkout(tree) if developing is None else developing
+        libraries.publish(
+            cache,
+            key,
+            lambda objects, target: _build(tree, tell, objects, target, strict=strict),
+            keep=strict,
+        )
+
+    return libraries.find_or_build(key, cache, inside, build, "the sandbox of kernels", message)
+
+
+def _build(tree: Path, tell: compiler.Tell, objects: Path, target: Path, *, strict: bool) -> None:
+    make = functools.partial(
+        compiler.Compiler, tree, objects, COMPILE_FLAGS, strict=strict, tell=tell
+    )
+    static = make(link_flags=STATIC_FLAGS)
+    compiled = list(static.compile_all(compiler.sources(tree, PARTS, (".cpp",))).values())
+    try:
+        static.link(target / PROGRAM, compiled, ())
+    except NativeError:  # not everywhere are there static libraries
+        make(link_flags=LINK_FLAGS).link(target / PROGRAM, compiled, ())
+
+
+def prefix(form: Form, report_fd: int, lifeline_fd: int | None = None) -> list[str]:
+    """Return what to put before a command to have it run in a sandbox.
+
+    What it starts waits outside, passes signals and output on, and ends as the command does. The
+    command leads a session of its own.
+
+    Parameters
+    ----------
+    form : Form
+    report_fd : int
+        Where the command's process is named, see `read_pid`; passed on to the program alone.
+    lifeline_fd : int, optional
+        End of a pipe whose other end the caller keeps: everything in the sandbox ends when that is
+        closed. By default, when the process that starts the command ends.
+
+    Raises
+    ------
+    NativeError
+        The program cannot be built here.
+    """
+    return [str(program()), "start", *options(form, report_fd, lifeline_fd), "--"]
+
+
+def options(form: Form, report_fd: int, lifeline_fd: int | None) -> list[str]:
+    """Arguments that starting and restoring have in common."""
+    found = ["--user"] if form.kind == "user" else []
+    found += ["--report", str(report_fd)]
+    if lifeline_fd is not None:
+        found += ["--lifeline", str(lifeline_fd)]
+    return found
+
+
+def enter(form: Form, pid: int, command: list[str]) -> list[str]:
+    """Return a command that runs another in the sandbox of process `pid`, and ends with it."""
+    user = ["--user"] if form.kind == "user" else []
+    return [str(program()), "enter", *user, "--target", str(pid), "--", *command]
+
+
+def read_pid(fd: int, timeout: float) -> int:
+    """Wait until the process in a sandbox runs; return its number as seen here.
+
+    Parameters
+    ----------
+    fd : int
+        The other end of the report; the caller has closed its own copy of that.
+    timeout : float
+        Seconds.
+
+    Raises
+    ------
+    ProcessError
+        ``unavailable``: there will be none; ``timeout``.
+    """
+    deadline = time.monotonic() + timeout
+    line = b""
+    while not line.endswith(b"\n"):
+        if not readable(fd, deadline - time.monotonic()):
+            raise ProcessError(f"no process ran in its sandbox in {timeout:.0f} s", "timeout")
+        data = os.read(fd, REPORT_BYTES_MAX)
+        if not data or len(line) > REPORT_BYTES_MAX:
+            raise ProcessError("the sandbox ended before a process ran in it", "unavailable")
+        line += data
+    text = line.decode(errors="replace").strip()
+    if text.startswith("!"):
+        raise ProcessError(text.removeprefix("!").strip(), "unavailable")
+    return int(text)

@@ -1,0 +1,1 @@
+"""What runs inside a notebook's kernel (standard library and torch only)."""

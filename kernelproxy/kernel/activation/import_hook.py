@@ -1,0 +1,206 @@
+"""The import hook: joins the session when torch is imported.
+
+Two imports are watched. ``torch``: before its module executes, the native client is loaded and the
+session joined, because torch latches its device hooks while it initialises. ``torch._C``: after
+it executed and before anything of ``torch`` looks at it, it gets the names that builds without
+CUDA lack (`bindings`), so that ``torch.cuda`` finds them where it looks for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from kernelproxy.common import paths
+from kernelproxy.common.errors import NativeError, SingError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import Attach, Attached
+from kernelproxy.kernel import activation
+from kernelproxy.kernel.activation import compile_progress, inductor_backend, op_libraries
+from kernelproxy.kernel.activation.agent_connection import Link
+from kernelproxy.kernel.activation.native_client import NativeClient
+from kernelproxy.kernel.torch_cuda import patches, python_kernels, torch_c_names
+from kernelproxy.native import build
+
+#: The daemon answers when a zygote has imported torch, which a machine that is short of everything
+#: takes its time for, and which may have to compile first, by itself where its cache is another one
+#: than the kernel's. A kernel that did not wait would be without a device for good.
+ATTACH_SECONDS_MAX = 1800.0
+
+
+class TorchFinder(MetaPathFinder):
+    """Wraps the execution of ``torch`` and ``torch._C``; leaves the path when torch is there."""
+
+    def __init__(self, state: activation.Activation) -> None:
+        self._state = state
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Called by the import system for every module that is not imported yet."""
+        if fullname not in ("torch", "torch._C"):
+            return None
+        spec = _find(self, fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        if fullname == "torch":
+            _wrap(spec, lambda execute, module: self._import_torch(spec, execute, module))
+        elif self._state.client is not None:
+            _wrap(spec, self._import_bindings)
+        return spec
+
+    def _import_torch(
+        self, spec: ModuleSpec, execute: Callable[[ModuleType], None], module: ModuleType
+    ) -> None:
+        """Called by the import system to execute the module ``torch``."""
+        if self._state.client is None:
+            self._join(spec)
+            if self._state.client is not None:
+                _install(lambda: python_kernels.install(watch))
+        execute(module)
+        sys.meta_path.remove(self)
+        if self._state.client is not None:
+            _install(lambda: patches.install(module, self._client()))
+            take_over = self._client().take_over_operators
+            _install(lambda: op_libraries.install(module.library, module._ops, take_over))
+            watch("torch._inductor.compile_fx", inductor_backend.install)
+
+    def _import_bindings(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        """Called by the import system to execute the extension module ``torch._C``."""
+        execute(module)
+        _install(lambda: torch_c_names.install(module, self._client()))
+
+    def _client(self) -> NativeClient:
+        if self._state.client is None:
+            raise NativeError("the session was not joined")
+        return self._state.client
+
+    def _join(self, spec: ModuleSpec) -> None:
+        """Join the session or say why not; never raises."""
+        if self._state.reason:
+            activation.explain(self._state.reason)
+            return
+        try:
+            activation.joined(join_session(self._state.session, spec))
+        except (SingError, OSError) as error:
+            activation.explain(str(error).rstrip("."))
+        except Exception as error:
+            # Our bug must not cost the user their torch.
+            activation.explain(f"internal error, please report it: {type(error).__name__}: {error}")
+
+
+class LaterFinder(MetaPathFinder):
+    """Has something done when a module was imported, and leaves the path then.
+
+    Parameters
+    ----------
+    name : str
+        Of the module.
+    then : callable
+        What is done, with the module.
+    """
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Called by the import system for every module that is not imported yet."""
+        if fullname != self._name:
+            return None
+        spec = _find(self, fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            _wrap(spec, self._import)
+        return spec
+
+    def _import(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        execute(module)
+        if self in sys.meta_path:  # others may have asked for it without importing it
+            sys.meta_path.remove(self)
+            self._then(module)
+
+
+def watch(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Have something done to a module now, or when it will have been imported."""
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, LaterFinder(name, then))
+
+
+def _find(
+    asking: MetaPathFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """Ask the other finders."""
+    for finder in sys.meta_path:
+        if finder is not asking:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _wrap(
+    spec: ModuleSpec, around: Callable[[Callable[[ModuleType], None], ModuleType], None]
+) -> None:
+    """Run `around` in place of the loader's ``exec_module``, once; the loader keeps its type."""
+    loader = spec.loader
+    execute = loader.exec_module  # type: ignore[union-attr]
+
+    def exec_module(module: ModuleType) -> None:
+        with contextlib.suppress(AttributeError):
+            del loader.exec_module  # type: ignore[union-attr]
+        around(execute, module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign, union-attr]
+
+
+def _install(step: Callable[[], None]) -> None:
+    """Do a step of the installation; if it fails, say so and let torch be without a device."""
+    try:
+        step()
+    except Exception as error:
+        torch_c_names.withdraw()
+        activation.explain(f"this torch could not be adapted: {type(error).__name__}: {error}")
+
+
+def join_session(session: str, spec: ModuleSpec) -> NativeClient:
+    """Load the native client for the torch that `spec` names and join a session with it.
+
+    Raises
+    ------
+    SingError
+        If there is no native client for it, or the daemon refuses.
+    """
+    if not spec.origin:
+        raise NativeError("torch has no directory")
+    info = build.describe(Path(spec.origin).parent)
+    with compile_progress.Shown() as shown:
+        parts = build.ensure(info, shown)
+    attach, path = Attach(session, info.version), paths.socket_path()
+    control = connect(start=False, path=path)
+    try:
+        reply, fds = control.call_with_fds(attach, ATTACH_SECONDS_MAX)
+        try:
+            if not isinstance(reply, Attached) or len(fds) != 4:
+                raise NativeError("the daemon gave an unexpected answer")
+            client = NativeClient.load(parts.client, info.directory)
+            bell = control.detach().detach()
+            client.connect(fds, bell)
+        finally:
+            for fd in fds:
+                os.close(fd)
+    finally:
+        control.close()
+    link = Link(bell, attach, path, client.give_up, client)
+    os.register_at_fork(after_in_child=link.disown)
+    activation.current().link = link
+    link.start()
+    return client

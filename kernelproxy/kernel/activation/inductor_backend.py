@@ -1,0 +1,250 @@
+"""``torch.compile`` on a proxied device: inductor's graphs are compiled by the worker.
+
+Dynamo and autograd do their work here, with inductor's decompositions, passes and partitioner, as
+without a proxy. What inductor would then compile for the device of this process, a graph of aten
+operators, is described (`kernelproxy.graphs`), written to the device's memory, and compiled by the
+worker. A call of it is one record.
+
+What cannot be shipped or compiled runs as the program was written, operator by operator, and one
+line says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+#: In errors of the operator that compiles (client/errors.cpp).
+_WHILE_COMPILING = " [sing::prepare_graph"
+_told = False
+
+
+def install(module: ModuleType) -> None:
+    """Patch ``torch._inductor.compile_fx``. Called by the import hook when it was imported."""
+    import torch
+
+    original = module.compile_fx
+    default = module.compile_fx_inner
+
+    @functools.wraps(original)
+    def compile_fx(
+        model: Any, inputs: Sequence[Any], inner_compile: Any = default, **options: Any
+    ) -> Any:
+        from torch._inductor.virtualized import V
+
+        ours = inner_compile is default and not V.aot_compilation and _uses_device(model, inputs)
+        if not ours:
+            return original(model, inputs, inner_compile, **options)
+        return _compile(torch, original, model, inputs, options)
+
+    module.compile_fx = compile_fx  # type: ignore[attr-defined]
+
+
+def _uses_device(model: Any, inputs: Sequence[Any]) -> bool:
+    """Whether a graph of dynamo's has to do with the device."""
+    import torch
+
+    def on_device(value: Any) -> bool:
+        if isinstance(value, torch.device):
+            return value.type == "cuda"
+        if isinstance(value, str):
+            return value == "cuda" or value.startswith("cuda:")
+        return isinstance(value, torch.Tensor) and value.device.type == "cuda"
+
+    if any(on_device(value) for value in inputs):
+        return True
+    if not isinstance(model, torch.fx.GraphModule):
+        return False
+    return any(
+        on_device(node.meta.get("example_value"))
+        or any(on_device(value) for value in (*node.args, *node.kwargs.values()))
+        for node in model.graph.nodes
+    )
+
+
+def _compile(
+    torch: ModuleType,
+    original: Callable[..., Any],
+    model: Any,
+    inputs: Sequence[Any],
+    options: dict[str, Any],
+) -> Any:
+    """Compile a graph of dynamo's; what cannot be compiled runs as it is."""
+    from kernelproxy.common.graph_format import UnsupportedGraphError
+
+    patches = dict(options.pop("config_patches", None) or {})
+    # The pool of compiling processes is of no use here.
+    inductor = {**patches, "compile_threads": 1}
+    kept = _copied(torch, model)
+    try:
+        with (
+            torch._inductor.config.patch(inductor),
+            # The cache of compiled programs has what was compiled for devices of their own. The
+            # backward half is compiled now, while the whole can still run otherwise.
+            torch._functorch.config.patch(
+                enable_autograd_cache=False, force_non_lazy_backward_lowering=True
+            ),
+        ):
+            return original(model, inputs, functools.partial(_ship, torch), **options)
+    except UnsupportedGraphError as error:
+        _tell(str(error))
+    except Exception as error:
+        # Also if the worker has died of it, again and again.
+        if _WHILE_COMPILING not in str(error):
+            raise
+        _tell(str(error).partition(_WHILE_COMPILING)[0])
+    return kept
+
+
+def _copied(torch: ModuleType, model: Any) -> Any:
+    """The program's graph as dynamo has made it: compiling it may change it."""
+    if not isinstance(model, torch.fx.GraphModule):
+        return model
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(model.graph, {}))
+    return torch.fx.GraphModule(model, graph)
+
+
+def _tell(reason: str) -> None:
+    """Say once in a process that a graph runs without having been compiled."""
+    global _told
+    if not _told:
+        _told = True
+        print(
+            f"jupyter_sing: torch.compile: a graph is not compiled and runs eagerly: {reason}. "
+            "This is said once.",
+            file=sys.stderr,
+        )
+
+
+def _ship(torch: ModuleType, module: Any, examples: Sequence[Any], **options: Any) -> Any:
+    """Take the place of ``compile_fx_inner``: ship a graph of aten operators to the device.
+
+    Raises
+    ------
+    UnsupportedGraphError
+        If it has something that cannot be shipped.
+    RuntimeError
+        If the worker cannot compile it.
+    """
+    from kernelproxy.common import graph_format
+    from kernelproxy.kernel.graph_export import describe
+
+    config = torch._inductor.config
+    settings = {
+        name: getattr(config, name) for name in graph_format.SETTINGS if hasattr(config, name)
+    }
+    wanted = {
+        "is_inference": bool(options.get("is_inference")),
+        "is_backward": bool(options.get("is_backward")),
+        "settings": {
+            name: value for name, value in settings.items() if isinstance(value, (bool, int))
+        },
+    }
+    with _outside_of_tracing(torch):
+        described = describe(module, wanted)
+    if all(node.op in ("placeholder", "output") for node in module.graph.nodes):
+        return _boxed(module.forward)
+    digest = graph_format.digest(described.data)
+    with _outside_of_tracing(torch):
+        host = torch.frombuffer(bytearray(described.data), dtype=torch.uint8)
+        graph = host.to("cuda")
+        torch.ops.sing.prepare_graph(graph, digest)
+        constants = [constant.detach() for constant in described.constants]
+    return Shipped(torch, graph, digest, described, constants)
+
+
+@contextlib.contextmanager
+def _outside_of_tracing(torch: ModuleType) -> Iterator[None]:
+    """What is done here is done on the device, and not traced."""
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        yield
+
+
+def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function take its arguments as a list, as AOT autograd calls what was compiled."""
+
+    def boxed(arguments: list[Any]) -> Any:
+        taken = list(arguments)
+        arguments.clear()
+        return function(*taken)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+class Shipped:
+    """A graph on the device.
+
+    Parameters
+    ----------
+    torch : module
+    graph : torch.Tensor
+        The description's bytes, on the device.
+    digest : str
+        Their name.
+    described : Description
+    constants : list of torch.Tensor
+        Further inputs.
+    """
+
+    def __init__(
+        self,
+        torch: ModuleType,
+        graph: Any,
+        digest: str,
+        described: Any,
+        constants: list[Any],
+    ) -> None:
+        self._boxed_call = True  # takes its arguments as a list; wrappers copy it from the instance
+        self._run = torch.ops.sing.run_graph.default
+        self._graph, self._digest, self._constants = graph, digest, constants
+        kinds = [each.kind for each in described.inputs]
+        self._changed = [i for i, kind in enumerate(kinds) if kind == "changed"]
+        self._inputs = [i for i, kind in enumerate(kinds) if kind in ("tensor", "host")]
+        self._host = [i for i, kind in enumerate(kinds) if kind == "host"]
+        self._numbers = [i for i, kind in enumerate(kinds) if kind == "number"]
+        self._outputs = [(each.kind, each.value) for each in described.outputs]
+        self._returns_results = all(kind == "tensor" for kind, _ in self._outputs) and [
+            value for _, value in self._outputs
+        ] == list(range(len(self._outputs)))
+        calculates = any(kind == "number" for kind, _ in self._outputs)
+        self._symbols = list(described.symbols.values()) if calculates else []
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        """Run it; called by what AOT autograd has made of the program."""
+        given = list(arguments)
+        arguments.clear()
+        for index in self._host:
+            given[index] = given[index].to("cuda")
+        results = self._run(
+            self._graph,
+            self._digest,
+            [given[index] for index in self._changed],
+            [*(given[index] for index in self._inputs), *self._constants],
+            [given[index] for index in self._numbers],
+        )
+        if self._returns_results:
+            return results  # type: ignore[no-any-return]
+        values = [
+            given[index] if axis < 0 else given[index].size(axis) for index, axis in self._symbols
+        ]
+        return [self._output(kind, value, given, results, values) for kind, value in self._outputs]
+
+    @staticmethod
+    def _output(
+        kind: str, value: Any, given: list[Any], results: list[Any], values: list[int]
+    ) -> Any:
+        if kind == "tensor":
+            return results[value]
+        if kind == "input":
+            return given[value]
+        if kind == "number":
+            return value(*values)
+        if kind == "host":
+            return results[value].cpu()
+        return value

@@ -1,0 +1,222 @@
+"""The native client as Python sees it: a typed face of `libsing_client.so`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from kernelproxy.common.errors import NativeError
+
+# In the order of their dependencies. The first brings what torch's own loader would bring.
+TORCH_LIBRARIES = (
+    "libtorch_global_deps.so",
+    "libc10.so",
+    "libtorch_cpu.so",
+    "libtorch.so",
+    "libtorch_python.so",
+)
+_FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
+    "sing_client_connect": ([ctypes.c_int] * 5, ctypes.c_int),
+    "sing_client_error": ([], ctypes.c_char_p),
+    "sing_client_synchronize": ([], ctypes.py_object),
+    "sing_client_memory": ([], ctypes.py_object),
+    "sing_client_reset_peak": ([], None),
+    "sing_client_limit_memory": ([ctypes.c_uint64], None),
+    "sing_client_capture_begin": ([], ctypes.py_object),
+    "sing_client_capture_end": ([ctypes.py_object], ctypes.py_object),
+    "sing_client_replay": ([ctypes.py_object], ctypes.py_object),
+    "sing_client_capturing": ([], ctypes.c_int),
+    "sing_client_statistics": ([], ctypes.py_object),
+    "sing_client_device": ([], ctypes.py_object),
+    "sing_client_default_generator": ([], ctypes.py_object),
+    "sing_client_note_settings": ([], None),
+    "sing_client_cell": ([ctypes.c_int], None),
+    "sing_client_give_up": ([], None),
+    "sing_client_take_over_operators": ([], ctypes.py_object),
+    "sing_client_forked": ([], ctypes.c_int),
+    "sing_client_leave": ([ctypes.c_int], ctypes.py_object),
+    "sing_client_rejoin": ([ctypes.c_int] * 5, ctypes.py_object),
+    "sing_client_storage_number": ([ctypes.py_object], ctypes.py_object),
+    "sing_client_position": ([], ctypes.c_uint64),
+    "sing_client_address": ([ctypes.py_object], ctypes.py_object),
+    "sing_client_resize_storage": ([ctypes.py_object, ctypes.c_uint64], ctypes.py_object),
+}
+
+
+class NativeClient:
+    """The functions of the native client; the docstrings say what they do there.
+
+    Parameters
+    ----------
+    library : ctypes.PyDLL or object
+        The library; functions are called with the GIL held and release it where they wait.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    @classmethod
+    def load(cls, path: Path, torch_directory: Path) -> NativeClient:
+        """Load the client and, before it, the torch libraries that it needs.
+
+        Raises
+        ------
+        NativeError
+            If one of them cannot be loaded, or is not the library that we know.
+        """
+        try:
+            for name in TORCH_LIBRARIES:
+                ctypes.CDLL(str(torch_directory / "lib" / name), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+            library = ctypes.PyDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+            for name, (arguments, result) in _FUNCTIONS.items():
+                function = getattr(library, name)
+                function.argtypes, function.restype = arguments, result
+        except (OSError, AttributeError) as error:
+            raise NativeError(f"the native client cannot be loaded ({error})") from error
+        return cls(library)
+
+    def connect(self, fds: Sequence[int], bell_fd: int) -> None:
+        """Join a session, given its log and its client, worker and agent pages.
+
+        They stay the caller's; `bell_fd` is the client's from now on, but its connection may be
+        replaced by another one (``dup2``).
+
+        Raises
+        ------
+        NativeError
+            If they are not what they should be.
+        """
+        if self._library.sing_client_connect(*fds, bell_fd) != 0:
+            text = self._library.sing_client_error() or b"unknown reason"
+            raise NativeError(f"the session cannot be joined ({text.decode(errors='replace')})")
+
+    def leave(self, seconds: float) -> None:
+        """Give up the session's memory for a while; who uses the device waits till `rejoin`.
+
+        The bell is the caller's again, and is not rung until then.
+
+        Raises
+        ------
+        NativeError
+            If a thread waits for the device for longer than `seconds`; nothing has changed then.
+        """
+        try:
+            self._library.sing_client_leave(round(seconds * 1000))
+        except RuntimeError as error:
+            raise NativeError(f"the session cannot be left ({error})") from error
+
+    def rejoin(self, fds: Sequence[int], bell_fd: int) -> None:
+        """Join again what was left, or another session that is in its state; as `connect`.
+
+        Raises
+        ------
+        NativeError
+            If it is neither; whoever uses the device goes on waiting.
+        """
+        try:
+            self._library.sing_client_rejoin(*fds, bell_fd)
+        except RuntimeError as error:
+            raise NativeError(f"the session cannot be joined again ({error})") from error
+
+    def synchronize(self) -> None:
+        """Wait until everything was executed.
+
+        Raises
+        ------
+        RuntimeError
+            What an operator raised since the last synchronisation.
+        KeyboardInterrupt
+            If the user interrupts the wait.
+        """
+        self._library.sing_client_synchronize()
+
+    def memory(self) -> dict[str, int]:
+        """Count memory.
+
+        In bytes: used, peak, granted, total, free, and over time bytes_allocated, bytes_freed;
+        as numbers: allocations, frees, live_peak, out_of_memory.
+        """
+        return dict(self._library.sing_client_memory())
+
+    def limit_memory(self, count: int) -> None:
+        """Let this process use no more than so many bytes of the device."""
+        self._library.sing_client_limit_memory(count)
+
+    def capture_begin(self) -> Any:
+        """Keep operators, from here on, instead of executing them; return what they go to."""
+        return self._library.sing_client_capture_begin()
+
+    def capture_end(self, capture: Any) -> None:
+        """Let operators be executed again."""
+        self._library.sing_client_capture_end(capture)
+
+    def replay(self, capture: Any) -> None:
+        """Execute what was kept."""
+        self._library.sing_client_replay(capture)
+
+    def capturing(self) -> bool:
+        """Whether operators are being kept."""
+        return bool(self._library.sing_client_capturing())
+
+    def reset_peak(self) -> None:
+        """Let the peak begin at what is used now."""
+        self._library.sing_client_reset_peak()
+
+    def statistics(self) -> dict[str, int]:
+        """Counters: operators, records, bytes, cache_hits, cache_misses, requests."""
+        return dict(self._library.sing_client_statistics())
+
+    def device(self) -> dict[str, Any]:
+        """Describe the device: kind ("software" or "cuda"), name, total (bytes), threads; of a GPU
+        also capability (900 for 9.0) and processors.
+        """
+        return dict(self._library.sing_client_device())
+
+    def default_generator(self) -> Any:
+        """Return the device's default `torch.Generator`."""
+        return self._library.sing_client_default_generator()
+
+    def resize_storage(self, storage: Any, size: int) -> None:
+        """Give a device `torch.UntypedStorage` another size in bytes; what fits is kept."""
+        self._library.sing_client_resize_storage(storage, size)
+
+    def address(self, holder: Any) -> int | None:
+        """Return the address of a tensor or storage of the device, which nobody can read.
+
+        None if `holder` is not on the device.
+        """
+        return cast("int | None", self._library.sing_client_address(holder))
+
+    def storage_number(self, storage: Any) -> int:
+        """Number of a device `torch.UntypedStorage` in the log and in snapshots."""
+        return int(self._library.sing_client_storage_number(storage))
+
+    def position(self) -> int:
+        """Position of the log that the next record will have."""
+        return int(self._library.sing_client_position())
+
+    def take_over_operators(self) -> None:
+        """Send calls of operators that were defined since to the worker, where they belong there.
+
+        That also happens soon after each definition; see Note [Foreign kernels].
+        """
+        self._library.sing_client_take_over_operators()
+
+    def note_settings(self) -> None:
+        """Let the device follow what torch is set to now, from the next operator on."""
+        self._library.sing_client_note_settings()
+
+    def cell(self, change: int) -> None:
+        """Tell the agent that a cell began (1) or ended (-1)."""
+        self._library.sing_client_cell(change)
+
+    def give_up(self) -> None:
+        """Let all who wait for the device, or use it later, be told that the daemon is gone."""
+        self._library.sing_client_give_up()
+
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that joined."""
+        return bool(self._library.sing_client_forked())

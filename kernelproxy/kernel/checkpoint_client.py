@@ -1,0 +1,402 @@
+"""The checkpoints of this kernel: hands its notebook over to the agent, and takes one out again.
+
+Runs in the main thread of a kernel, between two cells or in one (standard library, cloudpickle, and
+torch if it was imported). Restoring executes code that the checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kernelproxy.common.errors import ControlError, StoreError
+from kernelproxy.common.ipc import detach
+from kernelproxy.common.ipc.agent_client import Control, Show, connect
+from kernelproxy.common.protocol import (
+    AwaitCheckpoint,
+    Carried,
+    Checkpoint,
+    CheckpointBegun,
+    CheckpointOpened,
+    CheckpointReply,
+    Message,
+    OpenCheckpoint,
+    Progress,
+    RestoreReply,
+    TakeOver,
+    Wish,
+)
+from kernelproxy.kernel import activation
+from kernelproxy.kernel.activation.native_client import NativeClient
+from kernelproxy.kernel.files.changed_files import PutBack
+from kernelproxy.kernel.files.file_bundle import (
+    described,
+    gather,
+    inherit,
+    mapped,
+    put_in_place,
+    write_all,
+)
+from kernelproxy.kernel.ipython_state import capture_notebook, restore_notebook
+from kernelproxy.kernel.namespace.types import Captured, Omission
+from kernelproxy.kernel.restored_process import Restored, drop_requests, step_aside
+
+if TYPE_CHECKING:
+    import torch
+
+#: Storing waits for the disk, and for whoever else has the session in hand.
+SECONDS_MAX = 3600.0
+_UNEXPECTED = "The jupyter_sing daemon gave an unexpected answer."
+
+
+class Device:
+    """The device's side of a checkpoint, see `DevicePart`.
+
+    Parameters
+    ----------
+    client : NativeClient
+    memory : mmap or None
+        File of a checkpoint's device storages.
+    storages : dict of int to tuple
+        Offset in that, and bytes, of each.
+    """
+
+    def __init__(
+        self,
+        client: NativeClient,
+        memory: mmap.mmap | None = None,
+        storages: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
+        self._client, self._memory, self._storages = client, memory, storages or {}
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """See `DevicePart`."""
+        return storage.device.type == "cuda"
+
+    def number(self, storage: torch.UntypedStorage) -> int:
+        """See `DevicePart`."""
+        return self._client.storage_number(storage)
+
+    def read(self, storage: torch.UntypedStorage) -> bytes:
+        """See `DevicePart`."""
+        import torch
+
+        view = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return bytes(view.tolist())
+
+    def load(self, number: int, nbytes: int) -> torch.UntypedStorage:
+        """See `DevicePart`."""
+        import torch
+
+        offset, saved = self._storages[number]
+        view = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        if saved and self._memory is not None:
+            host = torch.frombuffer(self._memory, dtype=torch.uint8, count=saved, offset=offset)
+            view[:saved].copy_(host)
+        view[saved:].zero_()
+        return view.untyped_storage()
+
+    def write(self, content: bytes) -> torch.UntypedStorage:
+        """See `DevicePart`."""
+        import torch
+
+        host = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
+        return host[: len(content)].to("cuda").untyped_storage()
+
+    def rng_states(self) -> list[bytes]:
+        """See `DevicePart`."""
+        import torch
+
+        return [bytes(torch.cuda.get_rng_state().tolist())]
+
+    def set_rng_states(self, states: Sequence[bytes]) -> None:
+        """See `DevicePart`."""
+        import torch
+
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8))
+
+
+class Begun:
+    """A checkpoint that does not change any more, and is being stored.
+
+    Parameters
+    ----------
+    control : Control
+        Owned.
+    request : AwaitCheckpoint, optional
+        What to ask for the outcome; without it, that comes by itself.
+    """
+
+    def __init__(self, control: Control, request: AwaitCheckpoint | None = None) -> None:
+        self._control, self._request = control, request
+
+    def finish(self, show: Show | None = None) -> dict[str, Any]:
+        """Wait until it is safe on disk, and return what `Checkpoints` lists of it.
+
+        Parameters
+        ----------
+        show : callable, optional
+            Called with the bytes done and in total, now and then.
+
+        Raises
+        ------
+        ControlError
+            If it could not be stored: then there is none.
+        """
+        with self._control as control:
+            reply = _outcome_of(control, self._request, show)
+        if not isinstance(reply, CheckpointReply):
+            raise ControlError(_UNEXPECTED, "failed")
+        return reply.checkpoint
+
+    def wait(self) -> None:
+        """Wait until it is stored or not; whoever wished for it is told by the daemon."""
+        with contextlib.suppress(ControlError):
+            self.finish()
+
+
+def _outcome_of(control: Control, request: Message | None, show: Show | None) -> Message:
+    """Ask, if there is something to ask, and wait for what comes after all `Progress`."""
+    reply = control.more(SECONDS_MAX) if request is None else control.call(request, SECONDS_MAX)
+    while isinstance(reply, Progress):
+        if show is not None:
+            show(reply.done, reply.total)
+        reply = control.more(SECONDS_MAX)
+    return reply
+
+
+def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form: str = "") -> Begun:
+    """Capture the notebook; when this returns, it may go on.
+
+    Parameters
+    ----------
+    session : str
+        Id of the session.
+    shell : InteractiveShell
+    name : str
+        "": one is made up.
+    automatic : bool
+        Whether nobody asked for it.
+    form : str
+        See `Checkpoint`.
+
+    Raises
+    ------
+    ControlError
+        If the daemon refuses.
+    RuntimeError
+        What an operator raised since the last synchronisation.
+    Restored
+        In a process that was made of the checkpoint.
+    """
+    client = activation.current().client
+    captured = capture_notebook(shell, Device(client) if client is not None else None)
+    position = 0
+    if client is not None:
+        client.synchronize()
+        position = client.position()
+    fds = [os.memfd_create("sing-host-state", os.MFD_CLOEXEC)]
+    try:
+        parts = [memoryview(captured.stream), *captured.buffers]
+        for part in parts:
+            write_all(fds[0], part.cast("B"))
+        files_fd, states, left_out = gather()
+        fds.append(files_fd)
+        host = _described(captured, left_out, position, [part.nbytes for part in parts])
+        host["files"] = described(states)
+        returns = detach.current.returns
+        control = connect(start=False)
+        try:
+            request = Checkpoint(session, name, automatic, host, form)
+            reply, _ = control.call_with_fds(request, SECONDS_MAX, fds)
+        except BaseException:
+            control.close()
+            raise
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if isinstance(reply, CheckpointBegun) and not reply.leaves:
+        return Begun(control)
+    # What is open here would be open in the images, and lead nowhere.
+    control.close()
+    if not isinstance(reply, CheckpointBegun):
+        raise ControlError(_UNEXPECTED, "failed")
+    name = reply.name or name
+    back = detach.current.wait(returns, SECONDS_MAX)
+    if back.restored:
+        inherit(states)
+        raise Restored(name)
+    if back.problem:
+        raise ControlError(back.problem, "no-daemon")
+    return Begun(connect(start=False), AwaitCheckpoint(session, name))
+
+
+def _described(
+    captured: Captured, left_out: Sequence[Omission], position: int, sizes: list[int]
+) -> dict[str, Any]:
+    """What the agent is told of a host state, see `kernelproxy.agent.checkpoint.catalog.Host`."""
+    return {
+        "position": position,
+        "parts": sizes,
+        "storages": [list(each) for each in captured.storages.items()],
+        "about": {
+            "saved": [asdict(item) for item in captured.saved],
+            "omitted": [asdict(omission) for omission in captured.omitted],
+            "left_out": [asdict(omission) for omission in left_out],
+        },
+    }
+
+
+def take_out(shell: Any, name: str, form: str = "", show: Show | None = None) -> dict[str, Any]:
+    """Put the notebook of a checkpoint in the place of this one.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+    name : str
+    form : str
+        See `OpenCheckpoint`. If it comes back as a process, this one executes nothing more.
+    show : callable, optional
+        Called with the bytes read and in total, now and then.
+
+    Returns
+    -------
+    dict
+        What was restored, see `RestoreReply`.
+
+    Raises
+    ------
+    ControlError
+        If it cannot be read; then nothing has changed. If another version wrote its namespace,
+        the files are there and the variables as they were.
+    """
+    session = activation.current().session
+    with _opened(OpenCheckpoint(name, session, form), show) as (reply, fds):
+        if reply.form != "process":
+            return {**_take_out(shell, reply, fds), "form": "namespace", "why": reply.why}
+        files = _put_in_place(reply, fds)
+        try:
+            _let_take_over(session, reply.checkpoint["name"], show)
+        except ControlError as error:
+            if form == "process":
+                raise
+            why = error.message
+        else:
+            step_aside(shell)
+            return {**_outcome(reply, len(reply.checkpoint["saved"]), [], files), "form": "process"}
+    with _opened(OpenCheckpoint(name, session, "namespace"), show) as (reply, fds):
+        return {**_take_out(shell, reply, fds, files), "form": "namespace", "why": why}
+
+
+@contextlib.contextmanager
+def _opened(
+    request: OpenCheckpoint, show: Show | None
+) -> Iterator[tuple[CheckpointOpened, list[int]]]:
+    with connect(start=False) as control:
+        reply, fds = control.last(request, SECONDS_MAX, show)
+    try:
+        if not isinstance(reply, CheckpointOpened) or len(fds) != 3:
+            raise ControlError(_UNEXPECTED, "failed")
+        yield reply, fds
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _let_take_over(session: str, name: str, show: Show | None) -> None:
+    """Have the process of a checkpoint made, which takes the place of this one."""
+    with connect(start=False) as control:
+        reply, _ = control.last(TakeOver(session, name), SECONDS_MAX, show)
+    if not isinstance(reply, RestoreReply):
+        raise ControlError(_UNEXPECTED, "failed")
+
+
+def _put_in_place(reply: CheckpointOpened, fds: Sequence[int]) -> PutBack:
+    return put_in_place(reply.checkpoint["name"], reply.files, fds[2])
+
+
+def _take_out(
+    shell: Any, reply: CheckpointOpened, fds: Sequence[int], files: PutBack | None = None
+) -> dict[str, Any]:
+    """Restore the namespace, and the files unless they have been put in place."""
+    host, device_memory = (mapped(fd) for fd in fds[:2])
+    whole = memoryview(host) if host is not None else memoryview(b"")
+    ends = itertools.accumulate(reply.parts)
+    parts = [whole[end - count : end] for end, count in zip(ends, reply.parts, strict=True)]
+    client = activation.current().client
+    if client is None and (reply.storages or reply.checkpoint["torch"]):
+        with contextlib.suppress(ImportError):
+            import torch  # noqa: F401 (joins the session, as no cell has done it yet)
+        client = activation.current().client
+        # Without storages there may still be small tensors, which are named if there is no device.
+        if client is None and reply.storages:
+            raise ControlError(
+                f"The checkpoint holds tensors of {reply.checkpoint['device']}, and this kernel "
+                "has no device.",
+                "unavailable",
+            )
+    device = None
+    if client is not None:
+        storages = {number: (offset, count) for number, offset, count in reply.storages}
+        device = Device(client, device_memory, storages)
+    if files is None:
+        files = _put_in_place(reply, fds)  # first: some may be open
+    try:
+        restored = restore_notebook(shell, bytes(parts[0]), parts[1:], device)
+    except StoreError as error:
+        raise ControlError(str(error), error.reason) from error
+    if client is not None:
+        client.synchronize()
+    problems = [*_only_in_process(reply), *restored.problems]
+    return _outcome(reply, len(restored.namespace), problems, files)
+
+
+def _only_in_process(reply: CheckpointOpened) -> list[Omission]:
+    """What comes back with the process of a checkpoint alone."""
+    return [
+        Omission(
+            str(each["name"]), f"{each['why']} (only its process has it)", bool(each["partly"])
+        )
+        for each in reply.checkpoint["only_process"]
+    ]
+
+
+def _outcome(
+    reply: CheckpointOpened, variables: int, problems: Sequence[Omission], files: PutBack
+) -> dict[str, Any]:
+    problems = [*problems, *(Omission(str(f.path), f.why) for f in files.problems)]
+    return {
+        "checkpoint": reply.checkpoint["name"],
+        "variables": variables,
+        "files": len(files.restored),
+        "aside": {str(path): str(where) for path, where in files.kept_aside.items()},
+        "problems": [asdict(each) for each in problems],
+    }
+
+
+def carry_out(wish: Wish, shell: Any, session: str) -> None:
+    """Do what the daemon wishes, and tell it what came of that."""
+    report = Carried(session, wish.verb, wish.name)
+    try:
+        if wish.verb == "restore":
+            outcome = take_out(shell, wish.name, wish.form)
+            report = Carried(session, wish.verb, wish.name, outcome=outcome)
+        else:
+            begun = begin(session, shell, wish.name, automatic=wish.automatic, form=wish.form)
+            # The notebook goes on while it is stored.
+            threading.Thread(target=begun.wait, name="jupyter_sing checkpoint", daemon=True).start()
+    except Restored:
+        drop_requests(shell)  # of the notebook that was saved
+        return
+    except ControlError as error:
+        report = Carried(session, wish.verb, wish.name, error.message)
+    except (Exception, KeyboardInterrupt) as error:  # whoever asked waits for an answer
+        report = Carried(session, wish.verb, wish.name, f"{type(error).__name__}: {error}")
+    with contextlib.suppress(ControlError), connect(start=False) as control:
+        control.call(report, SECONDS_MAX)

@@ -1,0 +1,1 @@
+"""Files of a notebook: tracked, bundled and restored."""

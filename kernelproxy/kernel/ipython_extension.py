@@ -1,0 +1,170 @@
+"""The IPython extension that the provisioner loads into kernels, by ``--ext``.
+
+It must never be the reason that a kernel does not start, so nothing that it does may raise.
+Needs the standard library and IPython only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+from kernelproxy.common.ipc import detach
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import Carried, Wish
+from kernelproxy.common.untrusted import parse_json
+from kernelproxy.kernel import activation, restored_process
+
+_counter: CellCounter | None = None
+_DELIMITER = b"<IDS|MSG>"
+
+
+class CellCounter:
+    """Tells the agent when cells begin and end.
+
+    IPython's events do not come strictly in pairs: ``post_run_cell`` also comes for cells that
+    were refused before they ran (blank ones), and an interrupted cell gets a new result object.
+    So begun cells are kept on a stack for each thread (subshells run cells in threads of their
+    own, and a cell may run another one), and an end is matched by the cell's text.
+    """
+
+    def __init__(self) -> None:
+        self._begun = threading.local()
+
+    def pre_run_cell(self, info: Any) -> None:
+        """Called by IPython before a cell runs."""
+        self._stack().append(info.raw_cell)
+        activation.cell(1)
+
+    def post_run_cell(self, result: Any) -> None:
+        """Called by IPython after a cell ran, failed or was interrupted."""
+        stack = self._stack()
+        text = result.info.raw_cell if result.info is not None else None
+        if text not in stack:
+            return
+        while stack:
+            activation.cell(-1)
+            if stack.pop() == text:
+                return
+
+    def _stack(self) -> list[Any]:
+        if not hasattr(self._begun, "stack"):
+            self._begun.stack = []
+        stack: list[Any] = self._begun.stack
+        return stack
+
+
+class Wishes:
+    """Carries out what the daemon wishes, between two cells.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        Of a kernel.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._waiting: list[Wish] = []
+        self._lock = threading.Lock()  # of what waits
+
+    def __call__(self, wish: Wish) -> None:
+        """Note a wish, or that it is withdrawn; called in a thread of ours."""
+        key = wish.verb, wish.name
+        with self._lock:
+            self._waiting = [each for each in self._waiting if (each.verb, each.name) != key]
+            if wish.withdrawn:
+                return
+            self._waiting.append(wish)
+        _prepare()
+        self._shell.kernel.io_loop.add_callback(self._carry_out)
+
+    def _next(self) -> Wish | None:
+        """Take a wish, unless a cell runs (one may be awaiting something)."""
+        with self._lock:
+            return (
+                self._waiting.pop(0) if self._waiting and not activation.current().cells else None
+            )
+
+    def post_run_cell(self, _: Any) -> None:
+        """Called by IPython after a cell."""
+        if self._waiting:
+            self._shell.kernel.io_loop.add_callback(self._carry_out)
+
+    def _carry_out(self) -> None:
+        """Carry out what was wished."""
+        while (wish := self._next()) is not None:
+            session = activation.current().session
+            try:
+                from kernelproxy.kernel import checkpoint_client  # with cloudpickle: only at need
+            except ImportError as error:
+                with connect(start=False) as control:
+                    control.call(Carried(session, wish.verb, wish.name, f"It lacks {error.name}."))
+                continue
+            checkpoint_client.carry_out(wish, self._shell, session)
+
+
+def hear_requests(kernel: Any) -> None:
+    """Notice when a cell is asked for while another one runs.
+
+    ipykernel 7 reads requests in a thread; before, none is read while a cell runs.
+    """
+    take = getattr(kernel, "shell_channel_thread_main", None)
+    if take is None:
+        return
+
+    async def hear(message: Any) -> Any:
+        if activation.current().cells and _asks_for_cell(message):
+            activation.cell_asked()
+        return await take(message)
+
+    kernel.shell_channel_thread_main = hear
+
+
+def _asks_for_cell(message: Any) -> bool:
+    """Whether a message of Jupyter's, in frames, is a request to run a cell."""
+    frames = [bytes(each) for each in message]
+    try:
+        header = parse_json(frames[frames.index(_DELIMITER) + 2])
+        return bool(header["msg_type"] == "execute_request")
+    except (ValueError, IndexError, KeyError, TypeError):  # the kernel says what is wrong with it
+        return False
+
+
+def _prepare() -> None:
+    """Import what carries wishes out, in a thread for which the notebook need not wait."""
+    with contextlib.suppress(Exception):  # whoever carries it out says what is wrong
+        from kernelproxy.kernel import checkpoint_client  # noqa: F401
+        from kernelproxy.kernel.files import changed_files
+
+        changed_files.collect(())  # compiles its patterns
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """Called by IPython when the kernel starts, before any cell."""
+    global _counter
+    try:
+        activation.activate()
+        if activation.current().session and _counter is None:
+            _counter = CellCounter()
+            ip.events.register("pre_run_cell", _counter.pre_run_cell)
+            ip.events.register("post_run_cell", _counter.post_run_cell)
+            if hasattr(ip, "kernel"):
+                wishes = Wishes(ip)
+                activation.on_wish = wishes
+                activation.on_restored = restored_process.Revival(ip)
+                detach.current.obstacle = partial(restored_process.obstacle, ip.kernel)
+                activation.listen()
+                ip.events.register("post_run_cell", wishes.post_run_cell)
+                hear_requests(ip.kernel)
+    except Exception as error:
+        print(f"jupyter_sing: CPU only: {type(error).__name__}: {error}.", file=sys.stderr)
+    try:
+        from jupyter_sing.notebook import magics
+
+        magics.load_ipython_extension(ip)
+    except Exception as error:
+        print(f"jupyter_sing: %sing is not available: {error}.", file=sys.stderr)

@@ -1,0 +1,66 @@
+"""Which host memory was met already, and whose it is.
+
+Arrays and tensors are windows into memory that somebody owns. Sharing is kept by saving each piece
+of memory once, with its owner, and every window as (owner, offset, geometry). NumPy and torch may
+hold the same memory (``from_numpy``, ``.numpy()``), so there is one register for both, by address.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from typing import Any
+
+from kernelproxy.kernel.namespace.types import Refused
+
+
+class Memory:
+    """Pieces of memory by address, each with the object that stands for it in the stream.
+
+    Owners are kept alive, so that an address cannot come to mean something else meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._pieces: list[tuple[int, Any]] = []  # end, owner; beside `_starts`
+
+    def find(self, address: int, nbytes: int) -> tuple[Any, int] | None:
+        """Who owns a range: the owner and the range's offset in its memory, or None if new.
+
+        Raises
+        ------
+        Refused
+            If a known piece holds only a part of it.
+        """
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at >= 0 and address < self._pieces[at][0]:
+            end, owner = self._pieces[at]
+            if address + nbytes <= end:
+                return owner, address - self._starts[at]
+            raise Refused("memory that overlaps with another array's or tensor's")
+        if at + 1 < len(self._starts) and self._starts[at + 1] < address + nbytes:
+            raise Refused("memory that overlaps with another array's or tensor's")
+        return None
+
+    def add(self, address: int, nbytes: int, owner: Any) -> None:
+        """Make an owner known; `find` must have returned None for the range."""
+        at = bisect.bisect_right(self._starts, address)
+        self._starts.insert(at, address)
+        self._pieces.insert(at, (address + nbytes, owner))
+
+
+def at_address(address: int, nbytes: int, owner: Any) -> Any:
+    """Memory as an object with the buffer protocol; `owner` lives as long as that object.
+
+    It is no memoryview: those of memoryviews crash Python's garbage collector (seen in 3.11.7).
+    """
+    window = (ctypes.c_ubyte * nbytes).from_address(address)
+    window.owner = owner  # type: ignore[attr-defined]
+    return window
+
+
+def fill(address: int, nbytes: int, content: Any) -> None:
+    """Copy content to an address."""
+    if nbytes:
+        window = (ctypes.c_ubyte * nbytes).from_address(address)
+        memoryview(window).cast("B")[:] = memoryview(content).cast("B")

@@ -1,0 +1,267 @@
+"""What is patched when ``torch`` has been imported: holes that no name in ``torch._C`` fills.
+
+Each patch names the C++ that it makes up for: code that is compiled only with CUDA, and tests a
+constant instead of the registered device.
+
+``torch.version.cuda`` stays what the build says, None in CPU wheels: libraries take it as a promise
+that CUDA source can be compiled and libraries of NVIDIA be called, which is not so here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kernelproxy.kernel.activation.native_client import NativeClient
+from kernelproxy.kernel.torch_cuda import tensor_sharing, tensor_types
+from kernelproxy.kernel.torch_cuda.streams import refuse
+
+_COLLECTIVES = (
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "init_rank",
+    "reduce",
+    "reduce_scatter",
+    "unique_id",
+    "version",
+)
+_NO_POINTERS = "device memory lies in another process"
+
+
+def install(torch: ModuleType, client: NativeClient) -> None:
+    """Patch the imported `torch`. Called by the import hook, once."""
+    # device_count() asks NVML before anything else; that would count what this session has not.
+    torch.cuda._cached_device_count = 1
+    torch.cuda._get_pynvml_handler = _no_nvml
+    torch.cuda.list_gpu_processes = torch.cuda.memory.list_gpu_processes = _no_nvml
+    # Recurrent modules ask at every call and would be told to rebuild PyTorch.
+    torch.backends.cudnn.is_acceptable = lambda tensor: False
+    # Builds with CUDA have NCCL, which needs a GPU in this process.
+    if torch.distributed.is_available():
+        torch.distributed.distributed_c10d._NCCL_AVAILABLE = False
+    # Streams are names here, and a gradient that comes on another one is not early.
+    torch._C._set_warn_on_accumulate_grad_stream_mismatch(False)
+    _patch_profiler(torch)
+    _patch_storage(torch, client)
+    _patch_addresses(torch, client)
+    tensor_sharing.install(torch)
+    _patch_parallel(torch)
+    _patch_refusals(torch)
+    _patch_printing(torch)
+    _patch_exports(torch)
+    tensor_types.install(torch)
+
+
+def _no_nvml(device: Any = None) -> Any:
+    refuse("NVML", "it would show a GPU that other sessions use too")
+
+
+def _is_cuda(torch: ModuleType, device: Any) -> bool:
+    if device is None:
+        return False
+    if isinstance(device, int):
+        return True
+    return bool(torch.device(device).type == "cuda")
+
+
+def _patch_storage(torch: ModuleType, client: NativeClient) -> None:
+    """Storages on the device: ``THPStorage_pynew`` and ``resize_`` know CUDA only if built so.
+
+    ``torch.load`` makes its storages here.
+    """
+    original_new = torch.UntypedStorage.__new__
+    original_resize = torch.UntypedStorage.resize_
+
+    @functools.wraps(original_new)
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not _is_cuda(torch, kwargs.get("device")):
+            return original_new(cls, *args, **kwargs)
+        device = kwargs["device"]
+        content = args[0] if args else kwargs.get("size", 0)
+        if isinstance(content, int):
+            made = torch.empty(content, dtype=torch.uint8, device=device)
+        else:
+            made = torch.tensor(list(content), dtype=torch.uint8).to(device)
+        return made.untyped_storage()
+
+    @functools.wraps(original_resize)
+    def resize_(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return original_resize(self, size)
+        client.resize_storage(self, size)
+        return self
+
+    torch.UntypedStorage.__new__ = staticmethod(new)
+    torch.UntypedStorage.resize_ = resize_
+
+    _patch_storage_files(torch)
+
+
+def _patch_addresses(torch: ModuleType, client: NativeClient) -> None:
+    """Let Python compare addresses, which C++ may not have: Note [Guarded storages]."""
+
+    def asking(original: Callable[[Any], int]) -> Callable[[Any], int]:
+        @functools.wraps(original)
+        def data_ptr(self: Any) -> int:
+            address = client.address(self) if self.device.type == "cuda" else None
+            return original(self) if address is None else address
+
+        return data_ptr
+
+    for holder in (torch.Tensor, torch.UntypedStorage):
+        holder.data_ptr = asking(holder.data_ptr)
+
+
+def _patch_storage_files(torch: ModuleType) -> None:
+    """Raw storage files (old ``torch.save``, ``pickle``), which C++ reads and writes in place."""
+    original_write = torch.UntypedStorage._write_file
+    original_read = torch.UntypedStorage._set_from_file
+
+    @functools.wraps(original_write)
+    def write_file(self: Any, *args: Any) -> Any:
+        return original_write(self.cpu() if self.device.type == "cuda" else self, *args)
+
+    @functools.wraps(original_read)
+    def set_from_file(self: Any, *args: Any) -> Any:
+        if self.device.type != "cuda":
+            return original_read(self, *args)
+        host = torch.UntypedStorage(self.nbytes())
+        original_read(host, *args)
+        return self.copy_(host)
+
+    torch.UntypedStorage._write_file = write_file
+    torch.UntypedStorage._set_from_file = set_from_file
+
+
+def _patch_profiler(torch: ModuleType) -> None:
+    """Time the device by events, not by Kineto, which opens the GPU in builds with CUDA.
+
+    What asks for CUDA's activities and is told that Kineto has none puts each operator between two
+    events (client/profiler.cpp). Kineto counts GPUs in any case: it asks the driver and opens none.
+    """
+    activity, profile = torch.profiler.ProfilerActivity, torch.profiler.profiler._KinetoProfile
+    supported, original = torch.autograd._supported_activities, profile.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if activity.CUDA in self.activities:
+            self.activities.add(activity.CPU)  # whose operators the events are put around
+
+    profile.__init__ = init
+    # What programs are told, and take if they name none; and what the profiler asks of Kineto.
+    torch.autograd._supported_activities = lambda: {*supported(), activity.CUDA}
+    torch.autograd.profiler._supported_activities = lambda: {*supported()} - {activity.CUDA}
+
+
+def _patch_parallel(torch: ModuleType) -> None:
+    """``nn.DataParallel`` on the one device there is: scattering and gathering are copies."""
+
+    def scatter(tensor: Any, devices: Any, *args: Any) -> tuple[Any, ...]:
+        if list(devices) != [0]:
+            refuse("More than one device", "a session has one device, cuda:0")
+        return (tensor.to("cuda"),)
+
+    def broadcast(tensors: Any, devices: Any, *args: Any) -> list[list[Any]]:
+        return [list(scatter(tensor, devices)) for tensor in tensors]
+
+    def gather(tensors: Any, axis: int, device: int | None) -> Any:
+        found = torch.cat(list(tensors), axis)
+        return found.cpu() if device == -1 else found
+
+    torch._C._scatter = scatter
+    torch._C._broadcast_coalesced = lambda tensors, devices, size: broadcast(tensors, devices)
+    torch._C._broadcast = lambda tensor, devices: list(scatter(tensor, devices))
+    torch._C._gather = gather
+
+
+def _patch_refusals(torch: ModuleType) -> None:
+    """What would fail before it came to the name in ``torch._C`` that refuses."""
+
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        refuse("NCCL", "a session has one device, cuda:0")
+
+    def allocator(*args: Any, **kwargs: Any) -> Any:
+        refuse("An allocator of one's own", _NO_POINTERS)
+
+    def tune(*args: Any, **kwargs: Any) -> Any:
+        refuse("Tuning", "the device's libraries are not in this process")
+
+    def gds(*args: Any, **kwargs: Any) -> Any:
+        refuse("GPUDirect Storage", _NO_POINTERS)
+
+    for name in _COLLECTIVES:
+        setattr(torch.cuda.nccl, name, collective)
+    torch.cuda.gds.GdsFile.__new__ = gds
+    torch.cuda.memory.CUDAPluggableAllocator.__init__ = allocator
+    torch.cuda.tunable.tune_gemm_in_file = torch.cuda.tunable.mgpu_tune_gemm_in_file = tune
+
+
+def _patch_printing(torch: ModuleType) -> None:
+    """Print device tensors from a copy: printing reads element by element, a round trip each."""
+    tensor_str = torch._tensor_str
+    original: Callable[..., str] = tensor_str._tensor_str
+
+    @functools.wraps(original)
+    def print_copy(self: Any, indent: int) -> str:
+        if self.device.type == "cuda" and self.layout is torch.strided:
+            self = _host_copy(torch, self, tensor_str.PRINT_OPTS)
+        return original(self, indent)
+
+    tensor_str._tensor_str = print_copy
+
+
+def _host_copy(torch: ModuleType, tensor: Any, options: Any) -> Any:
+    """Copy a tensor to the host, of a large one only what will be printed."""
+    if tensor.numel() <= options.threshold:
+        return tensor.cpu()
+    edge = options.edgeitems
+    shown, places = tensor, []
+    for axis, size in enumerate(tensor.shape):
+        if size > 2 * edge:
+            place = torch.cat((torch.arange(edge), torch.arange(size - edge, size)))
+            shown = shown.index_select(axis, place.to(tensor.device))
+        else:
+            place = torch.arange(size)
+        places.append(place)
+    # The rest of it is never written nor read, and so never takes memory.
+    host = torch.empty(tensor.shape, dtype=tensor.dtype)
+    host[torch.meshgrid(*places, indexing="ij")] = shown.cpu()
+    return host
+
+
+def _patch_exports(torch: ModuleType) -> None:
+    """Refuse to hand addresses of device memory to other libraries in this process."""
+    original_dlpack = torch.Tensor.__dlpack__
+    original_interface = torch.Tensor.__cuda_array_interface__
+    original_capsule = torch._C._to_dlpack
+
+    @functools.wraps(original_dlpack)
+    def dlpack(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "cuda":
+            raise BufferError(f"A device tensor cannot be exported: {_NO_POINTERS}; use .cpu().")
+        return original_dlpack(self, *args, **kwargs)
+
+    @functools.wraps(original_capsule)
+    def capsule(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if tensor.device.type == "cuda":
+            raise BufferError(f"A device tensor cannot be exported: {_NO_POINTERS}; use .cpu().")
+        return original_capsule(tensor, *args, **kwargs)
+
+    def interface(self: Any) -> Any:
+        if self.device.type == "cuda":
+            # AttributeError, so that libraries which ask by hasattr() take another way.
+            raise AttributeError(
+                f"A device tensor has no __cuda_array_interface__: {_NO_POINTERS}; use .cpu()."
+            )
+        return original_interface.__get__(self)
+
+    torch.Tensor.__dlpack__ = dlpack
+    torch.Tensor.__cuda_array_interface__ = property(interface)
+    torch._C._to_dlpack = capsule
+    for module in (torch, torch.utils.dlpack):
+        if getattr(module, "to_dlpack", None) is original_capsule:
+            module.__dict__["to_dlpack"] = capsule

@@ -1,0 +1,61 @@
+"""The settings of torch that change what operators give: the device follows them.
+
+They are kept in C++ and set from Python by functions of ``torch._C``. Each of these is wrapped, so
+that the native client looks at the settings again, and tells the device with its next operator.
+``torch.set_flush_denormal`` is none of them: it concerns one thread of this process, on CUDA too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kernelproxy.kernel.activation.native_client import NativeClient
+
+_SETTERS = (
+    "_set_blas_preferred_backend",
+    "_set_cpu_allow_fp16_reduced_precision_reduction",
+    "_set_cublas_allow_bf16_reduced_precision_reduction",
+    "_set_cublas_allow_fp16_accumulation",
+    "_set_cublas_allow_fp16_reduced_precision_reduction",
+    "_set_cublas_allow_tf32",
+    "_set_cudnn_allow_tf32",
+    "_set_cudnn_benchmark",
+    "_set_cudnn_deterministic",
+    "_set_cudnn_enabled",
+    "_set_default_dtype",
+    "_set_default_tensor_type",
+    "_set_deterministic_algorithms",
+    "_set_deterministic_fill_uninitialized_memory",
+    "_set_float32_matmul_precision",
+    "_set_fp32_precision_setter",
+    "_set_linalg_preferred_backend",
+    "_set_math_sdp_allow_fp16_bf16_reduction",
+    "_set_mkldnn_deterministic",
+    "_set_mkldnn_enabled",
+    "_set_nnpack_enabled",
+    "_set_sdp_priority_order",
+    "_set_sdp_use_cudnn",
+    "_set_sdp_use_flash",
+    "_set_sdp_use_math",
+    "_set_sdp_use_mem_efficient",
+    "_set_sdp_use_overrideable",
+)
+
+
+def setters(c: ModuleType, client: NativeClient) -> dict[str, Any]:
+    """Make what takes the place of the setters that the extension module `c` has."""
+    return {name: _telling(getattr(c, name), client) for name in _SETTERS if hasattr(c, name)}
+
+
+def _telling(setter: Callable[..., Any], client: NativeClient) -> Callable[..., Any]:
+    @functools.wraps(setter)
+    def set_and_tell(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return setter(*args, **kwargs)
+        finally:  # some refuse what they have done already
+            client.note_settings()
+
+    return set_and_tell

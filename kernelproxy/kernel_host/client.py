@@ -1,0 +1,307 @@
+"""A kernel of the attendant's, as its server sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+
+from kernelproxy.common import fork_hygiene, paths
+from kernelproxy.common.errors import ControlError, ProtocolError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.framing import FrameDecoder, recv_message, send_message
+from kernelproxy.common.protocol import (
+    AdoptKernel,
+    AskKernel,
+    CloseKernel,
+    Done,
+    EndKernels,
+    Error,
+    KernelState,
+    Message,
+    ShutDownKernel,
+    SignalKernel,
+    StartKernel,
+)
+from kernelproxy.kernel_host import SOCKET_NAME, directory
+
+#: What the attendant needs to start a kernel, which has a limit of its own, and more.
+START_SECONDS_MAX = 90.0
+#: What it needs to answer, and to end a kernel, on a loaded machine.
+ANSWER_SECONDS_MAX = 30.0
+
+
+class RemoteKernel:
+    """The server's end of the connection of one kernel. For use by several threads.
+
+    It is a `kernelproxy.kernel_host.hosted_kernel.Kernel`.
+
+    Parameters
+    ----------
+    sock : socket.socket
+        Owned from now on.
+    state : KernelState
+        What came over it first.
+    """
+
+    def __init__(self, sock: socket.socket, state: KernelState) -> None:
+        self._sock: socket.socket | None = sock
+        self._pidfd = -1
+        self._state = KernelState(0, "", None)
+        self._note(state)
+        self._decoder = FrameDecoder()
+        self._lock = threading.Lock()
+        fork_hygiene.register(self)  # a forked child must not look like a server that lives
+
+    @property
+    def session(self) -> str:
+        """Id of its session."""
+        return self._state.session
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 while it hibernates."""
+        return self._state.pid
+
+    def poll(self) -> int | None:
+        """Return how the kernel has ended; None if it has not. Never waits."""
+        if self._lock.acquire(blocking=False):  # else somebody hears it now
+            try:
+                self._hear()
+            finally:
+                self._lock.release()
+        return self._state.code
+
+    def refresh(self) -> None:
+        """Ask how it is: its process and its session may be others than before."""
+        with self._lock:
+            self._hear()
+            if self._say(AskKernel()):
+                with self._patience():
+                    self._hear_once()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and what it has started."""
+        with self._lock:
+            self._say(SignalKernel(number))
+
+    def shut_down(self) -> None:
+        """It was asked to end."""
+        with self._lock:
+            self._say(ShutDownKernel())
+
+    def close(self) -> None:
+        """End it, and wait until nothing is left. Doing it twice is no error."""
+        with self._lock:
+            if self._say(CloseKernel()):
+                with self._patience():
+                    while self._sock is not None:
+                        self._hear_once()
+            self._lost()
+
+    def leave(self) -> None:
+        """Let it go on without a server."""
+        with self._lock:
+            if self._sock is not None:
+                self._sock.close()
+                self._sock = None
+            self._forget()
+
+    def disown(self) -> None:
+        """Called in a forked child."""
+        if self._sock is not None:
+            fork_hygiene.let_go([self._sock.fileno()])
+
+    def _say(self, message: Message) -> bool:
+        """Send a message; return whether the attendant is there."""
+        if self._sock is not None:
+            try:
+                send_message(self._sock, message)
+            except OSError:
+                self._lost()
+        return self._sock is not None
+
+    def _hear(self) -> None:
+        """Note what has come."""
+        with contextlib.suppress(BlockingIOError):
+            while self._sock is not None:
+                self._hear_once(socket.MSG_DONTWAIT)
+
+    def _hear_once(self, flags: int = 0) -> None:
+        """Note what comes next.
+
+        Raises
+        ------
+        BlockingIOError
+            With ``MSG_DONTWAIT``, if nothing has come.
+        """
+        if self._sock is None:
+            return
+        try:
+            data = self._sock.recv(1 << 16, flags)
+            self._decoder.feed(data)
+            while found := self._decoder.next_message():
+                if isinstance(found[0], KernelState):
+                    self._note(found[0])
+        except BlockingIOError:
+            raise
+        except (OSError, ProtocolError):  # or it took too long
+            data = b""
+        if not data:
+            self._lost()
+
+    def _note(self, state: KernelState) -> None:
+        """Hear how the kernel is, and know its process for certain from then on."""
+        if state.pid != self._state.pid or state.code is not None:
+            self._forget()
+            if state.pid and state.code is None:
+                with contextlib.suppress(OSError):  # it has ended already
+                    self._pidfd = os.pidfd_open(state.pid)
+        self._state = state
+
+    def _forget(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _lost(self) -> None:
+        """The connection has ended, and with it the kernel: it was asked to, or the attendant died,
+        or it cannot be heard any more.
+        """
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        if self._state.code is None:
+            if self._pidfd >= 0:  # it may not have noticed yet, and the next one needs its ports
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._note(KernelState(0, self._state.session, 1))
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """Wait, but not for ever."""
+        sock = self._sock
+        assert sock is not None
+        sock.settimeout(ANSWER_SECONDS_MAX)
+        try:
+            yield
+        finally:
+            if self._sock is not None:
+                sock.settimeout(None)
+
+
+def start(request: StartKernel, outlets: Sequence[int]) -> RemoteKernel:
+    """Have the attendant start a kernel; it is started itself if need be.
+
+    Parameters
+    ----------
+    request : StartKernel
+    outlets : sequence of int
+        Descriptors of the kernel's standard output and error.
+
+    Raises
+    ------
+    ControlError
+        ``no-daemon``, ``timeout`` or ``broken``: there is no attendant, or none that understands;
+        else it could not start the kernel.
+    """
+    return _request(_connect(start=True), request, outlets, START_SECONDS_MAX)
+
+
+def adopt(request: AdoptKernel) -> RemoteKernel:
+    """Take over a kernel whose server has left.
+
+    Raises
+    ------
+    ControlError
+        ``no-daemon`` or ``unknown-kernel``: it does not live any more; ``has-server``: it was not
+        left; ``timeout`` or ``broken``: nobody knows.
+    """
+    return _request(_connect(start=False), request, (), ANSWER_SECONDS_MAX)
+
+
+def end_kernels() -> bool:
+    """End all kernels that have no server; return whether there was an attendant.
+
+    Raises
+    ------
+    ControlError
+        If it does not answer.
+    """
+    try:
+        sock = _connect(start=False)
+    except ControlError as error:
+        if error.reason != "no-daemon":
+            raise
+        return False
+    with sock:
+        _exchange(sock, EndKernels(), (), START_SECONDS_MAX, Done)
+    return True
+
+
+def _request(
+    sock: socket.socket, request: Message, fds: Sequence[int], seconds: float
+) -> RemoteKernel:
+    try:
+        state = _exchange(sock, request, fds, seconds, KernelState)
+        sock.settimeout(None)
+    except BaseException:
+        sock.close()
+        raise
+    assert isinstance(state, KernelState)
+    return RemoteKernel(sock, state)
+
+
+def _exchange(
+    sock: socket.socket,
+    request: Message,
+    fds: Sequence[int],
+    seconds: float,
+    reply_type: type[Message],
+) -> Message:
+    sock.settimeout(seconds)
+    try:
+        send_message(sock, request, fds)
+        reply, received = recv_message(sock)
+    except TimeoutError as error:
+        text = f"The attendant of kernels did not answer within {seconds:g} seconds."
+        raise ControlError(text, "timeout") from error
+    except (OSError, ProtocolError) as error:
+        text = f"The connection to the attendant of kernels broke ({error})."
+        raise ControlError(text, "broken") from error
+    for fd in received:
+        os.close(fd)
+    if isinstance(reply, Error):
+        raise ControlError(reply.message, reply.reason)
+    if not isinstance(reply, reply_type):
+        raise ControlError("The attendant of kernels gave an unexpected answer.", "failed")
+    return reply
+
+
+def _connect(start: bool) -> socket.socket:
+    place = directory()
+    path = place / SOCKET_NAME
+    absent = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)
+    with absent, agent_client.start_lock(place, fcntl.LOCK_SH):
+        return agent_client.open_socket(path)
+    if not start:
+        raise ControlError("No attendant of kernels is running.", "no-daemon")
+    with agent_client.start_lock(place, fcntl.LOCK_EX):
+        with absent:  # somebody else may have started it while we waited for the lock
+            return agent_client.open_socket(path)
+        agent_client.start_detached(
+            paths.runtime_dir(), ("-m", "kernelproxy.kernel_host"),
+            log="attendant.log", who="attendant of kernels",
+        )  # fmt: skip
+        try:
+            return agent_client.open_socket(path)
+        except OSError as error:
+            raise ControlError(
+                f"The attendant of kernels started and left at once; see {path.parent.parent}"
+                "/attendant.log.",
+                "no-daemon",
+            ) from error

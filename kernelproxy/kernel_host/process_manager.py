@@ -1,0 +1,493 @@
+"""Has a kernel's process: saves it, makes it again and replaces it, as the agent orders.
+
+A thread of the attendant, or of a server that keeps no kernels. The agent decides everything; the
+tender alone touches the process and the switchboard before it. If the agent dies, it connects to
+the next one, as kernels do (`kernelproxy.kernel.activation.agent_connection`), and lets requests
+through meanwhile. An order that was being carried out is carried out first, and so is what was
+promised: the next agent finds one state or the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from kernelproxy.common import fork_hygiene, paths, protocol
+from kernelproxy.common.errors import ControlError, ProcessError, ProtocolError, SingError
+from kernelproxy.common.ipc.agent_client import Control, connect
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import Message
+from kernelproxy.criu import criu, images, sandbox
+from kernelproxy.kernel_host.process_handle import Body, end
+from kernelproxy.zmq_proxy import connection
+from kernelproxy.zmq_proxy.connection import Connection
+from kernelproxy.zmq_proxy.proxy import Switchboard
+
+if TYPE_CHECKING:
+    from kernelproxy.criu.sandbox import Form
+
+#: What a loaded machine needs to have a process in a fresh sandbox.
+START_SECONDS_MAX = 30.0
+#: In which a restored process must join its session, and answer.
+READY_SECONDS_MAX = 60.0
+#: In which a process that is to be replaced must answer what it executes. It begins nothing after
+#: that, so giving up leaves a kernel of no use: longer than cells go on that ask to be replaced.
+FINISH_SECONDS_MAX = 86_340.0
+#: As for kernels: what the next agent may need until it answers.
+RECONNECT_SECONDS_MAX = 120.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Candidate:
+    """A process beside the kernel's, which is to replace it."""
+
+    running: criu.Running
+    connection: Connection
+    session: str
+    promised: bool = False  # the kernel executes nothing more, or will not soon
+
+
+class Tender:
+    """Tends one kernel from its start to its end.
+
+    Parameters
+    ----------
+    form : Form
+        How its process can be saved.
+    session : str
+        Id of its session; another one after the kernel was replaced.
+    info : mapping
+        What the kernel manager says about its connections: what clients use.
+    name : str
+        Of the connection file.
+    path : str or Path, optional
+        The agent's socket; by default the one that the environment names.
+
+    Raises
+    ------
+    ProcessError
+        If the kernel cannot be tended, see `connection.official`.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        session: str,
+        info: Mapping[str, Any],
+        name: str,
+        path: str | Path | None = None,
+    ) -> None:
+        self.form, self.session = form, session
+        self._info, self._name = info, name
+        self._official = connection.official(info)
+        self._private = connection.private(self._official)
+        self._path = paths.socket_path() if path is None else Path(path)
+        self._directory = _private_directory()
+        self._body: Body | None = None
+        self._candidate: _Candidate | None = None
+        self._lock = threading.Lock()
+        self._connecting: Control | None = None
+        self._sock: socket.socket | None = None
+        self._obeying = self._closed = False
+        self._waited_for = False  # a request needs a process, and
+        self._untold = False  # the agent has not heard of it
+        self._thread = threading.Thread(target=self._run, name="jupyter_sing tender", daemon=True)
+        self._lifeline = os.pipe()  # its end tells the sandboxes that we have died
+        self._outlets: list[int | None] = [None, None]
+        fork_hygiene.register(self)
+        try:
+            self.connection_file = self._write("first", self._private)
+            self._switchboard = Switchboard(self._official, self._knock, self._shut_down)
+        except BaseException:
+            self._free()
+            raise
+
+    def start(
+        self,
+        command: list[str],
+        launch: Callable[[list[str], list[int]], subprocess.Popen[bytes]],
+        outlets: Sequence[IO[bytes] | int | None] = (None, None),
+    ) -> subprocess.Popen[bytes]:
+        """Start the kernel in a sandbox. If that fails, nothing is left, and this is closed.
+
+        Parameters
+        ----------
+        command : list of str
+            Starts the kernel, with `connection_file`.
+        launch : callable
+            Starts a command that inherits descriptors.
+        outlets : sequence, optional
+            Its standard output and error, as for `subprocess.Popen`: restored ones get the same.
+
+        Raises
+        ------
+        ProcessError, OSError
+            If it does not start.
+        """
+        reader, writer = os.pipe()
+        process = None
+        try:
+            lifeline = self._lifeline[0]
+            self._outlets = [_kept(outlet) for outlet in outlets]
+            prefix = sandbox.prefix(self.form, writer, lifeline)
+            process = launch([*prefix, *command], [writer, lifeline])
+            os.close(writer)
+            writer = -1
+            self._body = Body(process, sandbox.read_pid(reader, START_SECONDS_MAX))
+            self._switchboard.connect(self._private)
+        except BaseException:
+            if process is not None:
+                end(process)
+            self.close()
+            raise
+        finally:
+            os.close(reader)
+            if writer >= 0:
+                os.close(writer)
+        self._thread.start()
+        return process
+
+    # What the provisioner wants to know and to do.
+
+    @property
+    def body(self) -> Body:
+        """The kernel's process."""
+        assert self._body is not None, "it was not started"
+        return self._body
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process; 0 while there is none."""
+        return self.body.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the kernel and what it has started."""
+        self.body.signal(number)
+
+    def poll(self) -> int | None:
+        """Return how the kernel has ended; None if it has not."""
+        if not self._switchboard.alive and not self._closed:
+            return 1  # nobody can reach it any more: our bug, and a restart helps
+        return self.body.poll()
+
+    def shut_down(self) -> None:
+        """The kernel was asked to end. One that hibernates does so without coming back."""
+        if self.body.pid == 0:
+            self.body.kill(0)
+
+    def close(self) -> None:
+        """End the kernel, and free all that belongs to it. Doing it twice is no error."""
+        with self._lock:
+            self._closed = True
+            if self._connecting is not None:
+                self._connecting.abort()
+            if self._sock is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+        if self._body is not None:
+            self._body.kill()
+        self._switchboard.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._drop_candidate()
+        if self._body is not None:
+            self._body.reap()
+        self._free()
+
+    def disown(self) -> None:
+        """Called in a forked child: what lives as long as the parent must not wait for the child's
+        end.
+        """
+        fork_hygiene.let_go(self._lifeline)
+
+    def _free(self) -> None:
+        fds = [*self._lifeline, *self._outlets]
+        self._lifeline, self._outlets = (-1, -1), [None, None]
+        for fd in fds:
+            if fd is not None and fd >= 0:
+                os.close(fd)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # Told by the switchboard, in its thread.
+
+    def _knock(self) -> None:
+        """A request waits for a process."""
+        with self._lock:
+            self._waited_for = self._untold = True
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell the agent that a request waits, unless it waits for an answer of ours first."""
+        if self._untold and not self._obeying and self._sock is not None:
+            with contextlib.suppress(OSError):  # the next agent is told
+                send_message(self._sock, protocol.Knock())
+                self._untold = False
+
+    def _shut_down(self) -> None:
+        """A client has ended the kernel while it had no process."""
+        self.body.kill(0)
+
+    # The connection to the agent.
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._tend()
+        except ControlError as error:
+            if not self._closed:
+                self._abandoned(str(error))
+
+    def _tend(self) -> None:
+        """Connect to the agent, and do what it says until the connection ends.
+
+        Raises
+        ------
+        ControlError
+            If there is no agent any more that knows the session.
+        """
+        with connect(start=False, path=self._path) as control:
+            with self._lock:
+                if self._closed:
+                    return
+                self._connecting = control
+            try:
+                control.expect(protocol.Done, protocol.Tend(self.session), RECONNECT_SECONDS_MAX)
+            except ControlError as error:
+                if error.reason == "no-daemon":
+                    return  # it has died, and there may be another one
+                raise
+            finally:
+                with self._lock:
+                    self._connecting = None
+            sock = control.detach()
+        with sock:
+            with self._lock:
+                if self._closed:
+                    return
+                self._sock, self._untold = sock, self._waited_for
+                self._tell()
+            try:
+                while True:
+                    self._obey(sock)
+            except (OSError, ProtocolError):
+                pass  # it has died
+            finally:
+                with self._lock:
+                    self._sock = None
+        self._unattended()
+
+    def _obey(self, sock: socket.socket) -> None:
+        """Wait for an order, and carry it out."""
+        order, fds = recv_message(sock)
+        for fd in fds:
+            os.close(fd)
+        with self._lock:
+            self._obeying = True
+        answer: Message
+        try:
+            answer = self._carry_out(order)
+        except (SingError, OSError) as error:
+            reason = "busy" if isinstance(order, protocol.Hold) else "failed"
+            answer = protocol.Error(str(error), reason)
+        except Exception as error:
+            logger.exception("jupyter_sing: %s was not carried out", type(order).__name__)
+            answer = protocol.Error(f"internal error: {type(error).__name__}: {error}", "failed")
+        with self._lock:
+            self._obeying = False
+            send_message(sock, answer)
+            self._tell()
+
+    def _unattended(self) -> None:
+        """The agent has died in the middle of anything: have the kernel go on without it."""
+        if self._candidate is not None and self._candidate.promised:
+            with contextlib.suppress(ProcessError):  # then nothing takes its place
+                self._replace()
+        self._drop_candidate()
+        if not self._closed and self.body.pid:
+            with contextlib.suppress(ProcessError):
+                self._switchboard.let_through()
+
+    def _abandoned(self, why: str) -> None:
+        """No agent knows the session: a kernel that hibernates cannot come back."""
+        self._unattended()
+        if not self.body.pid:
+            logger.warning("jupyter_sing: the hibernating kernel is lost: %s", why)
+            self.body.kill(1)
+
+    # Orders.
+
+    def _carry_out(self, order: Message) -> Message:
+        match order:
+            case protocol.Hold(seconds=seconds):
+                self._switchboard.hold(seconds)
+                return protocol.Done()
+            case protocol.LetThrough():
+                self._let_through()
+                return protocol.Done()
+            case protocol.Dump():
+                return protocol.Dumped(self._dump(order))
+            case protocol.Revive():
+                return protocol.Revived(self._revive(order))
+            case protocol.Promise():
+                self._revived_beside().promised = True
+                return protocol.Done()
+            case protocol.Replace():
+                self._replace()
+                return protocol.Done()
+            case _:
+                return protocol.Error(f"{type(order).__name__} is no order.", "bad-request")
+
+    def _dump(self, order: protocol.Dump) -> float:
+        """Save the process, and let it go on or not."""
+        body, pid, directory = self.body, self.body.pid, Path(order.directory)
+        if not pid:
+            raise ProcessError("the kernel has no process", "dump")
+        self._switchboard.freeze(True)
+        if not order.leave_running:
+            body.leave()
+        goes_on = True
+        try:
+            seconds = criu.dump(
+                self.form, pid, directory,
+                wake_fd=order.wake_fd, leave_running=order.leave_running,
+            )  # fmt: skip
+            goes_on = order.leave_running
+            if goes_on:
+                self._private.save(directory)
+        except OSError as error:
+            raise ProcessError(f"its images are not whole: {error}", "dump") from error
+        finally:
+            if goes_on:
+                body.stay()
+                with contextlib.suppress(ProcessError):  # it, or the kernel as a whole, has ended
+                    self._switchboard.freeze(False)
+                    criu.wake(pid, order.wake_fd, {"restored": False, "session": self.session})
+        if not goes_on:
+            body.gone()
+            self._waited_for = self._untold = False
+            self._switchboard.freeze(False)
+            self._switchboard.detach()
+        return seconds
+
+    def _revive(self, order: protocol.Revive) -> int:
+        """Make a process of images, in place of the one that was saved, or beside another one."""
+        directory, beside = Path(order.directory), order.beside
+        if beside and not self.body.pid:
+            raise ProcessError("the kernel has no process to be replaced", "restore")
+        if self.body.pid and not beside:
+            return self.body.pid  # an agent that died has not heard of it
+        try:
+            if beside:
+                self._switchboard.pause()
+            images.check(directory)
+            before = connection.saved(directory) if beside else self._private
+            return self._restore(order, before, connection.renumber(criu.listening(directory)))
+        except (ProcessError, OSError) as error:
+            if beside:
+                self._switchboard.let_through()
+            else:
+                self._switchboard.listen()
+            if isinstance(error, OSError):
+                raise ProcessError(f"the process cannot be restored: {error}", "restore") from error
+            raise
+
+    def _restore(self, order: protocol.Revive, before: Connection, ports: Mapping[int, int]) -> int:
+        """Start a process from images and wait until it answers; if it does not, end it."""
+        directory, beside = Path(order.directory), order.beside
+        after = self._official.at(before.ip, {c: ports.get(p, p) for c, p in before.ports.items()})
+        line: dict[str, Any] = {"restored": True, "session": order.session}
+        if ports:
+            line["ports"] = {str(old): new for old, new in ports.items()}
+        if beside:
+            line["connection_file"] = self._write(order.session, after)
+        stdout, stderr = self._outlets
+        running = criu.restore(
+            self.form, directory, ports=ports,
+            lifeline_fd=self._lifeline[0], stdout=stdout, stderr=stderr,
+        )  # fmt: skip
+        try:
+            criu.wake(running.pid, images.Info.read(directory).wake_fd, line)
+            self._switchboard.prepare(after, READY_SECONDS_MAX, beside)
+            if not beside:
+                self._switchboard.adopt()
+        except BaseException:
+            end(running.process)
+            raise
+        if beside:
+            self._candidate = _Candidate(running, after, order.session)
+        else:
+            self._waited_for, self._untold, self._private = False, False, after
+            if not self.body.become(running.process, running.pid):
+                raise ProcessError("the kernel has ended", "restore")
+        return running.pid
+
+    def _let_through(self) -> None:
+        """Let requests through to the process that is there, and to no other."""
+        self._drop_candidate()
+        self._switchboard.let_through()
+
+    def _replace(self) -> None:
+        """Let the candidate be the kernel."""
+        candidate = self._revived_beside()
+        try:
+            self._switchboard.replace(FINISH_SECONDS_MAX)
+        except ProcessError:
+            self._let_through()
+            raise
+        self._candidate = None
+        self._private, self.session = candidate.connection, candidate.session
+        self.body.become(candidate.running.process, candidate.running.pid)
+
+    def _revived_beside(self) -> _Candidate:
+        if self._candidate is None:
+            raise ProcessError("there is no process to take the kernel's place", "restore")
+        return self._candidate
+
+    def _drop_candidate(self) -> None:
+        """End the process that was to replace the kernel's."""
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None:
+            with contextlib.suppress(ProcessError):
+                self._switchboard.discard()
+            end(candidate.running.process)
+
+    def _write(self, name: str, where: Connection) -> str:
+        """Write a connection file for a process; its path is returned."""
+        directory = self._directory / name
+        directory.mkdir(mode=0o700, exist_ok=True)
+        where.write(directory / self._name, self._info)
+        return str(directory / self._name)
+
+
+def _kept(outlet: IO[bytes] | int | None) -> int | None:
+    """Keep where a process writes for the one that comes after it."""
+    if outlet is None:
+        return None
+    if not isinstance(outlet, int):
+        return os.dup(outlet.fileno())
+    if outlet == subprocess.PIPE:
+        return subprocess.DEVNULL  # whoever has read it knows only the first process
+    return os.dup(outlet) if outlet >= 0 else outlet
+
+
+def _private_directory() -> Path:
+    """Make a directory for connection files, and remove those of servers that have died."""
+    parent = paths.runtime_dir() / "kernels"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    for left in parent.iterdir():
+        owner = left.name.partition("-")[0]
+        if not Path("/proc", owner).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))

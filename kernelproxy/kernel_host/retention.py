@@ -1,0 +1,128 @@
+"""Whether a server keeps its kernels when it ends, as their provisioners ask.
+
+Only the server extension switches it on, for the server's own kernels: whoever else starts a kernel
+(`jupyter execute`, a script) wants it to end with him.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import StartKernel
+from kernelproxy.criu.sandbox import Form
+from kernelproxy.kernel_host.client import RemoteKernel, start
+from kernelproxy.kernel_host.server_records import Record, ServerDirectory
+
+#: What the attendant can start a kernel with. Whoever asks for more gets a child of the server.
+_KNOWN = {"env", "cwd", "stdin", "stdout", "stderr", "independent", "kernel_id", "extra_arguments"}
+
+
+@dataclass
+class Keeping:
+    """A server that keeps its kernels.
+
+    Parameters
+    ----------
+    directory : ServerDirectory
+    seconds : float
+        For how long they live without a server.
+    """
+
+    directory: ServerDirectory
+    seconds: float
+    #: Kernels to be taken over at their next start.
+    adopted: dict[str, tuple[Record, RemoteKernel]] = field(default_factory=dict)
+
+    def start(
+        self,
+        record: Record,
+        command: list[str],
+        file: str,
+        kwargs: Mapping[str, Any],
+        form: Form | None,
+    ) -> RemoteKernel:
+        """Start a kernel at the attendant, and leave its record.
+
+        Parameters
+        ----------
+        record : Record
+        command : list of str
+        file : str
+            The connection file that is named in it.
+        kwargs : mapping
+            What `jupyter_client.launcher.launch_kernel` would get.
+        form : Form, optional
+            How its process can be saved.
+
+        Raises
+        ------
+        ControlError
+            ``no-daemon``, ``timeout`` and ``broken``: there is no attendant; ``unavailable``: it
+            is of no use for this kernel; else the kernel does not start.
+        OSError
+            If the record cannot be written.
+        """
+        if not set(kwargs) <= _KNOWN or kwargs.get("stdin") is not None:
+            raise ControlError("it is started in a way of its own", "unavailable")
+        tended = None
+        if form is not None:
+            tended = {
+                "form": {"kind": form.kind, "criu": form.criu},
+                "info": record.connection, "file": file, "socket": str(paths.socket_path()),
+            }  # fmt: skip
+        request = StartKernel(
+            record.kernel_id, command, dict(kwargs.get("env") or os.environ), record.cwd,
+            self.seconds, record.session, tended,
+        )  # fmt: skip
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            outlets = [
+                _outlet(kwargs.get("stdout"), 1, null),
+                _outlet(kwargs.get("stderr"), 2, null),
+            ]
+            self.directory.write(record)  # before it can run: we may die at any time
+            return start(request, outlets)
+        finally:
+            os.close(null)
+
+
+def _outlet(given: Any, own: int, null: int) -> int:
+    """Descriptor of where a kernel writes, given what `subprocess.Popen` would get."""
+    if given is None:
+        try:
+            os.fstat(own)
+        except OSError:
+            return null
+        return own
+    if given == subprocess.DEVNULL:
+        return null
+    fd = given if isinstance(given, int) else given.fileno()
+    if fd < 0:
+        raise ControlError("somebody reads from it by a pipe", "unavailable")
+    return int(fd)
+
+
+_of: WeakKeyDictionary[Any, Keeping] = WeakKeyDictionary()
+
+
+def switch_on(manager: Any, keeping: Keeping) -> None:
+    """Have the kernels of a `jupyter_client.MultiKernelManager` kept."""
+    _of[manager] = keeping
+
+
+def switch_off(manager: Any) -> None:
+    """Have its further kernels end with this process. Doing it twice is no error."""
+    _of.pop(manager, None)
+
+
+def of(kernel_manager: Any) -> Keeping | None:
+    """How a kernel is kept, given its own manager; None: it is not."""
+    parent = getattr(kernel_manager, "parent", None)
+    return None if parent is None else _of.get(parent)

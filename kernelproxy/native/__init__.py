@@ -1,0 +1,1 @@
+"""The C++ libraries: found, or built once."""

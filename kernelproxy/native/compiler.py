@@ -1,0 +1,203 @@
+"""Compiles and links C++ of ours: units in parallel, each once for its text and flags.
+
+Standard library only: kernels use this module under their own interpreter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from kernelproxy.common.errors import NativeError
+
+COMPILE_SECONDS = 1200
+#: What one compiler takes at most of torch's headers.
+COMPILER_BYTES = 900 << 20
+MEMINFO = Path("/proc/meminfo")
+
+COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread")
+SANITIZE_FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
+# GCC's guess about uninitialised values is often wrong about inlined headers of torch.
+STRICT_FLAGS = ("-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized")
+
+#: Told how many of how many units are compiled.
+Tell = Callable[[int, int], object]
+
+
+def sources(tree: Path, parts: Iterable[str], suffixes: Sequence[str]) -> list[Path]:
+    files = (file for part in parts for file in (tree / part).glob("*"))
+    return sorted(file for file in files if file.suffix in suffixes)
+
+
+def hash_of(tree: Path, parts: Iterable[str], how: object) -> str:
+    """Name sources and how they are compiled.
+
+    Raises
+    ------
+    NativeError
+        There are no sources.
+    """
+    digest = hashlib.sha256(repr(how).encode())
+    files = sources(tree, parts, (".h", ".cpp"))
+    for file in files:
+        digest.update(f"\0{file.relative_to(tree)}\0".encode() + file.read_bytes())
+    if not files:
+        raise NativeError("this installation of jupyter_sing lacks its native sources")
+    return digest.hexdigest()[:16]
+
+
+def compiler_command() -> list[str]:
+    """The C++ compiler: ``CXX``, else g++."""
+    return shlex.split(os.environ.get("CXX", "")) or ["g++"]
+
+
+def check_compiler() -> None:
+    """Raise `NativeError` if there is no compiler, before anybody is told to wait for it."""
+    compiler = compiler_command()[0]
+    if shutil.which(compiler) is None:
+        raise NativeError(f"there is no C++ compiler ({compiler}) to build the native part with")
+
+
+class Compiler:
+    """Compiles translation units and links libraries.
+
+    Parameters
+    ----------
+    tree : Path
+        The native sources.
+    objects : Path
+        Where objects are put, and found if nothing that goes into them has changed.
+    flags, link_flags : sequence of str
+        For every unit, and for every library.
+    search : sequence of str
+        What comes before the libraries that one is linked with.
+    strict : bool
+        Refuse warnings: they are to stop us, not users whose compiler is newer than ours.
+    basis : object
+        What else objects depend on, such as the version of headers.
+    tell : callable, optional
+        Is told how many of how many units are compiled.
+    """
+
+    def __init__(
+        self,
+        tree: Path,
+        objects: Path,
+        flags: Sequence[str],
+        link_flags: Sequence[str],
+        search: Sequence[str] = (),
+        *,
+        strict: bool,
+        basis: object = None,
+        tell: Tell = lambda done, total: None,
+    ) -> None:
+        self.tree, self._objects = tree, objects
+        self._tell = tell
+        self._command = compiler_command()
+        self._flags = [*flags, *(STRICT_FLAGS if strict else ("-w",)), f"-I{tree}"]
+        self._link_flags, self._search, self._basis = link_flags, search, basis
+
+    def compile_all(self, units: Iterable[Path]) -> dict[Path, Path]:
+        """Compile units in parallel; return their objects."""
+        with ThreadPoolExecutor(max_workers=parallel_compilers()) as pool:
+            futures = {pool.submit(self.compile, unit): unit for unit in sorted(units)}
+            try:
+                compiled: dict[Path, Path] = {}
+                self._tell(0, len(futures))
+                for future in as_completed(futures):
+                    compiled[futures[future]] = future.result()
+                    self._tell(len(compiled), len(futures))
+                return compiled
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def compile(self, unit: Path) -> Path:
+        """Compile one unit, unless an object of the same text and flags is there."""
+        digest = hashlib.sha256(repr((self._command, self._flags, self._basis)).encode())
+        for file in _includes(unit, self.tree):
+            digest.update(f"\0{file}\0".encode() + file.read_bytes())
+        target = self._objects / f"{unit.parent.name}-{unit.stem}-{digest.hexdigest()[:20]}.o"
+        if target.exists():
+            os.utime(target)
+            return target
+        partial = target.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.run([*self._flags, "-c", str(unit), "-o", str(partial)])
+            partial.rename(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return target
+
+    def link(self, target: Path, objects: Sequence[Path], libraries: Sequence[str]) -> None:
+        """Link one library with others."""
+        self.run(
+            [*self._link_flags, *map(str, objects), "-o", str(target), *self._search, *libraries]
+        )
+
+    def run(self, arguments: Sequence[str]) -> None:
+        """Run the compiler.
+
+        Raises
+        ------
+        NativeError
+            It failed; the first error that it reports is the message, its whole output a note.
+        """
+        try:
+            done = subprocess.run(
+                [*self._command, *arguments],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "LC_ALL": "C"},
+                timeout=COMPILE_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NativeError(f"the C++ compiler could not be run: {error}") from error
+        if done.returncode:
+            lines = done.stderr.splitlines()
+            first = next((line for line in lines if "error" in line), last_line(done.stderr))
+            failure = NativeError(f"the C++ compiler failed: {first.strip()}")
+            failure.add_note(done.stderr)
+            raise failure
+
+
+def parallel_compilers() -> int:
+    """How many compilers may run at once: one a core, if there is memory for each."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text("ascii"), re.MULTILINE)
+    except OSError:
+        found = None
+    return max(1, min(cores, int(found.group(1)) * 1024 // COMPILER_BYTES)) if found else cores
+
+
+def _includes(unit: Path, tree: Path) -> list[Path]:
+    """List a unit and all files of ours that it includes, directly or not."""
+    seen: dict[Path, None] = {}
+    waiting = [unit]
+    while waiting:
+        file = waiting.pop()
+        if file in seen:
+            continue
+        seen[file] = None
+        names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', file.read_text("utf-8"), re.MULTILINE)
+        for name in names:
+            candidates = (file.parent / name, tree / name)
+            waiting += [found for found in candidates if found.is_file()]
+    return sorted(seen)
+
+
+def last_line(text: str) -> str:
+    """The last line that a program has written."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no output"

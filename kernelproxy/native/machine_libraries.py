@@ -1,0 +1,123 @@
+"""Libraries that root has built for all users of a machine: `jupyter sing build`.
+
+They lie in ``/var/cache/jupyter-sing/native``, or where ``JUPYTER_SING_NATIVE_DIR`` says. What is
+loaded from there was written by root (or by this user), at a place where nobody else can replace
+anything, and is what was built: a list of digests lies beside it. Kernels in a sandbox have no
+number for root, so only the usual place is one for them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from kernelproxy.common.errors import ControlError, NativeError
+from kernelproxy.common.ownership import check_file, own_directory
+
+T = TypeVar("T")
+
+VARIABLE = "JUPYTER_SING_NATIVE_DIR"
+USUAL = Path("/var/cache/jupyter-sing/native")
+DIGESTS = "digests.json"
+_REMEDY = f"ask root for `jupyter sing build`, or set {VARIABLE}"
+
+
+def directory() -> Path:
+    """Where the machine's libraries are; not created."""
+    return Path(os.path.abspath(os.environ.get(VARIABLE) or USUAL))
+
+
+def inside(key: str, look: Callable[[Path], T | None]) -> T | None:
+    """Find what was built for the machine; in a container that cannot tell whose it is, nothing.
+
+    Parameters
+    ----------
+    key : str
+        Name of its directory.
+    look : callable
+        Returns what is in a directory, or None if it is not whole.
+
+    Raises
+    ------
+    NativeError
+        Somebody else could have put it there, or it is not what was built.
+    """
+    found = directory() / key
+    digests = found / DIGESTS
+    if not digests.exists():
+        return None
+    try:
+        check_file(digests, _REMEDY)
+        for name, digest in json.loads(digests.read_text("utf-8")).items():
+            check_file(found / name, _REMEDY)
+            if digest_of(found / name) != digest:
+                raise NativeError(f"{found / name} is not what was built: {_REMEDY}")
+    except ControlError as error:
+        if error.reason == "unknown-owner":  # so it is no help, and no harm
+            return None
+        raise NativeError(error.message.rstrip(".")) from error
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise NativeError(f"{found} cannot be read ({error}): {_REMEDY}") from error
+    return look(found)
+
+
+def build(builds: list[Callable[[Path], Path]]) -> list[Path]:
+    """Build libraries for all users.
+
+    Parameters
+    ----------
+    builds : list of callable
+        Each is given the machine's directory, builds into a directory in it unless that is there,
+        and returns what is in there; a path elsewhere if it came with the package.
+
+    Returns
+    -------
+    list of Path
+        Where they are.
+
+    Raises
+    ------
+    NativeError
+        This user may not, or they cannot be built.
+    """
+    target = directory()
+    mask = os.umask(0o022)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        own_directory(target, f"set {VARIABLE}")
+        target.chmod(0o755)
+        places = []
+        for each in builds:
+            place = each(target).parent
+            places.append(place)
+            if place.parent == target:
+                _publish(place)
+    except ControlError as error:
+        raise NativeError(error.message.rstrip(".")) from error
+    except OSError as error:
+        raise NativeError(f"libraries for all users cannot be built: {error}") from error
+    finally:
+        os.umask(mask)
+    return places
+
+
+def _publish(place: Path) -> None:
+    """Note what was built, and let everybody read it."""
+    names = sorted(each for each in place.iterdir() if each.name != DIGESTS)
+    for each in names:
+        each.chmod(0o755)
+    place.chmod(0o755)
+    partial = place.with_name(f".{place.name}.digests")
+    partial.write_text(json.dumps({each.name: digest_of(each) for each in names}), "utf-8")
+    partial.chmod(0o644)
+    partial.rename(place / DIGESTS)
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Kernels as a Jupyter server starts them."""

@@ -1,0 +1,444 @@
+"""The kernel provisioner ``sing``: a local kernel, with a device session if it can have one.
+
+It never is the reason that a kernel does not start. Whatever fails here, the kernel starts as an
+ordinary one; the reason goes to the server's log, and to the kernel, which shows it where it
+matters: when torch is imported and in ``%sing status``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from traitlets import Bool, Float, Int, Unicode, default
+
+from kernelproxy import headless
+from kernelproxy.common import environment, paths
+from kernelproxy.common.errors import ControlError, NativeError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import (
+    CheckpointReply,
+    CloseSession,
+    LastCheckpoint,
+    Message,
+    OpenSession,
+    Prepare,
+    SessionOpened,
+)
+from kernelproxy.common.readable import escaped
+from kernelproxy.criu.sandbox import Form
+from kernelproxy.kernel.files import tracker
+from kernelproxy.native import build, libraries
+from kernelproxy.provisioning import events
+from kernelproxy.provisioning.launcher import KeptKernel, in_thread
+
+EXTENSION = "kernelproxy.kernel.ipython_extension"
+# Importing our packages needs this; torch 2.11 supports older ones too.
+PYTHON_MIN = (3, 11)
+#: Of a session's name, whoever has made it.
+NAME_CHARACTERS_MAX = 200
+
+# What we tell a kernel.
+_VARIABLES = (
+    "SING_SESSION", "SING_SOCKET", "SING_REASON", "SING_PROCESS_REASON", "SING_CLIENT",
+    "SING_BUNDLE",
+)  # fmt: skip
+# What interpreters have, by their path and the time of its last change: asking takes a process.
+_torch_of: dict[tuple[str, float], build.TorchInfo | NativeError] = {}
+# The same of those that were seen to start with the file tracker.
+_trackable: set[tuple[str, float, Path]] = set()
+
+
+class SingProvisioner(KeptKernel):
+    """Starts a kernel locally and opens a device session for it."""
+
+    idle_timeout = Float(
+        allow_none=True,
+        help="Seconds without use after which a session is suspended; 0: never; not given: what "
+        "the daemon's settings or its policy say. A policy's time cannot be made longer.",
+        config=True,
+    )
+    device = Unicode("", help="Id of the device to use; empty: the agent chooses.", config=True)
+    open_timeout = Float(20.0, help="Seconds to wait for the daemon at kernel start.", config=True)
+    track_files = Bool(
+        help="Note which files a kernel changes, so that checkpoints hold them (by LD_PRELOAD).",
+        config=True,
+    )
+    checkpoint_every = Float(
+        help="Seconds between two automatic checkpoints; 0: time is no reason for one.", config=True
+    )
+    checkpoint_cells = Int(
+        help="Cells between two automatic checkpoints; 0: cells are no reason for one.", config=True
+    )
+    checkpoint_keep = Int(
+        help="How many automatic checkpoints of a notebook are kept; at least one.", config=True
+    )
+
+    save_process = Bool(
+        help="Start kernels so that their process can be saved, where CRIU works.", config=True
+    )
+    hibernate_timeout = Float(
+        help="Seconds without use after which a kernel's process is saved and ended, until it is "
+        "used again, where CRIU works; 0: never, as only users know what else their kernels do.",
+        config=True,
+    )
+
+    _no_process: str = ""  # why it cannot be saved
+    _ending = False  # somebody wants the kernel to end
+    _died = False  # it ended though nobody wanted it to
+    _owed = False  # and nobody could say yet what gives its notebook back
+
+    @default("idle_timeout")
+    def _default_idle_timeout(self) -> float | None:
+        return environment.asked_number("IDLE_TIMEOUT", self.log)
+
+    @default("hibernate_timeout")
+    def _default_hibernate_timeout(self) -> float:
+        return environment.number("HIBERNATE_TIMEOUT", 0.0, self.log)
+
+    @default("checkpoint_every")
+    def _default_checkpoint_every(self) -> float:
+        return environment.number("CHECKPOINT_EVERY", 0.0, self.log)
+
+    @default("checkpoint_cells")
+    def _default_checkpoint_cells(self) -> int:
+        return int(environment.number("CHECKPOINT_CELLS", 0, self.log))
+
+    @default("checkpoint_keep")
+    def _default_checkpoint_keep(self) -> int:
+        return int(environment.number("CHECKPOINT_KEEP", 3, self.log))
+
+    @default("track_files")
+    def _default_track_files(self) -> bool:
+        return environment.switched_on("TRACK_FILES")
+
+    @default("save_process")
+    def _default_save_process(self) -> bool:
+        return environment.switched_on("SAVE_PROCESS")
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Called by the kernel manager before each launch, also at a restart.
+
+        Returns
+        -------
+        dict
+            The launch parameters, with a session's variables if there is one.
+        """
+        if await self.take_over(kwargs):
+            return kwargs
+        kwargs = await super().pre_launch(**kwargs)
+        try:
+            await self._close()  # a restart ends the old session: its variables are gone
+            owed, self._died, self._ending, self._owed = self._owed, False, False, False
+            await self._propose(kwargs)
+            if owed and self.session:
+                await self._offer(LastCheckpoint(self.session))
+        except ControlError as error:
+            self._decline(str(error).rstrip("."))
+        except Exception as error:
+            self._decline(f"internal error: {type(error).__name__}: {error}")
+        return kwargs
+
+    async def poll(self) -> int | None:
+        """Return how the kernel has ended; None if it runs, or hibernates."""
+        status = await super().poll()
+        if status and not self._ending and not self._died:
+            self._died = self._owed = True
+            session = self.session if self._kernel is None else self._kernel.session
+            if session:
+                kernel_id = self.kernel_id or ""
+                await self._offer(LastCheckpoint(session, kernel_id, self.notebook))
+        return status
+
+    async def shutdown_requested(self, restart: bool = False) -> None:
+        """Called by the kernel manager when it has asked the kernel to end."""
+        await self._end_is_wanted()
+        if self._kernel is not None:
+            self._kernel.shut_down()
+
+    async def terminate(self, restart: bool = False) -> None:
+        """Called by the kernel manager to end the kernel."""
+        await self._end_is_wanted()
+        await super().terminate(restart=restart)
+
+    async def kill(self, restart: bool = False) -> None:
+        """Called by the kernel manager to end the kernel at once, also if it has ended."""
+        await self._end_is_wanted()
+        await super().kill(restart=restart)
+
+    async def _end_is_wanted(self) -> None:
+        self._ending |= await self.poll() is None
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Called by the kernel manager when the kernel has ended; `restart`: a launch follows."""
+        try:
+            await self._close()
+            if not restart:
+                # Till then it is kept: what the notebook wrote before a restart is still its own.
+                with contextlib.suppress(OSError):
+                    paths.journal_path(self.kernel_id or "").unlink()
+                self.forget()
+        finally:
+            await super().cleanup(restart=restart)
+
+    async def _propose(self, kwargs: dict[str, Any]) -> None:
+        """Add a session to the launch parameters, or leave the kernel as it is."""
+        command: list[str] = kwargs["cmd"]
+        env: dict[str, str] = kwargs.setdefault("env", os.environ.copy())
+        for name in _VARIABLES:
+            env.pop(name, None)  # of a kernel in which this server was started
+        self.form, self._no_process = None, ""
+        tracker.leave(env)
+        python = ipykernel_interpreter(self.kernel_spec.language, command, env)
+        if python is None:
+            return
+        try:
+            info = await self._torch(python, env)
+        except NativeError as error:
+            self._decline(str(error))
+            return
+        reason = ""
+        if _python_version(info.python_tag) < PYTHON_MIN:
+            self._decline(f"{python} is older than Python {'.'.join(map(str, PYTHON_MIN))}")
+            return
+        try:
+            build.check_version(info)
+            notebook = env.get("JPY_SESSION_NAME", "")
+            self.notebook = notebook if "/" in notebook else ""
+            self.session = await self._open(
+                python, self._session_name(env, kwargs.get("cwd")), self.notebook
+            )
+        except (ControlError, NativeError) as error:
+            reason = str(error).rstrip(".")
+            self._decline(reason)
+        bundle = str(paths.bundle_dir())
+        search = [bundle, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+        env["PYTHONPATH"] = os.pathsep.join(search)
+        env["SING_BUNDLE"] = bundle
+        if self.session:
+            env["SING_SESSION"] = self.session
+            env["SING_SOCKET"] = str(paths.socket_path())
+            if self.form is None:
+                env["SING_PROCESS_REASON"] = self._no_process
+            await self._track(python, env)
+        else:
+            env["SING_REASON"] = reason
+        kwargs["cmd"] = [*command, f"--ext={EXTENSION}"]
+
+    def _session_name(self, env: Mapping[str, str], directory: str | None) -> str:
+        program = [] if headless.is_of_server(self) else sys.argv
+        other = f"kernel-{(self.kernel_id or 'unnamed')[:8]}"
+        return session_name(env, program, directory or Path.cwd(), other)
+
+    async def _track(self, python: str, env: dict[str, str]) -> None:
+        """Have the files noted that the kernel changes, or leave a reason for ``%sing``."""
+        if not self.track_files:
+            env[tracker.REASON_VARIABLE] = "track_files is off"
+            return
+        try:
+            library = await in_thread(lambda: self._tracker(python, env))
+            journal = paths.journal_path(self.kernel_id or "")
+            # Appended to if it is there; the tracker makes none.
+            os.close(os.open(journal, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+            tracker.preload(env, library)
+            env[tracker.JOURNAL_VARIABLE] = str(journal)
+        except (NativeError, ControlError, OSError) as error:
+            self._untracked(env, str(error).rstrip("."))
+        except Exception as error:
+            self._untracked(env, f"internal error: {type(error).__name__}: {error}")
+
+    def _tracker(self, python: str, env: dict[str, str]) -> Path:
+        """Find the file tracker, and try it once with each interpreter.
+
+        Raises
+        ------
+        NativeError
+            If there is none, or the interpreter does not start with it.
+        """
+        say = libraries.lines(lambda line: self.log.info("jupyter_sing: %s", line))
+        library = tracker.library(say)
+        key = (python, os.stat(python).st_mtime, library)
+        if key not in _trackable:
+            tracker.check(python, library, env)
+            _trackable.add(key)
+        return library
+
+    def _untracked(self, env: dict[str, str], reason: str) -> None:
+        """Say why checkpoints of this kernel will not hold the files that it changes."""
+        env[tracker.REASON_VARIABLE] = reason
+        self.log.warning(
+            "jupyter_sing: files of kernel %s are not tracked: %s", self.kernel_id, reason
+        )
+
+    async def _torch(self, python: str, env: dict[str, str]) -> build.TorchInfo:
+        """Ask an interpreter for its torch, once.
+
+        Raises
+        ------
+        NativeError
+            If it has none.
+        """
+        key = (python, os.stat(python).st_mtime)
+        found = _torch_of.get(key)
+        if found is None:
+            try:
+                found = await in_thread(lambda: build.find_torch(python, env))
+                _torch_of[key] = found
+            except NativeError as error:
+                found = error  # not kept: the user may install it and restart the kernel
+        if isinstance(found, NativeError):
+            raise found
+        return found
+
+    async def _open(self, python: str, name: str, notebook: str) -> str:
+        """Open a session at the daemon, which starts if need be, and let it prepare workers.
+
+        Raises
+        ------
+        ControlError
+            If it cannot, or takes longer than `open_timeout`.
+        """
+        request = OpenSession(
+            name=name,
+            kernel_id=self.kernel_id or "",
+            python=python,
+            idle_timeout=self.idle_timeout,
+            device=self.device or None,
+            hibernate_timeout=self.hibernate_timeout,
+            notebook=notebook,
+            checkpoint_every=self.checkpoint_every,
+            checkpoint_cells=self.checkpoint_cells,
+            checkpoint_keep=self.checkpoint_keep,
+            user=environment.user(),
+        )
+
+        def open_session() -> SessionOpened:
+            with connect() as control:
+                reply = control.expect(SessionOpened, request, timeout=self.open_timeout)
+                control.call(Prepare(python), timeout=self.open_timeout)
+                return reply
+
+        opened = await in_thread(open_session)
+        if not self.save_process:
+            self._no_process = "save_process is off"
+        elif opened.form is None:
+            self._no_process = opened.why
+        else:
+            self.form = Form(**opened.form)
+        return opened.session
+
+    async def _close(self) -> None:
+        """Close the session, if there is one. If the daemon is gone, so is the session."""
+        await self.close()
+        session, self.session = self.session, ""
+        if not session:
+            return
+        request: Message = CloseSession(session, self._died)
+
+        def close_session() -> None:
+            with connect(start=False) as control:
+                control.call(request, timeout=self.open_timeout)
+
+        try:
+            await in_thread(close_session)
+        except ControlError as error:
+            self.log.warning("jupyter_sing: session %s was not closed: %s", session, error)
+
+    async def _offer(self, request: LastCheckpoint) -> None:
+        """Say what gives the notebook back of the kernel that died: in the server's log, and as an
+        event. Without a daemon it is owed until there is one; nothing else that fails here matters.
+        """
+        try:
+            name = await in_thread(lambda: last_checkpoint(request, self.open_timeout))
+            text = f"%sing restore {name} restores its last checkpoint"
+            self._tell(events.kernel_died(request.session, self.kernel_id or "", name))
+        except ControlError as error:
+            if error.reason == "no-daemon":
+                return
+            text = str(error).rstrip(".")
+        except Exception as error:
+            text = f"internal error: {type(error).__name__}: {error}"
+        self._owed = False
+        self.log.warning("jupyter_sing: kernel %s died: %s.", self.kernel_id, text)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        """Emit an event, if there is a server that has our extension on."""
+        logger = getattr(self.parent, "event_logger", None)
+        if logger is not None and events.EVENT_ID in logger.schemas:
+            logger.emit(schema_id=events.EVENT_ID, data=event)
+
+    def _decline(self, reason: str) -> None:
+        """Say in the server's log why this kernel is an ordinary one."""
+        self.log.warning("jupyter_sing: kernel %s runs on CPU only: %s", self.kernel_id, reason)
+
+
+def last_checkpoint(request: LastCheckpoint, timeout: float) -> str:
+    """Name of what gives a notebook back whose kernel died.
+
+    Raises
+    ------
+    ControlError
+        If there is no such thing, or (``no-daemon``) nobody who knows.
+    """
+    with connect(start=False) as control:
+        reply = control.expect(CheckpointReply, request, timeout=timeout)
+        return str(reply.checkpoint["name"])
+
+
+def ipykernel_interpreter(language: str, command: list[str], env: dict[str, str]) -> str | None:
+    """Find the Python interpreter of a command that starts ipykernel.
+
+    Returns
+    -------
+    str or None
+        Its absolute path; None if the command starts something else, or starts ipykernel through
+        something that we do not understand: that kernel is left alone.
+    """
+    if language.lower() != "python" or "-m" not in command:
+        return None
+    module = command.index("-m")
+    options = command[1:module]  # such as -Xfrozen_modules=off, or -X frozen_modules=off
+    plain = all(text.startswith("-") or options[i - 1] == "-X" for i, text in enumerate(options))
+    if not plain or command[module + 1 : module + 2] not in (["ipykernel_launcher"], ["ipykernel"]):
+        return None
+    python = shutil.which(command[0], path=env.get("PATH"))
+    if python is None or not re.match(r"python[\d.]*$", Path(python).name):
+        return None
+    return os.path.abspath(python)
+
+
+def _python_version(tag: str) -> tuple[int, int]:
+    """Version of a cache tag such as ``cpython-311``; other implementations have none."""
+    found = re.match(r"cpython-(\d)(\d+)$", tag)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def session_name(
+    env: Mapping[str, str], program: Sequence[str], directory: str | os.PathLike[str], other: str
+) -> str:
+    """Name of a session for people, made of what anybody may have written.
+
+    Parameters
+    ----------
+    env : mapping
+        The kernel's variables: servers say there which notebook it is of.
+    program : sequence of str
+        What starts the kernel, with its arguments; none if it starts them for several people.
+    directory : path
+        In which the kernel works.
+    other : str
+        What to say if all of this says nothing.
+    """
+    notebook = env.get("JPY_SESSION_NAME", "")
+    named = [each for each in program[1:] if each.endswith(".ipynb") and not each.startswith("-")]
+    # Papermill's second notebook is what it writes; of several others nobody knows which this is.
+    if not notebook and named and (len(named) == 1 or Path(program[0]).name == "papermill"):
+        notebook = named[0]
+    name = Path(notebook).name or Path(os.path.abspath(directory)).name or other
+    return escaped(name)[:NAME_CHARACTERS_MAX]

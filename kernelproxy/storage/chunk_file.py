@@ -1,0 +1,401 @@
+"""Chunk files: bytes named by their hash, one file each, written and read past the page cache.
+
+Direct transfers are two to three times as fast here as buffered ones, and a snapshot that goes to
+disk must not push out what is in use. They need aligned memory and lengths, so a chunk's file is
+a whole number of blocks: header, payload, zeros. File systems without direct transfers are used
+through the page cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kernelproxy.common.errors import InternalError, StoreError
+from kernelproxy.storage.manifest import Size
+from kernelproxy.storage.optional_deps import hash_of, zstandard
+
+BLOCK_BYTES = 4096
+DAMAGED = ".damaged"
+
+_MAGIC = b"SINGCHNK"
+_VERSION = 1
+_RAW, _ZSTD = 0, 1
+#: magic, version, coding, zeros, bytes of the content, bytes of the payload
+_HEADER = struct.Struct("<8sHB5xQQ")
+
+_HUGE_BYTES = 2 << 20
+
+_LEVEL = 1
+_SAMPLES, _SAMPLE_BYTES = 4, 16 << 10
+#: Compression makes storing slower than the disk, so it must save this much: real redundancy
+#: (zeros, masks, integers) does, the exponents of weights do not.
+_WORTHWHILE = 0.75
+
+_REASONS = {
+    errno.ENOSPC: ("full", "free some space, or delete checkpoints"),
+    errno.EDQUOT: ("full", "free some space, or delete checkpoints"),
+    errno.EFBIG: ("full", "raise the limit of file sizes"),
+    errno.EACCES: ("permission", "check who owns it"),
+    errno.EPERM: ("permission", "check who owns it"),
+    errno.EROFS: ("permission", "mount it writable"),
+}
+
+
+@contextmanager
+def store_errors(doing: str) -> Iterator[None]:
+    """Turn what the system refuses into a `StoreError` that says so."""
+    try:
+        yield
+    except OSError as error:
+        reason, advice = _REASONS.get(error.errno or 0, ("failed", ""))
+        where = f" ({error.filename})" if error.filename else ""
+        text = f"Cannot {doing}: {error.strerror or error}{where}"
+        raise StoreError(f"{text}; {advice}." if advice else f"{text}.", reason) from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make what was renamed into or unlinked from a directory survive a loss of power."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def aligned_memory(count: int) -> memoryview:
+    """Return memory for direct transfers, of whole blocks, in huge pages where there are any.
+
+    A disk of a virtual machine is told each page of a transfer: with pages of 4 KiB this
+    machine's gives a third of what it gives into huge ones.
+    """
+    # Shared memory, which is what mmap gives unless told otherwise, has none here.
+    memory = mmap.mmap(-1, count + _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE_BYTES
+    whole = count // _HUGE_BYTES * _HUGE_BYTES  # not another one for the few bytes at the end
+    if whole:
+        with suppress(AttributeError, OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE, begin, whole)
+    with suppress(OSError):  # what a transfer is under way into must stay where it is in a fork
+        memory.madvise(mmap.MADV_DONTFORK)
+    return memoryview(memory)[begin : begin + count]
+
+
+class Desk:
+    """What one thread works at: memory for one chunk's file, and compressors.
+
+    Parameters
+    ----------
+    chunk_bytes : int
+        Length of the longest chunk.
+    """
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._file = aligned_memory(_file_bytes(chunk_bytes))
+        self.chunk_bytes = chunk_bytes
+        self._room: memoryview | None = None
+        self._packer = zstandard().ZstdCompressor(level=_LEVEL)
+        self._unpacker = zstandard().ZstdDecompressor()
+
+    @property
+    def file(self) -> memoryview:
+        """Aligned memory for a whole file."""
+        return self._file
+
+    def forget(self) -> None:
+        """Give up the memory that few chunks need."""
+        self._room = None
+
+    def content(self, count: int) -> memoryview:
+        """Where a chunk of `count` bytes is put before `seal`."""
+        return self._file[_HEADER.size : _HEADER.size + count]
+
+    def seal(self, count: int) -> int:
+        """Turn the content into a file's bytes; return how many."""
+        content = self.content(count)
+        packed = self._packed(content)
+        if packed is None:
+            coding, payload = _RAW, count
+        else:
+            coding, payload = _ZSTD, len(packed)
+            content[:payload] = packed
+        _HEADER.pack_into(self._file, 0, _MAGIC, _VERSION, coding, count, payload)
+        length = _file_bytes(payload)
+        end = _HEADER.size + payload
+        self._file[end:length] = bytes(length - end)
+        return length
+
+    def _packed(self, content: memoryview) -> bytes | None:
+        """Compress, or return None where it is not worthwhile, as a sample tells quickly."""
+        if len(content) > 2 * _SAMPLES * _SAMPLE_BYTES:
+            step = len(content) // _SAMPLES
+            sample = b"".join(
+                content[at : at + _SAMPLE_BYTES] for at in range(0, step * _SAMPLES, step)
+            )
+            if len(self._packer.compress(sample)) > _WORTHWHILE * len(sample):
+                return None
+        packed = self._packer.compress(content)
+        # The last of a few blocks is all that compression can save of a short chunk.
+        return packed if _file_bytes(len(packed)) < _file_bytes(len(content)) else None
+
+    def open(self, length: int) -> memoryview:
+        """Take the content out of a file's bytes, which nobody vouches for.
+
+        Raises
+        ------
+        ValueError
+            If they are no chunk.
+        """
+        if length < BLOCK_BYTES:
+            raise ValueError("it is too short")
+        magic, version, coding, count, payload = _HEADER.unpack_from(self._file)
+        if (magic, version) != (_MAGIC, _VERSION) or any(self._file[11:16]):
+            raise ValueError("its header is wrong")
+        if length != _file_bytes(payload):
+            raise ValueError("its length is wrong")
+        rest = bytes(self._file[_HEADER.size + payload : length])
+        if rest.count(0) != len(rest):
+            raise ValueError("its length is wrong")
+        body = self._file[_HEADER.size : _HEADER.size + payload]
+        if coding == _RAW and count == payload:
+            return body
+        if coding != _ZSTD or count > self.chunk_bytes:
+            raise ValueError("its header is wrong")
+        if self._room is None:
+            self._room = memoryview(bytearray(self.chunk_bytes))
+        room = self._room[:count]
+        try:
+            with self._unpacker.stream_reader(body) as reader:
+                done = 0
+                while done < count and (step := reader.readinto(room[done:])):
+                    done += step
+                rest = reader.read(1)
+        except zstandard().ZstdError as error:
+            raise ValueError(str(error)) from error
+        if done != count or rest:
+            raise ValueError("its length is wrong")
+        return room
+
+
+class Desks:
+    """Desks that nobody works at, kept for the next job: they cost some of its time to make.
+
+    Huge pages must be cleared, and in a virtual machine whose host has taken back what was free
+    for a while, all of that time is spent waiting for the host.
+
+    Parameters
+    ----------
+    kept_max : int
+        How many are kept.
+    """
+
+    def __init__(self, kept_max: int = 8) -> None:
+        self._kept_max = kept_max
+        self._kept: list[Desk] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lend(self, chunk_bytes: int) -> Iterator[Callable[[], Desk]]:
+        """Lend desks for chunks of a length until the end of the context.
+
+        Yields
+        ------
+        callable
+            Gives a desk, to any thread. All have ended their work when the context ends.
+        """
+        lent: list[Desk] = []
+
+        def take() -> Desk:
+            with self._lock:
+                while self._kept:
+                    desk = self._kept.pop()
+                    if desk.chunk_bytes == chunk_bytes:
+                        break
+                else:
+                    desk = Desk(chunk_bytes)
+                lent.append(desk)
+            return desk
+
+        yield take
+        # Not after an error: somebody might still be at work.
+        with self._lock:
+            for desk in lent[: self._kept_max - len(self._kept)]:
+                desk.forget()
+                self._kept.append(desk)
+
+
+class ChunkFiles:
+    """The directories ``chunks`` and ``tmp`` of a store.
+
+    A chunk's file appears whole, by a rename, after its bytes are on the disk; its directory's
+    entry is safe after `sync_directory` of its directory and of ``chunks``.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.chunks, self.temporary = root / "chunks", root / "tmp"
+
+    def path(self, key: str) -> Path:
+        """File of a chunk."""
+        return self.chunks / key[:2] / key
+
+    def find(self, key: str, count: int) -> int | None:
+        """Bytes of a chunk's file, if it is there and its header and length are right."""
+        try:
+            fd = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            header = os.pread(fd, _HEADER.size, 0)
+            length = os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+        if len(header) < _HEADER.size:
+            return None
+        magic, version, _, content, payload = _HEADER.unpack(header)
+        right = (magic, version, content, length) == (_MAGIC, _VERSION, count, _file_bytes(payload))
+        return length if right else None
+
+    def has(self, key: str, stored: int) -> bool:
+        """Whether a chunk that a manifest names is there, in the length that it had."""
+        try:
+            found = self.path(key).stat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size == stored
+
+    def write(self, desk: Desk, key: str, count: int) -> int:
+        """Keep the content of a desk.
+
+        Returns
+        -------
+        int
+            Bytes of the file.
+        """
+        length = desk.seal(count)
+        temporary = self.temporary / secrets.token_hex(8)
+        try:
+            fd = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            try:
+                _write_all(fd, desk.file[:length])
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            try:
+                temporary.rename(self.path(key))
+            except FileNotFoundError:
+                self.path(key).parent.mkdir(mode=0o700, exist_ok=True)
+                temporary.rename(self.path(key))
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        return length
+
+    def read(self, desk: Desk, key: str, size: Size) -> memoryview:
+        """Return the content of a chunk, in memory of the desk, verified: see `verified`."""
+        return self.verified(desk, self.load(desk, key), key, size)
+
+    def load(self, desk: Desk, key: str) -> int:
+        """Read the file of a chunk, whatever is in it.
+
+        Returns
+        -------
+        int
+            Its bytes; 0 if it cannot be right.
+
+        Raises
+        ------
+        StoreError
+            ``missing`` or ``damaged``.
+        """
+        try:
+            fd = _open(self.path(key), os.O_RDONLY)
+        except FileNotFoundError:
+            if self.path(key + DAMAGED).exists():
+                raise StoreError(f"The chunk {key} is damaged.", "damaged") from None
+            raise StoreError(f"The chunk {key} is missing.", "missing") from None
+        try:
+            length = os.fstat(fd).st_size
+            if not 0 < length <= len(desk.file) or length % BLOCK_BYTES:
+                return 0
+            done = 0
+            while done < length:
+                step = os.preadv(fd, [desk.file[done:length]], done)
+                if not step:
+                    return 0
+                done += step
+            return length
+        finally:
+            os.close(fd)
+
+    def verified(self, desk: Desk, length: int, key: str, size: Size) -> memoryview:
+        """Return the content of a chunk whose file was loaded, in memory of the desk.
+
+        A chunk that is damaged is set aside, so that the next who stores these bytes writes
+        them again instead of relying on it.
+
+        Raises
+        ------
+        StoreError
+            ``missing`` or ``damaged``.
+        """
+        try:
+            return _content(desk, length, key, size)
+        except ValueError:
+            # Once more: what was read wrongly is not yet stored wrongly.
+            try:
+                return _content(desk, self.load(desk, key), key, size)
+            except ValueError as error:
+                path = self.path(key)
+                with suppress(OSError):
+                    path.rename(path.with_name(key + DAMAGED))
+                raise StoreError(f"The chunk {key} is damaged: {error}.", "damaged") from error
+
+
+def _content(desk: Desk, length: int, key: str, size: Size) -> memoryview:
+    """Take the content out of a desk; raises ValueError if it is not what the key names."""
+    content = desk.open(length)
+    if len(content) != size.content or hash_of(content) != key:
+        raise ValueError("its hash is wrong")
+    return content
+
+
+def _file_bytes(payload: int) -> int:
+    """Length of the file with so many bytes of payload."""
+    return -(-(_HEADER.size + payload) // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open a file for direct transfers, or for others where the file system has none."""
+    try:
+        return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        try:
+            step = os.write(fd, data[done:])
+        except OSError as error:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+                raise
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            continue
+        if not step:
+            raise InternalError("a write wrote nothing")
+        done += step

@@ -1,0 +1,224 @@
+"""Reading the bytes of one stored snapshot, in an order that may change meanwhile.
+
+Some threads only read: they sleep nearly all the time, so the system gives them a core as soon as
+the disk is done with one order, and it has the next, while others hash and write on all cores.
+Threads of which each does everything for one chunk leave the disk idle while they wait for a core.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from kernelproxy.storage.chunk_file import ChunkFiles, Desk, Desks
+from kernelproxy.storage.manifest import Manifest, cut
+from kernelproxy.storage.threads import Cancel, work_together
+
+#: So few threads, or chunks, are not worth parting the work; and with so many readers one checks.
+_APART = 3
+#: Desks beyond those at which somebody works: chunks that are read and wait.
+_WAITING = 4
+
+
+class _Piece(NamedTuple):
+    """A chunk, and where it goes: extent, offset in the file, key."""
+
+    extent: int
+    offset: int
+    key: str
+
+
+class _Loaded(NamedTuple):
+    """A chunk's file as it was read, and how many bytes of the desk it takes."""
+
+    piece: _Piece
+    desk: Desk
+    length: int
+
+
+class _Checked(NamedTuple):
+    """The content of a chunk, in memory of the desk, verified."""
+
+    piece: _Piece
+    desk: Desk
+    content: memoryview
+
+
+class Getting:
+    """One manifest's extents on their way into a file; the caller holds the store's lock.
+
+    Parameters
+    ----------
+    files : ChunkFiles
+        Where chunks are.
+    desks : Desks
+        Where work is done.
+    manifest : Manifest
+        What is wanted.
+    fd : int
+        Where the extents go, each at its offset.
+    on_extent, next_wanted, progress : callable, optional
+        See `Store.get`.
+    """
+
+    def __init__(
+        self,
+        files: ChunkFiles,
+        desks: Desks,
+        manifest: Manifest,
+        fd: int,
+        on_extent: Callable[[int], object] | None,
+        next_wanted: Callable[[], int | None] | None,
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
+        self._files, self._desks, self._manifest, self._fd = files, desks, manifest, fd
+        self._on_extent, self._next_wanted = on_extent, next_wanted
+        self._progress = progress
+        self._pieces = [
+            iter(list(zip(cut(extent.count, manifest.chunk_bytes), keys, strict=True)))
+            for extent, keys in zip(manifest.extents, manifest.extent_chunks, strict=True)
+        ]
+        self._left = [len(keys) for keys in manifest.extent_chunks]
+        self._order: Iterator[int] = iter(range(len(self._pieces)))
+        self._current: int | None = None
+        self._lock = threading.Lock()
+        self._failed = False
+        self._checkers = self._readers = self._reading = self._checking = self._desks_left = 0
+        # Each ends with None for each who takes from it.
+        self._free: SimpleQueue[Desk | None] = SimpleQueue()
+        self._loaded: SimpleQueue[_Loaded | None] = SimpleQueue()
+        self._checked: SimpleQueue[_Checked | None] = SimpleQueue()
+
+    def run(self, threads: int, cancel: Cancel) -> None:
+        """Read everything."""
+        for index, left in enumerate(self._left):
+            if not left:
+                self._finished(index)
+        with self._desks.lend(self._manifest.chunk_bytes) as self._take_desk:
+            if min(threads, sum(self._left)) < _APART:
+                work_together(1, self._one_by_one, cancel)
+            else:
+                self._run_apart(threads, cancel)
+
+    def _run_apart(self, threads: int, cancel: Cancel) -> None:
+        self._checkers = self._checking = threads // _APART
+        self._readers = self._reading = threads - self._checkers - 1
+        self._desks_left = threads + _WAITING
+        roles = iter(
+            [self._read_all] * self._readers
+            + [self._check_all] * self._checkers
+            + [self._write_all]
+        )
+
+        def begin() -> Callable[[], bool]:
+            with self._lock:
+                role = next(roles)
+            return lambda: role(cancel)
+
+        work_together(threads, begin, cancel, self._give_up)
+
+    def _one_by_one(self) -> Callable[[], bool]:
+        """Let one thread do everything."""
+        desk = self._take_desk()
+
+        def step() -> bool:
+            piece = self._take()
+            if piece is not None:
+                self._write(self._check(_Loaded(piece, desk, self._files.load(desk, piece.key))))
+            return piece is not None
+
+        return step
+
+    def _give_up(self) -> None:
+        """Somebody has failed: let all others end, whatever they wait for."""
+        self._failed = True
+        for _ in range(self._readers):
+            self._free.put(None)
+        for _ in range(self._checkers):
+            self._loaded.put(None)
+        self._checked.put(None)
+
+    def _read_all(self, cancel: Cancel) -> bool:
+        """Read chunks until none is left."""
+        while (desk := self._find_desk()) is not None and not self._failed:
+            cancel.check()
+            with self._lock:
+                piece = self._take()
+                if piece is None:
+                    self._reading -= 1
+                    if self._reading == 0:
+                        for _ in range(self._checkers):
+                            self._loaded.put(None)
+                    break
+            self._loaded.put(_Loaded(piece, desk, self._files.load(desk, piece.key)))
+        return False
+
+    def _find_desk(self) -> Desk | None:
+        """A desk at which nobody works, as soon as there is one."""
+        with self._lock:
+            make = self._free.empty() and self._desks_left > 0
+            self._desks_left -= make
+        return self._take_desk() if make else self._free.get()
+
+    def _check_all(self, cancel: Cancel) -> bool:
+        """Verify what others have read."""
+        while (loaded := self._loaded.get()) is not None and not self._failed:
+            cancel.check()
+            self._checked.put(self._check(loaded))
+        with self._lock:
+            self._checking -= 1
+            if self._checking == 0:
+                self._checked.put(None)
+        return False
+
+    def _check(self, loaded: _Loaded) -> _Checked:
+        (_, _, key), desk, length = loaded
+        content = self._files.verified(desk, length, key, self._manifest.chunks[key])
+        return _Checked(loaded.piece, desk, content)
+
+    def _write_all(self, cancel: Cancel) -> bool:
+        """Write what is right. One thread does, as the system lets one write a file at a time."""
+        while (checked := self._checked.get()) is not None and not self._failed:
+            cancel.check()
+            self._write(checked)
+            self._free.put(checked.desk)
+        return False
+
+    def _write(self, checked: _Checked) -> None:
+        (index, offset, _), _, content = checked
+        done = 0
+        while done < len(content):
+            done += os.pwrite(self._fd, content[done:], offset + done)
+        if self._progress is not None:
+            self._progress(len(content))
+        self._left[index] -= 1
+        if not self._left[index]:
+            self._finished(index)
+
+    def _take(self) -> _Piece | None:
+        """Next chunk."""
+        wanted = self._next_wanted() if self._next_wanted is not None else None
+        if wanted is not None and (found := self._take_of(wanted)):
+            return found
+        while True:
+            if self._current is None:
+                self._current = next(self._order, None)
+                if self._current is None:
+                    return None
+            if found := self._take_of(self._current):
+                return found
+            self._current = None
+
+    def _take_of(self, index: int) -> _Piece | None:
+        piece = next(self._pieces[index], None)
+        if piece is None:
+            return None
+        (at, _), key = piece
+        return _Piece(index, self._manifest.extents[index].offset + at, key)
+
+    def _finished(self, index: int) -> None:
+        if self._on_extent is not None:
+            self._on_extent(index)

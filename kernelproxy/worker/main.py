@@ -1,0 +1,251 @@
+"""A worker: executes the log of one session on one device. Forked by a zygote.
+
+The main thread is in the native library, without the GIL; the control thread takes the agent's
+orders. When the agent's connection ends, the worker ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import threading
+import traceback
+from pathlib import Path
+
+from kernelproxy.common.errors import ProtocolError, WorkerError
+from kernelproxy.common.ipc.framing import recv_message, send_message
+from kernelproxy.common.protocol import (
+    Adopt,
+    Done,
+    End,
+    Ended,
+    Error,
+    Frozen,
+    Gate,
+    Hurry,
+    Lease,
+    Message,
+    Observe,
+    Observed,
+    Open,
+    Opened,
+    Parked,
+    Replay,
+    SnapshotTaken,
+    TakeSnapshot,
+    Trim,
+)
+from kernelproxy.worker import process_title
+
+FROZEN = ctypes.CFUNCTYPE(None)
+
+
+class Files(ctypes.Structure):
+    """`sing_worker_files`."""
+
+    _names = ("log", "client", "worker", "agent", "arena")
+    _fields_ = [(name, ctypes.c_int) for name in (*_names, "snapshot", "readiness")]
+
+    @classmethod
+    def of(cls, order: Open, fds: list[int]) -> Files:
+        """Name the descriptors that came with an order.
+
+        Raises
+        ------
+        ProtocolError
+            If they are not as many as the order says.
+        """
+        names = list(cls._names)
+        names += ["snapshot"] * order.snapshot + ["readiness"] * order.readiness
+        if len(fds) != len(names):
+            raise ProtocolError("A worker's first order came with other descriptors than it says.")
+        return cls(**{"snapshot": -1, "readiness": -1, **dict(zip(names, fds, strict=True))})
+
+
+class Taken(ctypes.Structure):
+    """`sing_worker_taken`."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in ("position", "bytes", "copied", "stalled_ns", "duration_ns")
+    ]
+
+
+class Step(ctypes.Structure):
+    """`sing_worker_step`."""
+
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in ("records", "nadir", "memory_min", "memory_max", "made", "ns")
+    ]
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load the worker library (`native/worker/api.h`); torch is imported already.
+
+    Raises
+    ------
+    OSError
+        If it does not load.
+    """
+    library = ctypes.CDLL(str(path))
+    c_int, u64 = ctypes.c_int, ctypes.c_uint64
+    library.sing_worker_open.argtypes = [
+        ctypes.POINTER(Files), ctypes.c_char_p, c_int, u64, ctypes.POINTER(u64), c_int, c_int, c_int
+    ]  # fmt: skip
+    library.sing_worker_gate.argtypes = [c_int]
+    library.sing_worker_lease.argtypes = [u64, c_int]
+    library.sing_worker_take_lease.argtypes = [u64, u64]
+    library.sing_worker_observe.argtypes = [u64, ctypes.POINTER(Step)]
+    library.sing_worker_end.restype = None
+    library.sing_worker_hurry.restype = None
+    library.sing_worker_snapshot.argtypes = [c_int, FROZEN, ctypes.POINTER(Taken)]
+    library.sing_worker_adopt.argtypes = [c_int]
+    library.sing_worker_replay.argtypes = [u64]
+    library.sing_worker_error.restype = ctypes.c_char_p
+    return library
+
+
+def main(control: socket.socket, library: ctypes.CDLL) -> None:
+    """Take a session, execute its log until told to end, and report a corrupt one.
+
+    Raises
+    ------
+    WorkerError
+        If executing failed for another reason.
+    ProtocolError, OSError
+        If the agent does not speak as agreed.
+    """
+    order, fds = recv_message(control)
+    if not isinstance(order, Open):
+        raise ProtocolError("A worker's first order was not to open a session.")
+    with contextlib.suppress(OSError):  # it only tells
+        process_title.show(order.title)
+    skipped = [*order.starved, *(each for each in order.skip if each not in order.starved)]
+    skip = (ctypes.c_uint64 * len(skipped))(*skipped)
+    if order.careful:
+        # Read by CUDA when it starts, which it does in there.
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+    failed = library.sing_worker_open(
+        Files.of(order, fds), order.device.encode(), order.threads, order.epoch,
+        skip, len(skipped), len(order.starved), int(order.prepare),
+    )  # fmt: skip
+    for fd in fds:
+        os.close(fd)
+    if failed:
+        send_message(control, Error(_error(library), "failed"))
+        return
+    library.sing_worker_lease(0, 0)
+    if not order.prepare:
+        library.sing_worker_gate(int(order.gate))
+    send_message(control, Opened())
+    orders = threading.Thread(target=_take_orders, args=(control, library), daemon=True)
+    orders.start()
+    result = library.sing_worker_run()
+    if result == 1:
+        # Sent beside the control thread's answers: one frame, one write.
+        with contextlib.suppress(OSError):
+            send_message(control, Ended(_error(library)))
+    elif result != 0:
+        raise WorkerError(_error(library))  # no fault of the log: another worker may do better
+
+
+def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
+    """Take orders until the agent is gone; then nobody needs this process."""
+    try:
+        while True:
+            order, fds = recv_message(control)
+            if isinstance(order, End):
+                library.sing_worker_end()
+            elif isinstance(order, Hurry):
+                library.sing_worker_hurry()
+            elif isinstance(order, Lease):
+                _set_lease(control, library, order)
+            elif isinstance(order, Observe):
+                send_message(control, _observe(library, order))
+            elif isinstance(order, TakeSnapshot):
+                # Beside this thread, which goes on taking orders.
+                arguments = (control, library, order)
+                threading.Thread(target=_take_snapshot, args=arguments, daemon=True).start()
+            else:
+                send_message(control, _obey(library, order, fds))
+                for fd in fds:
+                    os.close(fd)
+    except OSError:  # also the end of the connection
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+
+
+def _obey(library: ctypes.CDLL, order: Message, fds: list[int]) -> Message:
+    """Carry out one order; return the answer."""
+    if isinstance(order, Gate):
+        failed = library.sing_worker_gate(int(order.open))
+    elif isinstance(order, Replay):
+        failed = library.sing_worker_replay(order.until)
+    elif isinstance(order, Trim):
+        failed = library.sing_worker_trim()
+    elif isinstance(order, Adopt) and len(fds) == 1:
+        failed = library.sing_worker_adopt(fds[0])
+    else:
+        raise ProtocolError(f"A worker was ordered to {type(order).__name__}.")
+    return Error(_error(library), "failed") if failed else Done()
+
+
+def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnapshot) -> None:
+    """Take a snapshot and send it."""
+    taken = Taken()
+    manner = 0 if order.stop else 2 if order.patient else 1  # as in `api.h`
+
+    def tell() -> None:
+        with contextlib.suppress(OSError):
+            send_message(control, Frozen())
+
+    frozen = FROZEN(tell) if order.tell else FROZEN()
+    fd = library.sing_worker_snapshot(manner, frozen, ctypes.byref(taken))
+    # Without the agent nobody needs it, and the thread that takes orders ends the process.
+    with contextlib.suppress(OSError):
+        if fd < 0:
+            send_message(control, Error(_error(library), "failed"))
+            return
+        answer = SnapshotTaken(
+            taken.position, taken.bytes, taken.copied, taken.stalled_ns, taken.duration_ns / 1e9
+        )
+        send_message(control, answer, [fd])
+        os.close(fd)
+
+
+def _set_lease(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
+    """Give or take the lease. One that may take its time is taken beside this thread."""
+    if order.given or order.within <= 0:
+        library.sing_worker_lease(order.token, int(order.given))
+    if not order.given:
+        told = (control, library, order)
+        threading.Thread(target=_tell_parked, args=told, daemon=True).start()
+
+
+def _tell_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
+    """Say that nothing is executed any more; if it is, a later lease was given."""
+    if order.within > 0:
+        library.sing_worker_take_lease(order.token, int(order.within * 1e9))
+    library.sing_worker_await_parked()
+    with contextlib.suppress(OSError):
+        send_message(control, Parked(order.token))
+
+
+def _observe(library: ctypes.CDLL, order: Observe) -> Observed:
+    """Look at what the log has repeated of late."""
+    step = Step()
+    if library.sing_worker_observe(order.since_ns, ctypes.byref(step)):
+        raise WorkerError(_error(library))
+    return Observed(
+        step.records, step.nadir, step.memory_min, step.memory_max, step.made, step.ns / 1e9
+    )
+
+
+def _error(library: ctypes.CDLL) -> str:
+    text: bytes = library.sing_worker_error() or b"unknown error"
+    return text.decode(errors="replace")
