@@ -135,6 +135,7 @@ lint: $(VENV)/.package labextension ## style and types
 	$(BIN)/ruff check $(PY)
 	$(BIN)/ruff format --check $(PY)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(NPM) run lint
 

@@ -110,11 +110,10 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def _tracker(self) -> list[Path]:
         """The directory of the file tracker."""
         try:
-            from kernelproxy.kernel.files import tracker
-            from kernelproxy.native import libraries
+            from kernelproxy.native import libraries, tools
 
             say = libraries.lines(self.app.display_info)
-            return [tracker.library(say, developing=False, cache=self._cache).parent]
+            return [tools.file_tracker(say, developing=False, cache=self._cache).parent]
         except Exception as error:
             self.app.display_warning(f"the file tracker will be built at first use: {error}")
             return []
@@ -122,11 +121,10 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def _sandbox(self) -> list[Path]:
         """The directory of the program that starts kernels whose process can be saved."""
         try:
-            from kernelproxy.criu import sandbox
-            from kernelproxy.native import libraries
+            from kernelproxy.native import libraries, tools
 
             say = libraries.lines(self.app.display_info)
-            return [sandbox.program(say, developing=False, cache=self._cache).parent]
+            return [tools.sandbox_program(say, developing=False, cache=self._cache).parent]
         except Exception as error:
             self.app.display_warning(f"the sandbox will be built at first use: {error}")
             return []

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from jupyter_sing import queries
 from jupyter_sing.cli import activity, doctor, policy, simulate
 from jupyter_sing.cli.output import until_nobody_reads
 from jupyter_sing.cli.progress import Line
@@ -237,7 +238,7 @@ def show_activity(options: argparse.Namespace) -> int:
     """``activity``: also of the time before the daemon started, and without one."""
     seconds = 3600.0 * options.hours
     resolution = 1.0 if options.json else seconds / _SPANS_SHOWN
-    found = activity.of_the_time_since(max(0.0, time.time() - seconds), resolution)
+    found = queries.activity_since(max(0.0, time.time() - seconds), resolution)
     if options.json:
         _print_json(found)
     else:

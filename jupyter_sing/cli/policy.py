@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from jupyter_sing.controller import policy_file
+from jupyter_sing import queries
 from jupyter_sing.controller.guarantees import leaves
 from jupyter_sing.notebook.status_text import Table
 from jupyter_sing.scheduler.fairness.tier_targets import most
@@ -40,10 +40,9 @@ from jupyter_sing.scheduler.policy.resolve import (
 )
 from jupyter_sing.scheduler.policy.yaml_reader import TEXT_BYTES_MAX
 from jupyter_sing.scheduler.settings import Settings, Tier
-from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import Control, connect
-from kernelproxy.common.protocol import GetPolicy, PolicyApplied, PolicyReply, SetPolicy
+from kernelproxy.common.protocol import PolicyApplied, SetPolicy
 from kernelproxy.devices import configured_devices
 
 NAMES_SHOWN_MAX = 4
@@ -138,26 +137,9 @@ def _applied(control: Control, file: str, request: SetPolicy) -> PolicyApplied:
         raise ControlError(f"{file}: {error}", error.reason) from None
 
 
-def standing_text() -> str:
-    """Return the policy that holds, or will when a daemon runs; empty if there is none.
-
-    Raises
-    ------
-    ControlError
-        If the daemon does not answer, or nobody can tell.
-    """
-    try:
-        with connect(start=False) as control:
-            return control.expect(PolicyReply, GetPolicy(), timeout=ANSWER_SECONDS_MAX).policy
-    except ControlError as error:
-        if error.reason != "no-daemon":
-            raise
-    return policy_file.kept(paths.runtime_dir())
-
-
 def standing_policy() -> Policy:
-    """Return the policy that holds; raises as `standing_text`."""
-    text = standing_text()
+    """Return the policy that holds; raises as `queries.standing_policy_text`."""
+    text = queries.standing_policy_text()
     return _parsed("The policy that was applied", text.encode()) if text else Policy()
 
 

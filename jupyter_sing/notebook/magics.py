@@ -420,5 +420,5 @@ def _complain(text: str) -> None:
 
 
 def load_ipython_extension(ip: Any) -> None:
-    """Register ``%sing``; called by IPython or `kernelproxy.kernel.ipython_extension`."""
+    """Register ``%sing`` (the entry point); called when a kernel starts, or by ``%load_ext``."""
     ip.register_magic_function(sing, magic_kind="line", magic_name="sing")

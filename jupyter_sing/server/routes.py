@@ -15,8 +15,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from jupyter_sing import lost_sessions
-from jupyter_sing.cli import activity, policy
+from jupyter_sing import lost_sessions, queries
 from jupyter_sing.scheduler.policy.yaml_reader import TEXT_BYTES_MAX
 from jupyter_sing.server import agent_requests, metrics
 from jupyter_sing.server.notebooks import contents_path
@@ -215,12 +214,10 @@ class ActivityHandler(SingHandler):
     @authorized
     async def get(self) -> None:
         """Say who had the devices, by default in the last day."""
-        since = self._number("since", time.time() - activity.DAY_SECONDS)
+        since = self._number("since", time.time() - queries.DAY_SECONDS)
         resolution = self._number("resolution", 1.0)
-        found = await agent_requests.in_thread(
-            lambda: activity.of_the_time_since(since, resolution)
-        )
-        self.reply_json(activity.named(found, (await self.status_reply()).sessions))
+        found = await agent_requests.in_thread(lambda: queries.activity_since(since, resolution))
+        self.reply_json(queries.with_names(found, (await self.status_reply()).sessions))
 
     def _number(self, name: str, default: float) -> float:
         """Return a number of the query."""
@@ -353,7 +350,7 @@ class PolicyHandler(SingHandler):
     @authorized
     async def get(self) -> None:
         """Show the policy that holds, or will when a daemon runs."""
-        self.reply_json({"policy": await agent_requests.in_thread(policy.standing_text)})
+        self.reply_json({"policy": await agent_requests.in_thread(queries.standing_policy_text)})
 
     @web.authenticated
     @authorized

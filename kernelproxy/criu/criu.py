@@ -17,6 +17,7 @@ from kernelproxy.common.errors import ProcessError
 from kernelproxy.criu import images, sandbox
 from kernelproxy.criu.dump_target import Target, clocks, locked, memory_bytes
 from kernelproxy.criu.sandbox import Form
+from kernelproxy.native.tools import sandbox_program
 
 BASE_SECONDS = 30.0
 #: What a slow disk takes.
@@ -209,7 +210,7 @@ def _launch(
         arguments += clocks(info)
         try:
             process = subprocess.Popen(
-                [str(sandbox.program()), "restore", *arguments, "--", *command],
+                [str(sandbox_program()), "restore", *arguments, "--", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

@@ -25,6 +25,7 @@ from kernelproxy.common.errors import NativeError, ProcessError
 from kernelproxy.common.untrusted import parse_json
 from kernelproxy.criu import criu, sandbox
 from kernelproxy.criu.sandbox import Form, Kind
+from kernelproxy.native.tools import sandbox_program
 
 VARIABLE = "JUPYTER_SING_CRIU"
 CACHE = "process-form.json"
@@ -108,7 +109,7 @@ def _key(program: str) -> str:
     """What the result depends on."""
     state = os.stat(program)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
-    launcher = str(sandbox.program())
+    launcher = str(sandbox_program())
     parts = (boot, os.geteuid(), program, state.st_mtime_ns, state.st_size, launcher, _TRIAL)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

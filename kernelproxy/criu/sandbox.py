@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import platform
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from kernelproxy.common.errors import NativeError, ProcessError
+from kernelproxy.common.errors import ProcessError
 from kernelproxy.common.ipc.fd_wait import readable
-from kernelproxy.native import compiler, libraries
+from kernelproxy.native.tools import sandbox_program
 
-PROGRAM = "sing-sandbox"
-PARTS = ("sandbox",)
-COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-pthread")
-#: A kernel's environment may preload libraries, which are not for what starts it.
-STATIC_FLAGS = ("-static", "-s")
-LINK_FLAGS = ("-s",)
 REPORT_BYTES_MAX = 4096
 
 Kind = Literal["root", "user"]
@@ -39,57 +30,6 @@ class Form:
 
     kind: Kind
     criu: str
-
-
-def program(
-    message: libraries.Message | None = None,
-    *,
-    cache: Path | None = None,
-    developing: bool | None = None,
-) -> Path:
-    """Find the program; build it if nobody has.
-
-    Parameters
-    ----------
-    message, cache, developing
-        See `native.ensure`.
-
-    Raises
-    ------
-    NativeError
-        It cannot be built here.
-    """
-    tree = libraries.source_tree()
-    how = (COMPILE_FLAGS, STATIC_FLAGS, LINK_FLAGS)
-    key = f"sandbox-{platform.machine()}-{compiler.hash_of(tree, PARTS, how)}"
-
-    def inside(directory: Path) -> Path | None:
-        file = directory / PROGRAM
-        return file if os.access(file, os.X_OK) else None
-
-    def build(cache: Path, tell: compiler.Tell) -> None:
-        compiler.check_compiler()
-        strict = libraries.is_checkout(tree) if developing is None else developing
-        libraries.publish(
-            cache,
-            key,
-            lambda objects, target: _build(tree, tell, objects, target, strict=strict),
-            keep=strict,
-        )
-
-    return libraries.find_or_build(key, cache, inside, build, "the sandbox of kernels", message)
-
-
-def _build(tree: Path, tell: compiler.Tell, objects: Path, target: Path, *, strict: bool) -> None:
-    make = functools.partial(
-        compiler.Compiler, tree, objects, COMPILE_FLAGS, strict=strict, tell=tell
-    )
-    static = make(link_flags=STATIC_FLAGS)
-    compiled = list(static.compile_all(compiler.sources(tree, PARTS, (".cpp",))).values())
-    try:
-        static.link(target / PROGRAM, compiled, ())
-    except NativeError:  # not everywhere are there static libraries
-        make(link_flags=LINK_FLAGS).link(target / PROGRAM, compiled, ())
 
 
 def prefix(form: Form, report_fd: int, lifeline_fd: int | None = None) -> list[str]:
@@ -112,7 +52,7 @@ def prefix(form: Form, report_fd: int, lifeline_fd: int | None = None) -> list[s
     NativeError
         The program cannot be built here.
     """
-    return [str(program()), "start", *options(form, report_fd, lifeline_fd), "--"]
+    return [str(sandbox_program()), "start", *options(form, report_fd, lifeline_fd), "--"]
 
 
 def options(form: Form, report_fd: int, lifeline_fd: int | None) -> list[str]:
@@ -127,7 +67,7 @@ def options(form: Form, report_fd: int, lifeline_fd: int | None) -> list[str]:
 def enter(form: Form, pid: int, command: list[str]) -> list[str]:
     """Return a command that runs another in the sandbox of process `pid`, and ends with it."""
     user = ["--user"] if form.kind == "user" else []
-    return [str(program()), "enter", *user, "--target", str(pid), "--", *command]
+    return [str(sandbox_program()), "enter", *user, "--target", str(pid), "--", *command]
 
 
 def read_pid(fd: int, timeout: float) -> int:

@@ -7,6 +7,8 @@ Needs the standard library and IPython only.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
 import sys
 import threading
 from functools import partial
@@ -162,9 +164,8 @@ def load_ipython_extension(ip: Any) -> None:
                 hear_requests(ip.kernel)
     except Exception as error:
         print(f"jupyter_sing: CPU only: {type(error).__name__}: {error}.", file=sys.stderr)
-    try:
-        from jupyter_sing.notebook import magics
-
-        magics.load_ipython_extension(ip)
-    except Exception as error:
-        print(f"jupyter_sing: %sing is not available: {error}.", file=sys.stderr)
+    for name in filter(None, os.environ.get("SING_EXTENSIONS", "").split(",")):
+        try:
+            importlib.import_module(name).load_ipython_extension(ip)
+        except Exception as error:
+            print(f"jupyter_sing: {name} is not available: {error}.", file=sys.stderr)

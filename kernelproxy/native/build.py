@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelproxy.common.errors import NativeError
-from kernelproxy.native import libraries
+from kernelproxy.native import libraries, tools
 from kernelproxy.native import machine_libraries as machine
 from kernelproxy.native.compiler import (
     COMPILE_FLAGS,
@@ -265,14 +265,11 @@ def build_for_machine(info: TorchInfo, message: Message | None = None) -> list[P
     NativeError
         This user may not, or they cannot be built.
     """
-    from kernelproxy.criu import sandbox
-    from kernelproxy.kernel.files import tracker
-
     return machine.build(
         [
             lambda cache: ensure(info, message, cache=cache, developing=False).client,
-            lambda cache: tracker.library(message, cache=cache, developing=False),
-            lambda cache: sandbox.program(message, cache=cache, developing=False),
+            lambda cache: tools.file_tracker(message, cache=cache, developing=False),
+            lambda cache: tools.sandbox_program(message, cache=cache, developing=False),
         ]
     )
 

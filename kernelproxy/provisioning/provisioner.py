@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ from kernelproxy.common.protocol import (
 from kernelproxy.common.readable import escaped
 from kernelproxy.criu.sandbox import Form
 from kernelproxy.kernel.files import tracker
-from kernelproxy.native import build, libraries
+from kernelproxy.native import build, libraries, tools
 from kernelproxy.provisioning import events
 from kernelproxy.provisioning.launcher import KeptKernel, in_thread
 
 EXTENSION = "kernelproxy.kernel.ipython_extension"
+#: Entry points: modules with a `load_ipython_extension`.
+EXTENSIONS = "kernelproxy.ipython_extensions"
 # Importing our packages needs this; torch 2.11 supports older ones too.
 PYTHON_MIN = (3, 11)
 #: Of a session's name, whoever has made it.
@@ -47,7 +50,7 @@ NAME_CHARACTERS_MAX = 200
 # What we tell a kernel.
 _VARIABLES = (
     "SING_SESSION", "SING_SOCKET", "SING_REASON", "SING_PROCESS_REASON", "SING_CLIENT",
-    "SING_BUNDLE",
+    "SING_BUNDLE", "SING_EXTENSIONS",
 )  # fmt: skip
 # What interpreters have, by their path and the time of its last change: asking takes a process.
 _torch_of: dict[tuple[str, float], build.TorchInfo | NativeError] = {}
@@ -221,6 +224,7 @@ class SingProvisioner(KeptKernel):
         search = [bundle, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
         env["PYTHONPATH"] = os.pathsep.join(search)
         env["SING_BUNDLE"] = bundle
+        env["SING_EXTENSIONS"] = ",".join(_extensions())
         if self.session:
             env["SING_SESSION"] = self.session
             env["SING_SOCKET"] = str(paths.socket_path())
@@ -262,7 +266,7 @@ class SingProvisioner(KeptKernel):
             If there is none, or the interpreter does not start with it.
         """
         say = libraries.lines(lambda line: self.log.info("jupyter_sing: %s", line))
-        library = tracker.library(say)
+        library = tools.file_tracker(say)
         key = (python, os.stat(python).st_mtime, library)
         if key not in _trackable:
             tracker.check(python, library, env)
@@ -411,6 +415,11 @@ def ipykernel_interpreter(language: str, command: list[str], env: dict[str, str]
     if python is None or not re.match(r"python[\d.]*$", Path(python).name):
         return None
     return os.path.abspath(python)
+
+
+def _extensions() -> list[str]:
+    """Modules that other packages load into each IPython kernel (an entry point), such as %sing."""
+    return sorted(each.module for each in entry_points(group=EXTENSIONS))
 
 
 def _python_version(tag: str) -> tuple[int, int]:

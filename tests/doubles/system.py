@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelproxy.kernel.files import tracker
 from kernelproxy.native import build as native
+from kernelproxy.native import tools
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 120.0
@@ -38,7 +38,7 @@ def build(base: Path) -> Path:
     for name in _PACKAGES:
         shutil.copytree(ROOT / name, packages / name, ignore=ignored)
     parts = native.ensure(native.describe())
-    for built in (parts.client.parent, tracker.library(lambda text: None).parent):
+    for built in (parts.client.parent, tools.file_tracker(lambda text: None).parent):
         shutil.copytree(built, packages / "kernelproxy" / "_native_lib" / built.name)
     _open_to_all(packages)
     environment = base / "environment"

@@ -123,6 +123,7 @@ class Notebook:
             "SING_BUNDLE": str(ROOT),
             "SING_SESSION": "first",
             "SING_SOCKET": str(directory / "agent.sock"),
+            "SING_EXTENSIONS": "jupyter_sing.notebook.magics",
             "IPYTHONDIR": str(directory / "ipython"),
         }
         # Others would find free the same ports, which are chosen before they are taken.

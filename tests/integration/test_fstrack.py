@@ -15,7 +15,7 @@ import pytest
 
 from kernelproxy.common.errors import NativeError
 from kernelproxy.kernel.files import changed_files, tracker
-from kernelproxy.native import libraries
+from kernelproxy.native import libraries, tools
 
 Run = Callable[..., None]
 Track = Callable[..., set[str]]
@@ -23,7 +23,7 @@ Track = Callable[..., set[str]]
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    return tracker.library()
+    return tools.file_tracker()
 
 
 @pytest.fixture
@@ -447,13 +447,13 @@ def test_without_a_compiler_the_reason_is_named(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(NativeError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
-        tracker.library(cache=tmp_path)
+        tools.file_tracker(cache=tmp_path)
 
 
 def test_it_is_built_once(tmp_path: Path) -> None:
     said: list[libraries.Compiling] = []
-    built = tracker.library(said.append, cache=tmp_path, developing=False)
-    assert tracker.library(said.append, cache=tmp_path, developing=False) == built
+    built = tools.file_tracker(said.append, cache=tmp_path, developing=False)
+    assert tools.file_tracker(said.append, cache=tmp_path, developing=False) == built
     assert {each.what for each in said} == {"the file tracker"}
     assert said[-1].done == said[-1].total
     assert [file.name for file in built.parent.iterdir()] == ["libsing_fstrack.so"]

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from kernelproxy.common.errors import ProcessError
-from kernelproxy.criu import criu, sandbox
+from kernelproxy.criu import criu
 from kernelproxy.criu import mode_probe as forms
 from kernelproxy.criu.sandbox import Form
+from kernelproxy.native.tools import sandbox_program
 
 ROOT = Path(__file__).parents[2]
 AS_USER = ROOT / "tests" / "programs" / "as_user.py"
@@ -77,7 +78,7 @@ def counting(criu_program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def home() -> Iterator[Path]:
     """A home of somebody who is not root; those of tests are closed to others."""
-    built = sandbox.program().parent
+    built = sandbox_program().parent
     with tempfile.TemporaryDirectory(prefix="sing-home-") as name:
         # Compiling takes seconds, and the compiler is not what is tested.
         shutil.copytree(built, Path(name, ".cache", "jupyter_sing", "native", built.name))

@@ -334,6 +334,19 @@ def test_without_a_session_the_reason_is_told(
     assert capsys.readouterr().out == "CPU only: torch 2.5.0 is not supported\n"
 
 
+def test_an_extension_that_is_not_there_is_named_and_others_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SING_SESSION", raising=False)
+    monkeypatch.setenv("SING_EXTENSIONS", "jupyter_sing.nowhere,jupyter_sing.notebook.magics")
+    shell = InteractiveShell()
+    ipython_extension.load_ipython_extension(shell)
+    assert shell.find_line_magic("sing") is not None
+    said = capsys.readouterr().err
+    assert said.startswith("jupyter_sing: jupyter_sing.nowhere is not available: ")
+    assert said.count("\n") == 1
+
+
 def test_html_is_escaped(state: activation.Activation) -> None:
     from jupyter_sing.notebook.status_text import sessions_table
 

@@ -81,6 +81,8 @@ def test_imports_are_told_from_optional_ones() -> None:
     assert set(imports(source)) == {"a.b", "c.d", "e", "g", "h", "typing.TYPE_CHECKING"}
 
 
+SOURCES_MAX = 15
+README_LINES_MAX = 15
 #: Modules that import each other, those for type checkers included: to become fewer, never more.
 CIRCLES = {
     "kernelproxy.kernel.activation": {"", "agent_connection", "import_hook"},
@@ -134,6 +136,16 @@ def test_imports_run_in_no_other_circles() -> None:
         f"{package}.{name}".rstrip(".") for package, names in CIRCLES.items() for name in names
     }
     assert circling == known
+
+
+def test_a_folder_is_small_and_says_what_it_is() -> None:
+    folders = {file.parent for file in modules("jupyter_sing", "kernelproxy")}
+    folders -= {ROOT / "kernelproxy/hoststate"}  # aliases
+    assert {each for each in folders if len([*each.glob("*.py")]) > SOURCES_MAX} == set()
+    said = {each: each / "README.md" for each in folders}
+    assert {each for each, page in said.items() if not page.is_file()} == set()
+    lines = {each: page.read_text("utf-8").count("\n") for each, page in said.items()}
+    assert {each: count for each, count in lines.items() if count > README_LINES_MAX} == {}
 
 
 def test_what_is_imported_is_declared() -> None:

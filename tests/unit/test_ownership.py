@@ -11,8 +11,7 @@ import pytest
 from jupyter_sing.controller import policy_file
 from kernelproxy.common import ownership, paths
 from kernelproxy.common.errors import ControlError, NativeError
-from kernelproxy.kernel.files import tracker
-from kernelproxy.native import libraries
+from kernelproxy.native import libraries, tools
 
 BOB = 12345
 ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
@@ -141,7 +140,7 @@ def test_the_file_tracker_of_another_user_is_not_preloaded(base: Path) -> None:
     (base / "place" / "jupyter_sing").mkdir(parents=True)
     os.chown(base / "place" / "jupyter_sing", BOB, BOB)
     with pytest.raises(NativeError, match="belongs to another user"):
-        tracker.library(lambda text: None)
+        tools.file_tracker(lambda text: None)
 
 
 @ROOT_ALONE

@@ -24,7 +24,7 @@ from kernelproxy.common.errors import NativeError
 from kernelproxy.common.protocol import CloseSession, LastCheckpoint, OpenSession, Prepare, Tend
 from kernelproxy.criu import sandbox
 from kernelproxy.kernel.files import tracker
-from kernelproxy.native import build
+from kernelproxy.native import build, tools
 from kernelproxy.provisioning import provisioner
 from kernelproxy.provisioning.events import EVENT_ID
 from tests.unit.fake_daemon import FakeDaemon
@@ -68,7 +68,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(build, "find_torch", lambda python, env=None: INFO)
     monkeypatch.setattr(provisioner, "_torch_of", {})
     monkeypatch.setattr(provisioner, "_trackable", set())
-    monkeypatch.setattr(tracker, "library", lambda say: TRACKER)
+    monkeypatch.setattr(tools, "file_tracker", lambda say: TRACKER)
     monkeypatch.setattr(tracker, "check", lambda python, library, env: None)
     made: list[provisioner.SingProvisioner] = []
 
@@ -110,6 +110,7 @@ def test_a_python_kernel_gets_a_session(fake_daemon: FakeDaemon, make: Make) -> 
     assert env["SING_SESSION"] == one.session == "s1"
     assert env["SING_SOCKET"] == str(paths.socket_path())
     assert env["PYTHONPATH"].split(os.pathsep) == [str(paths.bundle_dir()), "/theirs"]
+    assert env["SING_EXTENSIONS"] == "jupyter_sing.notebook.magics"
     assert "SING_REASON" not in env
     opened, prepared = fake_daemon.requests
     assert isinstance(opened, OpenSession)

@@ -13,93 +13,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import re
 import subprocess
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 from kernelproxy.common.errors import NativeError
-from kernelproxy.native import compiler, libraries
+from kernelproxy.native.tools import TRACKER_LIBRARY
 
-LIBRARY = "libsing_fstrack.so"
 JOURNAL_VARIABLE = "SING_FSTRACK"
 REASON_VARIABLE = "SING_FSTRACK_REASON"
 CHECK_SECONDS = 30
 # Programs with the address sanitizer refuse to start behind any other library otherwise.
 SANITIZER_OPTION = "verify_asan_link_order=0"
 
-PARTS = ("fstrack",)
-# Some compilers add checks by themselves that call libc, or headers that redefine its functions.
-COMPILE_FLAGS = (
-    *compiler.COMPILE_FLAGS,
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-stack-protector",
-    "-fvisibility=hidden",
-    "-U_FORTIFY_SOURCE",
-)
-# Symbols are looked up when it is loaded: doing it later is not safe in a signal handler.
-LINK_FLAGS = ("-shared", "-nostdlib", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,--no-as-needed")
-NEEDED = ("libc.so.6", "libdl.so.2")
-
 # Its own line, as an interpreter may print others.
-_CHECK = f"print(); print({LIBRARY!r} in open('/proc/self/maps').read())"
-
-
-def library(
-    message: libraries.Message | None = None,
-    *,
-    cache: Path | None = None,
-    developing: bool | None = None,
-) -> Path:
-    """Find the tracker; build it if nobody has.
-
-    Parameters
-    ----------
-    message, cache, developing
-        See `native.ensure`.
-
-    Raises
-    ------
-    NativeError
-        It cannot be built here.
-    """
-    tree = libraries.source_tree()
-    how = (COMPILE_FLAGS, LINK_FLAGS)
-    key = f"fstrack-{platform.machine()}-{compiler.hash_of(tree, PARTS, how)}"
-
-    def inside(directory: Path) -> Path | None:
-        file = directory / LIBRARY
-        return file if file.is_file() else None
-
-    def build(cache: Path, tell: compiler.Tell) -> None:
-        compiler.check_compiler()
-        strict = libraries.is_checkout(tree) if developing is None else developing
-
-        def into(objects: Path, target: Path) -> None:
-            _build(compiler.Compiler(tree, objects, *how, strict=strict, tell=tell), target)
-
-        libraries.publish(cache, key, into, keep=strict)
-
-    return libraries.find_or_build(key, cache, inside, build, "the file tracker", message)
-
-
-def _build(made: compiler.Compiler, target: Path) -> None:
-    """Compile it and link it with libraries that have libc's names and nothing in them.
-
-    So it needs libc and libdl, but no version of them.
-    """
-    units = compiler.sources(made.tree, PARTS, (".cpp",))
-    compiled = made.compile_all(units)
-    needed = [target / name for name in NEEDED]
-    for stub in needed:
-        soname = f"-Wl,-soname,{stub.name}"
-        made.run(["-shared", "-nostdlib", soname, "-x", "c++", os.devnull, "-o", str(stub)])
-    objects = [compiled[unit] for unit in units]
-    made.link(target / LIBRARY, objects, [str(stub) for stub in needed])
-    for stub in needed:
-        stub.unlink()
+_CHECK = f"print(); print({TRACKER_LIBRARY!r} in open('/proc/self/maps').read())"
 
 
 def check(python: str, library: Path, env: MutableMapping[str, str] | None = None) -> None:
@@ -136,7 +65,7 @@ def check(python: str, library: Path, env: MutableMapping[str, str] | None = Non
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeError(f"{python} could not be tried with the file tracker: {error}") from error
-    if done.returncode or LIBRARY in done.stderr:
+    if done.returncode or TRACKER_LIBRARY in done.stderr:
         said = done.stderr.strip().splitlines()
         raise NativeError(
             f"{python} does not start with the file tracker: {said[-1] if said else 'no output'}"
@@ -170,9 +99,9 @@ def leave(env: MutableMapping[str, str]) -> None:
     """Take the tracker out of an environment, such as one that was inherited from a kernel."""
     for name in (JOURNAL_VARIABLE, REASON_VARIABLE):
         env.pop(name, None)
-    if LIBRARY not in env.get("LD_PRELOAD", ""):
+    if TRACKER_LIBRARY not in env.get("LD_PRELOAD", ""):
         return  # and is not rewritten
-    _without(env, "LD_PRELOAD", lambda path: Path(path).name == LIBRARY)
+    _without(env, "LD_PRELOAD", lambda path: Path(path).name == TRACKER_LIBRARY)
     _without(env, "ASAN_OPTIONS", lambda option: option == SANITIZER_OPTION)
 
 

@@ -1,0 +1,75 @@
+"""Questions to the daemon, or to its files where none runs: for REST and the command line."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from jupyter_sing.controller import policy_file
+from kernelproxy.agent.status import activity_store
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import Activity, ActivityReply, GetPolicy, PolicyReply
+
+ACTIVITY_SECONDS_MAX = 60.0
+POLICY_SECONDS_MAX = 30.0
+DAY_SECONDS = 86_400.0
+
+
+def activity_since(since: float, resolution: float = 1.0) -> dict[str, Any]:
+    """Say who had the devices; waits for a disk, or for the daemon of the machine.
+
+    Parameters
+    ----------
+    since : float
+        Seconds of the epoch.
+    resolution : float
+        Seconds.
+
+    Returns
+    -------
+    dict
+        `Activity` of ``openapi.yaml``.
+
+    Raises
+    ------
+    ControlError
+        If the machine's daemon cannot be asked.
+    """
+    if paths.is_shared(paths.socket_path()):
+        with connect(start=False) as control:
+            request = Activity(since, resolution)
+            return control.expect(ActivityReply, request, timeout=ACTIVITY_SECONDS_MAX).activity
+    # Without a daemon, too; and one that runs has better things to do.
+    return activity_store.read(paths.runtime_dir(), since, time.time(), resolution, os.getuid())
+
+
+def with_names(found: dict[str, Any], sessions: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the same with sessions called as those of a status, as far as they are there."""
+    names = {each["id"]: each["name"] for each in sessions}
+
+    def name(entry: dict[str, Any]) -> dict[str, Any]:
+        return {**entry, "name": names.get(entry["session"], entry["name"])}
+
+    devices = [{**each, "held": [name(span) for span in each["held"]]} for each in found["devices"]]
+    return {**found, "devices": devices, "events": [name(each) for each in found["events"]]}
+
+
+def standing_policy_text() -> str:
+    """Return the policy that holds, or will when a daemon runs; empty if there is none.
+
+    Raises
+    ------
+    ControlError
+        If the daemon does not answer, or nobody can tell.
+    """
+    try:
+        with connect(start=False) as control:
+            return control.expect(PolicyReply, GetPolicy(), timeout=POLICY_SECONDS_MAX).policy
+    except ControlError as error:
+        if error.reason != "no-daemon":
+            raise
+    return policy_file.kept(paths.runtime_dir())
