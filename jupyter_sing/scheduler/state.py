@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from enum import Enum
+from typing import TypeAlias
 
 from jupyter_sing.scheduler.events import SessionOpened
 from jupyter_sing.scheduler.fairness.fair_queue import Flow
@@ -171,7 +172,7 @@ class Session:
         self.pinned_on: DeviceState | None = None
         self.protected_until = 0.0
         self.quantum_end = 0.0
-        self.quotas = flow.quotas
+        self.quotas: tuple[SessionQuota, SessionQuota] = flow.quotas
         self.resumes = False
         self.rides = False
         self.right = ""
@@ -179,7 +180,7 @@ class Session:
         self.run_since = 0.0
         self.running_level = 0
         self.share = 1.0
-        self.short: Quota | None = None
+        self.short: SessionQuota | None = None
         self.stays_until = float("-inf")
         self.step_seconds: float | None = None
         self.switch = 0.0
@@ -200,6 +201,9 @@ class Session:
         """Device seconds that the present cell has had."""
         running = self.phase in (Phase.RUNNING, Phase.STOPPING)
         return self.attained + (now - self.run_since if running else 0.0)
+
+
+SessionQuota: TypeAlias = Quota[Flow, Session]
 
 
 class DeviceState:

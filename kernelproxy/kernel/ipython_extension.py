@@ -156,8 +156,8 @@ def load_ipython_extension(ip: Any) -> None:
             ip.events.register("post_run_cell", _counter.post_run_cell)
             if hasattr(ip, "kernel"):
                 wishes = Wishes(ip)
-                activation.on_wish = wishes
-                activation.on_restored = restored_process.Revival(ip)
+                activation.state.on_wish = wishes
+                activation.state.on_restored = restored_process.Revival(ip)
                 detach.current.obstacle = partial(restored_process.obstacle, ip.kernel)
                 activation.listen()
                 ip.events.register("post_run_cell", wishes.post_run_cell)

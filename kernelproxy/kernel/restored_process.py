@@ -16,7 +16,7 @@ from kernelproxy.common.untrusted import parse_json
 from kernelproxy.kernel.files import tracker
 
 if TYPE_CHECKING:
-    from kernelproxy.kernel.activation.agent_connection import Woken
+    from kernelproxy.kernel.activation.state import Woken
 
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
@@ -52,7 +52,7 @@ def obstacle(kernel: Any) -> str:
 
 
 class Revival:
-    """Makes a restored process the kernel in whose place it is; see `activation.on_restored`.
+    """Makes a restored process the kernel in whose place it is; see `activation.state.on_restored`.
 
     Parameters
     ----------

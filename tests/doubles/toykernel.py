@@ -180,7 +180,7 @@ def main(session: str, image: str = "") -> None:
         kernel.checkpoint(wish.name, wish.form, wish.automatic)
 
     # Not in the link's thread, which is to leave meanwhile.
-    activation.on_wish = lambda wish: threading.Thread(target=wished, args=(wish,)).start()
+    activation.state.on_wish = lambda wish: threading.Thread(target=wished, args=(wish,)).start()
     saved = json.loads(Path(image).read_text()) if image not in ("", "listen") else {}
     if saved:
         client = RestoredClient(session, saved)

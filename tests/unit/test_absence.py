@@ -16,7 +16,7 @@ from kernelproxy.common.ipc import detach
 from kernelproxy.common.ipc.agent_client import Control, connect
 from kernelproxy.common.ipc.detach import Absence, Return
 from kernelproxy.kernel import activation
-from kernelproxy.kernel.activation.agent_connection import Woken
+from kernelproxy.kernel.activation.state import Woken
 from kernelproxy.kernel.files import tracker
 from kernelproxy.kernel.restored_process import Restored, Revival, begin_history, obstacle
 
@@ -174,11 +174,11 @@ def test_a_kernel_in_the_place_of_another_one_is_known_as_that(
 def test_a_kernel_that_cannot_take_its_place_does_not_join(
     revival: Revival, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activation, "on_restored", revival)
-    monkeypatch.setattr(activation, "_current", activation.Activation("of old"))
+    monkeypatch.setattr(activation.state, "on_restored", revival)
+    monkeypatch.setattr(activation.state, "_current", activation.Activation("of old"))
     monkeypatch.setenv("SING_SESSION", "of old")
     with pytest.raises(InternalError, match="A restored kernel cannot take its place: FileNotF"):
-        activation.restored(Woken(True, "s", str(tmp_path / "missing")))
+        activation.state.restored(Woken(True, "s", str(tmp_path / "missing")))
 
 
 def test_history_that_cannot_go_on_is_off() -> None:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 def state(monkeypatch: pytest.MonkeyPatch) -> activation.Activation:
     """The state of a process that is the kernel of a session."""
     state = activation.Activation(session=SESSION["id"])
-    monkeypatch.setattr(activation, "_current", state)
+    monkeypatch.setattr(activation.state, "_current", state)
     return state
 
 
@@ -94,7 +94,7 @@ def test_a_client_that_joins_in_mid_cell_hears_of_it(state: activation.Activatio
 
     activation.cell(1)
     client: Any = Client()
-    activation.joined(client)
+    activation.state.joined(client)
     activation.cell(-1)
     assert client.heard == [1, -1]
 
@@ -126,7 +126,7 @@ def test_cells_are_told_over_the_link_until_the_client_has_joined(
     activation.cell(1)
     activation.cell(-1)
     activation.cell(1)
-    activation.joined(client)
+    activation.state.joined(client)
     activation.cell(-1)
     assert (link.said, link.ended) == ([2], True)
     assert client.heard == [1, -1]
@@ -328,7 +328,7 @@ def test_errors_are_one_line(
 def test_without_a_session_the_reason_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(activation, "_current", activation.Activation())
+    monkeypatch.setattr(activation.state, "_current", activation.Activation())
     monkeypatch.setenv("SING_REASON", "torch 2.5.0 is not supported")
     assert magics.sing("suspend") is None
     assert capsys.readouterr().out == "CPU only: torch 2.5.0 is not supported\n"

@@ -85,7 +85,6 @@ SOURCES_MAX = 15
 README_LINES_MAX = 15
 #: Modules that import each other, those for type checkers included: to become fewer, never more.
 CIRCLES = {
-    "kernelproxy.kernel.activation": {"", "agent_connection", "import_hook"},
     "kernelproxy.agent.checkpoint": {"auto_checkpoint", "coordinator", "history"},
     "kernelproxy.agent.lease": {"lease", "step_monitor"},
     "kernelproxy.agent.process": {"hibernation", "process_dump", "process_manager"},
@@ -94,9 +93,6 @@ CIRCLES = {
         "session", "spill",
     },
     "kernelproxy.agent.status": {"activity_recorder", "session_status", "subscribers"},
-    "jupyter_sing.scheduler": {"state"},
-    "jupyter_sing.scheduler.fairness": {"fair_queue", "quotas"},
-    "jupyter_sing.scheduler.hived": {"cells", "groups"},
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ CLICK = {"content": {"data": {"method": "custom", "content": {"event": "click"}}
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch, fake_daemon: FakeDaemon) -> Iterator[None]:
     """Be the kernel of the daemon's session."""
-    monkeypatch.setattr(activation, "_current", activation.Activation(session=ID))
+    monkeypatch.setattr(activation.state, "_current", activation.Activation(session=ID))
     monkeypatch.setattr(detach, "current", Absence())
     monkeypatch.setattr(status_watcher, "current", status_watcher.Watcher())
     monkeypatch.setattr(widget, "FIRST_SECONDS_MAX", SECONDS)
@@ -228,7 +228,7 @@ def test_without_ipywidgets_it_is_a_table(
 
 
 def test_without_a_session_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation, "_current", activation.Activation())
+    monkeypatch.setattr(activation.state, "_current", activation.Activation())
     assert repr(Status()) == "CPU only: this kernel was started without a GPU session"
     monkeypatch.setenv("SING_REASON", "torch <2")
     assert Status()._repr_mimebundle_()["text/html"].endswith("CPU only: torch &lt;2</div>")

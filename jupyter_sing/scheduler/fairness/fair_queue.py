@@ -17,6 +17,7 @@ per slope, of tags at time zero.
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 from jupyter_sing.scheduler.fairness.quotas import Day, Quota
 
@@ -160,10 +161,10 @@ class Flow:
         self.burst_at = 0.0
         self.origin: Flow | None = None
         self.day: Day | None = None
-        self.quota: Quota | None = None
+        self.quota: Quota[Flow, Any] | None = None
 
     @property
-    def quotas(self) -> tuple[Quota, Quota]:
+    def quotas(self) -> tuple[Quota[Flow, Any], Quota[Flow, Any]]:
         """Those of the user and of the virtual cluster of a session."""
         user = self.parent
         assert user

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from jupyter_sing.scheduler.fairness.fair_queue import Flow
-from jupyter_sing.scheduler.fairness.quotas import UNLIMITED, Quota
+from jupyter_sing.scheduler.fairness.quotas import UNLIMITED
 from jupyter_sing.scheduler.queue.residency import may_leave
 from jupyter_sing.scheduler.settings import Settings
-from jupyter_sing.scheduler.state import DeviceState, Session
+from jupyter_sing.scheduler.state import DeviceState, Session, SessionQuota
 
 LOOKS = 64
 """Sessions of somebody whose memory is looked at when a limit of memory is reached."""
@@ -174,7 +174,7 @@ class Limiter:
             self._alarm(flow, flow.quota.retry_at)
 
     @staticmethod
-    def _lacks(session: Session, quota: Quota) -> bool:
+    def _lacks(session: Session, quota: SessionQuota) -> bool:
         adding = _counted(session, quota) - quota.residents.get(session, 0)
         return quota.memory + quota.coming + adding > quota.limits.device_memory
 
@@ -235,7 +235,7 @@ class Held:
     devices: float
 
 
-def _about_devices(session: Session, quota: Quota) -> Held | None:
+def _about_devices(session: Session, quota: SessionQuota) -> Held | None:
     most, seconds = quota.limits.devices, None
     if most <= 0:
         text, seconds = f"The policy does not let {quota.whose} use devices", math.inf
@@ -265,14 +265,14 @@ def _about_time(flow: Flow, now: float) -> Held:
     return Held(flow, text, seconds, quota.limits.devices)
 
 
-def _counted(session: Session, quota: Quota) -> float:
+def _counted(session: Session, quota: SessionQuota) -> float:
     """Bytes of a session that count: one that is over the limit by itself, as that was lowered,
     comes back where all others have left, so that its user can free some of it.
     """
     return min(session.memory * session.gpus, quota.limits.device_memory)
 
 
-def _about_memory(session: Session, quota: Quota) -> Held:
+def _about_memory(session: Session, quota: SessionQuota) -> Held:
     most, size = quota.limits.device_memory, session.memory * session.gpus
     text = (
         f"{quota.whose} has {size_text(quota.memory + quota.coming)} of {size_text(most)} on"

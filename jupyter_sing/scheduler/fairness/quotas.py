@@ -9,13 +9,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from jupyter_sing.scheduler.settings import Limits
-
-if TYPE_CHECKING:
-    from jupyter_sing.scheduler.fairness.fair_queue import Flow
-    from jupyter_sing.scheduler.state import Session
 
 DAY = 86_400.0
 SLOT = 600.0
@@ -75,8 +71,20 @@ class Day:
         return ((int(slot), seconds) for slot, seconds in self._slots)
 
 
-class Quota:
+class Holder(Protocol):
+    """A session, as far as quotas know it."""
+
+    gpus: int
+
+
+Of = TypeVar("Of")
+Who = TypeVar("Who", bound=Holder)
+
+
+class Quota(Generic[Of, Who]):
     """What a user or virtual cluster has, and may have.
+
+    Its types are those of the user or virtual cluster, and of sessions.
 
     Attributes
     ----------
@@ -125,21 +133,21 @@ class Quota:
         "whose",
     )
 
-    def __init__(self, flow: Flow, whose: str, relieved: dict[Flow, None]) -> None:
+    def __init__(self, flow: Of, whose: str, relieved: dict[Of, None]) -> None:
         self.flow = flow
         self.whose = whose
         self.limits = UNLIMITED
         self.bounded = False
         self.taken = 0
-        self.holders: dict[Session, None] = {}
+        self.holders: dict[Who, None] = {}
         self.memory = 0
         self.coming = 0
-        self.residents: dict[Session, int] = {}
-        self.short: dict[Session, None] = {}
+        self.residents: dict[Who, int] = {}
+        self.short: dict[Who, None] = {}
         self.asleep: dict[Any, None] = {}
         self.retry_at = self.returns_at = -math.inf
         self.alarm = math.inf
-        self._coming: dict[Session, int] = {}
+        self._coming: dict[Who, int] = {}
         self._relieved = relieved
 
     def relieve(self) -> None:
@@ -147,13 +155,13 @@ class Quota:
         if self.asleep or self.short:
             self._relieved[self.flow] = None
 
-    def claim(self, session: Session) -> None:
+    def claim(self, session: Who) -> None:
         """Count a session as holding devices."""
         if session not in self.holders:
             self.holders[session] = None
             self.taken += session.gpus
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: Who) -> None:
         """Count a session as holding none."""
         self.expect(session, 0)
         if session in self.holders:
@@ -163,7 +171,7 @@ class Quota:
                 self.residents[session] = self.residents.pop(session)
             self.relieve()
 
-    def count(self, session: Session, change: int) -> None:
+    def count(self, session: Who, change: int) -> None:
         """Count bytes of a session on devices."""
         self.memory += change
         size = self.residents.pop(session, 0) + change
@@ -172,7 +180,7 @@ class Quota:
         if change < 0:
             self.relieve()
 
-    def expect(self, session: Session, size: int) -> None:
+    def expect(self, session: Who, size: int) -> None:
         """Count bytes that a session is about to bring."""
         self.coming += size - self._coming.pop(session, 0)
         if size:
@@ -180,7 +188,7 @@ class Quota:
         else:
             self.relieve()
 
-    def transfer(self, session: Session, other: Quota) -> None:
+    def transfer(self, session: Who, other: Quota[Of, Who]) -> None:
         """Let another one have whatever is counted for a session."""
         if session in self.holders:
             other.claim(session)

@@ -5,7 +5,16 @@
 """
 
 from jupyter_sing.scheduler.hived.allocation import Cluster
-from jupyter_sing.scheduler.hived.cells import CellState
+from jupyter_sing.scheduler.hived.cells import (
+    CellState,
+    Group,
+    GroupRequest,
+    GroupState,
+    Member,
+    Placed,
+    Reserved,
+    Waiting,
+)
 from jupyter_sing.scheduler.hived.config.configuration import (
     CellSpec,
     Chain,
@@ -22,15 +31,6 @@ from jupyter_sing.scheduler.hived.errors import (
     GuaranteesError,
     InternalError,
     RequestError,
-)
-from jupyter_sing.scheduler.hived.groups import (
-    Group,
-    GroupRequest,
-    GroupState,
-    Member,
-    Placed,
-    Reserved,
-    Waiting,
 )
 from jupyter_sing.scheduler.hived.leases import Leases
 from jupyter_sing.scheduler.hived.pods import PodBound, Pods, PodVictims

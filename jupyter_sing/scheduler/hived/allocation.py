@@ -15,19 +15,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jupyter_sing.scheduler.hived.cells import OPPORTUNISTIC, Holding, PhysicalCell, VirtualCell
+from jupyter_sing.scheduler.hived.cells import (
+    OPPORTUNISTIC,
+    Group,
+    GroupRequest,
+    GroupState,
+    Holding,
+    PhysicalCell,
+    Placed,
+    Reserved,
+    VirtualCell,
+    Waiting,
+)
 from jupyter_sing.scheduler.hived.claiming import claims
 from jupyter_sing.scheduler.hived.config.configuration import Chain, Configuration
 from jupyter_sing.scheduler.hived.config.layout import Layout
 from jupyter_sing.scheduler.hived.errors import InternalError, RequestError
-from jupyter_sing.scheduler.hived.groups import (
-    Group,
-    GroupRequest,
-    GroupState,
-    Placed,
-    Reserved,
-    Waiting,
-)
 from jupyter_sing.scheduler.hived.mapping import Bindings, Favour, Mapper
 from jupyter_sing.scheduler.hived.pool import Pool
 from jupyter_sing.scheduler.hived.search import Suggested, VirtualSearch, find_unused, usable

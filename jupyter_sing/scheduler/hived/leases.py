@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from jupyter_sing.scheduler.decisions import Bound, Guarantees, Victims, Wait
 from jupyter_sing.scheduler.hived.allocation import Cluster
+from jupyter_sing.scheduler.hived.cells import Group, GroupRequest, Member, Placed, Waiting
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.config.reconfiguration import Changes, reconfigured, regain
 from jupyter_sing.scheduler.hived.errors import RequestError
-from jupyter_sing.scheduler.hived.groups import Group, GroupRequest, Member, Placed, Waiting
 from jupyter_sing.scheduler.ids import DeviceId
 
 

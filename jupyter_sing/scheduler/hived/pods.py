@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jupyter_sing.scheduler.hived.allocation import Cluster
-from jupyter_sing.scheduler.hived.cells import PhysicalCell
+from jupyter_sing.scheduler.hived.cells import Group, GroupRequest, PhysicalCell, Reserved, Waiting
 from jupyter_sing.scheduler.hived.errors import RequestError
-from jupyter_sing.scheduler.hived.groups import Group, GroupRequest, Reserved, Waiting
 from jupyter_sing.scheduler.hived.search import Suggested
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jupyter_sing.scheduler.hived.cells import PhysicalCell, Seat, VirtualCell
+from jupyter_sing.scheduler.hived.cells import Group, PhysicalCell, Seat, VirtualCell
 from jupyter_sing.scheduler.hived.errors import InternalError
-from jupyter_sing.scheduler.hived.groups import Group
 from jupyter_sing.scheduler.hived.pool import Pool
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jupyter_sing.scheduler.fairness.quotas import Quota
 from jupyter_sing.scheduler.queue.preemption import Running, behind
 from jupyter_sing.scheduler.queue.refusals import Refusals
 from jupyter_sing.scheduler.queue.residency import room
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
-from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session
+from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session, SessionQuota
 
 CANDIDATES = 16
 """Devices, or nodes, that are compared."""
@@ -111,7 +110,7 @@ class Placement:
             return Later(now + max(WAIT_MIN, patience))
         return Choice((device,), tuple(device.lessees), "it goes before what runs there")
 
-    def swap(self, session: Session, level: int, quota: Quota, now: float) -> Choice | None:
+    def swap(self, session: Session, level: int, quota: SessionQuota, now: float) -> Choice | None:
         """Find devices for a session of somebody at a limit: other sessions of theirs stop."""
         lacking = quota.taken + session.gpus - int(quota.limits.devices)
         gone = self._running.within(session, level, quota, lacking, now)

@@ -12,11 +12,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from jupyter_sing.scheduler.fairness.quotas import Quota
 from jupyter_sing.scheduler.fairness.tier_targets import threshold
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE, LEVELS
 from jupyter_sing.scheduler.settings import Settings, Tier
-from jupyter_sing.scheduler.state import Phase, Session
+from jupyter_sing.scheduler.state import Phase, Session, SessionQuota
 
 ORDER = {Tier.BASIC: 0, Tier.STANDARD: 1, Tier.PREMIUM: 2}
 PROBES = 8
@@ -66,7 +65,7 @@ class Running:
         # By virtual cluster, "" for what no guarantee protects: a heap per tier and level.
         self._pools: dict[str, Pool] = {}
         # The same of all sessions of whoever has a limit of devices.
-        self._limited: dict[Quota, Pool] = {}
+        self._limited: dict[SessionQuota, Pool] = {}
         self._here: dict[Session, None] = {}
 
     def __len__(self) -> int:
@@ -178,7 +177,7 @@ class Running:
         return expired and behind(waiting, victim, now) > 0.0
 
     def within(
-        self, waiting: Session, level: int, quota: Quota, devices: int, now: float
+        self, waiting: Session, level: int, quota: SessionQuota, devices: int, now: float
     ) -> tuple[Session, ...]:
         """Find sessions of one user or virtual cluster that may be preempted.
 

@@ -20,7 +20,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -48,8 +48,8 @@ from kernelproxy.common.protocol import (
     Stay,
     Wish,
 )
-from kernelproxy.common.untrusted import parse_json
-from kernelproxy.kernel import activation
+from kernelproxy.kernel.activation import state
+from kernelproxy.kernel.activation.state import Woken
 
 #: Before it answers, the next daemon imports what it needs and ends the workers of the last one,
 #: for which it waits up to 30 s; on a machine that is short of everything, both take their time.
@@ -57,46 +57,6 @@ RECONNECT_SECONDS_MAX = 120.0
 #: A thread that waits for the device or the daemon is waited for; else the process is not saved.
 LEAVE_SECONDS_MAX = 10.0
 _LINE_BYTES_MAX = 1 << 16
-
-
-@dataclass(frozen=True)
-class Woken:
-    """What the line says that ends an absence.
-
-    Parameters
-    ----------
-    restored : bool
-        Whether this is another process than the one that left.
-    session : str
-        Which it joins.
-    connection_file : str
-        Of the kernel in whose place it is; "": that of the one that left.
-    ports : dict of int to int
-        Other numbers of ports at which it listens, by those of the one that left.
-    environment : dict of str to str
-        Variables that have other values for the kernel in whose place it is.
-    """
-
-    restored: bool
-    session: str
-    connection_file: str = ""
-    ports: dict[int, int] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, line: bytes) -> Woken | None:
-        """Read a line; None if it is none of these."""
-        try:
-            found = parse_json(line)
-            return cls(
-                bool(found["restored"]),
-                str(found["session"]),
-                str(found.get("connection_file", "")),
-                {int(old): int(new) for old, new in found.get("ports", {}).items()},
-                {str(name): str(text) for name, text in found.get("environment", {}).items()},
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return None
 
 
 class Member(Protocol):
@@ -254,8 +214,8 @@ class Link:
 
     def _pass_on(self, wish: Wish) -> None:
         """Have a wish carried out, or say why it is not."""
-        if activation.on_wish is not None:
-            activation.on_wish(wish)
+        if state.on_wish is not None:
+            state.on_wish(wish)
             return
         if wish.withdrawn:
             return
@@ -269,7 +229,7 @@ class Link:
         self._drop_pipe()
         if woken is not None and woken.restored:
             self._hello = replace(self._hello, session=woken.session)
-            activation.restored(woken)
+            state.restored(woken)
         self._connect()
         self._absence.end(detach.Return(restored=woken is not None and woken.restored))
 

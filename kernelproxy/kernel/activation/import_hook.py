@@ -21,10 +21,10 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import NativeError, SingError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import Attach, Attached
-from kernelproxy.kernel import activation
 from kernelproxy.kernel.activation import compile_progress, inductor_backend, op_libraries
 from kernelproxy.kernel.activation.agent_connection import Link
 from kernelproxy.kernel.activation.native_client import NativeClient
+from kernelproxy.kernel.activation.state import Activation, current, explain, joined
 from kernelproxy.kernel.torch_cuda import patches, python_kernels, torch_c_names
 from kernelproxy.native import build
 
@@ -37,7 +37,7 @@ ATTACH_SECONDS_MAX = 1800.0
 class TorchFinder(MetaPathFinder):
     """Wraps the execution of ``torch`` and ``torch._C``; leaves the path when torch is there."""
 
-    def __init__(self, state: activation.Activation) -> None:
+    def __init__(self, state: Activation) -> None:
         self._state = state
 
     def find_spec(
@@ -84,15 +84,15 @@ class TorchFinder(MetaPathFinder):
     def _join(self, spec: ModuleSpec) -> None:
         """Join the session or say why not; never raises."""
         if self._state.reason:
-            activation.explain(self._state.reason)
+            explain(self._state.reason)
             return
         try:
-            activation.joined(join_session(self._state.session, spec))
+            joined(join_session(self._state.session, spec))
         except (SingError, OSError) as error:
-            activation.explain(str(error).rstrip("."))
+            explain(str(error).rstrip("."))
         except Exception as error:
             # Our bug must not cost the user their torch.
-            activation.explain(f"internal error, please report it: {type(error).__name__}: {error}")
+            explain(f"internal error, please report it: {type(error).__name__}: {error}")
 
 
 class LaterFinder(MetaPathFinder):
@@ -168,7 +168,7 @@ def _install(step: Callable[[], None]) -> None:
         step()
     except Exception as error:
         torch_c_names.withdraw()
-        activation.explain(f"this torch could not be adapted: {type(error).__name__}: {error}")
+        explain(f"this torch could not be adapted: {type(error).__name__}: {error}")
 
 
 def join_session(session: str, spec: ModuleSpec) -> NativeClient:
@@ -201,6 +201,6 @@ def join_session(session: str, spec: ModuleSpec) -> NativeClient:
         control.close()
     link = Link(bell, attach, path, client.give_up, client)
     os.register_at_fork(after_in_child=link.disown)
-    activation.current().link = link
+    current().link = link
     link.start()
     return client

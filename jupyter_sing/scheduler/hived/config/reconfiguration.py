@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jupyter_sing.scheduler.hived.allocation import Cluster
-from jupyter_sing.scheduler.hived.cells import PhysicalCell, Seat, VirtualCell
+from jupyter_sing.scheduler.hived.cells import Group, PhysicalCell, Seat, VirtualCell
 from jupyter_sing.scheduler.hived.claiming import claims
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.config.layout import VirtualCluster
 from jupyter_sing.scheduler.hived.errors import RequestError
-from jupyter_sing.scheduler.hived.groups import Group
 
 
 @dataclass(frozen=True, slots=True)
