@@ -1,14 +1,14 @@
 import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { activity } from './activity/plugin';
 import { checkpoints } from './checkpoints';
-import { commands } from './commands';
-import { core } from './core';
-import { notices } from './notices';
-import { pill } from './pill';
-import { running } from './running';
-import { statusBar } from './statusbar';
+import { commands } from './session/commands';
+import { core } from './model/core';
+import { notices } from './session/notices';
+import { pill } from './session/pill';
+import { running } from './running/running';
+import { statusBar } from './session/statusbar';
 
-export * from './tokens';
+export * from './api/tokens';
 
 const plugins: JupyterFrontEndPlugin<unknown>[] = [
   core,

@@ -11,11 +11,11 @@ import {
 } from '@jupyterlab/apputils';
 import { ILauncher } from '@jupyterlab/launcher';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { activityIcon } from '../icons';
-import { CommandIDs, DOMAIN, ISing } from '../tokens';
-import { showView } from '../views';
-import { ActivityFeed } from './feed';
-import { ActivityPanel, viewState } from './view';
+import { activityIcon } from '../ui/icons';
+import { CommandIDs, DOMAIN, ISing } from '../api/tokens';
+import { showView } from '../ui/views';
+import { ActivityFeed } from './data/feed';
+import { ActivityPanel, viewState } from './view/view';
 
 const NAMESPACE = 'jupyter-sing-activity';
 /** The layout is saved when somebody has ceased to zoom for so long. */

@@ -1,9 +1,9 @@
 import { Notification } from '@jupyterlab/apputils';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { withProgress } from '../progress';
-import type { Checkpoint, ISing, Session } from '../tokens';
-import { mayDelete, mayRestore, showOutcome } from './dialogs';
+import { withProgress } from '../model/progress';
+import type { Checkpoint, ISing, Session } from '../api/tokens';
+import { mayDelete, mayRestore, showOutcome } from './view/dialogs';
 import type { INotebook } from './list';
 import { type INotebooks, sessionOf } from './notebooks';
 import type { CheckpointStore } from './store';

@@ -6,17 +6,17 @@ import {
 import { ICommandPalette, WidgetTracker } from '@jupyterlab/apputils';
 import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { checkpointIcon, stateIcons } from '../icons';
-import { withProgress } from '../progress';
-import { CommandIDs, DOMAIN, ISing } from '../tokens';
-import { showView } from '../views';
+import { checkpointIcon, stateIcons } from '../ui/icons';
+import { withProgress } from '../model/progress';
+import { CommandIDs, DOMAIN, ISing } from '../api/tokens';
+import { showView } from '../ui/views';
 import { CheckpointActions } from './actions';
-import { chooseCheckpoint } from './dialogs';
+import { chooseCheckpoint } from './view/dialogs';
 import type { INotebook } from './list';
 import { Notebooks } from './notebooks';
 import { CheckpointStore } from './store';
-import type { IView } from './view';
-import { CheckpointsWidget } from './widget';
+import type { IView } from './view/view';
+import { CheckpointsWidget } from './view/widget';
 
 /** Shows checkpoints, restores and deletes them. */
 export const checkpoints: JupyterFrontEndPlugin<void> = {

@@ -1,4 +1,4 @@
-import type { Checkpoint } from '../tokens';
+import type { Checkpoint } from '../api/tokens';
 
 /** A notebook that is open, and its kernel. */
 export interface INotebook {

@@ -3,8 +3,8 @@ import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { KernelAPI, type ServiceManager } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { type ISignal, Signal } from '@lumino/signaling';
-import { SingError } from '../client';
-import type { Checkpoint, ISingModel, Session } from '../tokens';
+import { SingError } from '../api/client';
+import type { Checkpoint, ISingModel, Session } from '../api/tokens';
 import type { INotebook } from './list';
 
 /** What a kernel may take to start. */

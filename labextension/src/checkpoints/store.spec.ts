@@ -1,10 +1,10 @@
 import { DisposableDelegate } from '@lumino/disposable';
 import { Signal } from '@lumino/signaling';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { type SingClient, SingError } from '../client';
+import { type SingClient, SingError } from '../api/client';
 import { aCheckpoint } from '../testing/checkpoints';
 import { aSession } from '../testing/sessions';
-import type { ISingModel, Session } from '../tokens';
+import type { ISingModel, Session } from '../api/tokens';
 import { CheckpointStore } from './store';
 
 let sessions: Session[];

@@ -1,8 +1,8 @@
 import type { IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
-import type { SingClient } from '../client';
-import { PATIENCE_MS, fraction } from '../progress';
-import type { Checkpoint, ISingModel, Session } from '../tokens';
+import type { SingClient } from '../api/client';
+import { PATIENCE_MS, fraction } from '../model/progress';
+import type { Checkpoint, ISingModel, Session } from '../api/tokens';
 
 /** What is being done with a checkpoint. */
 export interface IDoing {

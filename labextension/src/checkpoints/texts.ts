@@ -1,8 +1,8 @@
 import { Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import type { SingClient } from '../client';
-import type { Checkpoint } from '../tokens';
-import { bytesText } from '../words';
+import type { SingClient } from '../api/client';
+import type { Checkpoint } from '../api/tokens';
+import { bytesText } from '../text/words';
 import { holdsProcess, isSound, notebookName } from './list';
 
 /** What has come of restoring a checkpoint, as `openapi.yaml` describes it. */

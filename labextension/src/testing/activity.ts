@@ -1,4 +1,4 @@
-import type { Activity, DeviceActivity, Happening, Span } from '../activity/data';
+import type { Activity, DeviceActivity, Happening, Span } from '../activity/data/data';
 
 /** Numbers that look random and are the same each time. */
 export function randomOf(seed: number): () => number {

@@ -1,4 +1,4 @@
-import type { Checkpoint } from '../tokens';
+import type { Checkpoint } from '../api/tokens';
 
 /** A checkpoint as the server describes one, with what a test says of it. */
 export function aCheckpoint(told: Partial<Checkpoint> = {}): Checkpoint {

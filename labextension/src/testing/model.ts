@@ -1,7 +1,7 @@
 import { DisposableDelegate, type IDisposable } from '@lumino/disposable';
 import { Signal } from '@lumino/signaling';
-import type { ISessionEvent } from '../stream';
-import type { Device, ISingModel, Session } from '../tokens';
+import type { ISessionEvent } from '../api/stream';
+import type { Device, ISingModel, Session } from '../api/tokens';
 
 /** A model that knows what a test says, and tells changes at once. */
 export class FakeModel implements ISingModel {

@@ -1,4 +1,4 @@
-import type { Device, Session } from '../tokens';
+import type { Device, Session } from '../api/tokens';
 
 /** A session as the server describes one, with what a test says of it. */
 export function aSession(told: Partial<Session> = {}): Session {

@@ -1,0 +1,189 @@
+import type { IDisposable } from '@lumino/disposable';
+import { type ISignal, Signal } from '@lumino/signaling';
+import type { SingClient } from '../../api/client';
+import type { ISingModel } from '../../api/tokens';
+import { type Activity, DAY, merge } from './data';
+import type { IRange } from './range';
+
+/** Changes are followed by a question after this time, so many of them by one. */
+const SOON_MS = 1500;
+/** When to ask again after a failure. */
+const RETRY_MS = 15_000;
+/** Of what is known so many seconds are asked for again: what is new is told a moment later. */
+const OVERLAP = 2;
+
+/** From a moment on the record is known as exactly as this. */
+interface IDetail {
+  since: number;
+  resolution: number;
+}
+
+/**
+ * The record of the last day, kept up to date while it is looked at.
+ *
+ * Note [Detail]: it is asked for once as exactly as a screen can show a day, and of a later part
+ * again, more exactly, when somebody looks closer. After that, whenever the model tells a change,
+ * only what is new is asked for. Nothing is asked while nobody looks.
+ */
+export class ActivityFeed implements IDisposable {
+  constructor(
+    private readonly _client: Pick<SingClient, 'activity'>,
+    model: ISingModel
+  ) {
+    model.changed.connect(this._onChange, this);
+  }
+
+  /** What is known; null before the first answer. */
+  get record(): Activity | null {
+    return this._record;
+  }
+
+  /** Why it could not be asked for; empty if it could. */
+  get problem(): string {
+    return this._problem;
+  }
+
+  /** Emitted after answers and failures, and when somebody begins or ceases to look. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  get isDisposed(): boolean {
+    return this._isDisposed;
+  }
+
+  /** Whether somebody looks. */
+  get isVisible(): boolean {
+    return this._isVisible;
+  }
+
+  set isVisible(value: boolean) {
+    if (value === this._isVisible || this._isDisposed) {
+      return;
+    }
+    this._isVisible = value;
+    if (value) {
+      this._isStale = true;
+      this._ask(0);
+    } else {
+      window.clearTimeout(this._timer);
+      this._timer = undefined;
+    }
+    this._changed.emit();
+  }
+
+  /** The server's clock, in seconds of the epoch. */
+  now(): number {
+    return Date.now() / 1000 + this._ahead;
+  }
+
+  /** Say which time is looked at, and in how many pixels. */
+  look({ start, end }: IRange, width: number): void {
+    this._looked = { since: start, resolution: rounded((end - start) / width) };
+    this._width = width;
+    if (this._isVisible && this._record !== null && this._isTooCoarse()) {
+      this._ask(SOON_MS / 5);
+    }
+  }
+
+  /** Ask at once. */
+  retry(): void {
+    this._isStale = true;
+    window.clearTimeout(this._timer);
+    this._timer = undefined;
+    this._ask(0);
+  }
+
+  dispose(): void {
+    this._isDisposed = true;
+    this._isVisible = false;
+    window.clearTimeout(this._timer);
+    Signal.clearData(this);
+  }
+
+  private _onChange(): void {
+    this._isStale = true;
+    if (this._isVisible) {
+      this._ask(SOON_MS);
+    }
+  }
+
+  /** Whether what is looked at could be known more exactly, by enough to be worth a question. */
+  private _isTooCoarse(): boolean {
+    const { since, resolution } = this._looked;
+    return this._details.some(
+      (detail, index) =>
+        detail.resolution > resolution && (this._details[index + 1]?.since ?? Infinity) > since
+    );
+  }
+
+  private _ask(delay: number): void {
+    if (this._isVisible && !this._isAsking) {
+      this._timer ??= window.setTimeout(() => {
+        this._timer = undefined;
+        void this._fetch();
+      }, delay);
+    }
+  }
+
+  private async _fetch(): Promise<void> {
+    this._isAsking = true;
+    this._isStale = false;
+    const record = this._record;
+    const last = this._details[this._details.length - 1];
+    let asked: IDetail;
+    if (record === null) {
+      asked = { since: this.now() - DAY, resolution: rounded(DAY / this._width) };
+    } else if (this._isTooCoarse()) {
+      asked = { ...this._looked, since: Math.max(this._looked.since, record.since) };
+    } else {
+      asked = {
+        since: Math.max(record.until - OVERLAP, record.since),
+        resolution: last.resolution
+      };
+    }
+    try {
+      const told = await this._client.activity(Math.floor(asked.since), asked.resolution);
+      this._ahead = told.until - Date.now() / 1000;
+      this._record = merge(record, told);
+      const before = this._record === told ? [] : this._details;
+      this._details = withDetail(before, { since: told.since, resolution: asked.resolution });
+      this._problem = '';
+    } catch (error) {
+      this._isStale = true;
+      this._problem = (error as Error).message;
+    }
+    this._isAsking = false;
+    if (!this._isDisposed) {
+      this._changed.emit();
+      if (this._isStale || this._isTooCoarse()) {
+        this._ask(this._problem ? RETRY_MS : SOON_MS);
+      }
+    }
+  }
+
+  private readonly _changed = new Signal<this, void>(this);
+  private _record: Activity | null = null;
+  private _problem = '';
+  private _details: readonly IDetail[] = [];
+  private _looked: IDetail = { since: 0, resolution: 60 };
+  private _width = 1440;
+  private _ahead = 0;
+  private _isVisible = false;
+  private _isStale = true;
+  private _isAsking = false;
+  private _isDisposed = false;
+  private _timer: number | undefined;
+}
+
+/** Return a power of two of seconds, down to a sixteenth: those who zoom do not ask at each step. */
+function rounded(seconds: number): number {
+  return 2 ** Math.max(Math.floor(Math.log2(seconds)), -4);
+}
+
+/** Add how exactly the record is known from a moment on. */
+export function withDetail(before: readonly IDetail[], added: IDetail): IDetail[] {
+  const kept = before.filter(each => each.since < added.since);
+  const last = kept[kept.length - 1];
+  return last?.resolution === added.resolution ? kept : [...kept, added];
+}

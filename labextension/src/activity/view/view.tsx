@@ -1,0 +1,308 @@
+import type { IThemeManager } from '@jupyterlab/apputils';
+import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import type { Message } from '@lumino/messaging';
+import type { ISignal } from '@lumino/signaling';
+import { Signal } from '@lumino/signaling';
+import React, { useCallback, useEffect, useMemo, useRef, useState } from 'react';
+import { activityIcon, stateIcons } from '../../ui/icons';
+import { DOMAIN, type ISingModel } from '../../api/tokens';
+import { Chart } from './chartview';
+import { DAY, uses } from '../data/data';
+import type { ActivityFeed } from '../data/feed';
+import { Header } from './header';
+import { usePixelRatio, usePresent, useSignal, useTheme } from './hooks';
+import { laneOf, Looks } from '../data/layout';
+import { Legend } from './legend';
+import { type IWindow, rangeOf, zoomed } from '../data/range';
+import { ActivityTable } from './table';
+import { Clock } from '../data/text';
+import { COLOURS } from './theme';
+
+/** What of the view is remembered with the layout. */
+export interface IViewState {
+  seconds: number;
+  /** Until when, in seconds of the epoch; null follows the present. */
+  end: number | null;
+  isTable: boolean;
+}
+
+export const INITIAL: IViewState = { seconds: 3600, end: null, isTable: false };
+
+/** Return a state of which only some is known, or was in another version. */
+export function viewState(saved: Partial<Record<keyof IViewState, unknown>>): IViewState {
+  const { seconds, end, isTable } = saved;
+  return {
+    seconds: typeof seconds === 'number' && seconds > 0 && seconds <= DAY ? seconds : 3600,
+    end: typeof end === 'number' ? end : null,
+    isTable: isTable === true
+  };
+}
+
+/** As wide as a chart usually is: what is asked for before it is known. */
+const WIDTH = 1000;
+
+interface IViewProps {
+  feed: ActivityFeed;
+  model: ISingModel;
+  initial: IViewState;
+  themeChanged?: ISignal<unknown, unknown>;
+  trans: TranslationBundle;
+  onState: (state: IViewState) => void;
+  onOpen: (session: string) => void;
+}
+
+/** The view "GPU activity". */
+export function ActivityView(props: IViewProps): React.ReactElement {
+  const { feed, model, trans, onState } = props;
+  useSignal(feed.changed);
+  const root = useRef<HTMLDivElement>(null);
+  const theme = useTheme(root, props.themeChanged);
+  const ratio = usePixelRatio();
+  const clock = useMemo(() => new Clock(document.documentElement.lang || undefined), []);
+  const looks = useMemo(() => new Looks(COLOURS), []);
+  const [state, setState] = useState(props.initial);
+  const [width, setWidth] = useState(WIDTH);
+  const [hovered, setHovered] = useState<string | null>(null);
+  const [pinned, setPinned] = useState<string | null>(null);
+
+  const { record } = feed;
+  const { seconds, isTable } = state;
+  const [first, last] = [feed.now() - DAY, feed.now()];
+  // What was looked at may be over by more than a day when a layout is restored.
+  const end = state.end !== null && state.end - seconds >= first - 1 ? state.end : null;
+  const isMoving = feed.isVisible && (end === null || end > last);
+  // Once for each pixel that the present moves by.
+  const beat = isMoving ? Math.max(seconds / width, 1) : 0;
+  const now = usePresent(() => feed.now(), beat);
+  const window: IWindow = useMemo(() => ({ seconds, end }), [seconds, end]);
+  const range = rangeOf(window, now);
+
+  useEffect(() => onState(state), [onState, state]);
+  useEffect(() => {
+    feed.look(range, width);
+  }, [feed, seconds, end, width, record]);
+
+  const onWindow = useCallback(
+    (change: (before: IWindow) => IWindow) =>
+      setState(before => ({ ...before, ...change(before) })),
+    []
+  );
+  const highlighted = hovered ?? pinned;
+  const isEmpty =
+    record !== null &&
+    record.events.length === 0 &&
+    record.devices.every(device => device.held.length === 0);
+  // To a tenth of what is shown: who is who need not be told anew for every pixel.
+  const grain = Math.max(seconds / 200, 1);
+  const [from, to] = [
+    Math.floor(range.start / grain) * grain,
+    Math.ceil(range.end / grain) * grain
+  ];
+  const legend = useMemo(
+    () => (record === null ? [] : uses(record, from, Math.min(to, feed.now()), feed.now())),
+    [feed, record, from, to]
+  );
+  const kinds = useMemo(() => new Set(record?.events.map(({ kind }) => kind)), [record]);
+  // Looks are given in the order in which sessions came, whatever part of it is drawn.
+  useMemo(() => {
+    record?.devices
+      .flatMap(({ held }) => held)
+      .sort((one, other) => one.start - other.start)
+      .forEach(({ session }) => looks.of(session));
+  }, [looks, record]);
+
+  return (
+    <div className="jp-SingActivity-view" ref={root} data-ratio={ratio}>
+      <Header
+        seconds={seconds}
+        follows={end === null}
+        isTable={isTable}
+        text={clock.range({ start: range.start, end: Math.min(range.end, now) })}
+        problem={record === null ? '' : feed.problem}
+        trans={trans}
+        onPreset={value =>
+          onWindow(before => zoomed(before, value / before.seconds, now, end === null ? 1 : 0.5))
+        }
+        onZoom={factor => onWindow(before => zoomed(before, factor, now, end === null ? 1 : 0.5))}
+        onFollow={() => setState({ ...state, end: end === null ? range.end : null })}
+        onTable={() => setState({ ...state, isTable: !isTable })}
+        onRetry={() => feed.retry()}
+      />
+      {record === null ? (
+        feed.problem ? (
+          <Notice icon={stateIcons.failed} text={feed.problem} role="alert">
+            <button type="button" className="jp-mod-styled" onClick={() => feed.retry()}>
+              {trans.__('Retry')}
+            </button>
+          </Notice>
+        ) : (
+          <Skeleton count={Math.max(model.devices.length, 2)} text={trans.__('Loading…')} />
+        )
+      ) : isEmpty ? (
+        <Notice
+          icon={activityIcon}
+          text={trans.__(
+            'No GPU was used in the last 24 hours. Run a cell that uses CUDA to see it here.'
+          )}
+        />
+      ) : isTable ? (
+        <ActivityTable record={record} range={range} now={now} clock={clock} trans={trans} />
+      ) : (
+        <Chart
+          key={ratio}
+          record={record}
+          window={window}
+          now={now}
+          theme={theme}
+          looks={looks}
+          highlighted={highlighted}
+          clock={clock}
+          trans={trans}
+          onWindow={onWindow}
+          onWidth={setWidth}
+          onOpen={props.onOpen}
+        />
+      )}
+      <Legend
+        uses={legend}
+        kinds={kinds}
+        looks={looks}
+        theme={theme}
+        highlighted={highlighted}
+        pinned={pinned}
+        onHighlight={setHovered}
+        onPin={setPinned}
+        trans={trans}
+      />
+    </div>
+  );
+}
+
+/** A sentence in the place of the chart. */
+function Notice(props: {
+  icon: typeof activityIcon;
+  text: string;
+  role?: string;
+  children?: React.ReactNode;
+}): React.ReactElement {
+  const { icon, text, role, children } = props;
+  return (
+    <div className="jp-SingActivity-notice" role={role}>
+      <icon.react tag="span" className="jp-SingActivity-icon" />
+      <p>{text}</p>
+      {children}
+    </div>
+  );
+}
+
+/** What is seen before the first answer: lanes without anything. */
+function Skeleton({ count, text }: { count: number; text: string }): React.ReactElement {
+  return (
+    <div className="jp-SingActivity-skeleton" role="status" aria-label={text}>
+      {Array.from({ length: count }, (_, index) => (
+        <div key={index} style={{ height: laneOf(1).height }}>
+          <span />
+          <span />
+        </div>
+      ))}
+    </div>
+  );
+}
+
+/** A panel with the view, which looks at its feed only while it can be seen. */
+export class ActivityPanel extends ReactWidget {
+  constructor(private readonly _options: ActivityPanel.IOptions) {
+    super();
+    this.addClass('jp-SingActivity');
+    this._state = _options.state;
+  }
+
+  /** What is remembered with the layout. */
+  get state(): IViewState {
+    return this._state;
+  }
+
+  /** Emitted after it has changed. */
+  get stateChanged(): ISignal<this, void> {
+    return this._stateChanged;
+  }
+
+  override dispose(): void {
+    if (!this.isDisposed) {
+      document.removeEventListener('visibilitychange', this._look);
+      this._options.feed.dispose();
+      Signal.clearData(this);
+      super.dispose();
+    }
+  }
+
+  protected override render(): React.ReactElement {
+    const { feed, model, translator, themes, onOpen } = this._options;
+    return (
+      <ActivityView
+        feed={feed}
+        model={model}
+        initial={this._state}
+        themeChanged={themes?.themeChanged}
+        trans={translator.load(DOMAIN)}
+        onOpen={onOpen}
+        onState={this._onState}
+      />
+    );
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    document.addEventListener('visibilitychange', this._look);
+    this._look();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this._look();
+  }
+
+  protected override onAfterHide(message: Message): void {
+    super.onAfterHide(message);
+    this._look();
+  }
+
+  protected override onBeforeDetach(message: Message): void {
+    document.removeEventListener('visibilitychange', this._look);
+    this._options.feed.isVisible = false;
+    super.onBeforeDetach(message);
+  }
+
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    this.node.tabIndex = -1;
+    this.node.focus();
+  }
+
+  private readonly _look = (): void => {
+    this._options.feed.isVisible = this.isVisible && !document.hidden;
+  };
+
+  private readonly _onState = (state: IViewState): void => {
+    if (state !== this._state) {
+      this._state = state;
+      this._stateChanged.emit();
+    }
+  };
+
+  private _state: IViewState;
+  private readonly _stateChanged = new Signal<this, void>(this);
+}
+
+export namespace ActivityPanel {
+  export interface IOptions {
+    feed: ActivityFeed;
+    model: ISingModel;
+    state: IViewState;
+    translator: ITranslator;
+    themes: IThemeManager | null;
+    /** Called with the id of a session whose notebook is asked for. */
+    onOpen: (session: string) => void;
+  }
+}

@@ -1,0 +1,37 @@
+import type { ISessionContext } from '@jupyterlab/apputils';
+import type { Widget } from '@lumino/widgets';
+import type { ISingModel, Session } from '../api/tokens';
+
+/** The session context of a notebook, a console or whatever else has one. */
+export function contextOf(widget: Widget | null): ISessionContext | undefined {
+  return (widget as { sessionContext?: ISessionContext } | null)?.sessionContext;
+}
+
+/** The device session of the kernel of a notebook or console. */
+export function sessionOf(
+  model: ISingModel,
+  context: ISessionContext | undefined
+): Session | undefined {
+  return model.ofKernel(context?.session?.kernel?.id);
+}
+
+/**
+ * Whether nothing can be said of a notebook's or console's kernel: there is none, or it is about to
+ * have a session, or to end.
+ */
+export function isUnknown(model: ISingModel, context: ISessionContext): boolean {
+  const kernel = context.session?.kernel;
+  if (!kernel || !model.isReady) {
+    return true;
+  }
+  return model.ofKernel(kernel.id) === undefined && PASSING.has(kernel.status);
+}
+
+const PASSING = new Set([
+  'unknown',
+  'starting',
+  'restarting',
+  'autorestarting',
+  'terminating',
+  'dead'
+]);

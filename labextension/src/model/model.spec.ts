@@ -1,0 +1,113 @@
+import type { Event } from '@jupyterlab/services';
+import { Signal } from '@lumino/signaling';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { type SingClient, SingError } from '../api/client';
+import { SingModel } from './model';
+import { aDevice, aSession } from '../testing/sessions';
+import { EVENT_SCHEMA } from '../api/tokens';
+
+let stream: Signal<object, Event.Emission>;
+let status: ReturnType<typeof vi.fn>;
+let model: SingModel;
+
+beforeEach(async () => {
+  vi.useFakeTimers();
+  stream = new Signal<object, Event.Emission>({});
+  status = vi.fn(async () => ({ devices: [aDevice()], sessions: [aSession()], sharing: {} }));
+  model = new SingModel({
+    client: { status } as unknown as SingClient,
+    events: { stream } as unknown as Event.IManager
+  });
+  await vi.advanceTimersByTimeAsync(100);
+});
+
+afterEach(() => {
+  model.dispose();
+  vi.useRealTimers();
+});
+
+function tell(event: object): void {
+  stream.emit({ schema_id: EVENT_SCHEMA, ...event } as unknown as Event.Emission);
+}
+
+test('asks once at the start, and never again while nobody observes', async () => {
+  expect(model.isReady).toBe(true);
+  await vi.advanceTimersByTimeAsync(3_600_000);
+  expect(status).toHaveBeenCalledTimes(1);
+});
+
+test('asks regularly while somebody observes', async () => {
+  const observing = model.observe();
+  await vi.advanceTimersByTimeAsync(35_000);
+  expect(status.mock.calls.length).toBeGreaterThanOrEqual(4);
+  observing.dispose();
+  status.mockClear();
+  await vi.advanceTimersByTimeAsync(3_600_000);
+  expect(status).toHaveBeenCalledTimes(0);
+});
+
+test('takes events over without asking, and says so once a frame', async () => {
+  const heard = vi.fn();
+  model.changed.connect(heard);
+  tell({ session: 'session-1', state: 'suspended', device: 'cpu:0', memory: 0, reason: 'Rests.' });
+  tell({ session: 'session-1', pinned: true });
+  await vi.advanceTimersByTimeAsync(20);
+  expect(heard).toHaveBeenCalledTimes(1);
+  expect(model.get('session-1')).toMatchObject({
+    state: 'suspended',
+    pinned: true,
+    name: 'lessons/train.ipynb'
+  });
+  expect(model.devices[0].memory_used).toBe(0);
+  expect(status).toHaveBeenCalledTimes(1);
+});
+
+test('what an event says nothing of any more is over', async () => {
+  const progress = { verb: 'restore', checkpoint: 'one', done: 1, total: 2 };
+  tell({ session: 'session-1', state: 'running', progress });
+  expect(model.get('session-1')?.progress).toEqual(progress);
+  tell({ session: 'session-1', state: 'running' });
+  expect(model.get('session-1')?.progress).toBeNull();
+});
+
+test('asks about a session that is new, and forgets one that has ended', async () => {
+  tell({ session: 'session-2', kernel_id: 'kernel-2', state: 'idle', device: 'cpu:1' });
+  await vi.advanceTimersByTimeAsync(100);
+  expect(status).toHaveBeenCalledTimes(2);
+  tell({ session: 'session-1', state: 'idle', ended: true });
+  expect(model.ofKernel('kernel-1')).toBeUndefined();
+});
+
+test('what is told while an answer is awaited outlasts the answer', async () => {
+  let answer: (value: unknown) => void = () => undefined;
+  status.mockReturnValueOnce(new Promise(resolve => (answer = resolve)));
+  model.suspect();
+  await vi.advanceTimersByTimeAsync(10);
+  tell({ session: 'session-1', state: 'queued', device: 'cpu:0', queue_position: 2 });
+  answer({ devices: [aDevice()], sessions: [aSession()], sharing: {} });
+  await vi.advanceTimersByTimeAsync(100);
+  expect(model.get('session-1')).toMatchObject({ state: 'queued', queue_position: 2 });
+});
+
+test('asks until it has an answer, and says what is wrong meanwhile', async () => {
+  status.mockRejectedValueOnce(
+    new SingError('The Jupyter server cannot be reached.', 'unreachable')
+  );
+  model.suspect();
+  await vi.advanceTimersByTimeAsync(100);
+  expect(model.problem).toBe('The Jupyter server cannot be reached.');
+  await vi.advanceTimersByTimeAsync(120_000);
+  expect(model.problem).toBe('');
+  const asked = status.mock.calls.length;
+  await vi.advanceTimersByTimeAsync(3_600_000);
+  expect(status).toHaveBeenCalledTimes(asked);
+});
+
+test('events about other things are none of its business', async () => {
+  stream.emit({
+    schema_id: 'https://example.org/other',
+    session: 'session-1',
+    state: 'failed'
+  } as never);
+  expect(model.get('session-1')?.state).toBe('running');
+});

@@ -1,0 +1,229 @@
+import type { Event } from '@jupyterlab/services';
+import { DisposableDelegate, type IDisposable } from '@lumino/disposable';
+import { Poll } from '@lumino/polling';
+import { type ISignal, Signal } from '@lumino/signaling';
+import { type SingClient, SingError } from '../api/client';
+import { type ISessionEvent, sessionEvent } from '../api/stream';
+import type { Device, ISingModel, Session } from '../api/tokens';
+
+/** Changes that come within this time are told at once: about a frame. */
+const FRAME_MS = 16;
+/** How long what could not be asked for waits at most until it is asked for again. */
+const BACKOFF_MS_MAX = 60_000;
+
+/**
+ * The state of devices and sessions, see `ISingModel`.
+ *
+ * Note [Asking]: events tell every change, but not whether some were missed. So the server is asked
+ * at the start, whenever `suspect` is called (a connection was interrupted, the page was hidden),
+ * and, as long as somebody observes, every `interval`. A poll does that: it runs while an answer is
+ * owed or somebody observes, stands by while the page is hidden, and is stopped otherwise.
+ */
+export class SingModel implements ISingModel, IDisposable {
+  constructor(options: SingModel.IOptions) {
+    this._client = options.client;
+    this._interval = options.interval ?? 10_000;
+    this._events = options.events;
+    this._poll = new Poll({
+      auto: false,
+      factory: () => this._ask(),
+      frequency: this._frequency,
+      name: 'jupyter_sing:status',
+      standby: 'when-hidden'
+    });
+    this._events.stream.connect(this._onEvent, this);
+    this.suspect();
+  }
+
+  get devices(): readonly Device[] {
+    if (this._devicesAreOld) {
+      this._devicesAreOld = false;
+      this._devices = this._devices.map(device => occupied(device, this._sessions));
+    }
+    return this._devices;
+  }
+
+  get sessions(): readonly Session[] {
+    return this._sessions;
+  }
+
+  get isReady(): boolean {
+    return this._isReady;
+  }
+
+  get problem(): string {
+    return this._problem;
+  }
+
+  get isUnreachable(): boolean {
+    return this._isUnreachable;
+  }
+
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  /** Emitted for what the server says of a session, after the model has taken it over. */
+  get told(): ISignal<this, ISessionEvent> {
+    return this._told;
+  }
+
+  get isDisposed(): boolean {
+    return this._poll.isDisposed;
+  }
+
+  /** Milliseconds between two questions while somebody observes. */
+  set interval(milliseconds: number) {
+    this._interval = milliseconds;
+    this._poll.frequency = this._frequency;
+  }
+
+  ofKernel(kernelId: string | null | undefined): Session | undefined {
+    const found = kernelId ? this._sessions.filter(each => each.kernel_id === kernelId) : [];
+    return found.find(each => each.state !== 'failed') ?? found[0];
+  }
+
+  get(id: string): Session | undefined {
+    return this._sessions.find(each => each.id === id);
+  }
+
+  async refresh(): Promise<void> {
+    await this._poll.refresh();
+    await this._poll.tick;
+  }
+
+  /** Ask, soon, as something may have been missed. */
+  suspect(): void {
+    this._owed = true;
+    void this._poll.refresh();
+  }
+
+  observe(): IDisposable {
+    if (++this._observers === 1) {
+      void this._poll.refresh();
+    }
+    return new DisposableDelegate(() => {
+      this._observers--;
+      this._rest();
+    });
+  }
+
+  update(session: Session): void {
+    this._put(session.id, session);
+    this._note();
+  }
+
+  dispose(): void {
+    this._poll.dispose();
+    window.clearTimeout(this._frame);
+    Signal.clearData(this);
+  }
+
+  /** Ask for everything, and stop asking if that is enough (Note [Asking]). */
+  private async _ask(): Promise<void> {
+    this._owed = false;
+    const meanwhile: ISessionEvent[] = (this._meanwhile = []);
+    try {
+      const { devices, sessions } = await this._client.status();
+      this._devices = devices;
+      this._sessions = sessions;
+      // They may be newer than the answer; if they are not, taking them over again does no harm.
+      meanwhile.forEach(event => this._take(event));
+      this._isReady = true;
+      this._problem = '';
+      this._isUnreachable = false;
+    } catch (error) {
+      this._owed = true;
+      this._problem = (error as Error).message;
+      this._isUnreachable = error instanceof SingError && error.reason === 'unreachable';
+      throw error; // the poll backs off
+    } finally {
+      this._meanwhile = null;
+      this._note();
+    }
+    this._rest();
+  }
+
+  private _rest(): void {
+    if (!this._owed && this._observers === 0 && !this.isDisposed) {
+      void this._poll.stop();
+    }
+  }
+
+  private _onEvent(_: unknown, emission: Event.Emission): void {
+    const event = sessionEvent(emission);
+    if (event === null) {
+      return;
+    }
+    this._meanwhile?.push(event);
+    this._take(event);
+    this._note();
+    this._told.emit(event);
+  }
+
+  private _take(event: ISessionEvent): void {
+    const { session: id, ended, checkpoint, command, ...told } = event;
+    if (ended) {
+      this._sessions = this._sessions.filter(each => each.id !== id);
+      this.suspect(); // its kernel may live on without it, which only the server knows
+    } else if (this.get(id)) {
+      this._put(id, { progress: null, ...told, device: told.device || null });
+    } else if (told.state !== 'failed') {
+      this.suspect(); // a new one, of which the event tells but a part
+    }
+    this._devicesAreOld = true;
+  }
+
+  private _put(id: string, told: Partial<Session>): void {
+    const before = this.get(id);
+    this._sessions = before
+      ? this._sessions.map(each => (each === before ? { ...each, ...told } : each))
+      : [...this._sessions, told as Session];
+    this._devicesAreOld = true;
+  }
+
+  private _note(): void {
+    this._frame ??= window.setTimeout(() => {
+      this._frame = undefined;
+      this._changed.emit();
+    }, FRAME_MS);
+  }
+
+  private get _frequency() {
+    const interval = this._interval;
+    return { backoff: true, interval, max: Math.max(interval, BACKOFF_MS_MAX) };
+  }
+
+  private readonly _client: SingClient;
+  private readonly _events: Event.IManager;
+  private readonly _poll: Poll;
+  private readonly _changed = new Signal<this, void>(this);
+  private readonly _told = new Signal<this, ISessionEvent>(this);
+  private _devices: readonly Device[] = [];
+  private _sessions: readonly Session[] = [];
+  private _isReady = false;
+  private _problem = '';
+  private _isUnreachable = false;
+  private _interval: number;
+  private _observers = 0;
+  private _owed = false;
+  private _meanwhile: ISessionEvent[] | null = null; // what is told while an answer is awaited
+  private _devicesAreOld = false;
+  private _frame: number | undefined;
+}
+
+/** Say what a device holds, from what sessions say. */
+function occupied(device: Device, sessions: readonly Session[]): Device {
+  const here = sessions.filter(each => each.device === device.id);
+  const used = here.reduce((sum, each) => sum + each.memory, 0);
+  return { ...device, memory_used: used, sessions: here.map(each => each.id) };
+}
+
+export namespace SingModel {
+  export interface IOptions {
+    client: SingClient;
+    events: Event.IManager;
+    /** Milliseconds between two questions while somebody observes; 10,000 if not given. */
+    interval?: number;
+  }
+}

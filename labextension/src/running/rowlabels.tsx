@@ -1,0 +1,170 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import React, { useCallback, useEffect, useRef, useSyncExternalStore } from 'react';
+import { deviceIcon, pinIcon } from '../ui/icons';
+import { MemoryBar } from '../ui/memorybar';
+import type { Rows } from './rows';
+import { StateIcon } from '../ui/stateicon';
+import { CommandIDs } from '../api/tokens';
+
+/** What labels show, for the search of JupyterLab, which reads no components but their children. */
+interface ISearched {
+  children: string[];
+}
+
+/** Render again when what is read of the rows is another. */
+function useRow<T>(rows: Rows, read: () => T): T {
+  const subscribe = useCallback(
+    (heard: () => void) => {
+      rows.changed.connect(heard);
+      return () => void rows.changed.disconnect(heard);
+    },
+    [rows]
+  );
+  return useSyncExternalStore(subscribe, read);
+}
+
+/** A device: its name, and how full it is. */
+export function DeviceLabel(
+  props: { rows: Rows; id: string; trans: TranslationBundle } & ISearched
+): React.JSX.Element | null {
+  const row = useRow(props.rows, () => props.rows.device(props.id));
+  if (row === undefined) {
+    return null;
+  }
+  return (
+    <span className="jp-Sing-row">
+      <deviceIcon.react className="jp-Sing-rowIcon" tag="span" />
+      <span className="jp-Sing-rowName" title={props.id}>
+        {row.name}
+      </span>
+      {row.waiting > 0 && <Waiting count={row.waiting} trans={props.trans} />}
+      <MemoryBar device={row.name} used={row.used} text={row.occupancy} trans={props.trans} />
+      <span className="jp-Sing-rowOccupancy">{row.occupancy}</span>
+      <span className="jp-Sing-rowPercent" title={row.occupancy} aria-hidden="true">
+        {props.trans.__('%1\u00a0%', row.used)}
+      </span>
+    </span>
+  );
+}
+
+/** How many wait: in words where there is room, else with an icon. */
+function Waiting(props: { count: number; trans: TranslationBundle }): React.JSX.Element {
+  const text = props.trans.__('%1 waiting', props.count);
+  return (
+    <span className="jp-Sing-rowWaiting" title={text}>
+      <StateIcon shown="queued" />
+      <span className="jp-mod-short" aria-hidden="true">
+        {props.count}
+      </span>
+      <span className="jp-mod-long">{text}</span>
+    </span>
+  );
+}
+
+/** A session: whose it is, what it does, what happens next, and a button that changes that. */
+export function SessionLabel(
+  props: {
+    rows: Rows;
+    id: string;
+    trans: TranslationBundle;
+    withDevice: boolean;
+    execute: (command: string) => void;
+    open: (() => void) | undefined;
+  } & ISearched
+): React.JSX.Element | null {
+  const { rows, id, trans, execute, open } = props;
+  const row = useRow(rows, () => rows.session(id));
+  const node = useOpenByKey(open);
+  if (row === undefined) {
+    return null;
+  }
+  return (
+    <span
+      className="jp-Sing-row"
+      title={[row.sentence, row.memory].filter(Boolean).join(' · ')}
+      ref={node}
+    >
+      <StateIcon shown={row.shown} />
+      <span className="jp-Sing-rowName">{row.name}</span>
+      {row.owner && row.name !== row.owner && (
+        <span className="jp-Sing-rowOwner" title={row.owner}>
+          {row.owner}
+        </span>
+      )}
+      <span className="jp-Sing-rowNext">{row.sentence}</span>
+      {row.pinned && (
+        <span role="img" aria-label={trans.__('Stays on its GPU')} className="jp-Sing-rowPin">
+          <pinIcon.react tag="span" />
+        </span>
+      )}
+      {props.withDevice && <span className="jp-Sing-rowDevice">{row.device}</span>}
+      <span className="jp-Sing-rowWord">{row.word}</span>
+      <span className="jp-Sing-rowMemory">{row.memory}</span>
+      <Action action={row.action} name={row.name} trans={trans} execute={execute} />
+    </span>
+  );
+}
+
+/** The button of a session, if there is something to do. */
+function Action(props: {
+  action: 'suspend' | 'resume' | null;
+  name: string;
+  trans: TranslationBundle;
+  execute: (command: string) => void;
+}): React.JSX.Element | null {
+  const { action, name, trans, execute } = props;
+  if (action === null) {
+    return null;
+  }
+  const suspends = action === 'suspend';
+  return (
+    <button
+      className="jp-Sing-rowButton"
+      title={suspends ? trans.__('Suspend') : trans.__('Resume')}
+      aria-label={suspends ? trans.__('Suspend %1', name) : trans.__('Resume %1', name)}
+      onClick={event => {
+        event.stopPropagation(); // a click beside it opens the notebook
+        execute(suspends ? CommandIDs.suspend : CommandIDs.resume);
+      }}
+    >
+      <StateIcon shown={suspends ? 'suspended' : 'running'} />
+    </button>
+  );
+}
+
+/** What is to be said besides, or instead. */
+export function NoteLabel({ rows }: { rows: Rows } & ISearched): React.JSX.Element {
+  const note = useRow(rows, () => rows.note);
+  return (
+    <span className="jp-Sing-noteText" role="status">
+      {note}
+    </span>
+  );
+}
+
+/**
+ * Have the item around a label open by Enter, too; the tree, which takes keys, has no such thing.
+ *
+ * @returns What refers to the label.
+ */
+function useOpenByKey(open: (() => void) | undefined): React.RefObject<HTMLSpanElement> {
+  const node = useRef<HTMLSpanElement>(null);
+  const opens = useRef(open);
+  opens.current = open;
+  useEffect(() => {
+    const item = node.current?.closest<HTMLElement>('.jp-RunningSessions-item');
+    const onKey = (event: KeyboardEvent) => {
+      if (event.key !== 'Enter' && event.key !== ' ') {
+        return;
+      }
+      if (event.target !== item) {
+        event.stopPropagation(); // a button's own: the tree would take it
+      } else if (event.key === 'Enter') {
+        opens.current?.();
+      }
+    };
+    item?.addEventListener('keydown', onKey);
+    return () => item?.removeEventListener('keydown', onKey);
+  }, []);
+  return node;
+}

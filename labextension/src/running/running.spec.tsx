@@ -1,0 +1,237 @@
+import { CommandRegistry } from '@lumino/commands';
+import { DisposableDelegate } from '@lumino/disposable';
+import { MessageLoop } from '@lumino/messaging';
+import { nullTranslator } from '@jupyterlab/translation';
+import { Panel, Widget } from '@lumino/widgets';
+import React from 'react';
+import { createRoot, type Root } from 'react-dom/client';
+import { flushSync } from 'react-dom';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { RunningDevices, whileVisible } from './running';
+import { FakeModel } from '../testing/model';
+import { aDevice, aSession } from '../testing/sessions';
+import { CommandIDs } from '../api/tokens';
+
+const trans = nullTranslator.load('jupyter_sing');
+
+let model: FakeModel;
+let manager: RunningDevices;
+let asked: ReturnType<typeof vi.fn>;
+let root: Root;
+let place: HTMLElement;
+
+beforeEach(() => {
+  model = new FakeModel([aDevice(), aDevice({ id: 'cuda:1', sessions: [] })], [aSession()]);
+  const commands = new CommandRegistry();
+  asked = vi.fn();
+  for (const id of [CommandIDs.suspend, CommandIDs.resume, CommandIDs.openNotebook]) {
+    commands.addCommand(id, { execute: args => asked(id, args) });
+  }
+  manager = new RunningDevices(commands, model, trans);
+  place = document.body.appendChild(document.createElement('div'));
+  root = createRoot(place);
+});
+
+afterEach(() => {
+  flushSync(() => root.unmount());
+  document.body.replaceChildren();
+});
+
+type Items = ReturnType<RunningDevices['running']>;
+
+/** All items as JupyterLab nests them. */
+function render(items: Items = manager.running({ mode: 'tree' })): void {
+  const elements = (found: Items): React.ReactNode =>
+    found.map((each, index) => (
+      <div
+        key={index}
+        className={`jp-RunningSessions-item ${each.className}`}
+        data-context={each.context}
+      >
+        <span onClick={each.open && (() => each.open!())}>{each.label()}</span>
+        {each.children && elements(each.children)}
+      </div>
+    ));
+  flushSync(() => root.render(elements(items)));
+}
+
+/** What is read of an item, without what only those hear who cannot see it. */
+const row = (id: string) => place.querySelector(`[data-context="${id}"] .jp-Sing-row`)!;
+const part = (id: string, name: string) =>
+  row(id).querySelector(`.jp-Sing-row${name}`)?.textContent ?? null;
+const button = (id: string) => row(id).querySelector('button');
+
+test.each([
+  ['running', {}, 'Running', 'Suspend train.ipynb'],
+  ['idle', {}, 'Idle', 'Suspend train.ipynb'],
+  ['queued', { queue_position: 2 }, 'Queued, place 2', 'Suspend train.ipynb'],
+  ['suspended', { memory: 0 }, 'Suspended', 'Resume train.ipynb'],
+  ['restoring', {}, 'Restoring', null],
+  ['migrating', {}, 'Migrating', null],
+  ['failed', {}, 'Error', null]
+] as const)('a session that is %s %j reads %s, and its button %s', (state, told, word, label) => {
+  model.put(aSession({ state, ...told, reason: 'This happens next.' }));
+  render();
+  expect(part('session-1', 'Name')).toBe('train.ipynb');
+  expect(part('session-1', 'Word')).toBe(word);
+  expect(part('session-1', 'Next')).toBe('This happens next.');
+  expect(part('session-1', 'Memory')).toBe(state === 'suspended' ? '' : '256.0 MiB');
+  expect(button('session-1')?.getAttribute('aria-label') ?? null).toBe(label);
+  expect(row('session-1').querySelector('svg path')?.getAttribute('d')).toBeTruthy();
+});
+
+test('a device says how full it is, and how many wait', () => {
+  model.sessions = [aSession(), aSession({ id: 'session-2', state: 'queued', name: 'b.ipynb' })];
+  model.changed.emit();
+  render();
+  expect(part('cpu:0', 'Name')).toBe('Simulated GPU 0');
+  expect(part('cpu:0', 'Occupancy')).toBe('256.0 MiB of 2.0 GiB');
+  expect(part('cpu:0', 'Waiting')).toContain('1 waiting');
+  expect(row('cpu:0').querySelector('[role=meter]')?.getAttribute('aria-valuenow')).toBe('13');
+  expect(part('cuda:1', 'Name')).toBe('GPU 1');
+  expect(part('cuda:1', 'Waiting')).toBeNull();
+});
+
+test('sessions are below the device they are on, or will be; those of none are last', () => {
+  model.sessions = [
+    aSession({ id: 'c', device: null }),
+    aSession({ id: 'b', device: 'cuda:1', state: 'suspended', name: 'z.ipynb' }),
+    aSession({ id: 'a', device: 'cuda:1', name: 'a.ipynb' })
+  ];
+  model.changed.emit();
+  const tree = manager.running({ mode: 'tree' });
+  expect(tree.map(each => [each.context, each.children?.map(child => child.context)])).toEqual([
+    ['cpu:0', []],
+    ['cuda:1', ['a', 'b']],
+    ['c', undefined]
+  ]);
+  const list = manager.running({ mode: 'list' });
+  expect(list.map(each => each.context)).toEqual(['a', 'b', 'c']);
+  render(list);
+  expect(part('a', 'Device')).toBe('GPU 1');
+});
+
+test('nothing in the panel shuts a kernel down', () => {
+  const all = manager.running({ mode: 'tree' }).flatMap(each => [each, ...(each.children ?? [])]);
+  expect(all.map(each => each.shutdown)).toEqual(all.map(() => undefined));
+});
+
+test('the button suspends or resumes, and a click beside it opens the notebook', () => {
+  render();
+  button('session-1')!.click();
+  expect(asked.mock.calls).toEqual([[CommandIDs.suspend, { session: 'session-1' }]]);
+  row('session-1').querySelector<HTMLElement>('.jp-Sing-rowName')!.click();
+  expect(asked).toHaveBeenLastCalledWith(CommandIDs.openNotebook, { session: 'session-1' });
+});
+
+test('Enter opens the notebook of the item that has the focus, and leaves buttons alone', async () => {
+  render();
+  await new Promise(done => setTimeout(done)); // effects
+  const item = place.querySelector<HTMLElement>('[data-context="session-1"]')!;
+  const taken = vi.fn();
+  place.addEventListener('keydown', taken);
+  button('session-1')!.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', bubbles: true }));
+  expect(taken).not.toHaveBeenCalled();
+  expect(asked).not.toHaveBeenCalled();
+  item.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', bubbles: true }));
+  expect(asked.mock.calls).toEqual([[CommandIDs.openNotebook, { session: 'session-1' }]]);
+});
+
+test('sessions of others offer nothing', () => {
+  model.put(aSession({ reason: '', name: '', owner: 'bob', kernel_id: '' }));
+  render();
+  expect(part('session-1', 'Name')).toBe('Session of bob');
+  expect(part('session-1', 'Next')).toBe('In use by bob.');
+  expect(button('session-1')).toBeNull();
+  const item = place.querySelector('[data-context="session-1"]');
+  expect(item?.classList.contains('jp-mod-mine')).toBe(false);
+  expect(manager.running({ mode: 'list' })[0].open).toBeUndefined();
+});
+
+test('owners are named where there are several', () => {
+  model.put(aSession({ id: 'session-2', owner: 'bob' }));
+  render();
+  expect([part('session-1', 'Owner'), part('session-2', 'Owner')]).toEqual(['ada', 'bob']);
+});
+
+test('rows change by themselves; all are listed anew only when some come, go or move', async () => {
+  render();
+  const moved = vi.fn();
+  manager.runningChanged.connect(moved);
+  flushSync(() => model.put(aSession({ state: 'suspended', memory: 0, pinned: true })));
+  expect(part('session-1', 'Word')).toBe('Suspended');
+  expect(row('session-1').querySelector('[role=img]')).not.toBeNull();
+  expect(moved).not.toHaveBeenCalled();
+  model.put(aSession({ device: 'cuda:1' }));
+  expect(moved).toHaveBeenCalledTimes(1);
+  model.sessions = [];
+  flushSync(() => model.changed.emit());
+  expect(moved).toHaveBeenCalledTimes(2);
+});
+
+test.each([
+  [{ isReady: true, problem: '' }, 'No GPU session yet. Run a cell that uses CUDA.'],
+  [{ isReady: false, problem: '' }, 'Loading…'],
+  [{ isReady: false, problem: 'The server is away.' }, 'The server is away.'],
+  [
+    { isReady: true, problem: 'The server is away.' },
+    'The server is away. This list may be out of date.'
+  ]
+])('without sessions %j reads %s', (state, text) => {
+  Object.assign(model, state, { sessions: [] });
+  model.changed.emit();
+  render();
+  expect(place.querySelector('.jp-Sing-note')?.textContent).toBe(text);
+});
+
+test('the search of JupyterLab finds what labels show', () => {
+  const texts = manager
+    .running({ mode: 'list' })
+    .map(each => (each.label() as React.ReactElement<{ children: string[] }>).props.children);
+  expect(texts).toEqual([['train.ipynb', '', 'Running', 'Simulated GPU 0']]);
+});
+
+test('the button for all suspends those that have nothing to do, and may leave', () => {
+  model.sessions = [
+    aSession({ id: 'a', state: 'idle' }),
+    aSession({ id: 'b', state: 'idle', pinned: true }),
+    aSession({ id: 'c' }),
+    aSession({ id: 'd', state: 'idle', reason: '' }),
+    aSession({ id: 'e', state: 'idle', worker_pid: null })
+  ];
+  expect(manager.shutdownAllLabel).toBe('Suspend Idle');
+  expect(manager.shutdownAllConfirmationText()).toContain('Suspend one idle session?');
+  manager.shutdownAll();
+  expect(asked.mock.calls).toEqual([[CommandIDs.suspend, { session: 'a' }]]);
+  model.sessions = [];
+  expect(manager.shutdownAllConfirmationText()).toContain('None of your sessions');
+});
+
+test('refreshing asks the server', () => {
+  manager.refreshRunning();
+  expect(model.refreshes).toBe(1);
+});
+
+test('what is held while a widget is visible is given back when it is not', async () => {
+  const [panel, widget] = [new Panel(), new Widget()];
+  panel.addWidget(widget);
+  let held = 0;
+  whileVisible(widget, () => {
+    held++;
+    return new DisposableDelegate(() => held--);
+  });
+  const after = async (what: () => void) => {
+    what();
+    // Widgets have a message loop of their own here, as modules are not shared as in JupyterLab.
+    MessageLoop.sendMessage(widget, Widget.Msg.AfterShow);
+    await Promise.resolve();
+    return held;
+  };
+  expect(held).toBe(0);
+  expect(await after(() => Widget.attach(panel, document.body))).toBe(1);
+  expect(await after(() => panel.hide())).toBe(0);
+  expect(await after(() => widget.hide())).toBe(0);
+  expect(await after(() => panel.show())).toBe(0);
+  expect(await after(() => widget.show())).toBe(1);
+  expect(await after(() => panel.dispose())).toBe(0);
+});

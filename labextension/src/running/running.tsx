@@ -1,0 +1,202 @@
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import {
+  type IRunningSessions,
+  IRunningSessionManagers,
+  IRunningSessionSidebar
+} from '@jupyterlab/running';
+import { ITranslator, nullTranslator, type TranslationBundle } from '@jupyterlab/translation';
+import { CommandToolbarButton, type PanelWithToolbar, SidePanel } from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
+import type { IDisposable } from '@lumino/disposable';
+import { MessageLoop } from '@lumino/messaging';
+import type { Widget } from '@lumino/widgets';
+import React from 'react';
+import { SESSION_CLASS } from '../session/commands';
+import { activityIcon } from '../ui/icons';
+import { DeviceLabel, NoteLabel, SessionLabel } from './rowlabels';
+import { type IGroup, Rows } from './rows';
+import { CommandIDs, DOMAIN, ISing, type ISingModel } from '../api/tokens';
+import { obstacle } from '../text/verbs';
+
+/** What is opened from the section's toolbar; more would leave its name no room. */
+const VIEW = { id: CommandIDs.openActivity, icon: activityIcon, label: '' };
+
+/** Adds the section "GPUs" to the panel of what runs. */
+export const running: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-sing:running',
+  description: 'Shows devices and the sessions on them in the panel of what runs.',
+  autoStart: true,
+  requires: [ISing],
+  optional: [IRunningSessionManagers, IRunningSessionSidebar, ITranslator],
+  activate: async (
+    app: JupyterFrontEnd,
+    sing: ISing,
+    managers: IRunningSessionManagers | null,
+    sidebar: IRunningSessionSidebar | null,
+    translator: ITranslator | null
+  ): Promise<void> => {
+    await sing.settings.ready;
+    if (managers === null || !sing.settings.get('showPanel')) {
+      return;
+    }
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const manager = new RunningDevices(app.commands, sing.model, trans);
+    managers.add(manager);
+    // The button of a command that another part has added since is hidden until it is told.
+    void app.restored.then(
+      () => app.commands.hasCommand(VIEW.id) && app.commands.notifyCommandChanged(VIEW.id)
+    );
+    if (sidebar instanceof SidePanel) {
+      const section = sidebar.widgets.find(each => each.title.label === manager.name);
+      if (section) {
+        section.addClass('jp-Sing-runningSection');
+        (section as PanelWithToolbar).toolbar.addClass('jp-Sing-runningToolbar');
+        whileVisible(section, () => sing.model.observe());
+      }
+    }
+  }
+};
+
+/** Devices, and the sessions on them, as the panel lists them. */
+export class RunningDevices implements IRunningSessions.IManager {
+  readonly name: string;
+  readonly shutdownAllLabel: string;
+  readonly supportsMultipleViews = true;
+  readonly toolbarButtons: CommandToolbarButton[];
+
+  constructor(
+    private readonly _commands: CommandRegistry,
+    private readonly _model: ISingModel,
+    private readonly _trans: TranslationBundle
+  ) {
+    this.name = _trans.__('GPUs');
+    this.shutdownAllLabel = _trans.__('Suspend Idle');
+    this._rows = new Rows(_model, _trans);
+    this.toolbarButtons = [new CommandToolbarButton({ commands: _commands, ...VIEW })];
+  }
+
+  get runningChanged(): Rows['moved'] {
+    return this._rows.moved;
+  }
+
+  running({ mode }: { mode: 'tree' | 'list' }): IRunningSessions.IRunningItem[] {
+    const { groups, note } = this._rows;
+    const items = groups.flatMap(group => {
+      const sessions = group.sessions.map(each => this._session(each, mode));
+      return mode === 'list' || group.device === null
+        ? sessions
+        : [this._device(group.device, sessions)];
+    });
+    if (!note) {
+      return items;
+    }
+    // Below the devices, which stay where they are then; but a problem has to be seen.
+    return this._model.problem ? [this._note(), ...items] : [...items, this._note()];
+  }
+
+  refreshRunning(): void {
+    void this._model.refresh();
+  }
+
+  shutdownAllConfirmationText = (): string => {
+    const count = this._idle().length;
+    return count === 0
+      ? this._trans.__('None of your sessions is idle.')
+      : this._trans._n(
+          'Suspend one idle session? Nothing is lost: it resumes when you run a cell.',
+          'Suspend %1 idle sessions? Nothing is lost: they resume when you run a cell.',
+          count
+        );
+  };
+
+  /** Nothing is shut down here: sessions with nothing to do are suspended. */
+  shutdownAll(): void {
+    for (const session of this._idle()) {
+      void this._commands.execute(CommandIDs.suspend, { session });
+    }
+  }
+
+  /** Ids of this user's sessions that have nothing to do, and need not stay. */
+  private _idle(): string[] {
+    return this._model.sessions
+      .filter(each => each.state === 'idle' && !each.pinned)
+      .filter(each => !obstacle('suspend', each, this._trans))
+      .map(each => each.id);
+  }
+
+  private _device(
+    id: string,
+    children: IRunningSessions.IRunningItem[]
+  ): IRunningSessions.IRunningItem {
+    const { _rows: rows, _trans: trans } = this;
+    return {
+      className: 'jp-Sing-deviceItem',
+      context: id,
+      icon: () => '',
+      label: () => (
+        <DeviceLabel rows={rows} id={id} trans={trans}>
+          {[rows.device(id)?.name ?? '']}
+        </DeviceLabel>
+      ),
+      children
+    };
+  }
+
+  private _session(
+    { id, mine }: IGroup['sessions'][number],
+    mode: 'tree' | 'list'
+  ): IRunningSessions.IRunningItem {
+    const { _rows: rows, _trans: trans } = this;
+    const execute = (command: string) => void this._commands.execute(command, { session: id });
+    const open = mine ? () => execute(CommandIDs.openNotebook) : undefined;
+    return {
+      className: mine ? `${SESSION_CLASS} jp-mod-mine` : SESSION_CLASS,
+      context: id,
+      icon: () => '',
+      label: () => (
+        <SessionLabel
+          rows={rows}
+          id={id}
+          trans={trans}
+          withDevice={mode === 'list'}
+          execute={execute}
+          open={open}
+        >
+          {rows.searched(id)}
+        </SessionLabel>
+      ),
+      open
+    };
+  }
+
+  private _note(): IRunningSessions.IRunningItem {
+    const { _rows: rows } = this;
+    return {
+      className: 'jp-Sing-note',
+      icon: () => '',
+      label: () => <NoteLabel rows={rows}>{[rows.note]}</NoteLabel>
+    };
+  }
+
+  private readonly _rows: Rows;
+}
+
+/** Hold something while a widget is visible. */
+export function whileVisible(widget: Widget, hold: () => IDisposable): void {
+  let held: IDisposable | undefined;
+  const look = () => {
+    if (widget.isVisible && !held) {
+      held = hold();
+    } else if (!widget.isVisible) {
+      held?.dispose();
+      held = undefined;
+    }
+  };
+  MessageLoop.installMessageHook(widget, (_, { type }) => {
+    if (/^(after-(show|hide|attach|detach)|close-request)$/.test(type)) {
+      queueMicrotask(look); // hooks come before the widget takes note
+    }
+    return true;
+  });
+  look();
+}

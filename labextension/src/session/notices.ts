@@ -1,0 +1,161 @@
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { Notification } from '@jupyterlab/apputils';
+import { ITranslator, nullTranslator, type TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+import type { ISessionEvent } from '../api/stream';
+import { CommandIDs, DOMAIN, ISing, type Session } from '../api/tokens';
+import { isMine } from '../text/verbs';
+import { readable, sessionName } from '../text/words';
+
+/** How a suspension begins that somebody asked for, see `jupyter_sing/server/routes.py` and its verbs. */
+const ASKED_FOR = /^Suspended\b/;
+
+/** Tells people what nobody asked for. */
+export const notices: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-sing:notices',
+  description: 'Notifies of kernels that died, and of sessions that could not go on.',
+  autoStart: true,
+  requires: [ISing],
+  optional: [ITranslator],
+  activate: (app: JupyterFrontEnd, sing: ISing, translator: ITranslator | null): void => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    new Notices(app.commands, sing, trans).listen();
+  }
+};
+
+/**
+ * Notifies of three things: a kernel died of which there is a checkpoint, a session has failed, and
+ * one was suspended that worked, or was to stay on its device.
+ */
+class Notices {
+  constructor(
+    private readonly _commands: CommandRegistry,
+    private readonly _sing: ISing,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  listen(): void {
+    const { model } = this._sing;
+    const remember = () => (this._known = new Map(model.sessions.map(each => [each.id, each])));
+    remember();
+    model.told.connect((_, event) => {
+      const before = this._known.get(event.session);
+      if (this._sing.settings.get('notifications')) {
+        this._look(event, before);
+      }
+      const now = model.get(event.session);
+      // One that is gone is remembered: that its kernel died may be told after its end.
+      if (now) {
+        this._known.set(now.id, now);
+      }
+    });
+    model.changed.connect(() => {
+      const died = this._known;
+      remember();
+      died.forEach((each, id) => this._known.has(id) || this._gone.set(id, each.name));
+      // Only what ended lately matters.
+      [...this._gone.keys()].slice(0, -GONE_MAX).forEach(id => this._gone.delete(id));
+    });
+  }
+
+  private _look(event: ISessionEvent, before: Session | undefined): void {
+    if (event.checkpoint && event.command) {
+      this._kernelDied(event, before);
+    } else if (before && isMine(before) && !event.ended && event.state !== before.state) {
+      const now = { ...before, ...event, reason: event.reason ?? before.reason } as Session;
+      if (event.state === 'failed') {
+        this._tell(now, 'error');
+      } else if (
+        event.state === 'suspended' &&
+        (bySomebodyElse(now) ||
+          ((before.state === 'running' || before.pinned) && !ASKED_FOR.test(now.reason)))
+      ) {
+        this._tell(now, 'warning', CommandIDs.resume);
+      }
+    }
+  }
+
+  private _tell(session: Session, type: 'error' | 'warning', command?: string): void {
+    const { _trans: trans } = this;
+    const text = trans.__('%1: %2', sessionName(session, trans), readable(session.reason));
+    const act = (id: string) => () => void this._commands.execute(id, { session: session.id });
+    const open = { label: trans.__('Open Notebook'), callback: act(CommandIDs.openNotebook) };
+    const resume = command && { label: trans.__('Resume'), callback: act(command) };
+    Notification.emit(text, type, {
+      autoClose: false,
+      actions: resume ? [resume, open] : [open]
+    });
+  }
+
+  private _kernelDied(event: ISessionEvent, before: Session | undefined): void {
+    const { _trans: trans } = this;
+    const checkpoint = event.checkpoint ?? '';
+    const known = (before?.name ?? this._gone.get(event.session))?.split('/').pop();
+    const text = known
+      ? trans.__('The kernel of %1 died. Restore checkpoint %2 to continue.', known, checkpoint)
+      : trans.__('A kernel died. Restore checkpoint %1 to continue.', checkpoint);
+    Notification.warning(text, {
+      autoClose: false,
+      actions: [
+        {
+          label: trans.__('Restore'),
+          caption: trans.__('Restore %1 when the kernel is back', checkpoint),
+          displayType: 'accent',
+          callback: () => this._restore(event.kernel_id, event.session, checkpoint)
+        }
+      ]
+    });
+  }
+
+  /** Restore a checkpoint into the kernel that takes the place of one that died, when it is there. */
+  private _restore(kernel: string | undefined, died: string, name: string): void {
+    const { model } = this._sing;
+    const next = () => {
+      const found = model.ofKernel(kernel);
+      return found && found.id !== died ? found : undefined;
+    };
+    const restore = (session: Session) =>
+      void this._commands.execute(CommandIDs.restore, { session: session.id, name });
+    const there = next();
+    if (there) {
+      restore(there);
+      return;
+    }
+    const waiting = Notification.emit(
+      this._trans.__('Restart the kernel: %1 is restored then.', name),
+      'in-progress',
+      { autoClose: false }
+    );
+    const look = () => {
+      const session = next();
+      if (session) {
+        stop();
+        Notification.dismiss(waiting);
+        restore(session);
+      }
+    };
+    // Whoever hides the notification has thought better of it.
+    const hidden = (_: unknown, change: Notification.IChange) => {
+      if (change.type === 'removed' && change.notification.id === waiting) {
+        stop();
+      }
+    };
+    const stop = () => {
+      model.changed.disconnect(look);
+      Notification.manager.changed.disconnect(hidden);
+    };
+    model.changed.connect(look);
+    Notification.manager.changed.connect(hidden);
+  }
+
+  private _known = new Map<string, Session>();
+  private readonly _gone = new Map<string, string>();
+}
+
+/** Whether somebody else than its owner has suspended a session. */
+function bySomebodyElse(session: Session): boolean {
+  return !!session.suspended_by && session.suspended_by !== session.owner;
+}
+
+/** Of how many sessions that ended the name is remembered. */
+const GONE_MAX = 50;

@@ -1,0 +1,124 @@
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import type { ISessionContext } from '@jupyterlab/apputils';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ITranslator, nullTranslator, type TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import { Signal } from '@lumino/signaling';
+import * as React from 'react';
+import { devicesText, devicesTextsMax, waitingCount } from '../text/facts';
+import { deviceIcon } from '../ui/icons';
+import { contextOf, sessionOf } from '../model/kernels';
+import { Room } from '../ui/room';
+import { type Device, DOMAIN, ISing, type ISingModel } from '../api/tokens';
+
+/** JupyterLab's own command; its panel has our section. */
+const SHOW_RUNNING_PANEL = 'running:show-panel';
+/** Before the kernel's state, which changes its width all the time; this does not. */
+const RANK = 0.5;
+
+/** How full the device of the current notebook is, else all devices, and how many wait. */
+export class StatusItem extends ReactWidget {
+  /** Emitted when something may have changed of what it says, or whether it says anything. */
+  readonly changed = new Signal<this, void>(this);
+
+  constructor(private readonly options: StatusItem.IOptions) {
+    super();
+    options.model.changed.connect(this._onChange, this);
+  }
+
+  /** The kernel of which to show the device; none: all devices are shown. */
+  set context(context: ISessionContext | undefined) {
+    if (context === this._context) {
+      return;
+    }
+    this._context?.kernelChanged.disconnect(this._onChange, this);
+    this._context = context;
+    context?.kernelChanged.connect(this._onChange, this);
+    this._onChange();
+  }
+
+  /** Whether there is anything to say. */
+  get isActive(): boolean {
+    const { devices, sessions } = this.options.model;
+    return devices.length > 0 && sessions.length > 0;
+  }
+
+  protected override render(): React.ReactElement | null {
+    if (!this.isActive) {
+      return null;
+    }
+    const { model, trans, onClick } = this.options;
+    const { devices, sessions } = model;
+    const id = sessionOf(model, this._context)?.device;
+    const device = devices.find(each => each.id === id);
+    const shown = device ? [device] : devices;
+    const text = (some: readonly Device[], one?: Device) =>
+      devicesText(some, waitingCount(sessions, one), trans);
+    const details = devices.map(each => text([each], each));
+    return (
+      <button
+        type="button"
+        className="jp-SingStatus jp-StatusBar-TextItem jp-mod-highlighted"
+        title={[...details, trans.__('Click to see who uses them.')].join('\n')}
+        onClick={onClick}
+      >
+        <deviceIcon.react tag="span" className="jp-SingStatus-icon" />
+        <span className="jp-SingRoom">
+          <span>{text(shown, device)}</span>
+          <Room for={devicesTextsMax(shown, trans)} />
+        </span>
+      </button>
+    );
+  }
+
+  private _onChange(): void {
+    this.changed.emit();
+  }
+
+  private _context: ISessionContext | undefined;
+}
+
+export namespace StatusItem {
+  export interface IOptions {
+    model: ISingModel;
+    trans: TranslationBundle;
+    onClick: () => void;
+  }
+}
+
+/** Shows devices in the status bar. */
+export const statusBar: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-sing:status-bar',
+  description: 'Shows in the status bar how full devices are, and how many wait for them.',
+  autoStart: true,
+  requires: [ISing],
+  optional: [IStatusBar, ITranslator],
+  activate: (
+    { commands, shell }: JupyterFrontEnd,
+    { model, settings }: ISing,
+    bar: IStatusBar | null,
+    translator: ITranslator | null
+  ) => {
+    if (bar === null) {
+      return;
+    }
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const onClick = () => {
+      if (commands.hasCommand(SHOW_RUNNING_PANEL)) {
+        void commands.execute(SHOW_RUNNING_PANEL);
+      }
+    };
+    const item = new StatusItem({ model, trans, onClick });
+    const follow = () => (item.context = contextOf(shell.currentWidget));
+    shell.currentChanged?.connect(follow);
+    follow();
+    settings.changed.connect(() => item.changed.emit());
+    bar.registerStatusItem('jupyter-sing:status-bar', {
+      item,
+      align: 'left',
+      rank: RANK,
+      isActive: () => item.isActive && settings.get('showStatusBar'),
+      activeStateChanged: item.changed
+    });
+  }
+};

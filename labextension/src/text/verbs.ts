@@ -1,0 +1,129 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Device, Session, SessionState } from '../api/tokens';
+import { deviceName } from './words';
+
+/** What can be asked of a session. */
+export type Verb = 'suspend' | 'resume' | 'migrate' | 'checkpoint' | 'pin';
+
+/** States of which the end is to be awaited before anything else is asked. */
+const UNDERWAY: readonly SessionState[] = ['restoring', 'migrating'];
+
+/** Whether a session is this user's: of others' the server gives no reasons. */
+export function isMine(session: Session): boolean {
+  return session.reason !== '';
+}
+
+/**
+ * Why something cannot be asked of a session now, in a sentence; empty if it can.
+ *
+ * @param session - If the kernel has one.
+ */
+export function obstacle(
+  verb: Verb,
+  session: Session | undefined,
+  trans: TranslationBundle
+): string {
+  if (session === undefined) {
+    return trans.__('There is no GPU session here.');
+  }
+  if (!isMine(session)) {
+    return trans.__('This session belongs to %1.', session.owner || trans.__('another user'));
+  }
+  if (session.state === 'failed') {
+    return trans.__('This session has ended.');
+  }
+  if (verb !== 'pin' && session.progress) {
+    return unfinished(trans)[session.progress.verb];
+  }
+  return verb === 'pin' || verb === 'checkpoint' ? '' : misfit(verb, session, trans);
+}
+
+/** What has to end before anything else is asked. */
+const unfinished = (trans: TranslationBundle) => ({
+  restore: trans.__('A checkpoint is being restored.'),
+  checkpoint: trans.__('A checkpoint is being saved.'),
+  prepare: trans.__('GPU support is being compiled.')
+});
+
+/** Why a session's state does not allow to move it, onto, off or between devices. */
+function misfit(
+  verb: Verb,
+  { state, worker_pid: worker }: Session,
+  trans: TranslationBundle
+): string {
+  if (UNDERWAY.includes(state)) {
+    return state === 'migrating'
+      ? trans.__('It is moving to another GPU.')
+      : trans.__('It is resuming.');
+  }
+  if (verb === 'suspend' && state === 'suspended') {
+    return trans.__('It is already suspended.');
+  }
+  if (verb === 'suspend' && state === 'idle' && worker === null) {
+    return trans.__('It does not use a GPU yet.');
+  }
+  if (verb === 'resume' && state !== 'suspended') {
+    return state === 'queued'
+      ? trans.__('It is waiting for its turn.')
+      : trans.__('It is not suspended.');
+  }
+  return '';
+}
+
+/** What one would find who moves a session to a device. */
+export type Room = 'here' | 'room' | 'full' | 'small';
+
+/** Say whether a device has room for a session. */
+export function roomOn(device: Device, session: Session): Room {
+  if (device.id === session.device) {
+    return 'here';
+  }
+  if (session.memory > device.memory_total) {
+    return 'small';
+  }
+  return session.memory > device.memory_total - device.memory_used ? 'full' : 'room';
+}
+
+/** The same in a few words. */
+export function roomText(room: Room, trans: TranslationBundle): string {
+  switch (room) {
+    case 'here':
+      return trans.__('current GPU');
+    case 'room':
+      return trans.__('free');
+    case 'full':
+      return trans.__('full: others move out first');
+    case 'small':
+      return trans.__('too small');
+  }
+}
+
+/** The device that people most likely want a session moved to: the emptiest that has room. */
+export function likelyTarget(devices: readonly Device[], session: Session): Device | undefined {
+  const free = (device: Device) => device.memory_total - device.memory_used;
+  const order: Room[] = ['room', 'full'];
+  return devices
+    .filter(each => order.includes(roomOn(each, session)))
+    .sort(
+      (a, b) =>
+        order.indexOf(roomOn(a, session)) - order.indexOf(roomOn(b, session)) || free(b) - free(a)
+    )[0];
+}
+
+/** A name for a new checkpoint of a session: what, and when. */
+export function checkpointName(session: Session, now: Date): string {
+  const stem = (session.name.split('/').pop() ?? '')
+    .replace(/\.ipynb$/, '')
+    .replace(/[^A-Za-z0-9]+/g, '-')
+    .replace(/^-+|-+$/g, '')
+    .slice(0, 60);
+  const two = (value: number) => String(value).padStart(2, '0');
+  const day = `${now.getFullYear()}${two(now.getMonth() + 1)}${two(now.getDate())}`;
+  const time = `${two(now.getHours())}${two(now.getMinutes())}`;
+  return `${stem || 'notebook'}-${day}-${time}`;
+}
+
+/** The device a session was moved to, in a sentence. */
+export function movedText(session: Session, name: string, trans: TranslationBundle): string {
+  return trans.__('%1 is now on %2.', name, session.device ? deviceName(session.device) : '');
+}

@@ -1,0 +1,213 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Shown } from '../ui/icons';
+import type { Device, Session } from '../api/tokens';
+
+/** What a state is read from: of a session, or of a part of its past. */
+type Stated = Pick<Session, 'state'> &
+  Partial<Pick<Session, 'queue_position' | 'shared' | 'progress'>>;
+
+/** What to show of a kernel's session, if it has one. */
+export function shown(session: Stated | undefined): Shown {
+  // Who takes turns is shown as that, and not whose turn it is: that changes each second or two.
+  return session?.shared ? 'running' : (session?.state ?? 'cpu');
+}
+
+function queuedWord(place: number, trans: TranslationBundle): string {
+  return place === 1 ? trans.__('Queued, next') : trans.__('Queued, place %1', place);
+}
+
+/** What is said instead of a state while the server does not answer. */
+export function unreachableWord(trans: TranslationBundle): string {
+  return trans.__('Server unreachable');
+}
+
+/** The word for a state: `Queued, next`. */
+export function stateWord(session: Stated | undefined, trans: TranslationBundle): string {
+  if (session?.shared) {
+    return trans.__('Sharing');
+  }
+  switch (shown(session)) {
+    case 'running':
+      return trans.__('Running');
+    case 'idle':
+      return trans.__('Idle');
+    case 'queued':
+      return session?.queue_position
+        ? queuedWord(session.queue_position, trans)
+        : trans.__('Queued');
+    case 'suspended':
+      return trans.__('Suspended');
+    case 'restoring':
+      return trans.__('Restoring');
+    case 'migrating':
+      return trans.__('Migrating');
+    case 'failed':
+      return trans.__('Error');
+    case 'preparing':
+      return session?.progress?.total
+        ? trans.__('Preparing, %1 of %2', session.progress.done, session.progress.total)
+        : trans.__('Preparing');
+    case 'cpu':
+      return trans.__('CPU only');
+    case 'unreachable':
+      return unreachableWord(trans);
+  }
+}
+
+/** What happens next, in a sentence; other users' sessions say nothing of it themselves. */
+export function stateSentence(session: Session | undefined, trans: TranslationBundle): string {
+  if (session === undefined) {
+    return trans.__('This kernel has no GPU session: it runs on the CPU.');
+  }
+  if (session.shared) {
+    const next = turnText(session.queue_position, session.expected_wait, trans);
+    return [sharingText(session.shared, trans), shareText(session.shared, trans), next].join(' · ');
+  }
+  return session.reason
+    ? escaped(readable(session.reason).replace(/[\n\r\t]+/g, ' '))
+    : trans.__('In use by %1.', session.owner || trans.__('another user'));
+}
+
+/**
+ * A name as it is but for what is no part of one: characters that control, or change the order of
+ * the text around it, are written as in the command line (`escaped` of `kernelproxy/common/readable.py`).
+ */
+export function escaped(text: string): string {
+  return text.replace(CONTROL, found => {
+    const code = found.charCodeAt(0);
+    return code < 256 ? `\\x${hex(code, 2)}` : `\\u${hex(code, 4)}`;
+  });
+}
+
+const CONTROL = /[\p{Cc}\u2028\u2029\u202a-\u202e\u2066-\u2069\p{Cs}]/gu;
+
+function hex(code: number, digits: number): string {
+  return code.toString(16).padStart(digits, '0');
+}
+
+/** With whom a session takes turns: `Sharing GPU 1 with bob and 1 more`. */
+export function sharingText(
+  { devices, with: others }: NonNullable<Session['shared']>,
+  trans: TranslationBundle
+): string {
+  const where =
+    devices.length === 1
+      ? deviceName(devices[0])
+      : trans._n('%1 GPU', '%1 GPUs', devices.length, devices.length);
+  const more = others.length - 1;
+  const first = escaped(others[0]);
+  const whom = more > 0 ? trans._n('%2 and %1 more', '%2 and %1 more', more, first) : first;
+  return trans.__('Sharing %1 with %2', where, whom);
+}
+
+/** What a session gets of what it shares: `my share 50 %`. */
+export function shareText(
+  { share }: NonNullable<Session['shared']>,
+  trans: TranslationBundle
+): string {
+  return trans.__('my share %1\u00a0%', Math.round(100 * share));
+}
+
+/**
+ * When it is the turn of a session that takes turns.
+ *
+ * @param place - Among those who wait; null if it is its turn.
+ * @param left - Seconds; null if nobody can say.
+ */
+export function turnText(
+  place: number | null | undefined,
+  left: number | null | undefined,
+  trans: TranslationBundle
+): string {
+  if (place == null) {
+    return trans.__('running now');
+  }
+  if (left == null) {
+    return trans.__('waiting for the next turn');
+  }
+  return left < 1
+    ? trans.__('next turn any moment now')
+    : trans.__('next turn in about %1', secondsText(left, trans));
+}
+
+/** A sentence beside the word for the state, which it need not say again. */
+export function sentenceBeside(word: string, sentence: string): string {
+  return sentence.startsWith(`${word}. `) ? sentence.slice(word.length + 2) : sentence;
+}
+
+/**
+ * A sentence of the daemon's as people read it: it holds moments as they are in every zone
+ * (`2026-11-23T09:12Z`), and these become times of the browser's clock, of other days with the date.
+ */
+export function readable(sentence: string, now = new Date(), language = pageLanguage()): string {
+  return sentence.replace(MOMENT, found => momentText(new Date(found), now, language));
+}
+
+const MOMENT = /\b\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d)/g;
+
+/** A time of today; of other days the date, too. */
+export function momentText(moment: Date, now: Date, language: string | undefined): string {
+  const isToday = moment.toDateString() === now.toDateString();
+  return new Intl.DateTimeFormat(language || undefined, {
+    timeStyle: 'short',
+    hourCycle: 'h23',
+    ...(isToday ? {} : { dateStyle: 'medium' })
+  }).format(moment);
+}
+
+/** The language of the page. */
+function pageLanguage(): string | undefined {
+  return document.documentElement.lang || undefined;
+}
+
+/** A number of bytes: `1.5 GiB`; as `bytes_text` of `jupyter_sing/notebook/status_text.py`. */
+export function bytesText(count: number): string {
+  let value = count;
+  for (const unit of ['B', 'KiB', 'MiB']) {
+    if (value < 1024) {
+      return `${value.toFixed(unit === 'B' ? 0 : 1)} ${unit}`;
+    }
+    value /= 1024;
+  }
+  return `${value.toFixed(1)} GiB`;
+}
+
+/** Use and size of a memory: `256.0 MiB of 2.0 GiB`. */
+export function occupancyText(device: Pick<Device, 'memory_used' | 'memory_total'>): string {
+  return `${bytesText(device.memory_used)} of ${bytesText(device.memory_total)}`;
+}
+
+/** How much of a device's memory is in use, in percent. */
+export function usedPercent(device: Device): number {
+  const { memory_total: total, memory_used: used } = device;
+  return total > 0 ? Math.min(100, Math.round((100 * used) / total)) : 0;
+}
+
+/** A time: `4 s`, `3 min`. */
+export function secondsText(seconds: number, trans: TranslationBundle): string {
+  if (seconds < 1) {
+    return trans.__('less than 1 s');
+  }
+  return seconds < 90
+    ? trans.__('%1 s', Math.round(seconds))
+    : seconds < 5400
+      ? trans.__('%1 min', Math.round(seconds / 60))
+      : trans.__('%1 h', Number((seconds / 3600).toFixed(1)));
+}
+
+/** What people call a session: its notebook's name, without directories. */
+export function sessionName(
+  session: Pick<Session, 'name' | 'owner'>,
+  trans: TranslationBundle
+): string {
+  const name = session.name.split('/').pop();
+  return (
+    (name && escaped(name)) || trans.__('Session of %1', session.owner || trans.__('another user'))
+  );
+}
+
+/** What people call a device: `GPU 1`, `Simulated GPU 0`. */
+export function deviceName(id: string): string {
+  const [kind, number] = id.split(':');
+  return kind === 'cuda' ? `GPU ${number}` : kind === 'cpu' ? `Simulated GPU ${number}` : id;
+}
