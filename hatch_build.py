@@ -38,10 +38,9 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         root = Path(self.root)
         for part in PARTS:
-            for source in sorted((root / "native" / part).glob("*.[hc]*")):
-                build_data["force_include"][str(source)] = (
-                    f"kernelproxy/_native/{part}/{source.name}"
-                )
+            for source in sorted((root / "native" / part).rglob("*.[hc]*")):
+                inside = source.relative_to(root / "native")
+                build_data["force_include"][str(source)] = f"kernelproxy/_native/{inside}"
         if self.target_name == "wheel" and (built := self._labextension(root)):
             build_data["shared_data"][str(built)] = LABEXTENSION
             build_data["shared_data"][str(root / "labextension/install.json")] = (

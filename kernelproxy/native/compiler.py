@@ -32,7 +32,7 @@ Tell = Callable[[int, int], object]
 
 
 def sources(tree: Path, parts: Iterable[str], suffixes: Sequence[str]) -> list[Path]:
-    files = (file for part in parts for file in (tree / part).glob("*"))
+    files = (file for part in parts for file in (tree / part).rglob("*"))
     return sorted(file for file in files if file.suffix in suffixes)
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of the operators that stand for graphs (`native/worker/graphs.cpp`).
+"""The worker's side of the operators that stand for graphs (`native/worker/exec/graphs.cpp`).
 
 Registered in the zygote, which is forked often: what they need is imported at their first use.
 """

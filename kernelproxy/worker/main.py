@@ -83,7 +83,7 @@ class Step(ctypes.Structure):
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load the worker library (`native/worker/api.h`); torch is imported already.
+    """Load the worker library (`native/worker/loop/api.h`); torch is imported already.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """The worker's side of operators that are not torch's: it imports what they come from.
 
-`native/worker/origins.cpp` asks for it, when a notebook's log defines such an operator, and when a
-snapshot is loaded that knows one. The log is the user's own, and the worker has the user's rights;
-still, names are names and paths are paths here.
+`native/worker/exec/origins.cpp` asks for it, when a notebook's log defines such an operator, and
+when a snapshot is loaded that knows one. The log is the user's own, and the worker has the user's
+rights; still, names are names and paths are paths here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 // The operators that stand for graphs of torch.compile, which both sides define.
 //
-// A graph is described by bytes in a storage of the device (kernelproxy/common/graph_format.py), so that it
-// is part of the device's state: snapshots have it, and a worker that meets a graph it does not
-// know reads it there and compiles it for its own device. `digest` names the bytes.
+// A graph is described by bytes in a storage of the device (kernelproxy/common/graph_format.py), so
+// that it is part of the device's state: snapshots have it, and a worker that meets a graph it does
+// not know reads it there and compiles it for its own device. `digest` names the bytes.
 #pragma once
 
 namespace sing {

@@ -127,7 +127,8 @@ enum class AnswerStatus : uint32_t { ok = 0, error = 1 };
 
 static_assert(sizeof(ClientPage) <= kPageBytes && sizeof(WorkerPage) <= kPageBytes &&
               sizeof(AgentPage) <= kPageBytes);
-// kernelproxy/common/shared_memory.py reads and writes these words by offset; docs/format.md lists them.
+// kernelproxy/common/shared_memory.py reads and writes these words by offset; docs/format.md lists
+// them.
 static_assert(
     offsetof(ClientPage, head) == 64 && offsetof(ClientPage, sleepers) == 128 &&
     offsetof(ClientPage, answer_wanted) == 136 && offsetof(ClientPage, answer_taken) == 144 &&

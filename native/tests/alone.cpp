@@ -1,5 +1,5 @@
 // Small operators are executed by one thread, and give the bytes of all threads together.
-#include "worker/alone.h"
+#include "worker/exec/alone.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/_log_softmax.h>

@@ -1,5 +1,5 @@
 // Large blocks of memory that are kept for the next tensors.
-#include "worker/blocks.h"
+#include "worker/state/blocks.h"
 
 #include <ATen/ATen.h>
 

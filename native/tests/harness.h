@@ -12,8 +12,8 @@
 #include "oplog/compound.h"
 #include "oplog/geometry.h"
 #include "oplog/mapping.h"
-#include "worker/session.h"
-#include "worker/snapshot.h"
+#include "worker/loop/session.h"
+#include "worker/snapshot/snapshot.h"
 
 namespace sing::test {
 

@@ -1,5 +1,5 @@
 // When the compute threads beside the worker's main thread are to sleep.
-#include "worker/helpers.h"
+#include "worker/exec/helpers.h"
 
 #include "tests/check.h"
 

@@ -1,5 +1,5 @@
 // Storages whose memory is the arena's until they are written.
-#include "worker/mapped.h"
+#include "worker/state/mapped.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 
 #include "tests/check.h"
 #include "tests/harness.h"
-#include "worker/storages.h"
+#include "worker/state/storages.h"
 
 using namespace sing;
 using namespace sing::test;

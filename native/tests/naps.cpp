@@ -1,4 +1,4 @@
-// A worker whose client asks for nothing: see Note [Naps] in worker/session.cpp.
+// A worker whose client asks for nothing: see Note [Naps] in worker/loop/session.cpp.
 #include <sched.h>
 
 #include <chrono>

@@ -1,5 +1,5 @@
 // How far a notebook is ahead, and how it hears that the worker has come along.
-#include "client/pace.h"
+#include "client/log/pace.h"
 
 #include <sched.h>
 

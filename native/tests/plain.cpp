@@ -8,7 +8,7 @@
 #include "oplog/futex.h"
 #include "oplog/mapping.h"
 #include "tests/check.h"
-#include "worker/orders.h"
+#include "worker/loop/orders.h"
 
 using namespace sing;
 

@@ -1,5 +1,5 @@
 // When a program is saved that changes the same storages in each of its steps.
-#include "worker/rhythm.h"
+#include "worker/snapshot/rhythm.h"
 
 #include <thread>
 

@@ -1,5 +1,5 @@
 // What a program's log says of its steps.
-#include "worker/steps.h"
+#include "worker/loop/steps.h"
 
 #include <thread>
 #include <vector>

@@ -1,5 +1,5 @@
 // CUDA-only operators on a software device, against what the CPU computes itself.
-#include "worker/substitutes.h"
+#include "worker/exec/substitutes.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

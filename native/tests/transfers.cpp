@@ -1,5 +1,5 @@
 // Saving and loading beside the main thread, step by step.
-#include "worker/transfers.h"
+#include "worker/snapshot/transfers.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

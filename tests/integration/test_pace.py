@@ -17,7 +17,7 @@ from tests.doubles.member import Process, running
 from tests.doubles.waiting import wait_until
 from tests.doubles.zygote import HEADER
 
-#: As native/client/pace.h says, with what is written until it looks again.
+#: As native/client/log/pace.h says, with what is written until it looks again.
 AHEAD_MAX = 1024 + 128
 MANY = 4 * AHEAD_MAX  # the log of this agent has room for no more than twice as many
 

@@ -62,8 +62,8 @@ def refusals() -> dict[str, Callable[[torch.Tensor], object]]:
 
 
 def main() -> None:
-    kernels = "client/kernels.cpp"
-    ours = named_in("worker/substitutes.cpp", "kSubstitutes = {{", "}};")
+    kernels = "client/torch/kernels.cpp"
+    ours = named_in("worker/exec/substitutes.cpp", "kSubstitutes = {{", "}};")
     ours |= named_in(kernels, "kQuestions = {", "};")
     ours |= named_in(kernels, "local_operators() {", "return names;")
     known = set(torch._C._dispatch_get_all_op_names())

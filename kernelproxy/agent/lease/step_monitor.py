@@ -1,7 +1,7 @@
 """What is observed of a session while it has a lease, and told to the arbiter.
 
 Its worker notes which operators it executes, and finds the step that they repeat (`Steps` in
-`native/worker/steps.h`). It is asked for that now and then. How fast steps follow each other
+`native/worker/loop/steps.h`). It is asked for that now and then. How fast steps follow each other
 depends on who else executes on the device: they are counted from when it is these sessions.
 
 Note [Backlog]: a program goes on while its session waits for a turn, and its log grows. Executing

@@ -30,9 +30,9 @@ KIND = "session"
 
 
 class Arrivals(Page):
-    """Tells a worker which extents of its snapshot are in the arena (`native/worker/readiness.h`).
+    """Tells a worker which extents of its snapshot are in the arena.
 
-    Owns its memfd until `close`.
+    See `native/worker/snapshot/readiness.h`. Owns its memfd until `close`.
 
     Parameters
     ----------

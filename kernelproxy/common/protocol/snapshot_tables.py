@@ -1,6 +1,6 @@
 """The file of a snapshot, as far as the agent must understand it: header, extents, storages.
 
-`native/worker/tables.h` defines them. Everything else in the file is between workers.
+`native/worker/snapshot/tables.h` defines them. Everything else in the file is between workers.
 """
 
 from __future__ import annotations

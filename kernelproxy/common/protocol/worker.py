@@ -63,8 +63,8 @@ class WorkerExited(Message, kind="WorkerExited"):
 class Open(Message, kind="Open"):
     """First order to a worker; comes with log, client, worker, agent and arena descriptors and, if
     `snapshot`, the tables of the snapshot to start from, and, if `readiness`, the file that says
-    which of its extents are in the arena (`native/worker/readiness.h`). Answered by `Opened` or
-    `Error`.
+    which of its extents are in the arena (`native/worker/snapshot/readiness.h`). Answered by
+    `Opened` or `Error`.
 
     Parameters
     ----------

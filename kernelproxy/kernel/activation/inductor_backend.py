@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-#: In errors of the operator that compiles (client/errors.cpp).
+#: In errors of the operator that compiles (client/log/errors.cpp).
 _WHILE_COMPILING = " [sing::prepare_graph"
 _told = False
 

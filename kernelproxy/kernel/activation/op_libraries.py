@@ -25,7 +25,7 @@ Origin = tuple[str, str, str]
 _modules: dict[str, str] = {}
 
 #: In place of a kernel's file. Only kernels of Python files run in the notebook: see `is_python` in
-#: native/client/foreign.cpp.
+#: native/client/ops/foreign.cpp.
 _IN_WORKER = "the worker"
 
 

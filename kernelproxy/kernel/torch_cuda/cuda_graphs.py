@@ -1,8 +1,8 @@
 """``torch.cuda.CUDAGraph`` and memory pools, the bases that ``torch._C`` has in builds with CUDA.
 
 A graph is a stretch of the session's log that is kept instead of sent, and sent at every replay
-(Note [Captures] in ``native/client/capture.h``). So it holds no address of the device's process,
-and outlives that. Memory pools are names: memory is accounted for, and not cached.
+(Note [Captures] in ``native/client/ops/capture.h``). So it holds no address of the device's
+process, and outlives that. Memory pools are names: memory is accounted for, and not cached.
 """
 
 from __future__ import annotations

@@ -140,7 +140,8 @@ def _patch_profiler(torch: ModuleType) -> None:
     """Time the device by events, not by Kineto, which opens the GPU in builds with CUDA.
 
     What asks for CUDA's activities and is told that Kineto has none puts each operator between two
-    events (client/profiler.cpp). Kineto counts GPUs in any case: it asks the driver and opens none.
+    events (client/torch/profiler.cpp). Kineto counts GPUs in any case: it asks the driver and opens
+    none.
     """
     activity, profile = torch.profiler.ProfilerActivity, torch.profiler.profiler._KinetoProfile
     supported, original = torch.autograd._supported_activities, profile.__init__

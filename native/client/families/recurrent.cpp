@@ -1,0 +1,162 @@
+#include "client/families/recurrent.h"
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/ops/_cudnn_init_dropout_state.h>
+#include <ATen/ops/_cudnn_rnn.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/gru_native.h>
+#include <ATen/ops/lstm_native.h>
+#include <ATen/ops/mkldnn_rnn_layer.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include "client/log/session.h"
+#include "client/ops/tensors.h"
+
+namespace sing::client {
+
+namespace {
+
+constexpr int64_t kLstm = 2;  // ideep::rnn_kind
+// cudnnRNNMode_t.
+constexpr int64_t kCudnnLstm = 2;
+constexpr int64_t kCudnnGru = 3;
+
+bool all_on_device(at::TensorList tensors) {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return on_device(tensor); });
+}
+
+// The conditions of use_mkldnn() in ATen/native/RNN.cpp, for single precision. Wrong operands are
+// left to torch, which says what is wrong with them.
+bool uses_onednn(const at::Tensor& input, at::TensorList state, at::TensorList weights,
+                 bool has_biases, int64_t layers, bool bidirectional) {
+  const size_t cells = static_cast<size_t>(layers) * (bidirectional ? 2 : 1);
+  return Session::get().software() && at::globalContext().userEnabledMkldnn() &&
+         at::globalContext().hasMKLDNN() && input.dim() == 3 && input.numel() != 0 &&
+         input.scalar_type() == at::kFloat && state.size() == 2 && state[0].dim() == 3 &&
+         state[0].sizes() == state[1].sizes() && weights.size() == cells * (has_biases ? 4 : 2) &&
+         all_on_device(weights) && all_on_device(state);
+}
+
+// The conditions of cudnn_is_acceptable() in ATen/native/cudnn; as above, wrong operands are
+// torch's.
+bool uses_cudnn(const at::Tensor& input, at::TensorList state, size_t states,
+                at::TensorList weights, bool has_biases, int64_t layers, bool bidirectional) {
+  const auto dtype = input.scalar_type();
+  if (Session::get().software() || !at::globalContext().userEnabledCuDNN() ||
+      state.size() != states ||
+      (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf) || input.dim() != 3 ||
+      input.numel() == 0 || !all_on_device(weights) || !all_on_device(state)) {
+    return false;
+  }
+  for (const at::Tensor& each : state) {
+    if (each.dim() != 3 || each.scalar_type() != dtype) return false;
+  }
+  const bool projected = states == 2 && state[0].size(2) != state[1].size(2);
+  const size_t cells = static_cast<size_t>(layers) * (bidirectional ? 2 : 1);
+  return weights.size() == cells * ((has_biases ? 4 : 2) + (projected ? 1 : 0));
+}
+
+// What cuDNN draws its dropout from: kept by torch, too, for as long as the process lives.
+at::Tensor dropout_state(const at::Tensor& input, double dropout, bool train) {
+  if (dropout == 0 || !train) return {};
+  static auto* const states = new std::map<double, at::Tensor>();
+  static std::mutex mutex;
+  {
+    std::lock_guard lock(mutex);
+    const auto known = states->find(dropout);
+    if (known != states->end()) return known->second;
+  }
+  const auto seed = static_cast<int64_t>(c10::detail::getNonDeterministicRandom() >> 1);
+  const at::Tensor fresh =
+      at::_cudnn_init_dropout_state(dropout, train, seed, input.options().dtype(at::kByte));
+  std::lock_guard lock(mutex);
+  return states->try_emplace(dropout, fresh).first->second;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cudnn(int64_t mode, const at::Tensor& input,
+                                                     at::TensorList state, at::TensorList weights,
+                                                     bool has_biases, int64_t layers,
+                                                     double dropout, bool train, bool bidirectional,
+                                                     bool batch_first) {
+  const at::Tensor hx = state[0].contiguous();
+  std::optional<at::Tensor> cx;
+  int64_t width = hx.size(2), projected = 0;
+  if (state.size() == 2) {
+    cx = state[1].contiguous();
+    if (cx->size(2) != width) projected = std::exchange(width, cx->size(2));
+  }
+  auto [output, hy, cy, reserve, buffer] =
+      at::_cudnn_rnn(input, weights, (has_biases ? 4 : 2) + (projected != 0 ? 1 : 0), std::nullopt,
+                     hx, cx, mode, width, projected, layers, batch_first, dropout, train,
+                     bidirectional, {}, dropout_state(input, dropout, train));
+  return {output, hy, cy};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> gru(const at::Tensor& input, const at::Tensor& state,
+                                       at::TensorList weights, bool has_biases, int64_t layers,
+                                       double dropout, bool train, bool bidirectional,
+                                       bool batch_first) {
+  if (!uses_cudnn(input, state, 1, weights, has_biases, layers, bidirectional)) {
+    return at::native::gru(input, state, weights, has_biases, layers, dropout, train, bidirectional,
+                           batch_first);
+  }
+  auto [output, hy, none] = cudnn(kCudnnGru, input, state, weights, has_biases, layers, dropout,
+                                  train, bidirectional, batch_first);
+  return {output, hy};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at::TensorList state,
+                                                    at::TensorList weights, bool has_biases,
+                                                    int64_t layers, double dropout, bool train,
+                                                    bool bidirectional, bool batch_first) {
+  if (uses_cudnn(input, state, 2, weights, has_biases, layers, bidirectional)) {
+    return cudnn(kCudnnLstm, input, state, weights, has_biases, layers, dropout, train,
+                 bidirectional, batch_first);
+  }
+  if (!uses_onednn(input, state, weights, has_biases, layers, bidirectional)) {
+    return at::native::lstm(input, state, weights, has_biases, layers, dropout, train,
+                            bidirectional, batch_first);
+  }
+  // As mkldnn_rnn() in ATen/native/mkldnn/RNN.cpp goes over layers and directions.
+  const size_t directions = bidirectional ? 2 : 1;
+  const size_t stride = has_biases ? 4 : 2;
+  const at::Tensor hidden = state[0].contiguous(), memory = state[1].contiguous();
+  at::Tensor layer_input = (batch_first ? input.transpose(0, 1) : input).contiguous();
+  std::vector<at::Tensor> last_hidden, last_memory;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    std::vector<at::Tensor> outputs;
+    for (size_t direction = 0; direction < directions; ++direction) {
+      const size_t cell = static_cast<size_t>(layer) * directions + direction;
+      const auto of_cell = weights.slice(cell * stride, stride);
+      const auto bias = [&](size_t which) {
+        return has_biases ? of_cell[2 + which]
+                          : at::zeros(of_cell[which].sizes(), of_cell[which].options());
+      };
+      const auto index = static_cast<int64_t>(cell);
+      auto [output, hy, cy, workspace] = at::mkldnn_rnn_layer(
+          layer_input, of_cell[0], of_cell[1], bias(0), bias(1), hidden.select(0, index),
+          memory.select(0, index), direction > 0, {}, kLstm, hidden.size(2), layers, has_biases,
+          bidirectional, batch_first, train);
+      outputs.push_back(std::move(output));
+      last_hidden.push_back(std::move(hy));
+      last_memory.push_back(std::move(cy));
+    }
+    layer_input = directions == 1 ? outputs[0] : at::cat(outputs, -1);
+    if (dropout != 0 && train && layer + 1 < layers) {
+      layer_input = at::dropout(layer_input, dropout, true);
+    }
+  }
+  return {batch_first ? layer_input.transpose(0, 1) : layer_input, at::stack(last_hidden, 0),
+          at::stack(last_memory, 0)};
+}
+
+}  // namespace sing::client

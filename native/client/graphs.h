@@ -1,8 +1,0 @@
-// Graphs of torch.compile: the operators by which kernel/activation/inductor_backend.py ships and runs them.
-#pragma once
-
-namespace sing::client {
-
-void register_graphs();
-
-}  // namespace sing::client

@@ -1,0 +1,20 @@
+// What leave() waits for, see Note [Leaving] in session.h.
+#pragma once
+
+#include "client/log/session.h"
+
+namespace sing::client {
+
+// Ends at the end of its life what began with ++engaged_.
+class Session::Engagement {
+ public:
+  explicit Engagement(Session& session) noexcept : session_(session) {}
+  ~Engagement() { session_.disengage(); }
+  Engagement(const Engagement&) = delete;
+  Engagement& operator=(const Engagement&) = delete;
+
+ private:
+  Session& session_;
+};
+
+}  // namespace sing::client

@@ -1,0 +1,513 @@
+#include "client/log/session.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <c10/util/Exception.h>
+
+#include "client/log/clock.h"
+#include "client/log/engagement.h"
+#include "client/log/errors.h"
+#include "client/log/waiting.h"
+#include "oplog/futex.h"
+
+namespace sing::client {
+
+namespace {
+
+constexpr auto kWait = std::chrono::milliseconds(50);  // bound on missing a signal, not a poll
+// So many such waits without progress, and a worker stands still.
+constexpr int kStill = 20;
+// The log grows by so much at a time: some thousand small operators.
+constexpr uint64_t kPopulatedBytes = uint64_t{256} << 10;
+// Note [Patience]: to be woken takes some 50 us, so who waits spins for about as long at first.
+// Where the worker's threads need all cores, that holds up the very answer for which it waits,
+// unless the worker executes small operators alone. So there it spins only while answers come soon.
+constexpr int kSpinsMost = 1500;
+constexpr int kSpinsLeast = 60;
+constexpr uint64_t kSoonNs = 300'000;
+constexpr std::string_view kBell = R"({"kind": "Bell"})";
+
+// Where the worker slept that was last woken; see Note [Waking].
+std::atomic<uint64_t> woken_at{UINT64_MAX};
+
+Session* session = nullptr;
+bool is_forked = false;
+
+void pause_core() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Note [Waking]: a worker that was woken counts as asleep until a core is free for it, which may be
+// many records later, and each would wake it again. A worker sleeps where it has consumed the log
+// up to, while head is no further. Whoever wakes it has moved head beyond that before, so that
+// nobody can sleep there any longer: one wake for each place is enough.
+void wake_worker(const WorkerPage& worker, const ClientPage& client) noexcept {
+  const uint64_t at = worker.consumed.load(std::memory_order_seq_cst);
+  if (at == client.head.load(std::memory_order_seq_cst)) return;  // it had been awake
+  if (at == woken_at.load(std::memory_order_acquire)) return;
+  futex_wake(low_half(client.head));
+  woken_at.store(at, std::memory_order_release);
+}
+
+}  // namespace
+
+Session& Session::get() {
+  TORCH_CHECK(!is_forked,
+              "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+              "you must use the 'spawn' start method");
+  TORCH_CHECK(session != nullptr, "this process has no device session");
+  return *session;
+}
+
+bool Session::connected() { return session != nullptr; }
+bool Session::forked() { return is_forked; }
+
+void Session::connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
+  TORCH_CHECK(session == nullptr, "this process has a device session already");
+  // Never deleted: tensors are freed during and after the exit of static objects.
+  session = new Session(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
+  pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
+}
+
+Session::Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd)
+    : capacity_(file_bytes(log_fd)),
+      log_map_(map_ring(log_fd, capacity_, true)),
+      client_(map_page<ClientPage>(client_fd, true)),
+      worker_(map_page<const WorkerPage>(worker_fd, false, kAnswerRingBytes)),
+      agent_(map_page<const AgentPage>(agent_fd, false)),
+      log_(log_map_.data()),
+      answers_(worker_.following().data()),
+      bell_fd_(bell_fd) {
+  head_ = client_->head.load();
+  TORCH_CHECK(head_ == 0, "the log of this session belongs to another process");
+  settle();
+  note_settings();
+}
+
+// What depends on the process and its surroundings, which leaving and joining may change.
+void Session::settle() {
+  client_->pid = static_cast<uint32_t>(getpid());
+  clock_ahead_ns_ = monotonic_ahead_ns();
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  crowded_ = software() && agent_->threads.load() + 1 > static_cast<uint64_t>(cores);
+  spins_.store(crowded_ ? kSpinsLeast : kSpinsMost);
+  // Forked children have no use for the session, and would hold its memory.
+  for (const Mapping* mapping :
+       {&log_map_, &client_.mapping(), &worker_.mapping(), &agent_.mapping()}) {
+    madvise(mapping->data(), mapping->size(), MADV_DONTFORK);
+  }
+}
+
+void Session::give_up() noexcept {
+  agent_gone_.store(true);
+  turn();
+}
+
+// ---------------------------------------------------------------- appending
+
+bool Session::has_room(uint64_t bytes) const noexcept {
+  return head_ + bytes - agent_->retained.load(std::memory_order_acquire) <= capacity_;
+}
+
+// The log's pages come into being as it grows, many at a time: a fault for each would be a tenth of
+// what small operators cost. A kernel that cannot do this has the faults.
+void Session::populate_locked(uint64_t bytes) noexcept {
+  const uint64_t begin = head_ / kPageBytes * kPageBytes;
+  const uint64_t end = (head_ + bytes + kPopulatedBytes - 1) / kPopulatedBytes * kPopulatedBytes;
+  madvise(log_ + begin % capacity_, end - begin, MADV_POPULATE_WRITE);
+  populated_ = end;
+}
+
+void Session::write_locked(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
+                           std::span<const std::byte> tail) {
+  const size_t used = sizeof(RecordHeader) + payload.size() + tail.size();
+  const size_t total = padded(used);
+  std::byte* at = log_ + head_ % capacity_;
+  if (head_ + total > populated_) [[unlikely]]
+    populate_locked(total);
+  const RecordHeader header{static_cast<uint32_t>(total), static_cast<uint8_t>(kind), flags, 0};
+  // The padding lies in the last word, of which the payload then takes what it needs.
+  constexpr uint64_t zero = 0;
+  std::memcpy(at + total - sizeof(zero), &zero, sizeof(zero));
+  std::memcpy(at, &header, sizeof(header));
+  if (!payload.empty()) std::memcpy(at + sizeof(header), payload.data(), payload.size());
+  if (!tail.empty()) {
+    std::memcpy(at + sizeof(header) + payload.size(), tail.data(), tail.size());
+  }
+  head_ += total;
+  ++counters_.records;
+  counters_.operators += kind == RecordKind::call;
+  counters_.bytes += total;
+}
+
+// What goes before the next record.
+uint64_t Session::unwritten_locked() const noexcept {
+  uint64_t bytes = 0;
+  if (!settings_told_) bytes += padded(sizeof(RecordHeader) + 4 + sizeof(Settings));
+  if (!pending_.empty()) {
+    bytes += padded(sizeof(RecordHeader) + 8 + pending_.size() * sizeof(StorageEntry));
+  }
+  return bytes;
+}
+
+void Session::flush_locked() {
+  if (!settings_told_) {
+    Writer out;
+    put_settings(out, settings_[settings_number()]);
+    write_locked(RecordKind::settings, 0, out.view(), {});
+    settings_told_ = true;
+  }
+  if (pending_.empty()) return;
+  const uint32_t prefix[2] = {static_cast<uint32_t>(pending_.size()), 0};
+  write_locked(RecordKind::storages, 0, std::as_bytes(std::span(prefix)),
+               std::as_bytes(std::span(pending_)));
+  for (const StorageEntry& entry : pending_) {
+    if (entry.action == static_cast<uint32_t>(StorageAction::free)) free_ids_.push_back(entry.id);
+  }
+  pending_.clear();
+  pending_bytes_ = 0;
+}
+
+void Session::publish_locked() {
+  client_->operators.store(counters_.operators, std::memory_order_relaxed);
+  client_->head.store(head_, std::memory_order_seq_cst);
+}
+
+// After head was published. The worker and the agent set their words before they look at head
+// again, so one of both sides always sees the other.
+void Session::notify(bool requested) {
+  switch (static_cast<Presence>(agent_->presence.load(std::memory_order_seq_cst))) {
+    case Presence::present:
+      if (const auto rest = static_cast<Rest>(worker_->asleep.load(std::memory_order_seq_cst));
+          rest == Rest::asleep || (rest == Rest::napping && requested)) {
+        wake_worker(*worker_, *client_);
+      }
+      if (head_ - agent_->retained.load(std::memory_order_relaxed) >
+          agent_->log_budget.load(std::memory_order_relaxed)) {
+        ring_if_needed();
+      }
+      return;
+    case Presence::absent:
+      ring_if_needed();
+      return;
+    case Presence::ended:
+      return;
+  }
+}
+
+void Session::ring() noexcept {
+  std::lock_guard lock(bell_mutex_);
+  if (bell_fd_ < 0) return;  // rejoin() rings
+  char frame[4 + kBell.size()];
+  const uint32_t count = static_cast<uint32_t>(kBell.size());
+  std::memcpy(frame, &count, sizeof(count));
+  std::memcpy(frame + sizeof(count), kBell.data(), kBell.size());
+  ssize_t sent = 0;
+  do {
+    sent = send(bell_fd_, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  // A full buffer means that bells are waiting to be read: one more would say nothing new. If the
+  // connection has ended, whoever makes the next one rings there
+  // (kernel/activation/agent_connection.py).
+}
+
+// One bell for each state of the agent's page: it changes whenever the agent has acted.
+void Session::ring_if_needed() noexcept {
+  const uint32_t seen = agent_->bell.load(std::memory_order_seq_cst);
+  {
+    std::lock_guard lock(mutex_);
+    if (rung_once_ && rung_ == seen) return;
+    rung_once_ = true;
+    rung_ = seen;
+  }
+  ring();
+}
+
+void Session::check_usable() const {
+  if (agent_->presence.load(std::memory_order_acquire) == static_cast<uint32_t>(Presence::ended)) {
+    char reason[sizeof(agent_->reason) + 1] = {};
+    std::memcpy(reason, agent_->reason, sizeof(agent_->reason));
+    TORCH_CHECK(false, "CUDA error: the device session has ended. ", reason);
+  }
+  TORCH_CHECK(!agent_gone_.load(),
+              "CUDA error: the device daemon of jupyter_sing is gone, and with it this kernel's "
+              "device session. Restart the kernel to get a new one.");
+}
+
+uint64_t Session::append_record(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
+                                std::span<const std::byte> tail) {
+  const uint64_t total = padded(sizeof(RecordHeader) + payload.size() + tail.size());
+  TORCH_CHECK(total <= kRecordBytesMax, "operator with too many operands for one log record");
+  if (capturing() && keep(kind, flags, payload, tail)) [[unlikely]]
+    return head_;
+  uint64_t end = 0;
+  for (;;) {
+    check_usable();
+    uint64_t needed = total, awaited = 0;
+    {
+      const auto lock = lock_present();
+      needed += unwritten_locked();
+      if (pace_.due(counters_.records)) [[unlikely]]
+        awaited = pace_.mark(counters_.records, head_, worker_->consumed.load(), monotonic_ns(0));
+      if (awaited == 0 && has_room(needed)) {
+        flush_locked();
+        if (flags & kRequest) {
+          client_->answer_taken.store(0, std::memory_order_relaxed);
+          client_->answer_wanted.store(head_ + total, std::memory_order_release);
+          ++counters_.requests;
+          ++engaged_;  // the caller makes an Engagement of it
+        }
+        write_locked(kind, flags, payload, tail);
+        publish_locked();
+        end = head_;
+        break;
+      }
+      if (awaited != 0) client_->progress_wanted.store(awaited, std::memory_order_seq_cst);
+    }
+    if (awaited != 0) {
+      await_progress(awaited);
+      continue;
+    }
+    ring_if_needed();
+    wait_agent([&] {
+      std::lock_guard lock(mutex_);
+      return has_room(needed);
+    });
+  }
+  notify((flags & kRequest) != 0);
+  return end;
+}
+
+void Session::append(RecordKind kind, std::span<const std::byte> payload,
+                     std::span<const std::byte> tail, uint8_t flags) {
+  append_record(kind, flags, payload, tail);
+}
+
+void Session::flush_storages() {
+  {
+    std::lock_guard lock(mutex_);
+    if (pending_.empty() || place_ != Place::present) return;
+    if (!has_room(unwritten_locked())) return;  // the next record brings them
+    flush_locked();
+    publish_locked();
+  }
+  notify(false);
+}
+
+// ---------------------------------------------------------------- waiting
+
+void Session::wait_answer(const std::function<bool()>& ready) {
+  for (int left = spins_.load(std::memory_order_relaxed); left > 0; --left) {
+    if (ready()) return;
+    pause_core();
+  }
+  const uint64_t began = crowded_ ? monotonic_ns(0) : 0;
+  Waiting waiting;
+  client_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+  struct Awake {
+    Word<uint32_t>& sleepers;
+    ~Awake() { sleepers.fetch_sub(1, std::memory_order_relaxed); }
+  } awake{client_->sleepers};
+  for (;;) {
+    const uint32_t bell = worker_->bell.load(std::memory_order_seq_cst);
+    if (ready()) {
+      if (crowded_) {  // see Note [Patience]
+        const bool soon = monotonic_ns(0) - began < kSoonNs;
+        spins_.store(soon ? kSpinsMost : kSpinsLeast, std::memory_order_relaxed);
+      }
+      return;
+    }
+    check_usable();
+    const bool woken = futex_wait(&worker_->bell, bell, kWait) == Woken::woken;
+    waiting.check_signals(!woken);
+  }
+}
+
+// A signal ends the wait, but raises nothing: as with CUDA, what the interpreter has called is done
+// before it looks at signals, such as a whole backward(). Only where the worker stands still is
+// that broken off, as any other wait. Several threads may wait for several places: the bell rings
+// for one of them, and the others look again in time. The process may leave its session meanwhile.
+void Session::await_progress(uint64_t position) {
+  Waiting waiting;
+  uint64_t consumed = worker_->consumed.load(std::memory_order_acquire);
+  int still = 0;
+  for (;;) {
+    const uint32_t bell = worker_->bell.load(std::memory_order_seq_cst);
+    const uint64_t now = worker_->consumed.load(std::memory_order_acquire);
+    if (now >= position) break;
+    check_usable();
+    if (now != consumed) still = 0;
+    consumed = now;
+    const Woken woken = futex_wait(&worker_->bell, bell, kWait);
+    if (woken == Woken::interrupted) break;
+    if (woken == Woken::timed_out && ++still > kStill) waiting.check_signals(true);
+  }
+}
+
+// Whoever waits here has rung. Ringing again would be answered by a move of the agent's bell, and
+// so for ever; the agent looks by itself when what it can do has changed.
+void Session::wait_agent(const std::function<bool()>& ready) {
+  Waiting waiting;
+  for (;;) {
+    const uint32_t bell = agent_->bell.load(std::memory_order_seq_cst);
+    if (ready()) return;
+    check_usable();
+    const bool woken = futex_wait(&agent_->bell, bell, kWait) == Woken::woken;
+    waiting.check_signals(!woken);
+  }
+}
+
+// ---------------------------------------------------------------- requests
+
+void Session::answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve) {
+  wait_answer([&] { return worker_->answer_position.load(std::memory_order_acquire) == position; });
+  const auto status =
+      static_cast<AnswerStatus>(worker_->answer_status.load(std::memory_order_relaxed));
+  const uint64_t total = worker_->answer_bytes.load(std::memory_order_relaxed);
+  std::vector<std::byte> failure;
+  std::byte* to = nullptr;
+  if (status == AnswerStatus::error) {
+    failure.resize(total);
+    to = failure.data();
+  } else {
+    to = reserve(total);
+  }
+  uint64_t taken = 0;
+  while (taken < total) {
+    uint64_t produced = 0;
+    wait_answer([&] {
+      produced = worker_->answer_produced.load(std::memory_order_acquire);
+      return produced > taken;
+    });
+    produced = std::min(produced, total);
+    while (taken < produced) {
+      const uint64_t at = taken % kAnswerRingBytes;
+      const uint64_t count = std::min(produced - taken, kAnswerRingBytes - at);
+      std::memcpy(to + taken, answers_ + at, count);
+      taken += count;
+    }
+    client_->answer_taken.store(taken, std::memory_order_seq_cst);
+    if (worker_->asleep.load(std::memory_order_seq_cst) != 0) {
+      futex_wake(low_half(client_->answer_taken));
+    }
+  }
+  if (status == AnswerStatus::error) raise_answer(failure);
+}
+
+namespace {
+// The awaited answer is taken back when a wait ends by an exception: the worker must not wait for
+// somebody who left. It may sleep on answer_taken, which therefore changes.
+class Wanted {
+ public:
+  explicit Wanted(ClientPage& page) : page_(page) {}
+  ~Wanted() {
+    page_.answer_wanted.store(0, std::memory_order_seq_cst);
+    if (taken_) return;
+    page_.answer_taken.store(UINT64_MAX, std::memory_order_seq_cst);
+    futex_wake(low_half(page_.answer_taken));
+  }
+  Wanted(const Wanted&) = delete;
+  Wanted& operator=(const Wanted&) = delete;
+
+  void taken() { taken_ = true; }
+
+ private:
+  ClientPage& page_;
+  bool taken_ = false;
+};
+}  // namespace
+
+void Session::request(RecordKind kind, std::span<const std::byte> payload,
+                      std::span<std::byte> destination) {
+  const auto lock = lock_without_gil(request_mutex_);
+  const uint64_t position = append_record(kind, kRequest, payload, {});
+  const Engagement engagement(*this);
+  Wanted wanted(*client_);
+  answer(position, [&](uint64_t total) {
+    TORCH_CHECK(total == destination.size(), "the device worker answered ", total, " bytes where ",
+                destination.size(), " were asked for");
+    return destination.data();
+  });
+  wanted.taken();
+}
+
+std::vector<std::byte> Session::request(RecordKind kind, std::span<const std::byte> payload,
+                                        uint8_t flags) {
+  const auto lock = lock_without_gil(request_mutex_);
+  const uint64_t position = append_record(kind, kRequest | flags, payload, {});
+  const Engagement engagement(*this);
+  Wanted wanted(*client_);
+  std::vector<std::byte> bytes;
+  answer(position, [&](uint64_t total) {
+    bytes.resize(total);
+    return bytes.data();
+  });
+  wanted.taken();
+  return bytes;
+}
+
+void Session::synchronize() { request(RecordKind::synchronize, {}, {}); }
+
+bool Session::reached(uint64_t position) const noexcept {
+  return worker_->consumed.load(std::memory_order_acquire) >= position;
+}
+
+uint32_t Session::define(const std::string& name, const std::string& overload,
+                         std::span<const std::byte> origin) {
+  uint32_t number = 0;
+  {
+    std::lock_guard lock(mutex_);
+    number = operators_++;
+  }
+  Writer out;
+  out.put<uint32_t>(number);
+  out.put_string(name);
+  out.put_string(overload);
+  append(RecordKind::define, out.view(), origin);
+  return number;
+}
+
+void Session::note_settings() {
+  Settings now{};
+  if (!settings_.empty()) now = settings_[settings_number()];
+  read_settings(now);
+  std::lock_guard lock(mutex_);
+  const auto known = std::find(settings_.begin(), settings_.end(), now);
+  const auto number = static_cast<uint32_t>(known - settings_.begin());
+  if (known == settings_.end()) {
+    settings_.push_back(now);
+  } else if (number == settings_number()) {
+    return;
+  }
+  settings_number_.store(number, std::memory_order_relaxed);
+  settings_told_ = false;
+}
+
+// ---------------------------------------------------------------- cells
+
+void Session::cell(int running) {
+  {
+    std::lock_guard lock(mutex_);
+    const int now = static_cast<int>(client_->cells_running.load()) + running;
+    client_->cells_running.store(static_cast<uint32_t>(std::max(now, 0)));
+    client_->cell_changed_ns.store(monotonic_ns(clock_ahead_ns_));
+    if (running < 0) client_->cells_ended.fetch_add(1);
+  }
+  if (running >= 0) return;
+  flush_storages();
+  // Whoever waits for room hears at once that this session could be suspended.
+  if (client_->cells_running.load() == 0) ring();
+}
+
+}  // namespace sing::client

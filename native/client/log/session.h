@@ -1,0 +1,236 @@
+// The notebook's end of a device session: appends records, waits for answers and for memory.
+//
+// Threads. Python's threads and autograd's append at once; `mutex_` orders them. One request is
+// outstanding at a time (`request_mutex_`).
+//
+// Note [GIL]: a thread may hold the GIL when it comes here. It never waits for another process, and
+// never blocks on request_mutex_, while it holds it; and nobody takes the GIL while holding
+// mutex_. Otherwise an interrupt could not be delivered, or two threads would wait for each other.
+//
+// Note [Leaving]: so that the process can be saved, it can be without the session's memory for a
+// while. From leave() to rejoin() copies of the pages lie at their addresses: what reads there
+// without a lock (check_usable, reached, the futexes) finds their last contents. Whoever would
+// write to the log, or wait for another process, comes by lock_present(), and waits there without
+// the GIL. What others must not see half done is counted (`engaged_`): a request until its answer
+// was taken, a wish for memory until it was answered; leave() waits for those. The rest, such as
+// freeing a storage, goes on and is kept until the rejoining, as is what the client page says.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/log/addresses.h"
+#include "client/log/pace.h"
+#include "oplog/codec.h"
+#include "oplog/mapping.h"
+#include "oplog/settings.h"
+
+namespace sing::client {
+
+class Capture;
+
+// One storage as the client knows it; DataPtr contexts point to these.
+struct Slot {
+  uint32_t id;
+  uint64_t bytes;          // as the tensor library asked
+  uint64_t charged;        // as accounted, see charged_bytes
+  std::byte* address;      // never dereferenced
+  uint32_t address_class;  // size class of the address, for its reuse
+  // Note [Captures] in capture.h: captures that name it, the one that made it, and whether nobody
+  // but captures needs it.
+  uint32_t pins = 0;
+  const Capture* maker = nullptr;
+  bool freed = false;
+};
+
+struct Counters {
+  uint64_t operators = 0, records = 0, bytes = 0, requests = 0;
+  uint64_t allocations = 0, frees = 0, live_peak = 0;
+  uint64_t bytes_allocated = 0, bytes_freed = 0;  // as charged
+  uint64_t out_of_memory = 0;
+};
+
+class Session {
+ public:
+  // The session of this process; connect() was called.
+  static Session& get();
+  static bool connected();
+  // True in a process forked from one that was connected: the device is not usable there.
+  static bool forked();
+  static void connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
+
+  // Appends one record whose payload is `payload` followed by `tail`. Pending allocations and
+  // frees go before it. Blocks while the log is full, and at times while much of it is ahead of
+  // the worker (Note [Pace] in pace.h).
+  void append(RecordKind kind, std::span<const std::byte> payload,
+              std::span<const std::byte> tail = {}, uint8_t flags = 0);
+
+  // Appends a request and waits for its answer: the bytes go to `destination`, which must have
+  // their exact size. Raises what the worker reports, or KeyboardInterrupt.
+  void request(RecordKind kind, std::span<const std::byte> payload,
+               std::span<std::byte> destination);
+  // The same for an answer of unknown size.
+  std::vector<std::byte> request(RecordKind kind, std::span<const std::byte> payload,
+                                 uint8_t flags = 0);
+
+  // Everything appended so far was executed; raises a pending error.
+  void synchronize();
+
+  // A new storage. `announced`: tell the worker with the next record; otherwise the record that
+  // the caller is about to append binds the number. Throws OutOfMemoryError.
+  Slot* allocate(uint64_t bytes, bool announced);
+  void free(Slot* slot) noexcept;
+  // Gives a slot the size that the worker has given it, and an address.
+  void charge(Slot* slot, uint64_t bytes);
+  // Grows or shrinks; the slot gets a new address. Appends the resize.
+  void resize(Slot* slot, uint64_t bytes);
+  // Asks for room for `more` bytes beyond what is in use now.
+  bool try_reserve(uint64_t more);
+  // After `charge`: has what is in use granted, if that is more than was. Throws OutOfMemoryError.
+  void cover_use();
+  void flush_storages();
+
+  // No more than so many bytes from here on, whatever the agent grants.
+  void limit_memory(uint64_t bytes);
+
+  // --- Note [Captures] in capture.h
+  static bool capturing() noexcept {
+    return capture_.load(std::memory_order_relaxed) != nullptr && probing_ == 0;
+  }
+  Capture* begin_capture();
+  void end_capture(Capture& capture);
+  // A call that is about to be kept names this storage.
+  void pin(Slot* slot);
+  void replay(const Capture& capture);
+  void discard(Capture* capture) noexcept;
+
+  // Gives an operator a number; `origin` is what put_origin() wrote for one that is not torch's.
+  uint32_t define(const std::string& name, const std::string& overload,
+                  std::span<const std::byte> origin);
+
+  // Torch may have been set to something else (by a thread that holds the GIL): the next record is
+  // preceded by what it is set to now.
+  void note_settings();
+  // A number for what torch is set to, the same whenever it is set to the same.
+  static uint32_t settings_number() noexcept {
+    return settings_number_.load(std::memory_order_relaxed);
+  }
+
+  void cell(int running);
+  // The daemon is gone for good: whoever waits for the device or uses it later is told so.
+  void give_up() noexcept;
+
+  // Gives up the session's memory, so that nothing of it is mapped, and forgets the bell, which is
+  // the caller's again. Throws if somebody waits for another process for longer than `limit`, or if
+  // the wait is interrupted; then nothing has changed. See Note [Leaving].
+  void leave(std::chrono::milliseconds limit);
+  // Joins again, perhaps another session that is where this one was; perhaps in a process that was
+  // restored from images. Throws if it is not what was left; then the process is still without.
+  void rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
+
+  bool reached(uint64_t position) const noexcept;
+  uint64_t head() const noexcept { return head_; }
+
+  const ClientPage& client() const { return *client_; }
+  const AgentPage& agent() const { return *agent_; }
+  // Whether the device computes on the CPU, as the CPU's own kernels do.
+  bool software() const noexcept {
+    return agent_->device_kind == static_cast<uint32_t>(DeviceKind::software);
+  }
+  Counters& counters() { return counters_; }
+  void reset_peak();
+
+ private:
+  friend class Probing;
+  Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
+
+  enum class Place : uint8_t { present, leaving, away };
+  class Engagement;
+
+  std::unique_lock<std::mutex> lock_present();
+  void wait_present();
+  void disengage() noexcept;
+  void turn() noexcept;
+  void wait_disengaged(std::chrono::milliseconds limit);
+  void vacate_locked();
+  void settle();
+  uint64_t append_record(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
+                         std::span<const std::byte> tail);
+  bool has_room(uint64_t bytes) const noexcept;
+  void populate_locked(uint64_t bytes) noexcept;
+  void write_locked(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
+                    std::span<const std::byte> tail);
+  void flush_locked();
+  uint64_t unwritten_locked() const noexcept;
+  void publish_locked();
+  void resize_locked(Slot* slot, uint64_t bytes);
+  void notify(bool requested);
+  void ring() noexcept;
+  void ring_if_needed() noexcept;
+  void check_usable() const;
+  void answer(uint64_t position, const std::function<std::byte*(uint64_t)>& reserve);
+  void wait_answer(const std::function<bool()>& ready);
+  void wait_agent(const std::function<bool()>& ready);
+  void await_progress(uint64_t position);
+  bool keep(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
+            std::span<const std::byte> tail);
+  void pin_locked(Capture& capture, Slot* slot);
+  Slot* take_idle_locked(uint64_t bytes);
+  bool outlive_locked(Slot* slot);
+  [[noreturn]] void refuse_memory(uint64_t bytes, uint64_t used);
+  std::unique_ptr<Slot> take_slot_locked();
+  bool take_memory_locked(uint64_t wanted) noexcept;
+  bool want(uint64_t bytes);
+
+  const uint64_t capacity_;
+  const Mapping log_map_;
+  const Page<ClientPage> client_;
+  const Page<const WorkerPage> worker_;
+  const Page<const AgentPage> agent_;
+  std::byte* const log_;
+  const std::byte* const answers_;
+  bool crowded_ = false;        // the worker's threads need all cores
+  std::atomic<int> spins_{0};   // see Note [Patience]
+  int64_t clock_ahead_ns_ = 0;  // of the others' CLOCK_MONOTONIC
+  std::atomic<bool> agent_gone_{false};
+  Word<uint32_t> turn_{0};  // futex word: counts what lock_present() and leave() wait for
+
+  std::mutex bell_mutex_;
+  int bell_fd_;  // below 0: none
+
+  std::mutex mutex_;  // everything below
+  Place place_ = Place::present;
+  uint32_t engaged_ = 0;
+  uint64_t head_ = 0;
+  uint64_t populated_ = 0;  // a position up to which the log has pages
+  uint64_t used_ = 0, peak_ = 0, most_ = UINT64_MAX;
+  std::vector<StorageEntry> pending_;
+  uint64_t pending_bytes_ = 0;
+  std::vector<uint32_t> free_ids_;
+  std::vector<std::unique_ptr<Slot>> spare_slots_;
+  uint32_t next_id_ = 1;
+  uint32_t operators_ = 1;
+  uint32_t rung_ = 0;
+  bool rung_once_ = false;
+  Counters counters_;
+  Pace pace_;
+  Addresses addresses_;
+  std::vector<Settings> settings_;  // that torch has been set to so far, by their numbers
+  bool settings_told_ = false;
+  static inline std::atomic<uint32_t> settings_number_{0};
+  static inline std::atomic<Capture*> capture_{nullptr};  // being made
+  static inline thread_local uint32_t probing_ = 0;
+
+  std::mutex request_mutex_;
+  std::mutex want_mutex_;
+};
+
+}  // namespace sing::client

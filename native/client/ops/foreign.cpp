@@ -1,0 +1,229 @@
+#include "client/ops/foreign.h"
+
+#include <Python.h>
+#include <link.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <torch/library.h>
+
+#include "client/ops/calls.h"
+#include "client/ops/origins.h"
+
+namespace sing::client {
+
+namespace {
+
+constexpr std::array<c10::DispatchKey, 4> kDeviceKeys = {
+    c10::DispatchKey::CUDA, c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparseCsrCUDA,
+    c10::DispatchKey::NestedTensorCUDA};
+
+// Whether a kernel was registered by Python, by the file that torch noted of it. What is no Python
+// file counts as compiled: the worker refuses what it cannot import, and nothing is computed here.
+bool is_python(std::string_view line) {
+  const std::string_view mark = "registered at ";
+  const size_t from = line.find(mark), to = line.find(" :: ");
+  if (from == std::string_view::npos || to == std::string_view::npos) return false;
+  std::string_view file = line.substr(from + mark.size(), to - from - mark.size());
+  file = file.substr(0, file.rfind(':'));
+  return file.ends_with(".py") || file.starts_with("<");
+}
+
+// Whether an operator's kernel for a device key is compiled code. It is asked anew at each call,
+// since another kernel may be registered at any time; foreign calls wait for the worker anyway.
+bool has_compiled_kernel(const c10::OperatorHandle& op) {
+  const auto has = [&](c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); };
+  if (std::none_of(kDeviceKeys.begin(), kDeviceKeys.end(), has)) return false;
+  const std::string state = op.dumpState();
+  for (const c10::DispatchKey key : kDeviceKeys) {
+    const std::string begin = std::string("\n") + c10::toString(key) + ": ";
+    const size_t at = state.find(begin);
+    if (at == std::string::npos) continue;
+    if (!is_python(std::string_view(state).substr(at + 1, state.find('\n', at + 1) - at - 1))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void route(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (keys.has_backend(c10::BackendComponent::CUDABit) && has_compiled_kernel(op)) {
+    call(op, keys, stack);
+    return;
+  }
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+  op.redispatchBoxed(keys & below, stack);
+}
+
+bool takes_tensors(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(),
+                     [](const c10::Argument& argument) {
+                       return argument.type()->str().find("Tensor") != std::string::npos;
+                     });
+}
+
+// Operators that were defined and have no kernel of ours yet, and all that ever had one.
+class Newcomers {
+ public:
+  static Newcomers& get() {
+    static auto* instance = new Newcomers();
+    return *instance;
+  }
+
+  void note(const c10::OperatorName& name) {
+    std::lock_guard lock(mutex_);
+    noted_.push_back(name);
+  }
+
+  std::vector<c10::OperatorName> take() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(noted_, {});
+  }
+
+  // False if the operator has its kernel from before: it was defined again.
+  bool add(const c10::OperatorName& name) {
+    std::lock_guard lock(mutex_);
+    return known_.insert(c10::toString(name)).second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<c10::OperatorName> noted_;
+  std::unordered_set<std::string> known_;
+};
+
+// Whether a loaded library registers kernels with torch, by the names that it needs.
+bool registers_kernels(const dl_phdr_info& library) {
+  for (size_t i = 0; i < library.dlpi_phnum; ++i) {
+    if (library.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    const char* names = nullptr;
+    size_t bytes = 0;
+    const auto* entry =
+        reinterpret_cast<const ElfW(Dyn)*>(library.dlpi_addr + library.dlpi_phdr[i].p_vaddr);
+    for (; entry->d_tag != DT_NULL; ++entry) {
+      if (entry->d_tag == DT_STRTAB) names = reinterpret_cast<const char*>(entry->d_un.d_ptr);
+      if (entry->d_tag == DT_STRSZ) bytes = entry->d_un.d_val;
+    }
+    if (reinterpret_cast<uintptr_t>(names) < library.dlpi_addr) return false;  // not the loader's
+    const std::string_view text(names, bytes);
+    return text.find("5torch7Library") != text.npos || text.find("RegisterOperators") != text.npos;
+  }
+  return false;
+}
+
+struct Libraries {
+  std::unordered_set<uintptr_t> known;
+  unsigned long long loaded = 0;
+  bool register_kernels = false;  // of those that are new
+};
+
+int look_at(dl_phdr_info* library, size_t, void* context) {
+  auto& libraries = *static_cast<Libraries*>(context);
+  if (libraries.loaded == library->dlpi_adds) return 1;  // as many as at the last look
+  // The first look only notes what is there: torch, whose names are many.
+  const bool fresh = libraries.known.insert(library->dlpi_addr).second && libraries.loaded != 0;
+  if (fresh && registers_kernels(*library)) libraries.register_kernels = true;
+  return 0;
+}
+
+// Whether a library was loaded since the last call that may have kernels.
+bool may_have_new_kernels() {
+  static std::mutex mutex;
+  static Libraries libraries;
+  std::lock_guard lock(mutex);
+  libraries.register_kernels = false;
+  dl_iterate_phdr(&look_at, &libraries);
+  dl_iterate_phdr(
+      [](dl_phdr_info* library, size_t, void* context) {
+        static_cast<Libraries*>(context)->loaded = library->dlpi_adds;
+        return 1;
+      },
+      &libraries);
+  return libraries.register_kernels;
+}
+
+void refuse_replaced(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, op.schema().name(),
+      ": a library that was loaded replaces torch's kernel for CUDA by its own, which needs the "
+      "GPU in this process and cannot run here; do not load that library.");
+}
+
+// What a line of `dumpState` says of torch's own kernel, or of ours.
+bool is_own(std::string_view line) {
+  static const std::string ours(__FILE__, sizeof(__FILE__) - sizeof("foreign.cpp"));
+  return line.find(ours) != line.npos || line.find("aten/src/ATen/") != line.npos;
+}
+
+// Operators of torch whose kernels for CUDA another library has replaced, compiled for a GPU.
+void refuse_replacements() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op.has_value() || !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) continue;
+    const std::string state = op->dumpState();
+    const size_t at = state.find("\nCUDA: ");
+    if (at == state.npos) continue;
+    const auto line = std::string_view(state).substr(at + 1, state.find('\n', at + 1) - at - 1);
+    if (is_own(line) || is_python(line)) continue;
+    auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
+                                       __FILE__, __LINE__);
+    std::string local = name.name.substr(std::string_view("aten::").size());
+    if (!name.overload_name.empty()) local += "." + name.overload_name;
+    library->impl(local.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse_replaced>());
+  }
+}
+
+int take_over_pending(void*) {
+  take_over_operators();
+  return 0;
+}
+
+class Listener final : public c10::OpRegistrationListener {
+ public:
+  // The dispatcher's lock is held, so that nothing can be registered here.
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    if (!watching || !is_foreign(op.schema().name()) || !takes_tensors(op.schema())) return;
+    Newcomers::get().note(op.operator_name());
+    Py_AddPendingCall(&take_over_pending, nullptr);
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+
+  // Torch's own operators, which are told first, are not noted.
+  static inline bool watching = false;
+};
+
+}  // namespace
+
+void watch_operators() {
+  // Never unregistered: operators may come until the process ends. Those that are there already
+  // are torch's own, of which `register_kernels` and `register_refusals` take care.
+  static auto* handle = new c10::RegistrationHandleRAII(
+      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
+  (void)handle;
+  Listener::watching = true;
+  may_have_new_kernels();
+}
+
+void take_over_operators() {
+  if (may_have_new_kernels()) refuse_replacements();
+  for (const c10::OperatorName& name : Newcomers::get().take()) {
+    if (!Newcomers::get().add(name)) continue;
+    const size_t colons = name.name.find("::");
+    auto* library = new torch::Library(torch::Library::IMPL, name.name.substr(0, colons),
+                                       c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+    std::string local = name.name.substr(colons + 2);
+    if (!name.overload_name.empty()) local += "." + name.overload_name;
+    library->impl(local.c_str(), torch::CppFunction::makeFromBoxedFunction<&route>());
+  }
+}
+
+}  // namespace sing::client

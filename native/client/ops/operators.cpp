@@ -1,0 +1,243 @@
+#include "client/ops/operators.h"
+
+#include <array>
+#include <mutex>
+#include <unordered_map>
+
+#include <ATen/core/enum_tag.h>
+
+#include "client/log/session.h"
+#include "client/log/waiting.h"
+#include "client/ops/origins.h"
+
+namespace sing::client {
+
+namespace {
+
+using Operands = c10::ArrayRef<c10::IValue>;
+
+bool always(Operands) { return true; }
+
+bool is_real(const c10::IValue& self) { return at::isFloatingType(self.toTensor().scalar_type()); }
+
+bool number_of_one(Operands operands) { return operands[1].toTensor().dim() == 0; }
+
+// Of the generators of random numbers: whether the operator takes such parameters.
+bool ordered(Operands operands) {
+  return operands[2].isInt() && operands[1].toInt() < operands[2].toInt();
+}
+bool above_zero(Operands operands) { return operands[1].toInt() > 0; }
+bool between(Operands operands) {
+  return is_real(operands[0]) && operands[1].toDouble() <= operands[2].toDouble();
+}
+bool positive_second(Operands operands) {
+  return is_real(operands[0]) && operands[2].toDouble() > 0;
+}
+bool positive(Operands operands) { return is_real(operands[0]) && operands[1].toDouble() > 0; }
+bool probable(Operands operands) {
+  return operands[1].toDouble() >= 0 && operands[1].toDouble() <= 1;
+}
+bool strictly_probable(Operands operands) {
+  return operands[1].toDouble() > 0 && operands[1].toDouble() < 1;
+}
+
+// In-place operators that cannot be given a wrong shape: nothing is gained by waiting for them,
+// unless their numbers or dtypes may be wrong, of which the worker says more than we would.
+Trust trust_in(const std::string& name) {
+  static const std::unordered_map<std::string, Trust> known = {
+      {"aten::fill_.Scalar", &always},
+      {"aten::fill_.Tensor", &number_of_one},
+      {"aten::zero_", &always},
+      {"aten::copy_", &always},
+      {"aten::normal_", &positive_second},
+      {"aten::uniform_", &between},
+      {"aten::random_", &always},
+      {"aten::random_.to", &above_zero},
+      {"aten::random_.from", &ordered},
+      {"aten::exponential_", &positive},
+      {"aten::bernoulli_.float", &probable},
+      {"aten::log_normal_", &positive_second},
+      {"aten::cauchy_", &positive_second},
+      {"aten::geometric_", &strictly_probable}};
+  const auto found = known.find(name);
+  if (found != known.end()) return found->second;
+  return name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_") ? &always
+                                                                                  : nullptr;
+}
+
+// x[indices] and what is assigned to it, not index_select() and the like.
+bool takes_host_indices(const std::string& name) {
+  return name.starts_with("aten::index.") || name.starts_with("aten::index_put") ||
+         name.starts_with("aten::_index_put") || name.starts_with("aten::_unsafe_index") ||
+         name.starts_with("aten::_ctc_loss");
+}
+
+// Operators whose numbers decide how large the result is.
+bool is_range(const std::string& name) {
+  return name.starts_with("aten::arange") || name.starts_with("aten::range") ||
+         name.starts_with("aten::linspace") || name.starts_with("aten::logspace");
+}
+
+// Kernels of attention, which also return the lengths of sequences, and the choice among them.
+// What they return has another geometry where something is dropped.
+bool counts_lengths(const std::string& name) {
+  return name == "aten::_fused_sdp_choice" || name == "aten::_flash_attention_forward" ||
+         name == "aten::_efficient_attention_forward" || name == "aten::_cudnn_attention_forward" ||
+         name == "aten::_scaled_dot_product_flash_attention" ||
+         name == "aten::_scaled_dot_product_cudnn_attention" ||
+         name == "aten::_scaled_dot_product_efficient_attention";
+}
+
+bool is_tensors(const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::TensorType) return true;
+  const auto list = type->cast<c10::ListType>();
+  return list && list->getElementType()->kind() == c10::TypeKind::TensorType;
+}
+
+void add_kind(const c10::IValue& value, std::string& kinds) {
+  char kind = 'v';
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    kind = tensor.defined() ? static_cast<char>(tensor.scalar_type()) : 'n';
+    // Where there is nothing to do, a kernel may not look at the types.
+    if (tensor.defined() && tensor.numel() == 0) kinds.push_back('e');
+  } else if (value.isString()) {
+    kinds += value.toStringRef();
+    kind = '\n';
+  } else if (value.isNone()) {
+    kind = 'n';
+  } else if (value.isDouble()) {
+    kind = 'd';
+  } else if (value.isInt()) {
+    kind = 'i';
+  } else if (value.isBool()) {
+    kind = 'b';
+  } else if (value.isComplexDouble()) {
+    kind = 'c';
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    const size_t start = kinds.size();
+    for (const c10::IValue& item : value.toListRef()) {
+      add_kind(item, kinds);
+      // Of a long list, each kind once in a row.
+      if (kinds.size() > start + 1 && kinds.back() == kinds[kinds.size() - 2]) kinds.pop_back();
+    }
+  }
+  kinds.push_back(kind);
+}
+
+// Whose strides depend on the library that the worker uses, of which torch's shape function asks
+// this process.
+bool lies_as_library_likes(std::string_view name) { return name == "aten::_linalg_svd"; }
+
+Relevance relevance_of(const c10::TypePtr& type) {
+  c10::TypePtr inner = type;
+  if (const auto optional = type->cast<c10::OptionalType>()) inner = optional->getElementType();
+  const auto kind = inner->kind();
+  return kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType
+             ? Relevance::type_only
+             : Relevance::value;
+}
+
+}  // namespace
+
+Operator::Operator(const c10::OperatorHandle& op)
+    : handle(op),
+      schema(op.schema()),
+      name(schema.overload_name().empty() ? schema.name()
+                                          : schema.name() + "." + schema.overload_name()),
+      operands(schema.arguments().size()),
+      returns(schema.returns().size()) {
+  counts = counts_lengths(name);
+  for (const c10::Argument& argument : schema.arguments()) {
+    relevance.push_back(is_range(name) || counts ? Relevance::value
+                                                 : relevance_of(argument.type()));
+    has_out = has_out || argument.is_out();
+  }
+  in_place = !has_out;
+  for (const c10::Argument& result : schema.returns()) {
+    int16_t operand = -1;
+    if (result.alias_info() != nullptr) {
+      for (size_t i = 0; i < operands; ++i) {
+        const auto* alias = schema.arguments()[i].alias_info();
+        if (alias != nullptr && alias->isWrite() && *alias == *result.alias_info()) {
+          operand = static_cast<int16_t>(i);
+        }
+      }
+    }
+    aliases.push_back(operand);
+    in_place = in_place && operand >= 0;
+    plain = plain && is_tensors(result.type());
+  }
+  // An out= form that has such a kernel (logsumexp.out) is none of torch's structured ones: what it
+  // does to the size of its output, only the worker can tell. Nor is the shape function of this
+  // `isin` one: its kernel gives the result another size.
+  structured =
+      !has_out && !lies_as_library_likes(name) && name != "aten::isin.Scalar_Tensor" &&
+      handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+  masks = name == "aten::index.Tensor" || name == "aten::_unsafe_index.Tensor";
+  // What another library's kernels do with the sizes of their results, nobody knows.
+  dynamic = is_foreign(name) || (!masks && (handle.hasTag(at::Tag::dynamic_output_shape) ||
+                                            handle.hasTag(at::Tag::data_dependent_output)));
+  trusted = in_place ? trust_in(name) : nullptr;
+  host_indices = takes_host_indices(name);
+  shape = find_shape_rule(name);
+}
+
+uint32_t Operator::number() {
+  uint32_t known = number_.load(std::memory_order_acquire);
+  if (known != 0) return known;
+  Writer origin;
+  if (is_foreign(name)) put_origin(origin, schema.name());
+  static std::mutex mutex;
+  const auto lock = lock_without_gil(mutex);
+  known = number_.load(std::memory_order_acquire);
+  if (known == 0) {
+    known = Session::get().define(schema.name(), schema.overload_name(), origin.view());
+    number_.store(known, std::memory_order_release);
+  }
+  return known;
+}
+
+bool Operator::knows(const std::string& kinds) {
+  std::lock_guard lock(known_mutex_);
+  return known_.count(kinds) != 0;
+}
+
+void Operator::learn(const std::string& kinds) {
+  std::lock_guard lock(known_mutex_);
+  known_.insert(kinds);
+}
+
+std::string kinds_of(c10::ArrayRef<c10::IValue> operands) {
+  std::string kinds;
+  for (const c10::IValue& operand : operands) add_kind(operand, kinds);
+  return kinds;
+}
+
+// Open addressing by the schema's address: a schema lives as long as its operator, and operators
+// of loaded libraries are not unloaded. Readers take no lock.
+Operator& find_operator(const c10::OperatorHandle& op) {
+  static constexpr size_t kSlots = 1 << 14;
+  static std::array<std::atomic<Operator*>, kSlots> table{};
+  static std::mutex mutex;
+  static size_t count = 0;
+  const auto* key = &op.schema();
+  size_t at = (reinterpret_cast<uintptr_t>(key) >> 4) * 0x9e3779b97f4a7c15u >> 50;
+  for (;; at = (at + 1) % kSlots) {
+    Operator* known = table[at].load(std::memory_order_acquire);
+    if (known == nullptr) break;
+    if (&known->schema == key) return *known;
+  }
+  std::lock_guard lock(mutex);
+  for (;; at = (at + 1) % kSlots) {
+    Operator* known = table[at].load(std::memory_order_acquire);
+    if (known == nullptr) break;
+    if (&known->schema == key) return *known;
+  }
+  TORCH_CHECK(++count < kSlots / 2, "too many different operators in one process");
+  auto* fresh = new Operator(op);
+  table[at].store(fresh, std::memory_order_release);
+  return *fresh;
+}
+
+}  // namespace sing::client

@@ -1,0 +1,244 @@
+// Shape functions of operators that torch gives none in C++, and that programs with growing shapes
+// call for every token. Each says false for operands it is not sure of; the worker then answers.
+#include <cmath>
+#include <limits>
+#include <unordered_map>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/OpMathType.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/native/TypeProperties.h>
+
+#include "client/ops/operators.h"
+#include "client/ops/tensors.h"
+
+namespace sing::client {
+
+namespace {
+
+using Operands = c10::ArrayRef<c10::IValue>;
+
+bool all_strided(std::initializer_list<const at::Tensor*> tensors) {
+  for (const at::Tensor* tensor : tensors) {
+    if (!tensor->defined() || !on_device(*tensor)) return false;
+  }
+  return true;
+}
+
+// Of a type that norms and attention compute; of others, the worker tells.
+bool is_computed(const at::Tensor& tensor) {
+  const at::ScalarType type = tensor.scalar_type();
+  return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
+}
+
+at::Tensor as_meta(const at::Tensor& tensor) {
+  return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+}
+
+// What TensorIterator gives an elementwise operator's new output.
+Output pointwise(std::initializer_list<const at::Tensor*> inputs, at::ScalarType dtype) {
+  c10::SmallVector<at::Tensor, 3> metas;
+  for (const at::Tensor* input : inputs) metas.push_back(as_meta(*input));
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(false).check_all_same_dtype(false).allow_cpu_scalars(true);
+  config.declare_static_dtype_and_device(dtype, at::kMeta);
+  config.add_owned_output(at::Tensor());
+  for (const at::Tensor& meta : metas) config.add_const_input(meta);
+  auto iterator = config.build();
+  const at::Tensor& output = iterator.output();
+  return tensor_output(dtype, output.sizes(), output.strides());
+}
+
+// The out= operand is a fresh empty tensor, as torch's composite kernels make it.
+bool into_empty(const c10::IValue& out, uint16_t operand, const Output& result, Plan& plan) {
+  const at::Tensor& tensor = out.toTensor();
+  if (tensor.dim() != 1 || tensor.numel() != 0 || tensor.stride(0) != 1 ||
+      tensor.scalar_type() != result.geometry.dtype) {
+    return false;
+  }
+  Change change;
+  change.operand = operand;
+  change.bytes = result.bytes;
+  change.geometry = result.geometry;
+  plan.changes.push_back(std::move(change));
+  return true;
+}
+
+bool relu(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  if (!all_strided({&self}) || self.scalar_type() == at::kBool) return false;
+  plan.outputs.push_back(pointwise({&self}, self.scalar_type()));
+  return true;
+}
+
+bool where(Operands operands, Plan& plan) {
+  const at::Tensor& condition = operands[0].toTensor();
+  const at::Tensor& self = operands[1].toTensor();
+  const at::Tensor& other = operands[2].toTensor();
+  if (!all_strided({&condition, &self, &other}) || condition.scalar_type() != at::kBool ||
+      self.scalar_type() != other.scalar_type()) {
+    return false;
+  }
+  plan.outputs.push_back(pointwise({&condition, &self, &other}, self.scalar_type()));
+  return true;
+}
+
+bool logical_not_out(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  if (!all_strided({&self})) return false;
+  return into_empty(operands[1], 1, pointwise({&self}, at::kBool), plan);
+}
+
+bool logical_binary_out(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  const at::Tensor& other = operands[1].toTensor();
+  if (!all_strided({&self, &other})) return false;
+  return into_empty(operands[2], 2, pointwise({&self, &other}, at::kBool), plan);
+}
+
+bool arange_out(Operands operands, Plan& plan) {
+  const at::Tensor& out = operands[3].toTensor();
+  if (!out.defined() || !operands[0].isInt() || !operands[1].isInt() || !operands[2].isInt() ||
+      !at::isIntegralType(out.scalar_type(), false)) {
+    return false;
+  }
+  const int64_t start = operands[0].toInt(), end = operands[1].toInt(), step = operands[2].toInt();
+  if (step == 0 || (step > 0 && start > end) || (step < 0 && start < end) ||
+      std::abs(start) > (int64_t{1} << 52) || std::abs(end) > (int64_t{1} << 52)) {
+    return false;  // the worker raises torch's own error
+  }
+  const int64_t count =
+      static_cast<int64_t>(std::ceil(static_cast<double>(end - start) / static_cast<double>(step)));
+  return into_empty(operands[3], 3, contiguous_output(out.scalar_type(), {count}), plan);
+}
+
+bool index_select(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  const int64_t dim = operands[1].toInt();
+  const at::Tensor& index = operands[2].toTensor();
+  if (!all_strided({&self, &index}) || self.dim() == 0 || index.dim() != 1 || dim < -self.dim() ||
+      dim >= self.dim() || !at::isIntegralType(index.scalar_type(), false)) {
+    return false;
+  }
+  Dimensions sizes(self.sizes().begin(), self.sizes().end());
+  sizes[static_cast<size_t>(dim < 0 ? dim + self.dim() : dim)] = index.numel();
+  plan.outputs.push_back(contiguous_output(self.scalar_type(), sizes));
+  return true;
+}
+
+bool native_dropout(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  if (!all_strided({&self}) || !self.is_contiguous() || !at::isFloatingType(self.scalar_type())) {
+    return false;
+  }
+  plan.outputs.push_back(contiguous_output(self.scalar_type(), self.sizes()));
+  plan.outputs.push_back(contiguous_output(at::kBool, self.sizes()));
+  return true;
+}
+
+// The type of a norm's statistics: that of the input, or, for the short types, what the device
+// computes in. A CPU does so only where the parameters are of that type.
+at::ScalarType statistics_type(Operands operands) {
+  const at::ScalarType type = operands[0].toTensor().scalar_type();
+  if (!c10::isReducedFloatingType(type)) return type;
+  const bool software = Session::get().software();
+  const auto wider = [&](const c10::IValue& parameter) {
+    return parameter.isTensor() && parameter.toTensor().defined() &&
+           parameter.toTensor().scalar_type() != type;
+  };
+  return !software || wider(operands[2]) || wider(operands[3]) ? at::kFloat : type;
+}
+
+bool native_layer_norm(Operands operands, Plan& plan) {
+  const at::Tensor& input = operands[0].toTensor();
+  const auto normalized = operands[1].toListRef();
+  const auto axis = input.dim() - static_cast<int64_t>(normalized.size());
+  if (!all_strided({&input}) || axis < 0 || normalized.empty() || !is_computed(input)) {
+    return false;
+  }
+  for (size_t i = 0; i < normalized.size(); ++i) {
+    if (!normalized[i].isInt() ||
+        normalized[i].toInt() != input.size(axis + static_cast<int64_t>(i))) {
+      return false;
+    }
+  }
+  for (const c10::IValue& parameter : {operands[2], operands[3]}) {
+    const at::Tensor tensor = parameter.isTensor() ? parameter.toTensor() : at::Tensor();
+    if (tensor.defined() && tensor.sizes() != input.sizes().slice(static_cast<size_t>(axis))) {
+      return false;
+    }
+  }
+  Dimensions statistics(input.sizes().begin(), input.sizes().end());
+  for (int64_t i = axis; i < input.dim(); ++i) statistics[static_cast<size_t>(i)] = 1;
+  plan.outputs.push_back(contiguous_output(input.scalar_type(), input.sizes()));
+  const at::ScalarType type = statistics_type(operands);
+  plan.outputs.push_back(contiguous_output(type, statistics));
+  plan.outputs.push_back(contiguous_output(type, statistics));
+  return true;
+}
+
+// The result lies as the query does, the statistics as (batch, sequence, heads).
+bool flash_attention_for_cpu(Operands operands, Plan& plan) {
+  const at::Tensor& query = operands[0].toTensor();
+  if (!all_strided({&query}) || query.dim() != 4 || !is_computed(query)) {
+    return false;
+  }
+  const int64_t batch = query.size(0), heads = query.size(1), rows = query.size(2);
+  plan.outputs.push_back(pointwise({&query}, query.scalar_type()));
+  plan.outputs.push_back(tensor_output(at::toOpMathType(query.scalar_type()), {batch, heads, rows},
+                                       {rows * heads, 1, heads}));
+  return true;
+}
+
+bool multinomial(Operands operands, Plan& plan) {
+  const at::Tensor& self = operands[0].toTensor();
+  if (!all_strided({&self}) || (self.dim() != 1 && self.dim() != 2) || !operands[1].isInt() ||
+      operands[1].toInt() <= 0 || operands[2].toBool() || operands[1].toInt() > self.size(-1) ||
+      !at::isFloatingType(self.scalar_type())) {
+    return false;
+  }
+  Dimensions sizes;
+  if (self.dim() == 2) sizes.push_back(self.size(0));
+  sizes.push_back(operands[1].toInt());
+  plan.outputs.push_back(contiguous_output(at::kLong, sizes));
+  return true;
+}
+
+bool foreach_norm(Operands operands, Plan& plan) {
+  Output list;
+  list.tag = Tag::list;
+  for (const c10::IValue& item : operands[0].toListRef()) {
+    const at::Tensor& tensor = item.toTensor();
+    if (!all_strided({&tensor}) || !at::isFloatingType(tensor.scalar_type()) ||
+        !operands[2].isNone()) {
+      return false;
+    }
+    list.items.push_back(contiguous_output(tensor.scalar_type(), {}));
+  }
+  plan.outputs.push_back(std::move(list));
+  return true;
+}
+
+}  // namespace
+
+ShapeRule find_shape_rule(const std::string& name) {
+  static const std::unordered_map<std::string, ShapeRule> rules = {
+      {"aten::relu", &relu},
+      {"aten::where.self", &where},
+      {"aten::logical_not.out", &logical_not_out},
+      {"aten::logical_and.out", &logical_binary_out},
+      {"aten::logical_or.out", &logical_binary_out},
+      {"aten::logical_xor.out", &logical_binary_out},
+      {"aten::arange.start_out", &arange_out},
+      {"aten::index_select", &index_select},
+      {"aten::native_dropout", &native_dropout},
+      {"aten::native_layer_norm", &native_layer_norm},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", &flash_attention_for_cpu},
+      {"aten::multinomial", &multinomial},
+      {"aten::_foreach_norm.Scalar", &foreach_norm},
+  };
+  const auto found = rules.find(name);
+  return found == rules.end() ? nullptr : found->second;
+}
+
+}  // namespace sing::client

@@ -1,0 +1,266 @@
+// C interface of libsing_client, called by kernelproxy/kernel/activation through ctypes.PyDLL.
+//
+// Functions that return PyObject* follow Python's convention: null with an exception set.
+#include <Python.h>
+
+#include <string>
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "client/log/session.h"
+#include "client/ops/capture.h"
+#include "client/ops/foreign.h"
+#include "client/ops/plans.h"
+#include "client/ops/tensors.h"
+#include "client/torch/device.h"
+#include "client/torch/generators.h"
+#include "client/torch/kernels.h"
+
+namespace {
+
+using sing::client::Capture;
+using sing::client::Session;
+
+std::string& error_text() {
+  static std::string text;
+  return text;
+}
+
+PyObject* number(uint64_t value) { return PyLong_FromUnsignedLongLong(value); }
+
+bool put(PyObject* dict, const char* name, PyObject* value) {
+  const bool done = value != nullptr && PyDict_SetItemString(dict, name, value) == 0;
+  Py_XDECREF(value);
+  return done;
+}
+
+PyObject* dict_of(std::initializer_list<std::pair<const char*, uint64_t>> values) {
+  PyObject* dict = PyDict_New();
+  if (dict == nullptr) return nullptr;
+  for (const auto& [name, value] : values) {
+    if (!put(dict, name, number(value))) {
+      Py_DECREF(dict);
+      return nullptr;
+    }
+  }
+  return dict;
+}
+
+constexpr const char* kCapture = "sing.capture";
+
+Capture& capture_of(PyObject* capsule) {
+  void* capture = PyCapsule_GetPointer(capsule, kCapture);
+  if (capture == nullptr) throw python_error();
+  return *static_cast<Capture*>(capture);
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+const char* sing_client_error() { return error_text().c_str(); }
+
+// Joins this process to a session; to be called before torch is imported. Descriptors stay the
+// caller's, except `bell_fd`, which is kept; the caller may put another connection in its place by
+// dup2. Returns 0, or -1 with the text in sing_client_error().
+int sing_client_connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
+  try {
+    Session::connect(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
+    sing::client::register_device();
+    sing::client::register_kernels();
+    sing::client::watch_operators();
+    return 0;
+  } catch (const c10::Error& error) {
+    error_text() = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    error_text() = error.what();
+  }
+  return -1;
+}
+
+// Waits until everything was executed; raises a pending error, or KeyboardInterrupt.
+PyObject* sing_client_synchronize() {
+  HANDLE_TH_ERRORS
+  Session::get().synchronize();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* sing_client_memory() {
+  HANDLE_TH_ERRORS
+  Session& session = Session::get();
+  return dict_of({{"used", session.client().memory_used.load()},
+                  {"peak", session.client().memory_peak.load()},
+                  {"granted", session.agent().memory_granted.load()},
+                  {"total", session.agent().memory_total.load()},
+                  {"free", session.agent().memory_free.load()},
+                  {"allocations", session.counters().allocations},
+                  {"frees", session.counters().frees},
+                  {"live_peak", session.counters().live_peak},
+                  {"bytes_allocated", session.counters().bytes_allocated},
+                  {"bytes_freed", session.counters().bytes_freed},
+                  {"out_of_memory", session.counters().out_of_memory}});
+  END_HANDLE_TH_ERRORS
+}
+
+void sing_client_reset_peak() {
+  if (Session::connected() && !Session::forked()) Session::get().reset_peak();
+}
+
+void sing_client_limit_memory(uint64_t bytes) {
+  if (Session::connected() && !Session::forked()) Session::get().limit_memory(bytes);
+}
+
+// Begins a capture (Note [Captures] in capture.h) and returns it, as a capsule.
+PyObject* sing_client_capture_begin() {
+  HANDLE_TH_ERRORS
+  return PyCapsule_New(Session::get().begin_capture(), kCapture, [](PyObject* capsule) {
+    if (Session::forked()) return;
+    Session::get().discard(static_cast<Capture*>(PyCapsule_GetPointer(capsule, kCapture)));
+  });
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* sing_client_capture_end(PyObject* capsule) {
+  HANDLE_TH_ERRORS
+  Session::get().end_capture(capture_of(capsule));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* sing_client_replay(PyObject* capsule) {
+  HANDLE_TH_ERRORS
+  Session::get().replay(capture_of(capsule));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+int sing_client_capturing() { return Session::capturing() ? 1 : 0; }
+
+PyObject* sing_client_statistics() {
+  HANDLE_TH_ERRORS
+  const auto& counters = Session::get().counters();
+  const auto& cache = sing::client::PlanCache::get();
+  return dict_of({{"operators", counters.operators},
+                  {"records", counters.records},
+                  {"bytes", counters.bytes},
+                  {"requests", counters.requests},
+                  {"cache_hits", cache.hits()},
+                  {"cache_misses", cache.misses()}});
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* sing_client_device() {
+  HANDLE_TH_ERRORS
+  const auto& agent = Session::get().agent();
+  const bool software = Session::get().software();
+  PyObject* dict = dict_of({{"total", agent.memory_total.load()},
+                            {"threads", agent.threads.load()},
+                            {"capability", agent.capability.load()},
+                            {"processors", agent.processors.load()}});
+  const std::string name(agent.device_name, strnlen(agent.device_name, sizeof(agent.device_name)));
+  if (dict != nullptr && put(dict, "kind", PyUnicode_FromString(software ? "software" : "cuda")) &&
+      put(dict, "name",
+          PyUnicode_FromStringAndSize(name.data(), static_cast<Py_ssize_t>(name.size())))) {
+    return dict;
+  }
+  Py_XDECREF(dict);
+  return nullptr;
+  END_HANDLE_TH_ERRORS
+}
+
+// The device's default generator; valid once torch has been imported.
+PyObject* sing_client_default_generator() {
+  HANDLE_TH_ERRORS
+  return THPGenerator_Wrap(sing::client::default_generator());
+  END_HANDLE_TH_ERRORS
+}
+
+// Gives a device storage (a torch.UntypedStorage) another size.
+PyObject* sing_client_resize_storage(PyObject* storage, uint64_t bytes) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(THPStorage_Check(storage), "expected a torch.UntypedStorage");
+  sing::client::resize_storage(THPStorage_Unpack(storage).unsafeGetStorageImpl(), bytes);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// The number in the log of a device storage (a torch.UntypedStorage).
+PyObject* sing_client_storage_number(PyObject* storage) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(THPStorage_Check(storage), "expected a torch.UntypedStorage");
+  return number(sing::client::slot_of(THPStorage_Unpack(storage).data_ptr())->id);
+  END_HANDLE_TH_ERRORS
+}
+
+// The address of a device tensor or storage, which nobody can read; None for what is not on the
+// device.
+PyObject* sing_client_address(PyObject* object) {
+  HANDLE_TH_ERRORS
+  const bool is_tensor = THPVariable_Check(object);
+  TORCH_CHECK(is_tensor || THPStorage_Check(object), "expected a tensor or an UntypedStorage");
+  const auto* tensor = is_tensor ? THPVariable_Unpack(object).unsafeGetTensorImpl() : nullptr;
+  if (is_tensor && !tensor->has_storage()) Py_RETURN_NONE;
+  const c10::Storage& storage = is_tensor ? tensor->unsafe_storage() : THPStorage_Unpack(object);
+  const c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (!sing::client::is_ours(data)) Py_RETURN_NONE;
+  auto address = reinterpret_cast<uint64_t>(data.get());
+  if (is_tensor) {
+    const auto offset = static_cast<uint64_t>(tensor->storage_offset()) * tensor->itemsize();
+    address = tensor->numel() == 0 ? 0 : address + offset;
+  }
+  return number(address);
+  END_HANDLE_TH_ERRORS
+}
+
+// Where the next record will begin.
+uint64_t sing_client_position() { return Session::get().client().head.load(); }
+
+// One of torch's settings may have changed.
+void sing_client_note_settings() {
+  if (Session::connected() && !Session::forked()) Session::get().note_settings();
+}
+
+// A cell begins (+1) or ends (-1).
+void sing_client_cell(int running) {
+  if (Session::connected() && !Session::forked()) Session::get().cell(running);
+}
+
+// The daemon is gone, and nobody will put another connection in the bell's place.
+void sing_client_give_up() {
+  if (Session::connected() && !Session::forked()) Session::get().give_up();
+}
+
+// Gives up the session's memory, when nobody waits for another process any more; raises if that
+// takes longer than so many milliseconds. The bell is the caller's again.
+PyObject* sing_client_leave(int milliseconds) {
+  HANDLE_TH_ERRORS
+  Session::get().leave(std::chrono::milliseconds(milliseconds));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Joins again, given what sing_client_connect was; raises if it is not what was left.
+PyObject* sing_client_rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
+  HANDLE_TH_ERRORS
+  Session::get().rejoin(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// Operators of other libraries may have been defined.
+PyObject* sing_client_take_over_operators() {
+  HANDLE_TH_ERRORS
+  sing::client::take_over_operators();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+int sing_client_forked() { return Session::forked() ? 1 : 0; }
+
+}  // extern "C"
+#pragma GCC visibility pop

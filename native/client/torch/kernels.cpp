@@ -1,0 +1,406 @@
+#include "client/torch/kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_set>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/TracerMode.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/is_set_to_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include "client/families/attention.h"
+#include "client/families/graphs.h"
+#include "client/families/nested.h"
+#include "client/families/norms.h"
+#include "client/families/recurrent.h"
+#include "client/families/refusals.h"
+#include "client/families/sparse.h"
+#include "client/ops/calls.h"
+#include "client/ops/copies.h"
+#include "client/ops/tensors.h"
+#include "client/ops/unboxed.h"
+
+namespace sing::client {
+
+namespace {
+
+// ------------------------------------------------------------------ storages and views: local
+
+// Under use_deterministic_algorithms, what nobody wrote has a value that shows it.
+bool must_fill() {
+  const at::Context& torch = at::globalContext();
+  return C10_UNLIKELY(torch.deterministicAlgorithms()) &&
+         torch.deterministicFillUninitializedMemory();
+}
+
+at::Tensor filled(at::Tensor made) {
+  if (must_fill()) at::native::fill_empty_deterministic_(made);
+  return made;
+}
+
+at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<at::Device> device,
+                 std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
+                              "only strided tensors live on a proxied device, not ", *layout);
+  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
+  TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
+  return filled(guarded(
+      at::detail::empty_generic(sizes, allocator(), kKeys, c10::dtype_or_default(dtype), format)));
+}
+
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                         std::optional<at::Device> device, std::optional<bool> pinned) {
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
+                              "only strided tensors live on a proxied device, not ", *layout);
+  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
+  TORCH_CHECK(!device.has_value() || device->index() <= 0, "CUDA error: invalid device ordinal");
+  return filled(guarded(at::detail::empty_strided_generic(sizes, strides, allocator(), kKeys,
+                                                          c10::dtype_or_default(dtype))));
+}
+
+void ensure_storage(const at::Tensor& self) {
+  auto* storage = self.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  const uint64_t needed = geometry_of(self).storage_bytes();
+  if (needed > storage->nbytes()) resize_storage(storage, needed);
+}
+
+const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes,
+                          std::optional<at::MemoryFormat> format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  if (self.sizes() != sizes) {
+    const auto before = static_cast<int64_t>(self.storage().nbytes());
+    impl->set_sizes_contiguous(sizes);
+    ensure_storage(self);
+    if (must_fill()) at::native::fill_resize_deterministic_(self, before);
+  }
+  if (format.has_value() && *format != at::MemoryFormat::Preserve) {
+    impl->empty_tensor_restride(*format);
+  }
+  return self;
+}
+
+at::Tensor& set_storage_at(at::Tensor& self, at::Storage source, int64_t offset,
+                           at::IntArrayRef sizes, at::IntArrayRef strides) {
+  at::native::checkSetStorage(self, std::move(source), offset, sizes, strides);
+  auto* impl = self.unsafeGetTensorImpl();
+  if (strides.empty() && !sizes.empty()) {
+    impl->set_storage_offset(offset);
+    impl->set_sizes_contiguous(sizes);
+  } else {
+    impl->set_sizes_and_strides(sizes, strides, offset);
+  }
+  ensure_storage(self);
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
+  const int64_t count = static_cast<int64_t>(source.nbytes() / self.element_size());
+  return set_storage_at(self, std::move(source), 0, {count}, {int64_t{1}});
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  return set_storage_at(self, make_storage(Session::get().allocate(0, true)), 0, {0}, {int64_t{1}});
+}
+
+at::Tensor view(const at::Tensor& self, at::IntArrayRef sizes) {
+  return at::native::view(self, sizes);
+}
+
+at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides,
+                      std::optional<int64_t> offset) {
+  return at::native::as_strided_tensorimpl(self, sizes, strides, offset);
+}
+
+at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  return at::native::_reshape_alias(self, sizes, strides);
+}
+
+// Zeros without bytes, as forward-mode autograd makes them; they never reach the device.
+class NoBytes final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t) override {
+    return {nullptr, nullptr, &forget, c10::Device(kDevice, 0)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &forget; }
+  void copy_data(void*, const void*, size_t) const override {}
+
+ private:
+  static void forget(void*) {}
+};
+
+at::Tensor efficient_zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                           std::optional<at::Layout>, std::optional<at::Device>,
+                           std::optional<bool>) {
+  static NoBytes none;
+  return at::detail::empty_generic(sizes, &none,
+                                   kKeys | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+                                   c10::dtype_or_default(dtype), std::nullopt);
+}
+
+void record_stream(at::Tensor&, at::Stream) {}
+
+bool is_pinned(const at::Tensor&, std::optional<at::Device>) { return false; }
+
+// Questions whether to use a GPU library; not every torch asks all of them.
+constexpr std::array<const char*, 4> kQuestions = {
+    "aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor", "aten::_use_miopen_ctc_loss",
+    "aten::_use_miopen_ctc_loss.Tensor"};
+
+void answer_no(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->emplace_back(false);
+}
+
+// Composites that read a tensor's bytes, which are not in this process.
+bool reads_bytes(std::string_view name) {
+  return name.starts_with("aten::fbgemm_") || name == "aten::_saturate_weight_to_fp16" ||
+         name == "aten::choose_qparams_optimized";
+}
+
+void refuse_reader(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
+                              ": this operator works on the CPU only, not on a proxied device.");
+}
+
+void call_composite(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  // A key without kernels of its own: the dispatcher finds the composite one behind it.
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), stack);
+}
+
+// Note [Tracing]: torch's tracer stays on below `convolution`, which it does not record, and
+// records `_convolution`, of which the composite is made. Of what is not recorded a trace keeps the
+// result, as a constant. So while there is a tracer the composite is called, and what it calls is
+// one convolution again.
+void convolution(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                 torch::jit::Stack* stack) {
+  if (at::tracer::impl::is_dispatch_enabled()) {
+    call_composite(op, keys, stack);
+  } else {
+    call(op, keys, stack);
+  }
+}
+
+at::Tensor traced_convolution(const at::Tensor& input, const at::Tensor& weight,
+                              const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                              c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                              bool transposed, c10::SymIntArrayRef output_padding,
+                              c10::SymInt groups, bool, bool, bool, bool) {
+  return at::convolution_symint(input, weight, bias, stride, padding, dilation, transposed,
+                                output_padding, std::move(groups));
+}
+
+// ------------------------------------------------------------------ operators: shipped
+
+// Operators with a composite kernel that would split them into many.
+bool travels_whole(std::string_view name) {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::convolution_overrideable",
+      "aten::convolution_backward",
+      "aten::convolution_backward_overrideable",
+      "aten::native_layer_norm",
+      "aten::native_layer_norm_backward",
+      "aten::native_group_norm",
+      "aten::native_group_norm_backward",
+      "aten::native_batch_norm",
+      "aten::native_batch_norm_backward",
+      "aten::_native_batch_norm_legit",
+      "aten::_native_batch_norm_legit_functional",
+      "aten::_native_batch_norm_legit_no_training",
+      "aten::_batch_norm_with_update",
+      "aten::_batch_norm_no_update",
+      "aten::batch_norm_backward",
+      "aten::_scaled_dot_product_flash_attention_for_cpu",
+      "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+      "aten::_thnn_fused_lstm_cell",
+      "aten::_thnn_fused_lstm_cell_backward_impl",
+      "aten::_thnn_fused_gru_cell",
+      "aten::_thnn_fused_gru_cell_backward",
+      "aten::mkldnn_rnn_layer",
+      "aten::mkldnn_rnn_layer_backward",
+      "aten::_transformer_encoder_layer_fwd",
+      "aten::_native_multi_head_attention",
+      "aten::_embedding_bag",
+      "aten::_embedding_bag_forward_only",
+      "aten::_embedding_bag_dense_backward",
+      "aten::_cdist_forward",
+      "aten::_cdist_backward",
+      "aten::repeat_interleave.Tensor",
+      "aten::linalg_lstsq",
+      "aten::_weight_norm_interface",
+      "aten::_weight_norm_interface_backward",
+      "aten::_trilinear",
+      "aten::_linalg_svd",
+      "aten::linalg_matrix_exp",
+      "aten::dist",
+      "aten::mode",
+      "aten::mode.values",
+      "aten::conj_physical_",
+      "aten::range.out_",
+      "aten::kaiser_window",
+      "aten::kaiser_window.periodic",
+      "aten::kaiser_window.beta",
+      "aten::logical_and.out",
+      "aten::logical_or.out",
+      "aten::logical_xor.out",
+      "aten::logical_not.out",
+      "aten::silu_backward",
+      "aten::mish_backward",
+      "aten::addr",
+      "aten::addr.out",
+      "aten::any.dims",
+      "aten::any.dims_out",
+      "aten::all.dims",
+      "aten::all.dims_out",
+      "aten::linalg__powsum",
+      "aten::_grouped_mm",  // its composite looks at addresses
+  };
+  return names.count(name) != 0 || name.starts_with("aten::_foreach_") ||
+         name.starts_with("aten::_fused_");
+}
+
+// Kernels of this file and of copies.cpp; also composites of the same names must not be replaced.
+const std::unordered_set<std::string_view>& local_operators() {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::empty.memory_format",
+      "aten::empty_strided",
+      "aten::_efficientzerotensor",
+      "aten::view",
+      "aten::as_strided",
+      "aten::_reshape_alias",
+      "aten::unfold",
+      "aten::view_as_real",
+      "aten::view_as_complex",
+      "aten::copy_",
+      "aten::_local_scalar_dense",
+      "aten::resize_",
+      "aten::set_.source_Storage",
+      "aten::set_.source_Storage_storage_offset",
+      "aten::set_.source_Tensor",
+      "aten::set_",
+      "aten::is_set_to",
+      "aten::record_stream",
+      "aten::is_pinned"};
+  return names;
+}
+
+// Views change nothing but geometry, which lives here.
+bool is_view(const c10::OperatorHandle& op) {
+  if (op.hasTag(at::Tag::inplace_view)) return true;
+  const auto& returns = op.schema().returns();
+  return std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
+bool is_shipped(const c10::OperatorHandle& op, const std::string& name) {
+  if (local_operators().count(name) != 0 || is_view(op)) return false;
+  // A composite beside a kernel (silu_backward) is meant for devices that have none.
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return false;
+  }
+  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+                         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  return travels_whole(name) || (op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !composite) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) ||
+         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+void register_shipped(torch::Library& library) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = dispatcher.findSchema(name);
+    const std::string full =
+        name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (!op.has_value()) continue;
+    if (std::find(kQuestions.begin(), kQuestions.end(), full) != kQuestions.end()) {
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&answer_no>());
+    } else if (makes_compound(full)) {
+      library.impl(full.c_str(),
+                   torch::CppFunction::makeFromBoxedFunction<&call_here<c10::DispatchKey::CPU>>());
+    } else if (reads_bytes(full)) {
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&refuse_reader>());
+    } else if (full == "aten::convolution") {
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&convolution>());
+    } else if (is_shipped(*op, full)) {
+      library.impl(full.c_str(), shipping_kernel(*op));
+    }
+  }
+}
+
+}  // namespace
+
+void register_kernels() {
+  // In a CUDA build every kernel here takes the place of one of torch's, which torch would say.
+  class Silence final : public c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silence;
+  const c10::WarningUtils::WarningHandlerGuard silent(&silence);
+
+  // Never unregistered: kernels run until the process ends.
+  static auto* fallback =
+      new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&call>());
+
+  static auto* kernels =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  register_shipped(*kernels);
+  kernels->impl("empty.memory_format", &empty);
+  kernels->impl("empty_strided", &empty_strided);
+  kernels->impl("_efficientzerotensor", &efficient_zeros);
+  kernels->impl("view", &view);
+  kernels->impl("as_strided", &as_strided);
+  kernels->impl("_reshape_alias", &reshape_alias);
+  kernels->impl("unfold", &at::native::unfold);
+  kernels->impl("view_as_real", &at::native::view_as_real);
+  kernels->impl("view_as_complex", &at::native::view_as_complex);
+  kernels->impl("copy_", &copy_);
+  kernels->impl("_local_scalar_dense", &local_scalar);
+  kernels->impl("resize_", &resize_);
+  kernels->impl("set_.source_Storage", &set_storage);
+  kernels->impl("set_.source_Storage_storage_offset", &set_storage_at);
+  kernels->impl("set_.source_Tensor", &at::native::set_tensor_);
+  kernels->impl("set_", &set_nothing);
+  kernels->impl("is_set_to", &at::native::is_set_to);
+  kernels->impl("record_stream", &record_stream);
+  kernels->impl("is_pinned", &is_pinned);
+  kernels->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+  kernels->impl("group_norm", &group_norm);
+  kernels->impl("lstm.input", &lstm);
+  kernels->impl("gru.input", &gru);
+  kernels->impl("_convolution", &traced_convolution);
+
+  static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
+                                             c10::DispatchKey::AutogradCUDA, __FILE__, __LINE__);
+  autograd->impl("scaled_dot_product_attention", &scaled_dot_product_attention);
+  autograd->impl("group_norm", &group_norm);
+  autograd->impl("lstm.input", &lstm);
+  autograd->impl("gru.input", &gru);
+  // Software devices lack its backward operator: it stays a composite in CUDA builds, too.
+  for (torch::Library* library : {kernels, autograd}) {
+    library->impl("_fused_rms_norm", torch::CppFunction::makeFromBoxedFunction<&call_composite>());
+  }
+  register_attention_choice();
+  register_sparse();
+  register_nested();
+  register_refusals();
+  register_graphs();
+}
+
+}  // namespace sing::client

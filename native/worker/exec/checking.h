@@ -1,0 +1,27 @@
+// Checks write sets: whether operators leave alone what they are said to leave alone. Slow, and
+// only done if asked for (SING_CHECK_WRITES=1), since snapshots rely on it.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "worker/exec/decode.h"
+
+namespace sing {
+
+class WriteCheck {
+ public:
+  // Remembers the bytes of the operands that `call` must not change.
+  WriteCheck(const State& state, const Call& call);
+  // Throws c10::Error, naming operator and argument, if they are other ones now.
+  void compare(const State& state, const Operator& op) const;
+
+ private:
+  struct Before {
+    const Operand* operand;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Before> before_;
+};
+
+}  // namespace sing

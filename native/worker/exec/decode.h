@@ -1,0 +1,83 @@
+// Turns the values of a call record into the operands of an operator.
+//
+// Records are hostile. Everything is checked before anything is executed: what no client writes
+// (a tensor outside of its storage, an unknown storage) is a CorruptLog; what merely does not fit
+// the operator (a number where it wants a list) is that call's error.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include <string>
+
+#include "oplog/codec.h"
+#include "oplog/compound.h"
+#include "oplog/geometry.h"
+#include "worker/state/state.h"
+
+namespace sing {
+
+// A tensor operand that lives on the device.
+struct Operand {
+  uint32_t id = 0;
+  uint16_t argument = 0;
+  uint16_t element = 0;  // of a list
+  bool written = false;
+  bool changed = false;  // its bytes may be other ones after the call
+  bool out = false;
+  bool fresh = false;  // its storage was not in memory before this call
+  bool part = false;   // of a sparse tensor, which is the argument
+  Geometry geometry;
+  at::Tensor tensor;
+};
+
+// A sparse tensor: its parts are operands, the first of them at `first`.
+struct CompoundOperand {
+  uint16_t argument = 0;
+  uint16_t element = 0;
+  size_t first = 0;
+  Compound compound;
+};
+
+struct Call {
+  torch::jit::Stack stack;
+  c10::SmallVector<Operand, 8> operands;
+  c10::SmallVector<CompoundOperand, 1> compounds;
+
+  void clear() {
+    stack.clear();
+    operands.clear();
+    compounds.clear();
+  }
+};
+
+// The tensor that a geometry describes in a storage.
+at::Tensor make_tensor(const c10::Storage& storage, const Geometry& geometry);
+
+// Decodes the operands of one operator, in two steps: parse() checks and describes them without
+// touching the device; materialise() makes the tensors, which may need memory.
+class Decoder {
+ public:
+  explicit Decoder(State& state) : state_(state) {}
+
+  // Returns the first complaint that is the call's error rather than a corrupt log, or "".
+  std::string parse(Reader& in, const Operator& op, uint16_t arguments, Call& call);
+  void materialise(Call& call);
+
+ private:
+  c10::IValue value(Reader& in, const ArgumentType& type, int depth);
+  c10::IValue scalar(Reader& in, Tag tag, ArgumentType::Kind kind);
+  c10::IValue list(Reader& in, Tag tag, const ArgumentType& type, int depth);
+  c10::IValue host_tensor(Reader& in);
+  void device_tensor(Reader& in, const ArgumentType& type);
+  void compound(Reader& in, const ArgumentType& type);
+  c10::IValue complain(Tag tag);
+
+  State& state_;
+  Call* call_ = nullptr;
+  std::string complaint_;
+  uint16_t argument_ = 0;
+  uint16_t element_ = 0;
+};
+
+}  // namespace sing

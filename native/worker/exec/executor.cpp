@@ -1,0 +1,493 @@
+#include "worker/exec/executor.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <algorithm>
+
+#include "worker/exec/alone.h"
+#include "worker/exec/checking.h"
+#include "worker/exec/origins.h"
+#include "worker/loop/clock.h"
+
+namespace sing {
+
+namespace {
+
+std::shared_ptr<const std::string> named(const std::string& name) {
+  return std::make_shared<const std::string>(name);
+}
+
+// What a call must be complete of: anything but padding behind its payload is a fault.
+void expect_end(const Reader& in) {
+  if (!in.ok() || in.remaining() >= 8) throw CorruptLog("a record of a wrong length");
+}
+
+void wait_for_device(c10::Device device) {
+  if (device.type() == c10::DeviceType::CPU) return;
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+// Two of the same parts in another order differ, too.
+uint64_t mixed(uint64_t hash, uint64_t part) noexcept { return (hash + part) * 0x9e3779b97f4a7c15; }
+
+uint64_t kind_of(uint32_t number, const Call& call) noexcept {
+  uint64_t hash = mixed(1, number);
+  for (const Operand& operand : call.operands) {
+    hash = mixed(hash, operand.argument);
+    for (const int64_t size : operand.geometry.sizes)
+      hash = mixed(hash, static_cast<uint64_t>(size));
+  }
+  return hash;
+}
+
+struct Range {
+  uint32_t id = 0;
+  uint64_t offset = 0;
+  uint64_t count = 0;
+};
+
+Range get_range(Reader& in) {
+  Range range;
+  range.id = in.get<uint32_t>();
+  in.get<uint32_t>();
+  range.offset = in.get<uint64_t>();
+  range.count = in.get<uint64_t>();
+  return range;
+}
+
+void check_range(const Range& range, const Slot& slot) {
+  if (range.offset > slot.bytes || range.count > slot.bytes - range.offset) {
+    throw CorruptLog("a transfer reaches beyond its storage");
+  }
+}
+
+}  // namespace
+
+bool Executor::execute(uint64_t position, const RecordHeader& header,
+                       std::span<const std::byte> payload) {
+  position_ = position;
+  end_ = position + header.bytes;
+  header_ = header;
+  kind_ = belongs_to_step(header) ? mixed(header.kind, header.bytes) : 0;
+  state_.storages.begin_record(position);
+  if ((header.flags & ~(kRequest | kGradients)) != 0)
+    throw CorruptLog("a record with unknown flags");
+  Reader in(payload);
+  switch (static_cast<RecordKind>(header.kind)) {
+    case RecordKind::define:
+      define(in);
+      return true;
+    case RecordKind::storages:
+      storages(in);
+      return true;
+    case RecordKind::call:
+      return call(in);
+    case RecordKind::write:
+      write(in);
+      return true;
+    case RecordKind::read:
+      return read(in);
+    case RecordKind::resize:
+      resize(in);
+      return true;
+    case RecordKind::synchronize:
+      expect_end(in);
+      return synchronize();
+    case RecordKind::generator:
+      return generator(in);
+    case RecordKind::event:
+      return event(in);
+    case RecordKind::settings:
+      settings(in);
+      return true;
+  }
+  throw CorruptLog("a record of an unknown kind");
+}
+
+void Executor::expect_request(bool request) const {
+  if (is_request() != request) throw CorruptLog("a record that is, or is not, a request");
+}
+
+void Executor::refuse_skipped() const {
+  const auto found = skip_.find(position_);
+  if (found == skip_.end()) return;
+  if (found->second) throw OutOfHostMemory("the system ended the device's process each time");
+  throw std::runtime_error("the operator ended the device's process each time it ran");
+}
+
+void Executor::fail(Failure failure) {
+  if (state_.pending) return;
+  state_.pending = std::move(failure);
+  ++state_.failures;
+}
+
+// True if the request has to report an earlier failure; `taken` is what the request returns.
+bool Executor::reports_pending(bool& taken) {
+  if (!state_.pending) return false;
+  const Failure failure = std::move(*state_.pending);
+  state_.pending.reset();
+  taken = answers_.send(end_, failure);
+  return true;
+}
+
+// ---------------------------------------------------------------- simple records
+
+void Executor::define(Reader& in) {
+  expect_request(false);
+  const uint32_t number = in.get<uint32_t>();
+  std::string name(in.get_string());
+  std::string overload(in.get_string());
+  constexpr size_t kOriginBytes = 12;  // at least; padding is shorter
+  const Origin origin = in.remaining() >= kOriginBytes ? get_origin(in) : Origin();
+  expect_end(in);
+  if (name.empty()) throw CorruptLog("an operator without a name");
+  if (!origin.empty() && !state_.limits.allowed) import_origin(name, overload, origin);
+  state_.operators.define(number, std::move(name), std::move(overload));
+}
+
+void Executor::storages(Reader& in) {
+  expect_request(false);
+  const uint32_t count = in.get_count(0);
+  in.get<uint32_t>();
+  if (in.remaining() / sizeof(StorageEntry) < count) throw CorruptLog("a short list of storages");
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto entry = in.get<StorageEntry>();
+    if (entry.action == static_cast<uint32_t>(StorageAction::allocate)) {
+      state_.storages.allocate(entry.id, entry.bytes);
+    } else if (entry.action == static_cast<uint32_t>(StorageAction::free)) {
+      state_.storages.free(entry.id);
+    } else {
+      throw CorruptLog("an unknown action on a storage");
+    }
+  }
+  expect_end(in);
+}
+
+void Executor::write(Reader& in) {
+  expect_request(false);
+  const Range range = get_range(in);
+  const auto bytes = in.get_bytes(range.count);
+  expect_end(in);
+  Slot& slot = state_.storages.at(range.id);
+  check_range(range, slot);
+  if (state_.stale(slot) && range.count != slot.bytes) return;
+  try {
+    refuse_skipped();
+    state_.storages.write(slot, range.offset, bytes);
+  } catch (const EndOfRun&) {
+    throw;
+  } catch (...) {
+    Failure failure = describe_exception(position_, "a copy to the device");
+    state_.storages.lose(range.id, named(failure.operation), slot.bytes);
+    fail(std::move(failure));
+  }
+}
+
+bool Executor::read(Reader& in) {
+  expect_request(true);
+  const Range range = get_range(in);
+  expect_end(in);
+  Slot& slot = state_.storages.at(range.id);
+  check_range(range, slot);
+  bool taken = true;
+  if (reports_pending(taken)) return taken;
+  // A storage takes memory here, if nowhere before, which decides what a later failure leaves of it
+  // (Note [Failures]): also when it is replayed, and nobody waits.
+  if (slot.in_memory() && !answers_.wanted(end_)) return true;
+  if (slot.life == Slot::Life::lost) {
+    const std::string message = "this tensor was never computed: " + *slot.cause + " failed";
+    return answers_.send(end_, {ErrorKind::lost_operand, position_, *slot.cause, message});
+  }
+  try {
+    refuse_skipped();
+    state_.storages.use(slot);
+  } catch (const EndOfRun&) {
+    throw;
+  } catch (...) {
+    return answers_.send(end_, describe_exception(position_, "a copy from the device"));
+  }
+  return answers_.send(end_, AnswerStatus::ok, range.count,
+                       [&](uint64_t offset, std::span<std::byte> into) {
+                         state_.storages.read(slot, range.offset + offset, into);
+                       });
+}
+
+void Executor::resize(Reader& in) {
+  expect_request(false);
+  const uint32_t id = in.get<uint32_t>();
+  in.get<uint32_t>();
+  const uint64_t bytes = in.get<uint64_t>();
+  expect_end(in);
+  state_.storages.at(id);
+  try {
+    refuse_skipped();
+    state_.storages.resize(id, bytes);
+  } catch (const EndOfRun&) {
+    throw;
+  } catch (...) {
+    // The notebook's tensors have the new size already.
+    Failure failure = describe_exception(position_, "a resize of a storage");
+    state_.storages.lose(id, named(failure.operation), bytes);
+    fail(std::move(failure));
+  }
+}
+
+bool Executor::synchronize() {
+  expect_request(true);
+  bool taken = true;
+  if (reports_pending(taken)) return taken;
+  wait_for_device(state_.device);
+  return answers_.send(end_, AnswerStatus::ok, {});
+}
+
+bool Executor::generator(Reader& in) {
+  const uint32_t number = in.get<uint32_t>();
+  const auto action = in.get<GeneratorAction>();
+  in.get_bytes(3);
+  const bool request = action == GeneratorAction::get_state;
+  expect_request(request);
+  bool taken = true;
+  if (request && reports_pending(taken)) {
+    expect_end(in);
+    return taken;
+  }
+  Generators& generators = state_.generators;
+  try {
+    switch (action) {
+      case GeneratorAction::seed: {
+        const auto seed = in.get<uint64_t>();
+        expect_end(in);
+        generators.seed(number, seed);
+        return true;
+      }
+      case GeneratorAction::get_state: {
+        expect_end(in);
+        const auto state = generators.state(number);
+        return answers_.send(end_, AnswerStatus::ok, state);
+      }
+      case GeneratorAction::set_state: {
+        const auto bytes = in.get_bytes(in.get<uint64_t>());
+        expect_end(in);
+        generators.set_state(number, bytes);
+        return true;
+      }
+      case GeneratorAction::free:
+        expect_end(in);
+        generators.free(number);
+        return true;
+      case GeneratorAction::copy: {
+        const auto source = in.get<uint32_t>();
+        expect_end(in);
+        generators.copy(number, source);
+        return true;
+      }
+    }
+  } catch (const EndOfRun&) {
+    throw;
+  } catch (...) {
+    Failure failure = describe_exception(position_, "a random number generator");
+    if (request) return answers_.send(end_, failure);
+    fail(std::move(failure));
+    return true;
+  }
+  throw CorruptLog("an unknown action on a generator");
+}
+
+// Stamps of the host's clock, taken when everything before them is done: right on every device,
+// and they survive a move to another one, which a device's own events do not.
+bool Executor::event(Reader& in) {
+  const uint32_t number = in.get<uint32_t>();
+  const auto action = in.get<EventAction>();
+  in.get_bytes(3);
+  const uint32_t other = action == EventAction::elapsed ? in.get<uint32_t>() : 0;
+  expect_end(in);
+  expect_request(action == EventAction::elapsed);
+  switch (action) {
+    case EventAction::record:
+      wait_for_device(state_.device);
+      if (state_.events.size() >= State::kEventsMax) throw CorruptLog("too many events");
+      state_.events[number] = static_cast<int64_t>(monotonic_ns());
+      return true;
+    case EventAction::free:
+      state_.events.erase(number);
+      return true;
+    case EventAction::elapsed: {
+      bool taken = true;
+      if (reports_pending(taken)) return taken;
+      const auto from = state_.events.find(number), to = state_.events.find(other);
+      if (from == state_.events.end() || to == state_.events.end()) {
+        return answers_.send(end_,
+                             {ErrorKind::runtime, position_, "an event",
+                              "Both events must be recorded before calculating elapsed time."});
+      }
+      const double elapsed = static_cast<double>(to->second - from->second) / 1e6;
+      return answers_.send(end_, AnswerStatus::ok, std::as_bytes(std::span(&elapsed, 1)));
+    }
+  }
+  throw CorruptLog("an unknown action on an event");
+}
+
+void Executor::settings(Reader& in) {
+  expect_request(false);
+  const Settings values = get_settings(in);
+  expect_end(in);
+  state_.settings = values;
+  apply_settings(values);
+}
+
+// ---------------------------------------------------------------- calls
+
+bool Executor::call(Reader& in) {
+  const uint32_t number = in.get<uint32_t>();
+  const uint16_t arguments = in.get<uint16_t>();
+  const uint16_t returns = in.get<uint16_t>();
+  if (!in.ok()) throw CorruptLog("a call without an operator");
+  const Operator& op = state_.operators.at(number);
+  call_.clear();
+  std::string complaint = decoder_.parse(in, op, arguments, call_);
+  kind_ = kind_of(number, call_);
+  parse_outputs(in, returns, is_request(), expected_);
+  expect_end(in);
+  if (complaint.empty() && returns != op.returns) {
+    complaint = "internal: another number of results was expected";
+  }
+  bool taken = true;
+  if (is_request() && reports_pending(taken)) return taken;
+
+  answer_.clear();
+  std::optional<Failure> failure;
+  if (const auto cause = missing_operand()) {
+    failure = {ErrorKind::lost_operand, position_, *cause, LostOperand(*cause).what()};
+    // Outputs that are lost say so when they are read. A change in place leaves no such trace.
+    const bool in_place = std::any_of(call_.operands.begin(), call_.operands.end(),
+                                      [](const Operand& operand) { return operand.written; });
+    if (!is_request() && !in_place) {
+      skip_call(cause);
+      call_.clear();
+      return true;
+    }
+  } else {
+    try {
+      refuse_skipped();
+      TORCH_CHECK(complaint.empty(), complaint);
+      perform_checked(op, is_request() ? &answer_ : nullptr);
+    } catch (const EndOfRun&) {
+      throw;
+    } catch (...) {
+      failure = describe_exception(position_, op.full_name);
+    }
+  }
+  if (failure) {
+    const auto cause = named(failure->operation);
+    if (!is_request()) fail(*failure);
+    skip_call(cause);
+  }
+  call_.clear();
+  if (!is_request()) return true;
+  if (failure) return answers_.send(end_, *failure);
+  return answers_.send(end_, AnswerStatus::ok, answer_.view());
+}
+
+bool Executor::overwrites(const Operand& operand, const Slot& slot) const {
+  const Geometry& geometry = operand.geometry;
+  return operand.out && geometry.offset == 0 && geometry.is_contiguous() &&
+         geometry.storage_bytes() == slot.bytes;
+}
+
+std::shared_ptr<const std::string> Executor::missing_operand() {
+  for (const Operand& operand : call_.operands) {
+    const Slot& slot = state_.storages.at(operand.id);
+    const bool lost = slot.life == Slot::Life::lost;
+    if ((!lost && !state_.stale(slot)) || overwrites(operand, slot)) continue;
+    return lost ? slot.cause : named(state_.pending->operation);
+  }
+  return nullptr;
+}
+
+// Note [Failures]: what the call in hand should have made is lost, what it should have changed is
+// stale. Storages that it was the first to use hold nothing, and are lost too.
+void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
+  for (const Operand& operand : call_.operands) {
+    if (!operand.written) continue;
+    Slot& slot = state_.storages.at(operand.id);
+    if (slot.life == Slot::Life::lost) continue;
+    // Without bytes there is nothing to lose, but what an output was to get.
+    if (slot.bytes == 0 && !operand.out) continue;
+    if (operand.fresh || !slot.in_memory()) {
+      state_.storages.lose(operand.id, cause, slot.bytes);
+    } else if (state_.pending) {
+      slot.stale = state_.failures;
+    }
+  }
+  if (!is_request()) lose_outputs(state_, expected_, cause);
+}
+
+void Executor::perform_checked(const Operator& op, Writer* answer) {
+  decoder_.materialise(call_);
+  std::optional<WriteCheck> check;
+  if (state_.limits.check_writes) check.emplace(state_, call_);
+  perform(op);
+  if (check) check->compare(state_, op);
+  if (call_.stack.size() != expected_.returns.size()) {
+    TORCH_CHECK(false, "internal: another number of results was made");
+  }
+  if (answer) {
+    bind_and_describe(state_, call_, expected_, *answer);
+  } else {
+    bind_predicted(state_, call_, expected_);
+  }
+  check_results(answer);
+}
+
+void Executor::perform(const Operator& op) {
+  const Alone alone(!is_request() && is_small(op, call_, expected_));
+  // No graph is built (autograd is excluded), but kernels look at the mode.
+  const c10::AutoGradMode gradients((header_.flags & kGradients) != 0);
+  if (op.substitute) {
+    op.substitute(call_.stack);
+  } else {
+    op.handle->callBoxed(call_.stack);
+  }
+}
+
+// Looks at the written operands: their storages are defined now, and an `out=` operand that had
+// no room was given another geometry, which the notebook must learn.
+void Executor::check_results(Writer* answer) {
+  uint32_t changes = 0;
+  size_t count_at = 0;
+  if (answer) {
+    count_at = answer->size();
+    answer->put<uint32_t>(0);
+  }
+  for (const Operand& operand : call_.operands) {
+    if (!operand.written) continue;
+    if (operand.tensor.is_conj() && !(operand.geometry.flags & kConjugate)) {
+      // A kernel (linalg_lu_solve) only marked its output as conjugate; the notebook's has no mark.
+      operand.tensor._set_conj(false);
+      operand.tensor.conj_physical_();
+    }
+    Slot& slot = state_.storages.at(operand.id);
+    const bool whole = overwrites(operand, slot);  // by the size that it had
+    state_.storages.note_size(slot);
+    if (whole || slot.filled < slot.bytes) Storages::revive(slot);
+    if (operand.part) continue;  // the sparse tensor is described as a result
+    if (operand.tensor.sizes() == c10::IntArrayRef(operand.geometry.sizes) &&
+        operand.tensor.strides() == c10::IntArrayRef(operand.geometry.strides) &&
+        operand.tensor.storage_offset() == operand.geometry.offset) {
+      continue;
+    }
+    TORCH_CHECK(answer, "internal: the operator changed the geometry of its output");
+    answer->put<uint16_t>(operand.argument);
+    answer->put<uint16_t>(operand.element);
+    answer->put<uint64_t>(slot.bytes);
+    put_geometry(*answer, operand.tensor);
+    ++changes;
+  }
+  if (!answer) return;
+  answer->patch<uint32_t>(count_at, changes);
+  TORCH_CHECK(answer->size() <= kAnswerRingBytes, "internal: more results than can be answered");
+}
+
+}  // namespace sing

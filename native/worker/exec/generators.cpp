@@ -1,0 +1,76 @@
+#include "worker/exec/generators.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <mutex>
+
+namespace sing {
+
+Generators::Generators(c10::Device device) : device_(device) {
+  generators_.push_back(at::globalContext().defaultGenerator(device));
+  seed(0, c10::default_rng_seed_val);
+}
+
+at::Generator Generators::make() const {
+  if (device_.type() == c10::DeviceType::CPU) return at::detail::createCPUGenerator();
+  return at::globalContext()
+      .getAcceleratorHooksInterface(device_.type())
+      .getNewGenerator(device_.index());
+}
+
+at::Generator& Generators::at(uint32_t number) {
+  if (number >= kCountMax) throw CorruptLog("a generator's number is out of range");
+  if (number >= generators_.size()) generators_.resize(number + 1);
+  auto& generator = generators_[number];
+  if (!generator) generator = make();
+  return *generator;
+}
+
+void Generators::seed(uint32_t number, uint64_t seed) {
+  at::Generator& generator = at(number);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_current_seed(seed);
+}
+
+void Generators::copy(uint32_t number, uint32_t source) { set_state(number, state(source)); }
+
+void Generators::free(uint32_t number) {
+  if (number != 0 && number < generators_.size()) generators_[number].reset();
+}
+
+std::vector<std::byte> Generators::state(uint32_t number) {
+  at::Generator& generator = at(number);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  const at::Tensor state = generator.get_state();
+  std::vector<std::byte> bytes(state.nbytes());
+  std::memcpy(bytes.data(), state.const_data_ptr(), bytes.size());
+  return bytes;
+}
+
+void Generators::set_state(uint32_t number, std::span<const std::byte> state) {
+  at::Generator& generator = at(number);
+  const at::Tensor bytes = at::empty({static_cast<int64_t>(state.size())}, at::kByte);
+  if (!state.empty()) std::memcpy(bytes.mutable_data_ptr(), state.data(), state.size());
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(bytes);
+}
+
+uint64_t Generators::current_seed(uint32_t number) {
+  at::Generator& generator = at(number);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.current_seed();
+}
+
+std::vector<uint32_t> Generators::numbers() const {
+  std::vector<uint32_t> numbers;
+  for (uint32_t i = 0; i < generators_.size(); ++i) {
+    if (generators_[i]) numbers.push_back(i);
+  }
+  return numbers;
+}
+
+}  // namespace sing

@@ -1,0 +1,45 @@
+// The random number generators of a session, by the client's numbers. 0 is the device's default
+// one, which operators without a generator argument use.
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "worker/exec/failures.h"
+
+namespace sing {
+
+class Generators {
+ public:
+  static constexpr uint32_t kCountMax = 1 << 16;
+
+  // Puts the default generator into a fixed state: replay must not depend on the process.
+  explicit Generators(c10::Device device);
+
+  // Made at first use. CorruptLog if the number is out of range.
+  at::Generator& at(uint32_t number);
+  void seed(uint32_t number, uint64_t seed);
+  void copy(uint32_t number, uint32_t source);
+  void free(uint32_t number);
+  std::vector<std::byte> state(uint32_t number);
+  // Raises what torch raises for a state that is none.
+  void set_state(uint32_t number, std::span<const std::byte> state);
+
+  // The seed that it was last given.
+  uint64_t current_seed(uint32_t number);
+
+  // Numbers that exist, in order.
+  std::vector<uint32_t> numbers() const;
+
+ private:
+  at::Generator make() const;
+
+  c10::Device device_;
+  std::vector<std::optional<at::Generator>> generators_;
+};
+
+}  // namespace sing

@@ -1,0 +1,184 @@
+#include "worker/exec/operators.h"
+
+#include <ATen/core/jit_type.h>
+#include <torch/csrc/utils/schema_info.h>
+
+#include <array>
+
+#include "worker/exec/failures.h"
+
+namespace sing {
+
+namespace {
+
+using Kind = ArgumentType::Kind;
+
+Kind kind_of(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::TensorType:
+      return Kind::tensor;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+    case c10::TypeKind::ScalarTypeType:
+    case c10::TypeKind::LayoutType:
+    case c10::TypeKind::MemoryFormatType:
+      return Kind::integer;
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::SymFloatType:
+      return Kind::real;
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::SymBoolType:
+      return Kind::boolean;
+    case c10::TypeKind::NumberType:
+      return Kind::number;
+    case c10::TypeKind::ComplexType:
+      return Kind::complex;
+    case c10::TypeKind::StringType:
+      return Kind::string;
+    case c10::TypeKind::DeviceObjType:
+      return Kind::device;
+    case c10::TypeKind::GeneratorType:
+      return Kind::generator;
+    case c10::TypeKind::ListType:
+      return Kind::list;
+    default:
+      return Kind::unsupported;
+  }
+}
+
+c10::TypePtr without_optional(const c10::TypePtr& type, bool& optional) {
+  if (const auto wrapped = type->cast<c10::OptionalType>()) {
+    optional = true;
+    return wrapped->getElementType();
+  }
+  return type;
+}
+
+// The element type of the IValue list: SymInt lists are given as lists of int.
+c10::TypePtr list_element(const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::SymIntType) return c10::IntType::get();
+  return type;
+}
+
+ArgumentType type_of(const c10::Argument& argument) {
+  ArgumentType result;
+  const c10::TypePtr type = without_optional(argument.type(), result.optional);
+  result.kind = kind_of(*type);
+  if (const auto list = type->cast<c10::ListType>()) {
+    result.element_type = list_element(list->getElementType());
+    result.element = kind_of(*without_optional(result.element_type, result.element_optional));
+  }
+  result.written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  result.out = argument.is_out() && result.written;
+  return result;
+}
+
+// In-place operators that overwrite their first argument without reading it.
+bool overwrites_self(std::string_view full_name) {
+  static constexpr std::array<std::string_view, 14> names = {
+      "aten::zero_",        "aten::fill_.Scalar",    "aten::fill_.Tensor", "aten::copy_",
+      "aten::normal_",      "aten::uniform_",        "aten::random_",      "aten::random_.to",
+      "aten::random_.from", "aten::exponential_",    "aten::log_normal_",  "aten::cauchy_",
+      "aten::geometric_",   "aten::bernoulli_.float"};
+  return std::find(names.begin(), names.end(), full_name) != names.end();
+}
+
+// `out=` forms that leave bytes of their output as they were.
+bool keeps_out(std::string_view name) { return name.find("empty") != std::string_view::npos; }
+
+// Arguments that kernels change though their schemas do not say so, beside the running statistics
+// that torch's SchemaInfo knows of.
+struct Undeclared {
+  std::string_view name;
+  std::string_view argument;
+};
+constexpr std::array<Undeclared, 10> kUndeclared = {{
+    {"aten::batch_norm_gather_stats", "running_mean"},
+    {"aten::batch_norm_gather_stats", "running_var"},
+    {"aten::batch_norm_gather_stats_with_counts", "running_mean"},
+    {"aten::batch_norm_gather_stats_with_counts", "running_var"},
+    {"aten::batch_norm_update_stats", "running_mean"},
+    {"aten::batch_norm_update_stats", "running_var"},
+    {"aten::_cudnn_rnn", "dropout_state"},
+    {"aten::_cudnn_rnn_backward", "dropout_state"},
+    {"aten::_cudnn_rnn_backward", "reserve"},
+    {"aten::mkldnn_rnn_layer_backward", "workspace"},
+}};
+
+// Which arguments a call may change: those that the schema or torch's list of exceptions names. The
+// schemas of other people's operators (and of collectives) are not believed.
+void mark_changed(const Operator& op, std::vector<ArgumentType>& arguments) {
+  const c10::FunctionSchema& schema = op.handle->schema();
+  const bool known =
+      (op.name.starts_with("aten::") && op.name != "aten::_cudnn_rnn_flatten_weight") ||
+      op.name == "sing::prepare_graph" || op.name == "sing::run_graph";
+  torch::utils::SchemaInfo info(schema);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& name = schema.arguments()[i].name();
+    arguments[i].changed =
+        !known || arguments[i].written ||
+        info.is_mutable(c10::SchemaArgument(c10::SchemaArgType::input, i)) ||
+        std::any_of(kUndeclared.begin(), kUndeclared.end(), [&](const Undeclared& one) {
+          return one.name == op.name && one.argument == name;
+        });
+  }
+}
+
+// See Note [Small operators].
+Sharing sharing_of(std::string_view name) {
+  static constexpr std::array<std::string_view, 4> products = {"aten::mm", "aten::addmm",
+                                                               "aten::bmm", "aten::baddbmm"};
+  static constexpr std::array<std::string_view, 5> rows = {
+      "aten::_softmax", "aten::_softmax_backward_data", "aten::_log_softmax",
+      "aten::_log_softmax_backward_data", "aten::native_layer_norm"};
+  // Of the pointwise ones, some compute the elements at the end of a thread's share in other ways.
+  static constexpr std::array<std::string_view, 23> elements = {
+      "aten::add",   "aten::add_",     "aten::sub",      "aten::sub_",
+      "aten::mul",   "aten::mul_",     "aten::div",      "aten::div_",
+      "aten::neg",   "aten::neg_",     "aten::relu",     "aten::relu_",
+      "aten::sqrt",  "aten::sqrt_",    "aten::tanh",     "aten::tanh_",
+      "aten::where", "aten::sigmoid",  "aten::sigmoid_", "aten::threshold_backward",
+      "aten::rsqrt", "aten::addcmul_", "aten::addcdiv_"};
+  const auto among = [&](const auto& names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (among(products)) return Sharing::sums;
+  if (among(rows)) return Sharing::rows;
+  return among(elements) ? Sharing::elements : Sharing::unknown;
+}
+
+}  // namespace
+
+void Operators::define(uint32_t number, std::string name, std::string overload) {
+  if (number >= kCountMax) throw CorruptLog("an operator's number is out of range");
+  Operator op;
+  op.full_name = overload.empty() ? name : name + "." + overload;
+  op.name = std::move(name);
+  op.overload = std::move(overload);
+  if (!allowed_ || allowed_(op.full_name)) {
+    op.handle = c10::Dispatcher::singleton().findSchema({op.name, op.overload});
+  }
+  if (op.handle) {
+    const c10::FunctionSchema& schema = op.handle->schema();
+    for (const c10::Argument& argument : schema.arguments()) {
+      op.arguments.push_back(type_of(argument));
+      if (keeps_out(op.name)) op.arguments.back().out = false;
+    }
+    mark_changed(op, op.arguments);
+    if (!op.arguments.empty() && overwrites_self(op.full_name)) op.arguments[0].out = true;
+    op.returns = schema.returns().size();
+    if (software_) op.sharing = sharing_of(op.name);
+    op.substitute = software_ ? find_substitute(op.full_name) : find_gpu_substitute(op.full_name);
+  }
+  if (number >= operators_.size()) operators_.resize(number + 1);
+  operators_[number] = std::move(op);
+}
+
+const Operator& Operators::at(uint32_t number) const {
+  if (number >= operators_.size() || operators_[number].name.empty()) {
+    throw CorruptLog("operator " + std::to_string(number) + " was not defined");
+  }
+  return operators_[number];
+}
+
+}  // namespace sing

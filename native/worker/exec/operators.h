@@ -1,0 +1,88 @@
+// The operators of a session: what the client's numbers stand for, and what their arguments are.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "worker/exec/substitutes.h"
+
+namespace sing {
+
+// What an argument may hold, flattened from its schema type for quick decoding.
+struct ArgumentType {
+  enum class Kind : uint8_t {
+    tensor,
+    integer,
+    real,
+    boolean,
+    number,
+    complex,
+    string,
+    device,
+    generator,
+    list,
+    unsupported,
+  };
+  Kind kind = Kind::unsupported;
+  bool optional = false;
+  Kind element = Kind::unsupported;  // of a list
+  bool element_optional = false;
+  c10::TypePtr element_type;  // of a list
+  bool written = false;       // as the schema says
+  bool changed = false;       // written, or changed though the schema says nothing of it
+  bool out = false;           // written without being read
+};
+
+// What the threads of an operator divide among them: elements or rows of the results, each of which
+// one of them computes, or, with some sizes, the sums in a product as well. See Note [Small
+// operators] in alone.h.
+enum class Sharing : uint8_t { unknown, elements, rows, sums };
+
+struct Operator {
+  std::string name;      // "aten::add"
+  std::string overload;  // "out"
+  std::string full_name;
+  // None if this torch has no such operator: its calls fail, not the session.
+  std::optional<c10::OperatorHandle> handle;
+  Substitute substitute = nullptr;
+  Sharing sharing = Sharing::unknown;
+  std::vector<ArgumentType> arguments;
+  size_t returns = 0;
+};
+
+// What a log may ask for. Everything, but for the fuzzer, which must not run what it makes up.
+struct Limits {
+  using Allowed = bool (*)(std::string_view full_name);
+  Allowed allowed = nullptr;         // which operators exist; null: all of this torch
+  int64_t elements_max = INT64_MAX;  // of an operand
+  bool check_writes = false;         // whether calls change what their write sets do not name
+  uint64_t piece_bytes = 4 << 20;    // copied at once between a storage and the arena
+  uint64_t mapped_bytes = 1 << 20;   // of extents that are mapped, not copied, when they are loaded
+};
+
+class Operators {
+ public:
+  static constexpr uint32_t kCountMax = 1 << 16;
+  using Allowed = Limits::Allowed;
+
+  // `software`: CUDA-only operators are computed by substitutes; a GPU needs few.
+  Operators(bool software, Allowed allowed) : software_(software), allowed_(allowed) {}
+
+  // CorruptLog if the number is out of range.
+  void define(uint32_t number, std::string name, std::string overload);
+  // CorruptLog if the number was not defined.
+  const Operator& at(uint32_t number) const;
+  const std::vector<Operator>& all() const { return operators_; }
+  void clear() { operators_.clear(); }
+
+ private:
+  bool software_;
+  Allowed allowed_;
+  std::vector<Operator> operators_;
+};
+
+}  // namespace sing

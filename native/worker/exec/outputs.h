@@ -1,0 +1,55 @@
+// Binds the results of an operator to the client's storage numbers.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/exec/decode.h"
+
+namespace sing {
+
+// One tensor that the client expects of a call. In a call that is not a request it comes with the
+// geometry that the client has already told the notebook; in a request it is a number to use.
+struct Expected {
+  enum class Kind : uint8_t { none, undefined, tensor, alias };
+  Kind kind = Kind::none;
+  uint32_t id = 0;
+  uint64_t bytes = 0;
+  Geometry geometry;
+};
+
+// The outputs of a call, list by list; kept between calls for its memory.
+struct ExpectedReturns {
+  struct Return {
+    bool list = false;
+    bool compound = false;  // may be a sparse tensor: as many numbers as one can have parts
+    uint32_t first = 0;
+    uint32_t count = 1;
+  };
+  std::vector<Return> returns;
+  std::vector<Expected> items;
+
+  std::span<const Expected> of(const Return& one) const {
+    return std::span<const Expected>(items).subspan(one.first, one.count);
+  }
+};
+
+// CorruptLog if the record says what no client says.
+void parse_outputs(Reader& in, uint16_t returns, bool request, ExpectedReturns& expected);
+
+// Everything that a call that did not happen should have made.
+void lose_outputs(State& state, const ExpectedReturns& expected,
+                  const std::shared_ptr<const std::string>& cause);
+
+// Binds results whose geometry was predicted. The notebook holds tensors of that geometry already,
+// so a result that lies in memory in another way is copied into place, and one that is of another
+// size or type is an error.
+void bind_predicted(State& state, const Call& call, const ExpectedReturns& expected);
+
+// Binds results of unknown geometry and describes them for the answer.
+void bind_and_describe(State& state, const Call& call, const ExpectedReturns& expected,
+                       Writer& answer);
+
+}  // namespace sing

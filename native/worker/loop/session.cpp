@@ -1,0 +1,332 @@
+#include "worker/loop/session.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <bit>
+#include <utility>
+
+#include "oplog/futex.h"
+#include "worker/exec/alone.h"
+#include "worker/loop/clock.h"
+#include "worker/loop/spin.h"
+#include "worker/state/blocks.h"
+
+namespace sing {
+
+namespace {
+
+// How much of a long log is executed between two looks at the clock.
+constexpr uint64_t kStretchBytes = 64 << 10;
+
+// How long memory that was freed is kept for the next tensors of a program that does nothing.
+constexpr std::chrono::seconds kCacheKept{2};
+
+// Note [Naps]: a program that asks for nothing, and issues its operators more slowly than they are
+// executed, gains nothing by a worker that waits for each of them, and loses what that one takes of
+// its core: the two may be threads of one core, and the host of a virtual machine spins for a while
+// after its guest has gone to sleep. So the worker of a software device naps, and then executes
+// many records at once. A request wakes it, and finds the work of a nap undone: naps are a small
+// part of the time for which nothing has been asked. A nap that nothing was written in ends in
+// sleep.
+constexpr uint64_t kNapPart = 16;
+constexpr uint64_t kNapLeastNs = 300'000;
+constexpr uint64_t kNapMostNs = 1'000'000;
+// Note [Questions]: a program that asks for numbers often, as one does that checks its arguments on
+// the device, computes for some ten microseconds between two questions, with a few operators among
+// them. It takes longer to be woken for these than to execute them, and it waits for both. So for a
+// while after each question the worker stays awake, unless others want its core: who spins is
+// served after those, and who sleeps before them.
+constexpr uint64_t kQuestionsNs = 200'000;
+constexpr uint64_t kPreemptedNs = 150'000;    // without a look at the clock: others had the core
+constexpr uint64_t kCrowdedNs = 200'000'000;  // for so long they are expected to want it again
+
+// Timers are late by 50 us otherwise.
+constexpr unsigned long kTimerSlackNs = 1'000;
+
+// A program that has asked for nothing for so long is not on the way to anything.
+constexpr std::chrono::milliseconds kDry{20};
+
+}  // namespace
+
+Session::Session(const SessionFiles& files, const SessionOptions& options)
+    : log_(map_ring(files.log, file_bytes(files.log), false)),
+      capacity_(log_.size() / 2),
+      client_(map_page<ClientPage>(files.client, false)),
+      worker_(map_page<WorkerPage>(files.worker, true, kAnswerRingBytes)),
+      agent_(map_page<AgentPage>(files.agent, false)),
+      threads_(options.threads),
+      spins_(options.device.is_cpu() && options.threads != 1 ? kSpinsWithThreads : kSpins),
+      helpers_(options.threads),
+      orders_(*worker_),
+      state_(options.device, &agent_->memory_granted, options.limits),
+      snapshots_(state_, files.arena, *agent_, orders_, options.epoch),
+      answers_(*client_, worker_, orders_),
+      executor_(state_, answers_, options.skip),
+      epoch_(options.epoch),
+      prepare_(options.prepare) {
+  const c10::DeviceGuard device(
+      options.device);  // that memory is taken of, where there are several
+  // A load that fails is met by the main thread at its next look for orders.
+  snapshots_.loads().on_failure([this] { orders_.end(); });
+  if (prepare_) {
+    orders_.gate(false);
+    consumed_ = snapshots_.open(files.snapshot, files.readiness);
+    snapshots_.finish_loading();
+    return;
+  }
+  snapshots_.loads().publish_left(&worker_->loading_bytes);
+  if (files.snapshot >= 0) consumed_ = snapshots_.open(files.snapshot, files.readiness);
+  claim();
+}
+
+Session::~Session() {
+  if (!claimed_) return;
+  worker_->gate_open.store(0);
+  worker_->memory_resident.store(0);
+}
+
+// From here on this is the worker of the session.
+void Session::claim() {
+  if (!whole_) throw std::runtime_error("the newer snapshot was not taken over");
+  if (consumed_ < agent_->retained.load(std::memory_order_acquire)) {
+    throw std::runtime_error("the log no longer holds the records after position " +
+                             std::to_string(consumed_));
+  }
+  WorkerPage& page = *worker_;
+  page.furthest.store(std::max({page.furthest.load(), page.consumed.load(), consumed_}));
+  page.pid = static_cast<uint32_t>(getpid());
+  page.epoch.store(epoch_);
+  page.asleep.store(0);
+  page.memory_resident.store(state_.storages.resident());
+  page.dirty_bytes.store(state_.storages.dirty());
+  page.loading_bytes.store(snapshots_.loads().bytes_left());
+  page.consumed.store(consumed_);
+  busy_ns_ = page.busy_ns.load();
+  claimed_ = true;
+}
+
+void Session::gate(bool open) {
+  if (open && !claimed_) claim();
+  orders_.gate(open);
+}
+
+void Session::replay(uint64_t until) {
+  reached_ = {};
+  std::future<void> reached = reached_.get_future();
+  awaited_.store(until, std::memory_order_release);
+  orders_.replaying(true);
+  gate(true);
+  reached.wait();
+}
+
+void Session::take_lease(uint64_t token, uint64_t within_ns) {
+  leaving_.store(token, std::memory_order_relaxed);
+  if (within_ns > 0 && steps_.aim()) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(within_ns);
+    uint64_t dry_at = UINT64_MAX;
+    while (!orders_.await_over(token, std::min(end, std::chrono::steady_clock::now() + kDry))) {
+      const uint64_t consumed = worker_->consumed.load(std::memory_order_relaxed);
+      const bool dry = client_->head.load(std::memory_order_relaxed) == consumed;
+      if ((dry && consumed == dry_at) || std::chrono::steady_clock::now() >= end) break;
+      dry_at = dry ? consumed : UINT64_MAX;
+    }
+    steps_.aim_at_nothing();
+  }
+  orders_.lease(token, false);
+}
+
+void Session::await_parked() {
+  orders_.await_parked();
+  if (state_.device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(state_.device.type()).synchronizeDevice(state_.device.index());
+}
+
+Taken Session::snapshot(Manner manner, const std::function<void()>& frozen) {
+  return snapshots_.take(manner, consumed_, *worker_, frozen);
+}
+
+void Session::adopt(int snapshot_fd) {
+  if (claimed_) throw std::runtime_error("this worker executes the session already");
+  const c10::DeviceGuard device(state_.device);
+  whole_ = false;
+  consumed_ = snapshots_.adopt(snapshot_fd);
+  snapshots_.finish_loading();
+  whole_ = true;
+}
+
+void Session::end() {
+  snapshots_.abort();
+  orders_.end();
+}
+
+// The client writes its head as it likes: what lies below it must be in the ring.
+uint64_t Session::checked_head() const {
+  const uint64_t head = client_->head.load(std::memory_order_acquire);
+  const uint64_t retained = agent_->retained.load(std::memory_order_relaxed);
+  if (head < consumed_ || head - std::min(head, retained) > capacity_ ||
+      head - consumed_ > capacity_) {
+    throw CorruptLog("the log's head lies where no client puts it");
+  }
+  return head;
+}
+
+void Session::run() {
+  if (prepare_ && !orders_.await_open()) return;
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
+  if (threads_ > 0) use_threads(threads_);  // a property of this thread
+  const c10::DeviceGuard device(state_.device);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::NoGradGuard no_grad;
+  struct Running {
+    explicit Running(Orders& orders) : orders(orders) { orders.begin_run(); }
+    ~Running() { orders.finish_run(); }
+    Orders& orders;
+  } running(orders_);
+  try {
+    while (!orders_.pending() || obey()) {
+      if (state_.storages.holds_freed()) let_go();
+      const uint64_t awaited = awaited_.load(std::memory_order_acquire);
+      if (consumed_ >= awaited) {
+        awaited_.store(UINT64_MAX, std::memory_order_relaxed);
+        orders_.replaying(false);
+        reached_.set_value();
+        continue;
+      }
+      const uint64_t head = checked_head();
+      if (head == consumed_) {
+        helpers_.waited();
+        idle();
+      } else {
+        drain(std::min({head, consumed_ + kStretchBytes, awaited}), head);
+      }
+    }
+  } catch (const LoadFailed&) {
+    if (!orders_.ended()) throw;
+  }
+  snapshots_.loads().rethrow();
+}
+
+void Session::let_go() {
+  state_.storages.sweep();
+  worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
+}
+
+// Executes the records that begin below `end`, or up to the next order.
+void Session::drain(uint64_t end, uint64_t head) {
+  const uint64_t began = monotonic_ns();
+  bool asked = false;
+  while (consumed_ < end && !orders_.pending()) {
+    const uint64_t furthest = worker_->furthest.load(std::memory_order_relaxed);
+    state_.storages.enforce(consumed_ >= furthest);
+    const std::byte* at = log_.data() + consumed_ % capacity_;
+    RecordHeader header;
+    std::memcpy(&header, at, sizeof(header));
+    if (!valid(header, head - consumed_)) throw CorruptLog("a record with an impossible header");
+    const std::span<const std::byte> payload(at + sizeof(header), header.bytes - sizeof(header));
+    if (steps_.reached() && belongs_to_step(header)) {
+      steps_.aim_at_nothing();
+      orders_.lease(leaving_.load(std::memory_order_relaxed), false);
+      break;
+    }
+    state_.storages.allow_overdraft((header.flags & kRequest) != 0);
+    if (!executor_.execute(consumed_, header, payload)) break;
+    asked |= (header.flags & kRequest) != 0;
+    note_step(consumed_ < furthest);
+    consumed_ += header.bytes;
+    worker_->memory_resident.store(state_.storages.resident(), std::memory_order_relaxed);
+    worker_->dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
+    worker_->consumed.store(consumed_, std::memory_order_release);
+    tell_progress();
+  }
+  caches_ = !state_.device.is_cpu() || Blocks::get().kept() > 0;
+  const uint64_t now = monotonic_ns();
+  busy_ns_ += now - began;
+  if (asked) requested_ns_ = now;
+  worker_->busy_ns.store(busy_ns_, std::memory_order_relaxed);
+  worker_->active_ns.store(now, std::memory_order_relaxed);
+  helpers_.worked(now, now - began);
+}
+
+// Rings once where the client waits for it to come. A wish that is seen too late for this record is
+// seen after the next one: the client wishes for a place well below its head.
+void Session::tell_progress() noexcept {
+  const uint64_t wanted = client_->progress_wanted.load(std::memory_order_relaxed);
+  if (wanted == progress_told_ || wanted > consumed_) [[likely]]
+    return;
+  progress_told_ = wanted;
+  worker_->bell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(&worker_->bell);
+}
+
+// Replayed records tell nothing of how fast the program is.
+void Session::note_step(bool replayed) noexcept {
+  if (replayed) return;
+  const uint64_t kind = executor_.kind(), memory = state_.storages.resident();
+  if (kind == 0) {
+    steps_.amend(memory);
+  } else {
+    steps_.note(kind, coarse_ns(), memory);
+  }
+}
+
+void Session::idle() {
+  if (napped_at_ == consumed_) {
+    sleep();
+    return;
+  }
+  if (state_.device.is_cpu()) {
+    const uint64_t nap = std::min((monotonic_ns() - requested_ns_) / kNapPart, kNapMostNs);
+    if (nap >= kNapLeastNs) {
+      napped_at_ = consumed_;
+      orders_.sleep(client_->head, consumed_, std::chrono::nanoseconds(nap), Rest::napping);
+      return;
+    }
+  }
+  // See Note [Questions]. Helpers that sleep need no core.
+  const bool alone = spins_ == kSpins || helpers_.asleep();
+  uint64_t looked = monotonic_ns();
+  const bool stays = alone && looked - preempted_ns_ > kCrowdedNs;
+  Spin spin(alone ? kSpins : spins_);
+  while (client_->head.load(std::memory_order_acquire) == consumed_) {
+    if (orders_.pending()) return;
+    if (spin.once()) continue;
+    const uint64_t now = monotonic_ns();
+    if (now - looked > kPreemptedNs) preempted_ns_ = now;
+    if (!stays || preempted_ns_ == now || now > requested_ns_ + kQuestionsNs) return sleep();
+    looked = now;
+  }
+}
+
+// What is freed is the agent's to grant to others, but the allocator of a device keeps it for the
+// next tensors. So it is given back when none come for a while.
+void Session::sleep() {
+  if (!caches_) {
+    orders_.sleep(client_->head, consumed_);
+    return;
+  }
+  orders_.sleep(client_->head, consumed_, kCacheKept);
+  if (client_->head.load(std::memory_order_acquire) != consumed_ || orders_.pending()) return;
+  empty_cache();
+}
+
+void Session::empty_cache() {
+  if (!caches_) return;
+  caches_ = false;
+  if (state_.device.is_cpu()) return Blocks::get().empty();
+  c10::getDeviceAllocator(state_.device.type())->emptyCache();
+}
+
+// Memory of the host is not the device's, which knows nothing of what is kept of it: others that
+// have the device now are to find it.
+bool Session::obey() {
+  if (state_.device.is_cpu() && orders_.leaves()) empty_cache();
+  return orders_.obey();
+}
+
+}  // namespace sing

@@ -1,0 +1,122 @@
+// One session in a worker: its mappings, its state, and the loop that executes its log.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oplog/mapping.h"
+#include "worker/exec/executor.h"
+#include "worker/exec/helpers.h"
+#include "worker/loop/answers.h"
+#include "worker/loop/orders.h"
+#include "worker/loop/steps.h"
+#include "worker/snapshot/snapshot.h"
+#include "worker/state/state.h"
+
+namespace sing {
+
+struct SessionFiles {
+  int log = -1;
+  int client = -1;
+  int worker = -1;
+  int agent = -1;
+  int arena = -1;
+  int snapshot = -1;   // or none
+  int readiness = -1;  // or none: all of the snapshot is in the arena
+};
+
+struct SessionOptions {
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  int threads = 0;  // of a software device; 0: as they are
+  uint64_t epoch = 1;
+  // Another worker still executes this session: load everything, and execute nothing and leave the
+  // page alone until the gate is opened.
+  bool prepare = false;
+  Skipped skip;
+  Limits limits;
+};
+
+class Session {
+ public:
+  Session(const SessionFiles& files, const SessionOptions& options);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Executes the log until the order to end. Throws CorruptLog. The thread that calls it is the
+  // main thread of orders.h.
+  void run();
+  Orders& orders() { return orders_; }
+
+  // --- any thread, one at a time ---
+  void gate(bool open);
+  // See Orders.
+  void lease(uint64_t token, bool given) { orders_.lease(token, given); }
+  // Takes the lease where the program's memory is least, if it comes there within so many
+  // nanoseconds; otherwise then, or as soon as it does nothing. Returns when it is taken.
+  void take_lease(uint64_t token, uint64_t within_ns);
+  // Also for what the device still executes of records that were begun.
+  void await_parked();
+  // Opens the gate and returns when everything below `until` was executed.
+  void replay(uint64_t until);
+  Taken snapshot(Manner manner, const std::function<void()>& frozen = {});
+  void trim() { snapshots_.trim(); }
+  // Of a prepared session: takes over a newer snapshot.
+  void adopt(int snapshot_fd);
+
+  // --- any thread ---
+  void hurry() { snapshots_.hurry(); }
+  void end();
+  uint64_t position() const { return consumed_; }
+  std::optional<Steps::Found> step(uint64_t since_ns) const { return steps_.find(since_ns); }
+  const State& state() const { return state_; }
+
+ private:
+  void drain(uint64_t end, uint64_t head);
+  void idle();
+  void sleep();
+  void empty_cache();
+  bool obey();
+  void note_step(bool replayed) noexcept;
+  void tell_progress() noexcept;
+  uint64_t checked_head() const;
+  void check_position() const;
+  void claim();
+  void let_go();
+
+  Mapping log_;
+  uint64_t capacity_;
+  Page<ClientPage> client_;
+  Page<WorkerPage> worker_;
+  Page<AgentPage> agent_;
+  int threads_;
+  int spins_;
+  Helpers helpers_;
+  Orders orders_;
+  State state_;
+  Snapshots snapshots_;
+  Answers answers_;
+  Executor executor_;
+  Steps steps_;
+  std::atomic<uint64_t> leaving_{0};  // token of the lease to be taken where `steps_` aims at
+  uint64_t consumed_ = 0;
+  std::atomic<uint64_t> awaited_{UINT64_MAX};  // a position that replay() waits for
+  std::promise<void> reached_;
+  uint64_t busy_ns_ = 0;
+  uint64_t preempted_ns_ = 0;        // when others last had its core while it spun
+  uint64_t requested_ns_ = 0;        // when the client last asked for something
+  uint64_t napped_at_ = UINT64_MAX;  // the position
+  uint64_t progress_told_ = 0;       // of ClientPage::progress_wanted
+  const uint64_t epoch_;
+  const bool prepare_;
+  bool caches_ = false;   // the device's allocator may keep memory that was freed
+  bool whole_ = true;     // no newer snapshot was taken over in part
+  bool claimed_ = false;  // by the thread that gives the orders
+};
+
+}  // namespace sing

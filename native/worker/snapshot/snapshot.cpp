@@ -1,0 +1,299 @@
+#include "worker/snapshot/snapshot.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <unordered_set>
+
+#include "worker/loop/clock.h"
+
+namespace sing {
+
+namespace {
+
+constexpr unsigned kThreadsMax = 4;
+// Storages up to here are loaded first: many operators need only these.
+constexpr uint64_t kSmallBytes = 1 << 20;
+// Versions that one worker may give to extents; the ones of the next worker lie behind.
+constexpr int kVersionBits = 40;
+
+}  // namespace
+
+// A snapshot in the making.
+struct Snapshots::Making {
+  explicit Making(FreeRanges free) : free(std::move(free)) {}
+
+  struct Save {
+    uint32_t id;
+    TransferPtr transfer;
+    // How soon its bytes may change again.
+    uint64_t changed;
+  };
+
+  FreeRanges free;
+  Snapshot snapshot;
+  std::vector<Save> saves;
+  std::vector<uint32_t> inlined;
+  uint64_t copied = 0;
+
+  // What changes in every step is saved first, and of that what has not changed for longest: it is
+  // next. Then the newest, which are likely to be freed soon.
+  std::vector<TransferPtr> order() {
+    std::sort(saves.begin(), saves.end(), [](const Save& a, const Save& b) {
+      const bool soon = a.transfer->soon;
+      if (soon != b.transfer->soon) return soon;
+      return soon ? a.changed < b.changed : a.changed > b.changed;
+    });
+    std::vector<TransferPtr> order;
+    order.reserve(saves.size());
+    for (const Save& save : saves) order.push_back(save.transfer);
+    return order;
+  }
+};
+
+Snapshots::Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders& orders,
+                     uint64_t epoch)
+    : state_(state),
+      arena_(arena_fd),
+      agent_(agent),
+      orders_(orders),
+      version_(epoch << kVersionBits),
+      loads_(Transfers::Direction::load, arena_, state.device, state.limits.piece_bytes),
+      saves_(Transfers::Direction::save, arena_, state.device, state.limits.piece_bytes) {
+  if (state.device.type() == c10::DeviceType::CPU) {
+    state.storages.map_from(&arena_, state.limits.mapped_bytes);
+  }
+}
+
+unsigned Snapshots::threads() const {
+  // Of a device, too: one stream orders its copies, but while one thread has the device copy, the
+  // others read or write the arena.
+  return std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsMax);
+}
+
+// ---------------------------------------------------------------- loading
+
+uint64_t Snapshots::open(int tables_fd, int readiness_fd) {
+  const Snapshot snapshot = read_snapshot(tables_fd, arena_.bytes());
+  if (readiness_fd >= 0) {
+    readiness_ = std::make_unique<Readiness>(readiness_fd, snapshot.extents.size());
+    loads_.wait_for(readiness_.get());
+  }
+  return fill(snapshot, {});
+}
+
+uint64_t Snapshots::adopt(int tables_fd) {
+  const Snapshot snapshot = read_snapshot(tables_fd, arena_.bytes());
+  loads_.wait_for(nullptr);
+  readiness_.reset();
+  state_.operators.clear();
+  state_.generators = Generators(state_.device);
+  state_.events.clear();
+  state_.pending.reset();
+  return fill(snapshot, state_.storages.take_all());
+}
+
+uint64_t Snapshots::fill(const Snapshot& snapshot, std::vector<Slot> old) {
+  struct Load {
+    TransferPtr transfer;
+    uint64_t used;
+  };
+  std::vector<Load> loads;
+  state_.storages.enforce(false);  // what is in the snapshot was granted when it was made
+  load_tables(snapshot, state_, std::move(old),
+              [&](c10::Storage storage, Extent extent, uint64_t index) {
+                TransferPtr transfer = loads_.add(std::move(storage), extent);
+                transfer->index = index;
+                loads.push_back({transfer, 0});
+                return transfer;
+              });
+  state_.storages.enforce(true);
+  for (Load& load : loads) {
+    load.used = state_.storages.at(snapshot.extents[load.transfer->index].id).used;
+  }
+  std::sort(loads.begin(), loads.end(), [](const Load& a, const Load& b) {
+    const bool small_a = a.transfer->extent.count <= kSmallBytes;
+    const bool small_b = b.transfer->extent.count <= kSmallBytes;
+    return small_a != small_b ? small_a : a.used > b.used;
+  });
+  std::vector<TransferPtr> order;
+  order.reserve(loads.size());
+  for (Load& load : loads) order.push_back(std::move(load.transfer));
+  Kept kept{snapshot.header.position, {}};
+  for (const ExtentEntry& entry : snapshot.extents) kept.extents.push_back(entry.extent());
+  kept_.assign(1, std::move(kept));
+  loads_.schedule(std::move(order));
+  loads_.help(threads(), Transfers::Pace::full);
+  return snapshot.header.position;
+}
+
+// ---------------------------------------------------------------- the arena
+
+void Snapshots::give_up_older() {
+  // The agent may still be filling the extents of the first one.
+  if (readiness_ && !readiness_->complete()) return;
+  const uint64_t retained = agent_.retained.load(std::memory_order_acquire);
+  // The agent may give the log back without a snapshot, but what did not change since the newest
+  // one lies in the extents of that.
+  while (kept_.size() > 1 && kept_.front().position < retained) kept_.erase(kept_.begin());
+}
+
+FreeRanges Snapshots::free_ranges() const {
+  std::vector<Extent> used;
+  for (const Kept& kept : kept_) used.insert(used.end(), kept.extents.begin(), kept.extents.end());
+  return FreeRanges(std::move(used));
+}
+
+void Snapshots::give_back(const FreeRanges& free) {
+  for (const auto& [count, offset] : free.gaps()) arena_.punch(offset, count);
+  const uint64_t bytes = arena_.bytes();
+  if (bytes > free.end()) arena_.punch(free.end(), bytes - free.end());
+}
+
+void Snapshots::trim() {
+  give_up_older();
+  give_back(free_ranges());
+}
+
+// ---------------------------------------------------------------- taking
+
+void Snapshots::hurry() {
+  hurried_ = true;
+  state_.storages.rhythm().ring();
+  saves_.help(threads(), Transfers::Pace::full);
+}
+
+void Snapshots::await_moment(const WorkerPage& page) {
+  uint64_t seen = UINT64_MAX;
+  state_.storages.rhythm().await_burst([&] {
+    // Whoever has slept since the last look does nothing that a copy could disturb.
+    const uint64_t consumed = page.consumed.load(std::memory_order_relaxed);
+    const bool still = page.asleep.load(std::memory_order_relaxed) != 0 ||
+                       page.gate_open.load(std::memory_order_relaxed) == 0;
+    const bool rests = consumed == seen && still;
+    seen = consumed;
+    return rests || hurried_ || orders_.ended();
+  });
+}
+
+Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
+                      const std::function<void()>& frozen) {
+  const bool stop = manner == Manner::stop;
+  if (manner == Manner::patient) await_moment(page);
+  const uint64_t began = monotonic_ns(), settling = saves_.settling_ns();
+  loads_.await_arrivals();  // it must not refer to bytes that may never come
+  give_up_older();
+  Making making(free_ranges());
+  Taken taken;
+  uint64_t parked = 0;
+  try {
+    orders_.while_parked([&] {
+      const uint64_t parked_at = monotonic_ns();
+      making.snapshot.header.position = position;
+      freeze(making);
+      if (stop) {
+        saves_.schedule(making.order());
+        hurry();
+        saves_.finish();
+      }
+      page.dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
+      parked = monotonic_ns() - parked_at;
+    });
+    if (frozen) frozen();
+    if (!stop) {
+      saves_.schedule(making.order());
+      if (hurried_) {
+        hurry();
+      } else {
+        saves_.help(1, Transfers::Pace::gentle);
+      }
+      saves_.finish();
+      hurried_ = false;
+      orders_.wake();  // to let go of what was held for this
+    }
+    taken.fd = write_snapshot(making.snapshot);
+  } catch (...) {
+    saves_.reset();
+    orders_.while_parked([&] {
+      undo(making);
+      page.dirty_bytes.store(state_.storages.dirty(), std::memory_order_relaxed);
+    });
+    throw;
+  }
+  Kept kept{making.snapshot.header.position, {}};
+  for (const ExtentEntry& entry : making.snapshot.extents) kept.extents.push_back(entry.extent());
+  kept_.push_back(std::move(kept));
+  // Whoever stops for a snapshot is in a hurry, and trims later.
+  if (!stop) give_back(making.free);
+  taken.position = making.snapshot.header.position;
+  taken.bytes = making.snapshot.header.state_bytes;
+  taken.copied = making.copied;
+  taken.stalled_ns = parked + saves_.settling_ns() - settling;
+  taken.duration_ns = monotonic_ns() - began;
+  page.stalled_ns.store(page.stalled_ns.load(std::memory_order_relaxed) + taken.stalled_ns,
+                        std::memory_order_relaxed);
+  return taken;
+}
+
+// Writes the tables and marks what is to be copied. The main thread is parked.
+void Snapshots::freeze(Making& making) {
+  if (orders_.ended()) throw std::runtime_error("the worker ends");
+  Snapshot& snapshot = making.snapshot;
+  SnapshotHeader& header = snapshot.header;
+  Writer tables;
+  put_tables(tables, state_, [&](uint32_t id, Slot& slot) {
+    header.state_bytes += saved_bytes(slot);
+    if (!slot.saved) {
+      const uint64_t count = slot.filled;
+      const Extent extent{making.free.take(count), count, ++version_};
+      TransferPtr transfer = saves_.add(slot.storage, extent);
+      transfer->soon = slot.changes > 1;
+      making.saves.push_back({id, transfer, slot.changed});
+      making.copied += count;
+      state_.storages.note_saved(slot, extent, std::move(transfer));
+    }
+    snapshot.extents.push_back({slot.saved.offset, slot.saved.count, id, 0, slot.saved.version});
+  });
+  arena_.grow(making.free.end());
+  for (uint32_t id = 0; id < state_.storages.all().size(); ++id) {
+    Slot& slot = state_.storages.all()[id];
+    if (!slot.storage || slot.saved) continue;
+    state_.storages.note_saved(slot, {0, slot.filled, kInlineVersion}, nullptr);
+    making.inlined.push_back(id);
+  }
+  snapshot.tables.assign(tables.view().begin(), tables.view().end());
+  header.magic = kSnapshotMagic;
+  header.version = kSnapshotVersion;
+  header.device_kind = static_cast<uint32_t>(kind_of(state_.device));
+  header.extents_offset = sizeof(header);
+  header.extents_count = snapshot.extents.size();
+  header.table_bytes = snapshot.tables.size();
+  header.state_bytes += snapshot.tables.size();
+  header.total_bytes =
+      sizeof(header) + snapshot.extents.size() * sizeof(ExtentEntry) + snapshot.tables.size();
+}
+
+// Nothing was saved by a snapshot that was not finished. The main thread is parked.
+void Snapshots::undo(const Making& making) noexcept {
+  auto& slots = state_.storages.all();
+  for (const Making::Save& save : making.saves) {
+    saves_.drop(save.transfer);
+    if (save.id >= slots.size()) continue;
+    Slot& slot = slots[save.id];
+    if (slot.saved == save.transfer->extent) state_.storages.forget_saved(slot);
+    if (slot.transfer == save.transfer) slot.transfer.reset();
+  }
+  for (const uint32_t id : making.inlined) {
+    if (id < slots.size() && slots[id].saved.version == kInlineVersion) {
+      state_.storages.forget_saved(slots[id]);
+    }
+  }
+}
+
+void Snapshots::abort() noexcept {
+  saves_.cancel();
+  loads_.cancel();
+}
+
+}  // namespace sing

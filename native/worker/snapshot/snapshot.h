@@ -1,0 +1,92 @@
+// Takes snapshots and starts from them, beside a main thread that goes on executing.
+//
+// Note [Extents]. A storage that was saved keeps its extent until its bytes change, and the next
+// snapshot refers to it again: only what has changed is copied. What a snapshot refers to is not
+// overwritten as long as somebody may start from it: the agent says by AgentPage::retained which
+// is the newest that it has, and those before are given up then. So a worker may be killed at any
+// moment, and two of them may have the arena open: one that executes, and one that prepares to.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "oplog/mapping.h"
+#include "worker/loop/orders.h"
+#include "worker/snapshot/tables.h"
+#include "worker/snapshot/transfers.h"
+
+namespace sing {
+
+// A snapshot as the agent gets it.
+struct Taken {
+  int fd = -1;  // of the tables
+  uint64_t position = 0;
+  uint64_t bytes = 0;       // that it stands for
+  uint64_t copied = 0;      // that had changed since the snapshot before
+  uint64_t stalled_ns = 0;  // that the main thread was kept from executing
+  uint64_t duration_ns = 0;
+};
+
+// How a snapshot is taken: with the main thread parked until it is done, and at full speed; or
+// beside it; or beside it and beginning when that disturbs least (see rhythm.h).
+enum class Manner : uint8_t { stop = 0, beside = 1, patient = 2 };
+
+class Snapshots {
+ public:
+  Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders& orders, uint64_t epoch);
+
+  // --- while nothing is executed ---
+  // Fills the state and returns its position. Storages are loaded meanwhile and after, by threads
+  // and by whoever uses them; `readiness_fd`: -1, or where to read what has arrived.
+  uint64_t open(int tables_fd, int readiness_fd);
+  // As open, of a newer snapshot: what has not changed since stays.
+  uint64_t adopt(int tables_fd);
+  // Waits until everything is loaded. LoadFailed.
+  void finish_loading() { loads_.finish(); }
+
+  // --- any thread, one at a time ---
+  // `frozen`: called when what it will hold does not change any more, before that is copied.
+  Taken take(Manner manner, const uint64_t& position, WorkerPage& page,
+             const std::function<void()>& frozen);
+  // Gives back the memory of what no snapshot needs.
+  void trim();
+
+  // --- any thread ---
+  void hurry();
+  // Ends what is going on; take() throws.
+  void abort() noexcept;
+  Transfers& loads() { return loads_; }
+
+ private:
+  struct Kept {
+    uint64_t position;
+    std::vector<Extent> extents;
+  };
+  struct Making;
+
+  unsigned threads() const;
+  void await_moment(const WorkerPage& page);
+  uint64_t fill(const Snapshot& snapshot, std::vector<Slot> old);
+  void give_up_older();
+  FreeRanges free_ranges() const;
+  void give_back(const FreeRanges& free);
+  void freeze(Making& making);
+  void undo(const Making& making) noexcept;
+
+  State& state_;
+  Arena arena_;
+  const AgentPage& agent_;
+  Orders& orders_;
+  uint64_t version_;  // of the newest extent
+  std::unique_ptr<Readiness> readiness_;
+  std::vector<Kept> kept_;
+  std::atomic<bool> hurried_{false};
+  Transfers loads_;
+  Transfers saves_;
+};
+
+}  // namespace sing

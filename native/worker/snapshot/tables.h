@@ -1,0 +1,71 @@
+// The file of a snapshot: everything that a session's numbers stand for at one position of its log,
+// but for the bytes of storages, which lie in the arena. docs/format.md describes it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "oplog/codec.h"
+#include "worker/state/arena.h"
+#include "worker/state/state.h"
+
+namespace sing {
+
+inline constexpr uint64_t kSnapshotMagic = 0x31504e53474e4953;  // "SINGSNP1"
+inline constexpr uint32_t kSnapshotVersion = 3;
+// Storages with fewer bytes lie in the tables: an extent takes a page.
+inline constexpr uint64_t kInlineBytes = 4096;
+inline constexpr uint64_t kInlineVersion = 1;  // of Slot::saved, for those
+
+struct SnapshotHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t device_kind;  // DeviceKind of the device that wrote it
+  uint64_t position;
+  uint64_t total_bytes;     // of this file
+  uint64_t state_bytes;     // of all storages, as far as they are saved
+  uint64_t extents_offset;  // in this file
+  uint64_t extents_count;
+  uint64_t table_bytes;  // the tables follow the extents
+};
+static_assert(sizeof(SnapshotHeader) == 64);
+
+struct ExtentEntry {
+  uint64_t arena_offset;
+  uint64_t count;
+  uint32_t id;  // of its storage
+  uint32_t reserved;
+  uint64_t version;
+
+  Extent extent() const noexcept { return {arena_offset, count, version}; }
+};
+static_assert(sizeof(ExtentEntry) == 32);
+
+struct Snapshot {
+  SnapshotHeader header{};
+  std::vector<ExtentEntry> extents;
+  std::vector<std::byte> tables;
+};
+
+// Reads the file and checks header and extents. Nothing in it is trusted.
+Snapshot read_snapshot(int fd, uint64_t arena_bytes);
+// Into a new memfd.
+int write_snapshot(const Snapshot& snapshot);
+
+DeviceKind kind_of(c10::Device device);
+
+// How much of a storage a snapshot holds: the bytes behind are zeros.
+uint64_t saved_bytes(const Slot& slot);
+
+// Writes the tables, while no record is executed. `place` is called once for each storage that lies
+// in the arena, in the order of the extents.
+void put_tables(Writer& out, State& state,
+                const std::function<void(uint32_t id, Slot& slot)>& place);
+
+// Fills `state`, which has no storages, from the tables; `old` holds those of the state before.
+// Storages whose extents are those of an old one take its place and need not be loaded.
+void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
+                 const std::function<TransferPtr(c10::Storage, Extent, uint64_t index)>& load);
+
+}  // namespace sing

@@ -1,0 +1,319 @@
+#include "worker/snapshot/transfers.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "worker/exec/failures.h"
+#include "worker/loop/clock.h"
+#include "worker/state/mapped.h"
+#include "worker/state/storages.h"
+
+namespace sing {
+
+namespace {
+
+// Whoever needs a storage that a gentle thread has in hand waits for that thread.
+constexpr uint64_t kGentleBytes = 1 << 20;
+constexpr int kGentleNice = 10;
+
+bool is_host(c10::Device device) { return device.type() == c10::DeviceType::CPU; }
+
+void become_gentle() {
+  const auto thread = static_cast<id_t>(syscall(SYS_gettid));
+  setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + kGentleNice);
+}
+
+}  // namespace
+
+Transfer::Transfer(Transfers& owner, c10::Storage storage, Extent extent)
+    : owner(owner),
+      extent(extent),
+      storage(std::move(storage)),
+      data_(is_host(this->storage.device()) ? static_cast<std::byte*>(this->storage.mutable_data())
+                                            : nullptr),
+      mapped_(is_mapped(this->storage)) {}
+
+Transfers::Transfers(Direction direction, Arena& arena, c10::Device device, uint64_t piece_bytes)
+    : direction_(direction), arena_(arena), device_(device), piece_bytes_(piece_bytes) {}
+
+Transfers::~Transfers() { reset(); }
+
+TransferPtr Transfers::add(c10::Storage storage, Extent extent) {
+  auto transfer = std::make_shared<Transfer>(*this, std::move(storage), extent);
+  std::lock_guard lock(mutex_);
+  ++unfinished_;
+  left_ += extent.count;
+  return transfer;
+}
+
+void Transfers::schedule(std::vector<TransferPtr> order) {
+  std::lock_guard lock(mutex_);
+  queue_.assign(std::make_move_iterator(order.begin()), std::make_move_iterator(order.end()));
+  if (published_) published_->store(left_, std::memory_order_relaxed);
+}
+
+void Transfers::help(unsigned threads, Pace pace) {
+  std::lock_guard lock(mutex_);
+  if (cancelled_ || failure_) return;
+  threads = static_cast<unsigned>(std::min<size_t>(threads, unfinished_));
+  for (unsigned i = 0; i < threads; ++i) {
+    threads_.emplace_back([this, pace] { work(pace); });
+    ++helping_;
+  }
+}
+
+void Transfers::finish() {
+  {
+    Lock lock(mutex_);
+    changed_.wait(lock, [this] { return unfinished_ == 0 || cancelled_ || failure_; });
+    if (unfinished_ != 0 && !failure_) {
+      failure_ = std::make_exception_ptr(std::runtime_error("it was ended before it was done"));
+    }
+  }
+  join();
+  std::lock_guard lock(mutex_);
+  cancelled_ = false;
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Transfers::reset() noexcept {
+  cancel();
+  join();
+  std::lock_guard lock(mutex_);
+  queue_.clear();
+  absent_.clear();
+  cancelled_ = false;
+  failure_ = nullptr;
+}
+
+void Transfers::await_arrivals() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [this] {
+    return unfinished_ == 0 || cancelled_ || failure_ || !readiness_ || readiness_->complete();
+  });
+  if (failure_) std::rethrow_exception(failure_);
+  if (cancelled_) throw LoadFailed("it was ended before all state was loaded");
+}
+
+void Transfers::rethrow() {
+  std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void Transfers::cancel() noexcept {
+  std::lock_guard lock(mutex_);
+  if (unfinished_ == 0) return;
+  cancelled_ = true;
+  changed_.notify_all();
+}
+
+// Threads end when nothing is left that they could take.
+void Transfers::join() noexcept {
+  std::vector<std::thread> ended;
+  {
+    Lock lock(mutex_);
+    while (helping_ != 0) {
+      if (readiness_ && (cancelled_ || failure_)) {
+        // Its bell is not ours to ring: a wake between a look at it and the sleep is lost.
+        readiness_->wake();
+        changed_.wait_for(lock, std::chrono::milliseconds(1));
+      } else {
+        changed_.wait(lock);
+      }
+    }
+    ended.swap(threads_);
+  }
+  for (std::thread& thread : ended) thread.join();
+}
+
+void Transfers::settle(const TransferPtr& transfer) {
+  if (!transfer->finished()) {
+    const uint64_t began = monotonic_ns();
+    at::Tensor staging;
+    Lock lock(mutex_);
+    urgent_ = transfer;
+    try {
+      while (!transfer->finished() && !cancelled_ && !failure_) {
+        if (!arrived(*transfer)) {
+          readiness_->want(transfer->index);
+          changed_.wait(lock);
+        } else if (direction_ == Direction::load && transfer->mapped_) {
+          leave(*transfer);  // whoever makes it quicker to read is nearly done
+          if (!transfer->finished()) changed_.wait(lock);
+        } else if (const auto piece = claim(transfer, piece_bytes_)) {
+          move_unlocked(lock, *piece, staging);
+        } else {
+          changed_.wait(lock);
+        }
+      }
+    } catch (...) {
+      fail();
+    }
+    urgent_.reset();
+    settling_ns_ += monotonic_ns() - began;
+  }
+  if (transfer->finished()) return;
+  if (direction_ == Direction::save) {
+    drop(transfer);
+    return;
+  }
+  rethrow();
+  throw LoadFailed("it was ended before all state was loaded");
+}
+
+void Transfers::drop(const TransferPtr& transfer) noexcept {
+  c10::Storage held;  // is freed behind the lock
+  std::lock_guard lock(mutex_);
+  if (!transfer->finished()) held = leave(*transfer);
+}
+
+// Nobody takes any more of it.
+c10::Storage Transfers::leave(Transfer& transfer) {
+  const uint64_t unclaimed = transfer.extent.count - transfer.claimed_;
+  transfer.claimed_ = transfer.extent.count;
+  return note_moved(transfer, unclaimed);
+}
+
+void Transfers::work(Pace pace) noexcept {
+  bool gentle = false;
+  const uint64_t most = pace == Pace::gentle ? std::min(kGentleBytes, piece_bytes_) : piece_bytes_;
+  // On a device, copies go to this thread's current stream: the default one, as the main thread's
+  // operators do. So a piece is read after what was executed before it was taken, and what is
+  // executed after it was settled comes later.
+  const c10::DeviceGuard device(device_);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::NoGradGuard no_grad;
+  at::Tensor staging;
+  Lock lock(mutex_);
+  try {
+    while (const auto piece = next(lock, most)) {
+      if (pace == Pace::gentle && !gentle && !piece->transfer->soon) {
+        become_gentle();  // for good; what is soon comes first
+        gentle = true;
+      }
+      move_unlocked(lock, *piece, staging);
+    }
+  } catch (...) {
+    fail();
+  }
+  --helping_;
+  changed_.notify_all();
+}
+
+std::optional<Transfers::Piece> Transfers::next(Lock& lock, uint64_t most) {
+  while (!cancelled_ && !failure_) {
+    if (urgent_ && arrived(*urgent_)) {
+      if (auto piece = claim(urgent_, most)) return piece;
+    }
+    for (; !queue_.empty(); queue_.pop_front()) {
+      const TransferPtr& first = queue_.front();
+      if (!first->finished() && !arrived(*first)) {
+        absent_.push_back(first);
+      } else if (auto piece = claim(first, most)) {
+        return piece;
+      }
+    }
+    if (absent_.empty()) return std::nullopt;
+    look_for_arrivals(lock);
+  }
+  return std::nullopt;
+}
+
+std::optional<Transfers::Piece> Transfers::claim(const TransferPtr& transfer, uint64_t most) {
+  const uint64_t offset = transfer->claimed_;
+  const uint64_t count = std::min(most, transfer->extent.count - offset);
+  if (count == 0) return std::nullopt;
+  transfer->claimed_ += count;
+  return Piece{transfer, offset, count};
+}
+
+bool Transfers::arrived(const Transfer& transfer) const {
+  if (!readiness_) return true;
+  const Arrival arrival = readiness_->of(transfer.index);
+  if (arrival == Arrival::failed) throw LoadFailed("a part of the saved state could not be read");
+  return arrival == Arrival::there;
+}
+
+void Transfers::look_for_arrivals(Lock& lock) {
+  const uint32_t seen = readiness_->seen();
+  std::erase_if(absent_, [this](TransferPtr& transfer) {
+    if (!transfer->finished() && !arrived(*transfer)) return false;
+    queue_.push_back(std::move(transfer));
+    return true;
+  });
+  if (!queue_.empty()) return;
+  lock.unlock();
+  readiness_->wait(seen);
+  lock.lock();
+  changed_.notify_all();  // the main thread may wait for one that is there now
+}
+
+void Transfers::move_unlocked(Lock& lock, const Piece& piece, at::Tensor& staging) {
+  lock.unlock();
+  try {
+    move(piece, staging);
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  c10::Storage held = note_moved(*piece.transfer, piece.count);
+  if (!held) return;
+  lock.unlock();  // it may be freed by this, which takes a while for a large one
+  held = c10::Storage();
+  lock.lock();
+}
+
+void Transfers::move(const Piece& piece, at::Tensor& staging) {
+  const Transfer& transfer = *piece.transfer;
+  const uint64_t at = transfer.extent.offset + piece.offset;
+  std::span<std::byte> bytes(transfer.data_ + piece.offset, piece.count);
+  at::Tensor there;
+  if (transfer.data_ == nullptr) {
+    if (!staging.defined() || staging.nbytes() < piece.count) staging = pinned_bytes(piece.count);
+    there = bytes_of(transfer.storage, piece.offset, piece.count);
+    bytes = span_of(staging).first(piece.count);
+  }
+  // Of the staging memory, what this piece takes; copies wait for the device, as it is used again.
+  const auto here = [&] { return staging.narrow(0, 0, static_cast<int64_t>(piece.count)); };
+  if (direction_ == Direction::save) {
+    if (there.defined()) here().copy_(there);
+    arena_.write(at, bytes);
+  } else if (transfer.mapped_) {
+    populate(bytes);
+  } else {
+    arena_.read(at, bytes);
+    if (there.defined()) there.copy_(here());
+  }
+}
+
+// Returns what a finished transfer has kept alive.
+c10::Storage Transfers::note_moved(Transfer& transfer, uint64_t count) {
+  transfer.moved_ += count;
+  left_ -= count;
+  if (published_) published_->store(left_, std::memory_order_relaxed);
+  if (transfer.moved_ < transfer.extent.count) return {};
+  c10::Storage held;
+  if (direction_ == Direction::save) std::swap(held, transfer.storage);
+  transfer.finished_.store(true, std::memory_order_release);
+  --unfinished_;
+  if (unfinished_ == 0 || urgent_.get() == &transfer) changed_.notify_all();
+  return held;
+}
+
+// While an exception is handled.
+void Transfers::fail() noexcept {
+  changed_.notify_all();
+  if (failure_) return;
+  failure_ = std::current_exception();
+  if (on_failure_) on_failure_();
+}
+
+}  // namespace sing

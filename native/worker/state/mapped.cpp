@@ -1,0 +1,109 @@
+#include "worker/state/mapped.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "oplog/mapping.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // Linux 5.14
+#endif
+
+namespace sing {
+
+namespace {
+
+constexpr uint64_t kHugeBytes = 2 << 20;
+// A thread is worth its start above this.
+constexpr uint64_t kPartBytes = 8 << 20;
+constexpr unsigned kThreadsMax = 4;
+
+uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Fresh memory, aligned so that it may come in large pages. Empty if there is none.
+Mapping fresh_memory(uint64_t bytes) {
+  const uint64_t reserved = bytes + kHugeBytes;
+  void* found = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (found == MAP_FAILED) return {};
+  auto* const begin = static_cast<std::byte*>(found);
+  auto* const data =
+      reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(found), kHugeBytes));
+  if (data > begin) munmap(begin, static_cast<size_t>(data - begin));
+  munmap(data + bytes, static_cast<size_t>(begin + reserved - (data + bytes)));
+  madvise(data, bytes, MADV_HUGEPAGE);
+  return Mapping(data, bytes);
+}
+
+void copy_by_threads(std::byte* to, const std::byte* from, uint64_t count) {
+  const auto most = std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsMax);
+  const uint64_t parts = std::clamp<uint64_t>(count / kPartBytes, 1, most);
+  const uint64_t part = round_up(count / parts, kHugeBytes);
+  std::vector<std::jthread> threads;
+  for (uint64_t at = part; at < count; at += part) {
+    threads.emplace_back([=] { std::memcpy(to + at, from + at, std::min(part, count - at)); });
+  }
+  std::memcpy(to, from, std::min(part, count));
+}
+
+struct Memory {
+  Mapping all;
+  uint64_t mapped;  // bytes from the start that are the arena's
+  std::atomic<bool> owned{false};
+
+  static void free(void* memory) { delete static_cast<Memory*>(memory); }
+};
+
+Memory* memory_of(const c10::Storage& storage) noexcept {
+  return storage ? storage.data_ptr().cast_context<Memory>(&Memory::free) : nullptr;
+}
+
+}  // namespace
+
+std::optional<c10::DataPtr> map_extent(const Arena& arena, const Extent& extent, uint64_t bytes) {
+  const uint64_t mapped = round_up(extent.count, kPageBytes);
+  auto memory = std::make_unique<Memory>();
+  memory->all = fresh_memory(round_up(bytes, kPageBytes));
+  memory->mapped = mapped;
+  if (!memory->all || !arena.map(extent.offset, {memory->all.data(), mapped})) return std::nullopt;
+  std::byte* const data = memory->all.data();
+  return c10::DataPtr(data, memory.release(), &Memory::free, c10::Device(c10::DeviceType::CPU));
+}
+
+bool is_mapped(const c10::Storage& storage) noexcept {
+  const Memory* memory = memory_of(storage);
+  return memory != nullptr && !memory->owned.load(std::memory_order_relaxed);
+}
+
+void own(const c10::Storage& storage) {
+  Memory* const memory = memory_of(storage);
+  if (memory == nullptr || memory->owned.load(std::memory_order_relaxed)) return;
+  std::byte* const data = memory->all.data();
+  Mapping copy = fresh_memory(memory->mapped);
+  if (!copy) throw std::bad_alloc();
+  copy_by_threads(copy.data(), data, memory->mapped);
+  // Takes the place of the mapping in one step, large pages included.
+  if (mremap(copy.data(), copy.size(), copy.size(), MREMAP_MAYMOVE | MREMAP_FIXED, data) ==
+      MAP_FAILED) {
+    throw std::bad_alloc();
+  }
+  copy.release();
+  memory->owned.store(true, std::memory_order_relaxed);
+}
+
+void populate(std::span<std::byte> mapped) noexcept {
+  const auto begin = reinterpret_cast<uintptr_t>(mapped.data()) / kPageBytes * kPageBytes;
+  const auto end = reinterpret_cast<uintptr_t>(mapped.data() + mapped.size());
+  // An older system does not know how; then they fault when they are read.
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
+}
+
+}  // namespace sing

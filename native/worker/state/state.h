@@ -1,0 +1,42 @@
+// What the numbers in a log stand for: the device state of one session.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "oplog/settings.h"
+#include "worker/exec/failures.h"
+#include "worker/exec/generators.h"
+#include "worker/exec/operators.h"
+#include "worker/state/storages.h"
+
+namespace sing {
+
+struct State {
+  static constexpr size_t kEventsMax = 1 << 20;
+
+  State(c10::Device device, const Word<uint64_t>* granted, Limits limits = {})
+      : device(device),
+        limits(limits),
+        storages(device, granted),
+        operators(device.type() == c10::DeviceType::CPU, limits.allowed),
+        generators(device) {}
+
+  c10::Device device;
+  Limits limits;
+  Storages storages;
+  Operators operators;
+  Generators generators;
+  std::unordered_map<uint32_t, int64_t> events;  // CLOCK_MONOTONIC of each, ns
+  std::optional<Settings> settings;              // none: those that torch began with
+  // The first failure that no request has reported yet, and the number of failures so far: see
+  // Note [Failures] in executor.h.
+  std::optional<Failure> pending;
+  uint32_t failures = 0;
+
+  bool stale(const Slot& slot) const { return pending && slot.stale == failures; }
+};
+
+}  // namespace sing

@@ -1,0 +1,184 @@
+// The storages of a session: numbers that the client gave to bytes on the device.
+//
+// A storage takes device memory at its first use, not when it is allocated, and bytes that nobody
+// wrote count as zeros, so that replaying a log gives the same bytes. Zeros are filled in only
+// when somebody could see them: not before an operator that overwrites the whole storage.
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "oplog/layout.h"
+#include "worker/exec/failures.h"
+#include "worker/snapshot/rhythm.h"
+#include "worker/snapshot/transfers.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace sing {
+
+// The bytes [offset, offset + count) of a storage as a tensor.
+at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t count);
+
+// Copies between a storage and host memory; done when they return.
+void copy_in(const c10::Storage& storage, uint64_t offset, std::span<const std::byte> bytes);
+void copy_out(const c10::Storage& storage, uint64_t offset, std::span<std::byte> into);
+// Host memory that the device reads and writes without help of the host's processors.
+at::Tensor pinned_bytes(uint64_t count);
+std::span<std::byte> span_of(const at::Tensor& bytes);
+
+struct Slot {
+  enum class Life : uint8_t { none = 0, live = 1, lost = 2 };
+  Life life = Life::none;
+  // The failure that skipped a write to this storage; see Note [Failures] in executor.h.
+  uint32_t stale = 0;
+  uint64_t bytes = 0;
+  uint64_t filled = 0;   // bytes from the start that hold values; the others count as zeros
+  uint64_t charged = 0;  // device memory taken
+  c10::Storage storage;  // none before the first use
+  std::shared_ptr<const std::string> cause;  // of the loss: the operator that failed
+  Extent saved;                              // where the arena has its bytes, until they change
+  // Without a storage: what brings it here. With one: what saves it, unless that is finished.
+  TransferPtr transfer;
+  uint64_t used = 0;     // position of the record that used it last
+  uint64_t changed = 0;  // and of the one that changed it last
+  uint32_t changes = 0;
+
+  // Whether it takes device memory; its bytes may still be on their way.
+  bool in_memory() const { return storage || transfer; }
+};
+
+class Storages {
+ public:
+  static constexpr uint32_t kCountMax = 1 << 24;
+  static constexpr uint64_t kBytesMax = uint64_t{1} << 60;
+  // Smaller ones are copied in no time.
+  static constexpr uint64_t kLargeBytes = 64 << 10;
+
+  // `granted`: device bytes that the session may use (null: no limit).
+  Storages(c10::Device device, const Word<uint64_t>* granted);
+
+  // CorruptLog if nothing is there.
+  Slot& at(uint32_t id);
+  void allocate(uint32_t id, uint64_t bytes);
+  void free(uint32_t id);
+  void resize(uint32_t id, uint64_t bytes);
+  // Takes over what an operator made. OutOfMemoryError leaves the number without a storage.
+  void bind(uint32_t id, c10::Storage storage, uint64_t bytes);
+  void lose(uint32_t id, std::shared_ptr<const std::string> cause, uint64_t bytes);
+  // After an operator has changed the size of a storage itself. OutOfMemoryError if that went
+  // beyond the grant; the storage stays as it is.
+  void note_size(Slot& slot);
+
+  // The storage with every byte defined, or (`raw`) about to be overwritten as a whole.
+  const c10::Storage& use(Slot& slot);
+  const c10::Storage& use_raw(Slot& slot);
+
+  // Before its bytes change, and after use: what is being saved of it is saved first.
+  void touch(Slot& slot) {
+    if (slot.saved) detach(slot);
+    slot.changed = position_;
+    if (++slot.changes > 1 && slot.charged >= kLargeBytes) rhythm_.changed_again();
+    if (slot.transfer) await_saved(slot);
+  }
+  // Its bytes are no longer those of its extent, or will not be for long.
+  void detach(Slot& slot);
+  void begin_record(uint64_t position) noexcept {
+    position_ = position;
+    rhythm_.record();
+  }
+  // When it changes what.
+  Rhythm& rhythm() noexcept { return rhythm_; }
+
+  // After every byte of it was overwritten.
+  static void revive(Slot& slot);
+
+  void write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes);
+  // Needs use() before. Waits for the device.
+  static void read(const Slot& slot, uint64_t offset, std::span<std::byte> into) {
+    copy_out(slot.storage, offset, into);
+  }
+
+  c10::Device device() const { return device_; }
+  c10::Allocator* allocator() const { return allocator_; }
+  uint64_t resident() const { return resident_; }
+  // Bytes of the storages that have changed since they were saved.
+  uint64_t dirty() const { return resident_ - saved_; }
+  const std::vector<Slot>& slots() const { return slots_; }
+  // Replayed records ran within the grant of their time, which may be lower by now.
+  void enforce(bool on) {
+    if (on && !enforced_) overdrawn_ = resident_ - std::min(resident_, granted());
+    enforced_ = on;
+  }
+  // Note [Overdraft]: what a request makes may have a size that its client learns from the answer.
+  // By then it takes memory, and failing would not undo what else the operator did. So one request
+  // may go beyond the grant, and no other until the client has asked for that much.
+  void allow_overdraft(bool request) noexcept {
+    if (overdrawn_ != 0 && resident_ <= granted()) overdrawn_ = 0;
+    lenient_ = request && overdrawn_ == 0;
+  }
+  // Lets go of the memory of freed storages that have been saved by now.
+  void sweep() noexcept;
+  bool holds_freed() const noexcept { return !held_.empty(); }
+
+  // --- for snapshots, while no record is executed ---
+  std::vector<Slot>& all() { return slots_; }
+  void note_saved(Slot& slot, Extent extent, TransferPtr transfer);
+  void forget_saved(Slot& slot) noexcept;
+  // On a software device: storages are mapped from there rather than loaded, see mapped.h.
+  // Not those with fewer bytes: mappings are few, and one costs more than copying little.
+  void map_from(const Arena* arena, uint64_t bytes_min) {
+    arena_ = arena;
+    mapped_bytes_min_ = bytes_min;
+  }
+  // Memory for a live storage without any, to be loaded from `extent` by what `load` makes.
+  using Loading = std::function<TransferPtr(c10::Storage, Extent)>;
+  void restore(Slot& slot, Extent extent, const Loading& load);
+  // Puts a storage in the place of an equal one of the state before: see `take_all`.
+  void restore(uint32_t id, Slot&& slot);
+  // Leaves no storage; what it returns takes no memory any more as far as accounts go.
+  std::vector<Slot> take_all();
+
+ private:
+  // The storage of a freed slot, until it is saved.
+  struct Held {
+    TransferPtr transfer;
+    uint64_t charged;
+  };
+
+  uint64_t granted() const noexcept {
+    return granted_ ? granted_->load(std::memory_order_relaxed) : UINT64_MAX;
+  }
+  Slot& slot(uint32_t id);
+  void charge(uint64_t bytes);
+  void take_memory(Slot& slot, std::optional<c10::DataPtr> memory = std::nullopt);
+  void await_loaded(Slot& slot);
+  void await_saved(Slot& slot);
+  void release(Slot& slot) noexcept;
+
+  c10::Device device_;
+  c10::Allocator* allocator_;
+  const Arena* arena_ = nullptr;
+  uint64_t mapped_bytes_min_ = 0;
+  const Word<uint64_t>* granted_;
+  bool enforced_ = true;
+  bool lenient_ = false;    // see Note [Overdraft]
+  uint64_t overdrawn_ = 0;  // bytes beyond the grant
+  uint64_t resident_ = 0;
+  uint64_t saved_ = 0;  // of those, charged to storages whose bytes the arena has
+  uint64_t position_ = 0;
+  Rhythm rhythm_;
+  std::vector<Held> held_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace sing
