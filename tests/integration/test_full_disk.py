@@ -13,6 +13,7 @@ from kernelproxy.common.protocol import Resume, Suspend
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 from tests.integration.test_checkpoints import hand_over, host_state
+from tests.integration.test_keeper import keeps
 
 StartHost = Callable[..., ToyHost]
 
@@ -66,7 +67,7 @@ def test_whatever_dies_on_a_full_disk_nothing_is_lost(
         client.add(2)
         assert client.read() == client.state
     host.kill(host.keeper_pid())
-    wait_until(host.keeper_pid)
+    wait_until(lambda: keeps(host.keeper_pid(), 1))
     host.kill_agent()
     other = host.client("other")
     host.work(other)
