@@ -125,8 +125,8 @@ $(OTHER)/.package: pyproject.toml hatch_build.py constraints.txt | system
 test-torch: $(OTHER)/.package ## what depends on torch, with TORCH=2.11.0 in an environment of its own
 	$(IN_NATIVE) test BUILD=build-$(TORCH) PYTHON=$(abspath $(OTHER_BIN)) \
 	  TORCH_DIR="$$($(OTHER_BIN) -m kernelproxy.native --torch-dir)"
-	$(OTHER_BIN) -m pytest tests/unit/test_native.py tests/e2e/test_driver.py \
-	  tests/e2e/test_surface.py tests/e2e/test_behaviours.py tests/e2e/test_training_equality.py
+	$(OTHER_BIN) -m pytest tests/unit/native/test_native.py tests/e2e/programs/test_driver.py \
+	  tests/e2e/programs/test_surface.py tests/e2e/programs/test_behaviours.py tests/e2e/programs/test_training_equality.py
 
 fuzz: venv
 	$(IN_NATIVE) fuzz TORCH_DIR="$(TORCH_DIR)" SECONDS=$(FUZZ_SECONDS)

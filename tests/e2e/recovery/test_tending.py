@@ -1,0 +1,469 @@
+"""Real kernels whose process goes and comes at orders of a fake agent, and who notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from kernelproxy.common import protocol
+from kernelproxy.common.errors import ProcessError
+from kernelproxy.criu import mode_probe as forms
+from kernelproxy.criu.sandbox import Form
+from tests.e2e.kernels import Kernel, kernel
+from tests.e2e.notebooks.test_server import Server, hang_up
+from tests.unit.fake_daemon import FakeAgent, FakeDaemon
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SECONDS_MAX = 60.0
+KINDS: list[forms.Kind] = ["root", "user"] if os.geteuid() == 0 else ["user"]
+each_form = pytest.mark.parametrize("form", KINDS, indirect=True)
+# Where a kernel waits to be woken; and what only its process has.
+SETUP = """
+import itertools, os, select
+wait, wake = os.pipe()
+def woken():
+    ready = select.select([wait], [], [], 0)[0]
+    return os.read(wait, 1 << 16).decode() if ready else ""
+counter = itertools.count(1)
+get_ipython().history_manager.enabled = False  # which all kernels of a user share
+print(wake)
+"""
+# What a kernel does in whose place another process is to be.
+STEP_ASIDE = """
+import signal, threading
+go = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: go.set())
+print("waits", flush=True)
+_ = go.wait()
+get_ipython().events.register("pre_execute", threading.Event().wait)
+"""
+# A server that starts a kernel, and dies without a word.
+SERVER = """
+import os
+from jupyter_client.manager import KernelManager
+manager = KernelManager(kernel_name="python3")
+manager.start_kernel()
+print(manager.provisioner.pid, manager.connection_file, flush=True)
+os._exit(9)
+"""
+
+
+@pytest.fixture
+def form(request: pytest.FixtureRequest) -> Form:
+    """The best form that this user has, or another one."""
+    try:
+        return Form(getattr(request, "param", KINDS[0]), forms.find_criu())
+    except ProcessError as error:
+        if forms.VARIABLE in os.environ:
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def daemon(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, form: Form) -> Iterator[FakeDaemon]:
+    """A fake daemon that knows how to save processes."""
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
+    (runtime_dir / "start.lock").touch()
+    daemon = FakeDaemon(runtime_dir / "agent.sock")
+    daemon.form = ({"kind": form.kind, "criu": form.criu}, "")
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+class Tended:
+    """A kernel, its agent, and the directories of its images."""
+
+    def __init__(self, notebook: Kernel, daemon: FakeDaemon, directory: Path) -> None:
+        self.notebook, self.daemon = notebook, daemon
+        self.agent: FakeAgent = daemon.tenders.get(timeout=SECONDS_MAX)
+        self._directory, self._count = directory, 0
+        self.wake_fd = int(notebook.run(SETUP).stdout)
+
+    def order(self, message: protocol.Message) -> protocol.Message:
+        """Have an order carried out."""
+        answer = self.agent.order(message)
+        assert not isinstance(answer, protocol.Error), answer.message
+        return answer
+
+    def save(self, *, leave_running: bool) -> Path:
+        """Save the process, and return where."""
+        self._count += 1
+        directory = self._directory / f"images-{self._count}"
+        dump = protocol.Dump(str(directory), self.wake_fd, leave_running)
+        assert isinstance(self.order(dump), protocol.Dumped)
+        return directory
+
+    def hibernate(self) -> Path:
+        self.order(protocol.Hold(SECONDS_MAX))
+        return self.save(leave_running=False)
+
+    def revive(self, directory: Path) -> None:
+        revived = self.order(protocol.Revive(str(directory), "s0", beside=False))
+        assert isinstance(revived, protocol.Revived)
+        assert Path("/proc", str(revived.pid)).exists()
+        self.order(protocol.LetThrough())
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[Callable[[], bool]]:
+    """Give what waits for the end of a process."""
+    fd = os.pidfd_open(pid)
+    try:
+        yield lambda: bool(select.select([fd], [], [], SECONDS_MAX)[0])
+    finally:
+        os.close(fd)
+
+
+def go_on(pid: int) -> None:
+    """Let a kernel go on that has stepped aside."""
+    os.kill(pid, signal.SIGUSR1)
+
+
+@contextmanager
+def tended(daemon: FakeDaemon, directory: Path) -> Iterator[Tended]:
+    with kernel() as notebook:
+        yield Tended(notebook, daemon, directory)
+
+
+@each_form
+def test_a_kernel_goes_and_comes_and_its_client_keeps_what_it_has(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    with tended(daemon, tmp_path) as one:
+        for number in range(1, 4):
+            images = one.hibernate()
+            assert one.notebook.manager.is_alive()
+            cells = [one.notebook.begin("print(next(counter))") for _ in range(20)]
+            assert one.agent.hear() == protocol.Knock()
+            one.revive(images)
+            printed = [one.notebook.finish(cell).stdout for cell in cells]
+            assert printed == [f"{20 * (number - 1) + i}\n" for i in range(1, 21)]
+            line = '{"restored": true, "session": "s0"}\n'
+            assert one.notebook.run("print(woken(), end='')").stdout == line
+
+
+@each_form
+def test_what_is_typed_and_interrupted_reaches_the_process_that_is_there(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    with tended(daemon, tmp_path) as one:
+        one.revive(one.hibernate())
+        client = one.notebook.client
+        cell = client.execute("print(input() * 2)", allow_stdin=True)
+        assert client.get_stdin_msg(timeout=SECONDS_MAX)["msg_type"] == "input_request"
+        client.input("ab")
+        assert one.notebook.finish(cell).stdout == "abab\n"
+        for mode in ("signal", "message"):
+            one.notebook.manager.kernel_spec.interrupt_mode = mode
+            cell = one.notebook.begin("import time\nprint('on', flush=True)\ntime.sleep(600)")
+            one.notebook.finish(cell, until=lambda ran: "on" in ran.stdout)
+            one.notebook.manager.interrupt_kernel()
+            assert one.notebook.finish(cell).error == "KeyboardInterrupt"
+
+
+def test_a_process_that_cannot_be_saved_goes_on(
+    daemon: FakeDaemon, runtime_dir: Path, tmp_path: Path
+) -> None:
+    with tended(daemon, tmp_path) as one:
+        outside = str(runtime_dir / "agent.sock")
+        one.notebook.run(
+            f"import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({outside!r})"
+        )
+        one.order(protocol.Hold(SECONDS_MAX))
+        answer = one.agent.order(protocol.Dump(str(tmp_path / "images"), one.wake_fd, False))
+        assert isinstance(answer, protocol.Error)
+        one.order(protocol.LetThrough())
+        line = '{"restored": false, "session": "s0"}\n'
+        assert one.notebook.run("s.close()\nprint(woken(), end='')").stdout == line
+        one.revive(one.hibernate())
+        assert one.notebook.run("print(next(counter))").stdout == "1\n"
+
+
+@each_form
+def test_an_earlier_process_takes_the_place_of_the_present_one(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    with tended(daemon, tmp_path) as one:
+        notebook = one.notebook
+        images = one.save(leave_running=True)
+        assert notebook.run("later = 1").error == ""
+        for session in ("s2", "s3", "s4"):
+            # As a kernel does that has asked for it: it ends its cell, and begins no other.
+            last = notebook.begin(STEP_ASIDE)
+            notebook.finish(last, until=lambda ran: "waits" in ran.stdout)
+            cells = [notebook.begin("print(next(counter), 'later' in dir())") for _ in range(20)]
+            revived = one.order(protocol.Revive(str(images), session, beside=True))
+            assert isinstance(revived, protocol.Revived)
+            present = asyncio.run(notebook.manager.provisioner.get_provisioner_info())["pid"]
+            late = notebook.begin("print(woken())")
+            go_on(present)
+            one.order(protocol.Replace())
+            printed = [notebook.finish(cell).stdout for cell in cells]
+            assert printed == [f"{number} False\n" for number in range(1, 21)]
+            line = json.loads(notebook.finish(late).stdout)
+            assert (line["restored"], line["session"]) == (True, session)
+            assert Path(line["connection_file"]).name == Path(notebook.manager.connection_file).name
+        assert [r.session for r in daemon.requests if isinstance(r, protocol.Tend)] == ["s0"]
+    assert daemon.requests[-1] == protocol.CloseSession("s4")
+
+
+def test_one_that_may_not_take_the_place_is_ended(daemon: FakeDaemon, tmp_path: Path) -> None:
+    with tended(daemon, tmp_path) as one:
+        images = one.save(leave_running=True)
+        one.notebook.run("later = 1")
+        revived = one.order(protocol.Revive(str(images), "s2", beside=True))
+        assert isinstance(revived, protocol.Revived)
+        with watched(revived.pid) as ended:
+            one.order(protocol.LetThrough())
+            assert ended()
+        assert one.notebook.run("print(later)").stdout == "1\n"
+
+
+def test_one_that_was_promised_the_place_takes_it_though_the_agent_has_died(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    with tended(daemon, tmp_path) as one:
+        notebook = one.notebook
+        images = one.save(leave_running=True)
+        notebook.run("later = 1")
+        last = notebook.begin(STEP_ASIDE)
+        notebook.finish(last, until=lambda ran: "waits" in ran.stdout)
+        cells = [notebook.begin("print(next(counter), 'later' in dir())") for _ in range(3)]
+        one.order(protocol.Revive(str(images), "s2", beside=True))
+        one.order(protocol.Promise())
+        present = asyncio.run(notebook.manager.provisioner.get_provisioner_info())["pid"]
+        one.agent.close()
+        go_on(present)
+        printed = [notebook.finish(cell).stdout for cell in cells]
+        assert printed == [f"{number} False\n" for number in range(1, 4)]
+        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+        assert [r.session for r in daemon.requests if isinstance(r, protocol.Tend)] == ["s0", "s2"]
+    assert daemon.requests[-1] == protocol.CloseSession("s2")
+
+
+def test_one_that_was_promised_nothing_ends_with_the_agent(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    with tended(daemon, tmp_path) as one:
+        images = one.save(leave_running=True)
+        one.notebook.run("later = 1")
+        revived = one.order(protocol.Revive(str(images), "s2", beside=True))
+        assert isinstance(revived, protocol.Revived)
+        with watched(revived.pid) as ended:
+            one.agent.close()
+            assert ended()
+        assert one.notebook.run("print(later)").stdout == "1\n"
+        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+
+
+def test_a_hibernating_kernel_is_shut_down_at_once(
+    daemon: FakeDaemon, runtime_dir: Path, tmp_path: Path
+) -> None:
+    with tended(daemon, tmp_path) as one:
+        one.hibernate()
+        manager = one.notebook.manager
+        manager.shutdown_wait_time = 10 * SECONDS_MAX  # which would be waited for
+        manager.shutdown_kernel()
+        assert not manager.has_kernel
+    assert daemon.requests[-1] == protocol.CloseSession("s0")
+    assert list((runtime_dir / "kernels").iterdir()) == []
+
+
+def test_a_hibernating_kernel_is_restarted(daemon: FakeDaemon, tmp_path: Path) -> None:
+    with tended(daemon, tmp_path) as one:
+        before = one.notebook.manager.ports
+        one.hibernate()
+        one.notebook.restart()
+        assert one.notebook.manager.ports == before
+        assert one.notebook.run("print('counter' in dir())").stdout == "False\n"
+        again = Tended(one.notebook, daemon, tmp_path / "again")
+        (tmp_path / "again").mkdir()
+        again.revive(again.hibernate())
+        assert one.notebook.run("print(next(counter))").stdout == "1\n"
+
+
+def test_the_next_agent_is_told_who_waits(daemon: FakeDaemon, tmp_path: Path) -> None:
+    with tended(daemon, tmp_path) as one:
+        images = one.hibernate()
+        cell = one.notebook.begin("print(next(counter))")
+        assert one.agent.hear() == protocol.Knock()
+        one.agent.close()
+        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+        assert one.agent.hear() == protocol.Knock()
+        one.revive(images)
+        assert one.notebook.finish(cell).stdout == "1\n"
+
+
+def test_a_return_that_failed_is_tried_again(daemon: FakeDaemon, tmp_path: Path) -> None:
+    with tended(daemon, tmp_path) as one:
+        images = one.hibernate()
+        cells = [one.notebook.begin("print(next(counter))")]
+        assert one.agent.hear() == protocol.Knock()
+        nowhere = protocol.Revive(str(tmp_path / "nowhere"), "s0", beside=False)
+        assert isinstance(one.agent.order(nowhere), protocol.Error)
+        cells.append(one.notebook.begin("print(next(counter))"))
+        assert one.agent.hear() == protocol.Knock()
+        one.revive(images)
+        assert [one.notebook.finish(cell).stdout for cell in cells] == ["1\n", "2\n"]
+
+
+def test_requests_go_through_though_the_agent_has_died(daemon: FakeDaemon, tmp_path: Path) -> None:
+    with tended(daemon, tmp_path) as one:
+        one.order(protocol.Hold(SECONDS_MAX))
+        one.agent.close()
+        assert one.notebook.run("print(next(counter))").stdout == "1\n"
+        one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
+
+
+def test_a_hibernating_kernel_ends_when_nobody_knows_it(daemon: FakeDaemon, tmp_path: Path) -> None:
+    with tended(daemon, tmp_path) as one:
+        one.hibernate()
+        daemon.forgotten = True
+        one.agent.close()
+        ended = asyncio.run(asyncio.wait_for(one.notebook.manager.provisioner.wait(), SECONDS_MAX))
+        assert ended == 1
+
+
+def test_a_dead_kernel_is_dead(daemon: FakeDaemon, tmp_path: Path) -> None:
+    with tended(daemon, tmp_path) as one:
+        one.revive(one.hibernate())
+        one.notebook.begin("os._exit(7)")
+        ended = asyncio.run(asyncio.wait_for(one.notebook.manager.provisioner.wait(), SECONDS_MAX))
+        assert ended == 7
+
+
+def test_it_works_in_an_event_loop(daemon: FakeDaemon, tmp_path: Path) -> None:
+    asyncio.run(_in_an_event_loop(daemon, tmp_path))
+
+
+async def _in_an_event_loop(daemon: FakeDaemon, tmp_path: Path) -> None:
+    manager = AsyncKernelManager(kernel_name="python3")
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    try:
+        await client.wait_for_ready(timeout=SECONDS_MAX)
+        said: list[str] = []
+
+        async def run(code: str) -> str:
+            said.clear()
+            await client.execute_interactive(
+                code,
+                timeout=SECONDS_MAX,
+                output_hook=lambda message: said.append(message["content"].get("text", "")),
+            )
+            return "".join(said)
+
+        agent = await asyncio.to_thread(daemon.tenders.get, timeout=SECONDS_MAX)
+        wake_fd = int(await run(SETUP))
+
+        def order(message: protocol.Message) -> None:
+            assert not isinstance(agent.order(message), protocol.Error)
+
+        await asyncio.to_thread(order, protocol.Hold(SECONDS_MAX))
+        await asyncio.to_thread(order, protocol.Dump(str(tmp_path / "images"), wake_fd, False))
+        assert await client.is_alive()
+        cell = asyncio.create_task(run("print(next(counter))"))
+        assert await asyncio.to_thread(agent.hear) == protocol.Knock()
+        await asyncio.to_thread(order, protocol.Revive(str(tmp_path / "images"), "s0", False))
+        await asyncio.to_thread(order, protocol.LetThrough())
+        assert await cell == "1\n"
+    finally:
+        client.stop_channels()
+        await manager.shutdown_kernel()
+
+
+def test_a_notebook_is_opened_while_its_kernel_hibernates(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    (tmp_path / "notebooks").mkdir()
+    server = Server(tmp_path / "notebooks")
+    try:
+        asyncio.run(_open(server, daemon, tmp_path))
+    finally:
+        server.close()
+
+
+async def _open(server: Server, daemon: FakeDaemon, directory: Path) -> None:
+    kernel_id = server.fetch("api/kernels", "POST", {"name": "python3"})["id"]
+    agent = daemon.tenders.get(timeout=SECONDS_MAX)
+    url = server.url.replace("http", "ws") + f"api/kernels/{kernel_id}/channels?session_id=tab"
+    request = HTTPRequest(url, headers={"Authorization": f"token {server.token}"})
+
+    async def run(tab: WebSocketClientConnection, code: str) -> str:
+        header = {"msg_id": secrets.token_hex(), "msg_type": "execute_request", "version": "5.3"}
+        message = {"channel": "shell", "header": {**header, "username": "", "session": "tab"}}
+        rest = {"parent_header": {}, "metadata": {}, "buffers": []}
+        await tab.write_message(json.dumps({**message, **rest, "content": {"code": code}}))
+        printed = ""
+        while True:
+            said = json.loads(await asyncio.wait_for(tab.read_message(), SECONDS_MAX) or "")
+            if said["parent_header"].get("msg_id") != header["msg_id"]:
+                continue
+            printed += said["content"].get("text", "")
+            if said["content"].get("execution_state") == "idle":
+                return printed
+
+    async def order(message: protocol.Message) -> None:
+        assert not isinstance(await asyncio.to_thread(agent.order, message), protocol.Error)
+
+    async def hibernate(name: str) -> None:
+        await order(protocol.Hold(SECONDS_MAX))
+        await order(protocol.Dump(str(directory / name), wake_fd, leave_running=False))
+
+    async def come_back(name: str) -> None:
+        assert await asyncio.to_thread(agent.hear) == protocol.Knock()
+        await order(protocol.Revive(str(directory / name), "s0", beside=False))
+        await order(protocol.LetThrough())
+
+    tab = await websocket_connect(request)
+    wake_fd = int(await run(tab, SETUP))
+    await hibernate("first")
+    cell = asyncio.create_task(run(tab, "print(next(counter))"))
+    await come_back("first")
+    assert await cell == "1\n"
+    await hibernate("second")
+    await hang_up(tab)
+    opening = asyncio.create_task(_connect(request))
+    await come_back("second")
+    tab = await opening
+    assert await run(tab, "print(next(counter))") == "2\n"
+    await hibernate("third")
+    await asyncio.to_thread(server.fetch, f"api/kernels/{kernel_id}", "DELETE")
+    await hang_up(tab)
+
+
+async def _connect(request: HTTPRequest) -> WebSocketClientConnection:
+    return await websocket_connect(request)
+
+
+def test_the_kernel_ends_with_its_server(daemon: FakeDaemon, tmp_path: Path) -> None:
+    server = subprocess.run(
+        [sys.executable, "-c", SERVER], env=dict(os.environ), stdout=subprocess.PIPE, check=False
+    )
+    assert server.returncode == 9
+    pid, name = server.stdout.split()
+    try:
+        with watched(int(pid)) as ended:
+            assert ended()
+    except ProcessLookupError:
+        pass  # it was quick
+    daemon.tenders.get(timeout=SECONDS_MAX)
+    Path(name.decode()).unlink()

@@ -1,0 +1,455 @@
+"""Checkpoints that nobody asks for, with toy workers and kernels that only hear wishes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.framing import send_message
+from kernelproxy.common.protocol import (
+    Carried,
+    Checkpoint,
+    CheckpointReply,
+    CloseSession,
+    DeleteCheckpoint,
+    LastCheckpoint,
+    Listen,
+    Restore,
+    RestoreReply,
+    Resume,
+    SessionReply,
+    SetAutomatic,
+    Stop,
+    Stopped,
+    Suspend,
+    Wish,
+)
+from kernelproxy.kernel import activation
+from kernelproxy.kernel.activation.agent_connection import Link
+from tests.doubles.client import WAIT_SECONDS, ToyClient
+from tests.doubles.waiting import wait_until
+from tests.integration.checkpoints.test_checkpoints import hand_over, host_state, listed, take_out
+from tests.integration.conftest import ToyHost
+
+StartHost = Callable[..., ToyHost]
+
+
+@pytest.fixture(autouse=True)
+def _data(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
+
+
+class Wishes(list[Wish]):
+    """What kernels of this process were told, and what they do about it."""
+
+    def next(self) -> Wish:
+        """Wait for a wish, and take it."""
+        wait_until(lambda: self)
+        return self.pop(0)
+
+
+@pytest.fixture
+def wishes(monkeypatch: pytest.MonkeyPatch) -> Wishes:
+    found = Wishes()
+    monkeypatch.setattr(activation, "on_wish", found.append)
+    return found
+
+
+def fulfil(client: ToyClient | str, wish: Wish) -> str:
+    """Hand over what was wished for, as a kernel does; return its name."""
+    session = client if isinstance(client, str) else client.session
+    assert (wish.verb, wish.automatic) == ("checkpoint", True)
+    hand_over(session, wish.name, host_state(0, b"x"), b"x", automatic=True)
+    return wish.name
+
+
+def run_cells(client: ToyClient, count: int = 1) -> None:
+    for _ in range(count):
+        with client.cell():
+            pass
+
+
+def automatic(host: ToyHost, client: ToyClient) -> dict[str, Any]:
+    found: dict[str, Any] = host.session(client)["automatic"]
+    return found
+
+
+def names(host: ToyHost) -> set[str]:
+    return {each["name"] for each in listed(host)}
+
+
+def test_after_so_many_cells_one_is_made(toy_host: StartHost, wishes: Wishes) -> None:
+    host = toy_host()
+    client = host.client("lessons/digits.ipynb", checkpoint_cells=3)
+    made = []
+    for _ in range(2):
+        run_cells(client, 3)
+        made.append(fulfil(client, wishes.next()))
+    assert all(name.startswith("lessons-digits-auto-2") for name in made)
+    found = listed(host)
+    assert [(each["name"], each["automatic"]) for each in found] == [(n, True) for n in made[::-1]]
+    assert wishes == []
+
+
+def test_what_was_asked_for_is_withdrawn_when_who_asked_has_gone(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    host = toy_host()
+    client = host.client()
+    host.work(client)
+    command = [sys.executable, "-m", "jupyter_sing.cli", "checkpoint", client.session, "one"]
+    with client.cell(), subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.kill()
+        wish = wishes.next()
+    assert said.startswith("Waiting for toy. Running"), said
+    assert (wish.verb, wish.name, wish.withdrawn) == ("checkpoint", "one", False)
+    wish = wishes.next()
+    assert (wish.verb, wish.name, wish.withdrawn) == ("checkpoint", "one", True)
+    assert wishes == []
+
+
+def test_after_some_time_one_is_made_if_something_was_run(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    host = toy_host()
+    client = host.client(checkpoint_every=0.05)
+    idle = host.client("idle", checkpoint_every=0.05)
+    for _ in range(3):
+        run_cells(client)
+        fulfil(client, wishes.next())
+    assert {each["session"] for each in listed(host)} == {"toy"}
+    run_cells(idle)
+    fulfil(idle, wishes.next())
+    assert wishes == []
+
+
+def test_what_failed_is_said_and_tried_again(toy_host: StartHost, wishes: Wishes) -> None:
+    host = toy_host()
+    client = host.client(checkpoint_every=0.05)
+    run_cells(client)
+    for _ in range(2):
+        wish = wishes.next()
+        host.call(Carried(client.session, wish.verb, wish.name, "The disk is full."))
+        wait_until(lambda: automatic(host, client)["problem"] == "The disk is full.")
+    fulfil(client, wishes.next())
+    wait_until(lambda: automatic(host, client)["problem"] == "")
+
+
+def test_a_session_that_is_to_be_suspended_is_put_away_first(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    host = toy_host()
+    client = host.client(idle_timeout=0.05, checkpoint_every=1e6)
+    with client.cell():
+        client.add(1)
+    made = fulfil(client, wishes.next())
+    wait_until(lambda: host.when(client, "suspended"))
+    assert names(host) == {made}
+    assert wishes == []
+
+
+def test_a_session_that_was_suspended_is_not_brought_back(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    host = toy_host()
+    client = host.client(checkpoint_cells=1)
+    client.add(1)
+    assert client.read() == client.state
+    host.call(Suspend(client.session))
+    run_cells(client, 2)
+    wait_until(lambda: host.bells_were_heard(client))
+    assert host.when(client, "suspended")
+    assert wishes == []
+    host.call(Resume(client.session))
+    fulfil(client, wishes.next())
+
+
+def test_a_checkpoint_that_is_asked_for_brings_a_suspended_session_back(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    """The kernel may need the device for it, and runs no cell meanwhile."""
+    host = toy_host()
+    client = host.client()
+    with client.cell():
+        client.add(1)
+    assert client.read() == client.state
+    host.call(Suspend(client.session))
+    asking = Asking(host, Checkpoint(client.session, "mine"))
+    assert wishes.next().name == "mine"
+    client.add(2)
+    assert client.read() == client.state
+    put_away(client.session, "mine")
+    assert asking.answer().checkpoint["name"] == "mine"
+
+
+def test_so_many_are_kept_and_all_that_were_made_by_hand(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    host = toy_host()
+    client = host.client(checkpoint_cells=1, checkpoint_keep=2)
+    other = host.client(checkpoint_cells=1, kernel_id="other")  # of the same name
+    run_cells(other)
+    kept = {fulfil(other, wishes.next())}
+    made = []
+    for number in range(5):
+        hand_over(client.session, f"mine-{number}", host_state(0, b"x"), b"x")
+        run_cells(client)
+        made.append(fulfil(client, wishes.next()))
+    by_hand = {f"mine-{number}" for number in range(5)}
+    wait_until(lambda: names(host) == by_hand | kept | set(made[-2:]))
+
+
+def test_one_made_by_hand_counts_and_is_never_replaced(toy_host: StartHost, wishes: Wishes) -> None:
+    host = toy_host()
+    client = host.client(checkpoint_cells=2)
+    run_cells(client)
+    hand_over(client.session, "mine", host_state(0, b"x"), b"x")
+    run_cells(client, 2)
+    name = fulfil(client, wishes.next())
+    assert names(host) == {"mine", name}
+    assert [each["automatic"] for each in listed(host)] == [True, False]
+
+
+def test_what_a_notebook_has_set_outlives_the_agent(toy_host: StartHost, wishes: Wishes) -> None:
+    host = toy_host()
+    client = host.client()
+    reply = host.call(SetAutomatic(client.session, 0.0, 2))
+    assert isinstance(reply, SessionReply)
+    assert reply.session["automatic"] == {"every": 0.0, "cells": 2, "keep": 3, "problem": ""}
+    run_cells(client)
+    wait_until(lambda: host.bells_were_heard(client))
+    host.kill_agent()
+    assert automatic(host, client)["cells"] == 2
+    run_cells(client)
+    fulfil(client, wishes.next())
+    host.call(SetAutomatic(client.session, 0.0, 0))
+    assert automatic(host, client)["cells"] == 0
+
+
+def test_a_kernel_that_has_not_attached_is_heard_and_reached(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    host = toy_host()
+    session = host.open(checkpoint_cells=2)
+    link = Link(-1, Listen(session), paths.socket_path(), lambda: None)
+    link.tell_cells(1)  # before it is connected
+    link.start()
+    link.tell_cells(2)
+    fulfil(session, wishes.next())
+    host.kill_agent()
+    link.tell_cells(3)
+    link.tell_cells(4)
+    fulfil(session, wishes.next())
+    link.tell_cells(5)
+    client = ToyClient(session)
+    host.clients.append(client)
+    link.end()
+    run_cells(client)  # the fifth and the sixth
+    fulfil(client, wishes.next())
+    with pytest.raises(ControlError, match="belongs to another process"):
+        host.call(Listen(session))
+    host.kill_agent()
+    run_cells(client)
+    wait_until(lambda: host.bells_were_heard(client))
+    assert wishes == []
+    run_cells(client)
+    fulfil(client, wishes.next())
+
+
+class Asking:
+    """Somebody who waits for an answer, in a thread."""
+
+    def __init__(self, host: ToyHost, request: Any) -> None:
+        self._host, self._request = host, request
+        self.outcome: Any = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self._host.call(self._request)
+        except ControlError as error:
+            self.outcome = error
+
+    def answer(self) -> Any:
+        self._thread.join(WAIT_SECONDS)
+        return self.outcome
+
+
+def test_before_the_daemon_ends_notebooks_are_put_away(toy_host: StartHost, wishes: Wishes) -> None:
+    host = toy_host(stop_seconds=WAIT_SECONDS)
+    clients = {name: host.client(name) for name in ("good", "broken", "unused")}
+    program = host.client("program", script=True)
+    for client in (clients["good"], clients["broken"], program):
+        run_cells(client)
+    stopping = Asking(host, Stop(checkpoint=True))
+    made = ""
+    for _ in range(2):
+        wish = wishes.next()
+        if wish.name.startswith("good-auto-"):
+            made = fulfil(clients["good"], wish)
+        else:
+            report = Carried(clients["broken"].session, wish.verb, wish.name, "It is broken.")
+            host.call(report)
+    assert stopping.answer() == Stopped([made], ["broken: It is broken."])
+    assert wishes == []
+    again = toy_host()
+    assert names(again) == {made}
+
+
+def test_a_cell_that_runs_holds_the_end_up_for_a_while(toy_host: StartHost, wishes: Wishes) -> None:
+    host = toy_host(stop_seconds=0.1)
+    run_cells(host.client("busy"))
+    assert host.call(Stop(checkpoint=True)) == Stopped([], ["busy: it was busy for 0.1 s."])
+
+
+def test_who_is_in_a_hurry_ends_the_daemon_meanwhile(toy_host: StartHost, wishes: Wishes) -> None:
+    host = toy_host(stop_seconds=WAIT_SECONDS)
+    run_cells(host.client())
+    patient = Asking(host, Stop(checkpoint=True))
+    wishes.next()
+    assert host.call(Stop()) == Stopped([], [])
+    assert patient.answer() == Stopped([], [])
+
+
+def test_who_hangs_up_has_not_ended_the_daemon(toy_host: StartHost, wishes: Wishes) -> None:
+    host = toy_host(stop_seconds=WAIT_SECONDS)
+    client = host.client()
+    run_cells(client)
+    with agent_client.connect(start=False).detach() as asking:
+        send_message(asking, Stop(checkpoint=True))
+        wish = wishes.next()
+    made = fulfil(client, wish)
+    client.add(1)
+    assert client.read() == client.state
+    assert names(host) == {made}
+
+
+def last_of(host: ToyHost, session: str) -> str:
+    """Name of the checkpoint that gives a session's notebook back; it is in its report, too."""
+    (report,) = (each for each in host.status().sessions if each["id"] == session)
+    if report["last_checkpoint"] is None:
+        with pytest.raises(ControlError, match="There is no checkpoint of"):
+            host.call(LastCheckpoint(session))
+        return ""
+    reply = host.call(LastCheckpoint(session))
+    assert isinstance(reply, CheckpointReply)
+    assert report["last_checkpoint"]["name"] == reply.checkpoint["name"]
+    return str(reply.checkpoint["name"])
+
+
+def put_away(session: str, name: str, *, automatic: bool = False) -> None:
+    hand_over(session, name, host_state(0, b"x"), b"x", automatic=automatic)
+
+
+def test_the_last_checkpoint_is_that_of_the_notebook(toy_host: StartHost) -> None:
+    host = toy_host()
+    here, there = "/a/digits.ipynb", "/b/digits.ipynb"
+    first = host.open("digits.ipynb", notebook=here, kernel_id="k1")
+    assert last_of(host, first) == ""
+    put_away(first, "one")
+    put_away(first, "two")
+    assert last_of(host, first) == "two"
+    namesake = host.open("digits.ipynb", notebook=there, kernel_id="k2")
+    assert last_of(host, namesake) == ""
+    host.call(CloseSession(first))
+    again = host.open("digits.ipynb", notebook=here, kernel_id="k3")
+    assert last_of(host, again) == "two"
+    restarted = host.open("renamed.ipynb", notebook="/a/renamed.ipynb", kernel_id="k1")
+    assert last_of(host, restarted) == "two"
+    host.call(DeleteCheckpoint("two"))
+    assert last_of(host, again) == "one"
+    assert last_of(host, namesake) == ""
+
+
+def test_what_a_kernel_left_that_died_is_offered_until_it_is_settled(toy_host: StartHost) -> None:
+    host = toy_host()
+
+    def report(session: str) -> dict[str, Any]:
+        (found,) = (each for each in host.status().sessions if each["id"] == session)
+        last: dict[str, Any] = found["last_checkpoint"]
+        return last
+
+    first = host.open()
+    put_away(first, "before")
+    host.call(CloseSession(first, died=True))
+    second = host.open()
+    assert (report(second)["earlier"], report(second)["died"]) == (True, True)
+    put_away(second, "since", automatic=True)
+    assert last_of(host, second) == "before"
+    put_away(second, "by-hand")
+    assert last_of(host, second) == "by-hand"
+    assert (report(second)["earlier"], report(second)["died"]) == (False, False)
+    host.call(CloseSession(second))
+    third = host.open()
+    assert (report(third)["earlier"], report(third)["died"]) == (True, False)
+
+
+def test_what_a_kernel_left_is_found_when_it_and_its_daemon_are_gone(
+    toy_host: StartHost,
+) -> None:
+    host = toy_host()
+    here = "/a/digits.ipynb"
+    first = host.open("digits.ipynb", notebook=here, kernel_id="k1")
+    put_away(first, "one", automatic=True)
+    put_away(first, "two", automatic=True)
+    asked = LastCheckpoint(first, "k1", here)
+    assert host.call(asked).checkpoint["name"] == "two"  # its session is there still
+    host.end()
+    host = toy_host()
+    assert host.call(asked).checkpoint["name"] == "two"
+    assert host.call(LastCheckpoint(first, "k1")).checkpoint["name"] == "two"
+    with pytest.raises(ControlError, match="no checkpoint of its notebook"):
+        host.call(LastCheckpoint("other", "k2", "/b/digits.ipynb"))
+    second = host.open("digits.ipynb", notebook=here, kernel_id="k3")
+    put_away(second, "of-another-kernel")
+    assert host.call(asked).checkpoint["name"] == "two"
+
+
+def test_a_kernel_whose_connection_ends_has_died_unless_that_was_wanted(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    host = toy_host()
+    for wanted in (False, True):
+        client = host.client(kernel_id=f"k{wanted}")
+        put_away(client.session, f"of-{wanted}")
+        client.close()
+        host.clients.remove(client)
+        gone = client.session
+        wait_until(lambda gone=gone: gone not in {each["id"] for each in host.status().sessions})
+        if wanted:
+            host.call(CloseSession(client.session))
+        session = host.open(kernel_id=f"k{wanted}")
+        (found,) = (each for each in host.status().sessions if each["id"] == session)
+        assert found["last_checkpoint"]["died"] is not wanted
+
+
+def test_restoring_settles_what_a_kernel_left_that_died(
+    toy_host: StartHost, wishes: Wishes
+) -> None:
+    host = toy_host()
+    for number, restore in enumerate(("asked", "itself")):
+        first = host.open(kernel_id=f"k{number}")
+        put_away(first, f"before-{number}")
+        host.call(CloseSession(first, died=True))
+        client = host.client(kernel_id=f"k{number}")
+        put_away(client.session, f"since-{number}", automatic=True)
+        assert last_of(host, client.session) == f"before-{number}"
+        if restore == "asked":
+            asking = Asking(host, Restore(client.session, f"before-{number}"))
+            wish = wishes.next()
+            host.call(Carried(client.session, wish.verb, wish.name, "", {"checkpoint": "x"}))
+            assert asking.answer() == RestoreReply({"checkpoint": "x"})
+        else:
+            take_out(f"before-{number}")
+        assert last_of(host, client.session) == f"since-{number}"

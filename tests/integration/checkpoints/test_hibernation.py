@@ -1,0 +1,460 @@
+"""Kernels that go to disk when nobody uses them, with toy kernels, a toy tender and toy workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelproxy.agent.process.hibernation import REASON
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol import (
+    Checkpoint,
+    Checkpoints,
+    CloseSession,
+    Migrate,
+    Resume,
+    Status,
+    Stop,
+    Stopped,
+    Suspend,
+)
+from tests.doubles.toytender import ToyTender
+from tests.doubles.waiting import wait_until
+from tests.integration.checkpoints.test_checkpoints import hand_over, host_state
+from tests.integration.conftest import ROOT, ToyHost
+
+StartHost = Callable[..., ToyHost]
+StartTender = Callable[..., ToyTender]
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def tended(toy_host: StartHost) -> Iterator[StartTender]:
+    """Open a session of a host that hibernates soon, and have its kernel in hand."""
+    tenders: list[ToyTender] = []
+
+    def start(
+        host: ToyHost, *, listens: bool = False, busy: bool = False, **fields: Any
+    ) -> ToyTender:
+        session = host.open(**{"hibernate_timeout": 0.05, **fields})
+        tenders.append(ToyTender(session, listens=listens, busy=busy))
+        return tenders[-1]
+
+    yield start
+    for tender in tenders:
+        tender.close()
+
+
+def images(data: Path) -> list[Path]:
+    return [path for path in data.glob("processes/*/*") if path.is_dir()]
+
+
+def sessions(host: ToyHost) -> dict[str, dict[str, Any]]:
+    return {each["id"]: each for each in host.call(Status()).sessions}
+
+
+def asleep(host: ToyHost, tender: ToyTender) -> dict[str, Any] | None:
+    """The session, if it has gone to sleep with its device."""
+    found = sessions(host)[tender.session]
+    return found if found["reason"] == REASON and found["kernel_pid"] is None else None
+
+
+def wait_asleep(host: ToyHost, tender: ToyTender) -> dict[str, Any]:
+    found = wait_until(lambda: asleep(host, tender))
+    assert not tender.kernel.lives()
+    assert (found["state"], found["tier"], found["worker_pid"]) == ("suspended", "cold", None)
+    return found
+
+
+def test_an_unused_kernel_goes_to_disk_and_comes_back_when_its_tender_knocks(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host()
+    tender = tended(host)
+    state = 0
+    for number in range(3):
+        state = tender.ask("work", number)
+        wait_asleep(host, tender)
+        assert tender.holds
+        wait_until(lambda: len(images(data)) == 1)  # those from before are being removed
+        assert tender.ask("read") == state
+        assert tender.orders.count("Revive") > number  # it may be asleep again
+    wait_asleep(host, tender)
+    host.call(CloseSession(tender.session))
+    wait_until(lambda: images(data) == [])
+
+
+def test_without_room_on_disk_a_kernel_stays_as_it_was_and_that_is_said(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host(disk_quota=1 << 20)
+    tender = tended(host)
+    state = tender.ask("work", 1)
+
+    def said() -> str:
+        reason: str = sessions(host)[tender.session]["reason"]
+        return reason if "Cannot hibernate" in reason else ""
+
+    reason = wait_until(said)
+    assert "on disk, and the quota has 1.0 MiB left: delete checkpoints" in reason
+    assert sessions(host)[tender.session]["kernel_pid"] is not None
+    assert tender.ask("read") == state
+    assert "Dump" not in tender.orders
+    assert images(data) == []
+
+
+def test_kernels_that_hibernate_count_against_the_quota(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host(disk_quota=256 << 20)
+    tender = tended(host)
+    tender.ask("work", 1)
+    wait_asleep(host, tender)
+    (directory,) = images(data)
+    with (directory / "pages-3.img").open("wb") as file:  # as if it were as large as the quota
+        os.posix_fallocate(file.fileno(), 0, 256 << 20)
+    client = host.client()
+    with pytest.raises(ControlError, match="of kernels that hibernate, would take more") as refused:
+        hand_over(client.session, "one", host_state(0, b"x"), b"x")
+    assert refused.value.reason == "quota"
+    host.call(CloseSession(tender.session))
+    assert hand_over(client.session, "one", host_state(0, b"x"), b"x")["name"] == "one"
+
+
+def test_a_kernel_without_a_device_hibernates_too(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host()
+    tender = tended(host, listens=True)
+    wait_asleep(host, tender)
+    tender.knock()
+    tender.wait_for("Revive")
+    tender.wait_for("LetThrough", 2)
+    wait_asleep(host, tender)
+
+
+def test_without_a_tender_the_device_alone_goes_to_disk(toy_host: StartHost) -> None:
+    host = toy_host()
+    client = host.client(hibernate_timeout=0.05)
+    client.add(1)
+    client.read()
+    found = wait_until(lambda: host.when(client, "suspended"))
+    wait_until(lambda: host.session(client)["tier"] == "cold")
+    assert found["kernel_pid"] == os.getpid()
+    client.add(2)
+    assert client.read() == client.state
+
+
+def test_who_works_does_not_hibernate(toy_host: StartHost, tmp_path: Path) -> None:
+    host = toy_host()
+    client = host.client(hibernate_timeout=0.05)
+    with client.cell():
+        client.add(1)
+        client.read()
+        client.append(f"wait {tmp_path / 'done'}")
+        client.send_bell()
+        for _ in range(20):
+            assert host.session(client)["state"] == "running"
+        (tmp_path / "done").touch()
+    wait_until(lambda: host.session(client)["tier"] == "cold")
+
+
+@pytest.mark.parametrize("order", ["Hold", "Dump"])
+def test_a_kernel_that_cannot_sleep_goes_on(
+    toy_host: StartHost, tended: StartTender, data: Path, order: str
+) -> None:
+    host = toy_host()
+    tender = tended(host, busy=True)
+    state = tender.ask("work", 1)
+    tender.refuse[order] = "it is busy"
+    tender.busy = False
+    tender.wait_for(order)
+    assert tender.ask("read") == state
+    assert sessions(host)[tender.session]["kernel_pid"] == tender.kernel.pid
+    wait_until(lambda: images(data) == [])
+    assert tender.orders.count(order) == 1  # it is not tried again at once
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("order", ["Hold", "Dump"])
+def test_a_connection_that_breaks_on_the_way_to_sleep_loses_nothing(
+    toy_host: StartHost, tended: StartTender, order: str, moment: str
+) -> None:
+    host = toy_host()
+    tender = tended(host, busy=True)
+    state = tender.ask("work", 1)
+    getattr(tender, moment)[order] = tender.disconnect
+    tender.busy = False
+    tender.wait_disconnected()
+    tender.connect()
+    assert tender.ask("read") == state
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_connection_that_breaks_on_the_way_back_loses_nothing(
+    toy_host: StartHost, tended: StartTender, moment: str
+) -> None:
+    host = toy_host()
+    tender = tended(host)
+    state = tender.ask("work", 1)
+    wait_asleep(host, tender)
+    getattr(tender, moment)["Revive"] = tender.disconnect
+    tender.knock()
+    tender.wait_disconnected()
+    tender.connect()
+    assert tender.ask("read") == state
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("order", ["Hold", "Dump", "Revive"])
+def test_an_agent_that_dies_on_the_way_loses_nothing(
+    toy_host: StartHost, tended: StartTender, order: str, moment: str, data: Path
+) -> None:
+    host = toy_host()
+    tender = tended(host, busy=True)
+    state = tender.ask("work", 1)
+    if order == "Revive":
+        tender.busy = False
+        wait_asleep(host, tender)
+    getattr(tender, moment)[order] = host.kill_agent
+    if order == "Revive":
+        tender.knock()
+    tender.busy = False
+    tender.wait_disconnected()
+    tender.connect()
+    assert tender.ask("read") == state
+
+
+def test_a_kernel_that_sleeps_outlives_the_agent(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host()
+    tender = tended(host)
+    state = tender.ask("work", 1)
+    wait_asleep(host, tender)
+    for _ in range(2):
+        host.kill_agent()
+        wait_asleep(host, tender)
+    tender.wait_disconnected()
+    tender.connect()
+    assert tender.ask("read") == state
+
+
+def test_a_session_whose_server_has_ended_does_not_sleep_for_ever(
+    toy_host: StartHost, data: Path
+) -> None:
+    host = toy_host()
+    session = host.open(hibernate_timeout=0.05)
+    program = (
+        "import sys\n"
+        "from tests.doubles.toytender import ToyTender\n"
+        f"tender = ToyTender({session!r})\n"
+        "tender.ask('work', 1)\n"
+        "tender.wait_for('Dump')\n"
+        "print('sleeps', flush=True); sys.stdin.read()"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"sleeps\n"
+    server.kill()
+    server.communicate()
+    wait_until(lambda: sessions(host) == {})
+    wait_until(lambda: images(data) == [])
+
+
+def test_images_that_cannot_be_revived_end_the_session_with_a_reason(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host()
+    tender = tended(host)
+    tender.ask("work", 1)
+    wait_asleep(host, tender)
+    before = tender.orders.count("Revive")  # it may have slept before it was asked to work
+    tender.refuse["Revive"] = "a library has changed"
+    tender.knock()
+    tender.wait_disconnected()
+    assert tender.orders.count("Revive") == before + 2
+    found = sessions(host)[tender.session]
+    assert found["state"] == "failed"
+    assert "its kernel cannot come back: a library has changed" in found["reason"]
+    with pytest.raises(ControlError, match="has ended"):
+        tender.connect()
+    wait_until(lambda: len(images(data)) == 1)  # until the session is closed
+    host.call(CloseSession(tender.session))
+    wait_until(lambda: images(data) == [])
+
+
+@pytest.mark.parametrize("verb", [Suspend, Resume, Migrate, Checkpoint])
+def test_what_is_asked_of_a_kernel_that_sleeps(
+    toy_host: StartHost, tended: StartTender, verb: type[Any]
+) -> None:
+    host = toy_host("cpu:1GiB@1,cpu:1GiB@1")
+    tender = tended(host, device="cpu:0")
+    state = tender.ask("work", 1)
+    wait_asleep(host, tender)
+    if verb is Suspend:
+        assert host.call(Suspend(tender.session)).session["reason"] == REASON
+        assert tender.holds
+    elif verb is Migrate:
+        assert host.call(Migrate(tender.session, "cpu:1")).session["device"] == "cpu:1"
+        assert tender.holds
+    elif verb is Resume:
+        assert host.call(Resume(tender.session)).session["tier"] == "resident"
+    else:
+        assert host.call(Checkpoint(tender.session, "mine")).checkpoint["name"] == "mine"
+    assert tender.ask("read") == state
+
+
+def test_who_asks_while_it_sleeps_without_a_tender_is_told_why(
+    toy_host: StartHost, tended: StartTender
+) -> None:
+    host = toy_host()
+    tender = tended(host)
+    wait_asleep(host, tender)
+    tender.disconnect()
+    tender.wait_disconnected()
+
+    def resume() -> str:
+        try:
+            host.call(Resume(tender.session))
+        except ControlError as error:
+            return error.message
+        return ""
+
+    assert "is not connected" in resume()
+    tender.connect()
+    tender.knock()
+    tender.wait_for("Revive")
+
+
+def test_several_who_wake_it_at_once_wake_it_once(toy_host: StartHost, tended: StartTender) -> None:
+    host = toy_host()
+    tender = tended(host)
+    state = tender.ask("work", 1)
+    wait_asleep(host, tender)
+    before = tender.orders.count("Revive")
+    tender.busy = True  # so that it is not asleep again before all have asked
+    resuming = [
+        threading.Thread(target=lambda: host.call(Resume(tender.session))) for _ in range(4)
+    ]
+    for thread in resuming:
+        thread.start()
+    tender.knock()
+    for thread in resuming:
+        thread.join()
+    assert tender.ask("read") == state
+    assert tender.orders.count("Revive") == before + 1
+
+
+def test_stopping_the_daemon_removes_what_sleeps(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host()
+    tender = tended(host)
+    tender.ask("work", 1)
+    wait_asleep(host, tender)
+    host.call(Stop())
+    wait_until(lambda: images(data) == [])
+
+
+def test_what_dead_daemons_left_is_removed(
+    toy_host: StartHost, tended: StartTender, data: Path
+) -> None:
+    host = toy_host()
+    tender = tended(host)
+    wait_asleep(host, tender)
+    host.kill(host.agent_pid(), host.keeper_pid())
+    tender.wait_disconnected()
+    assert images(data)
+    toy_host()
+    wait_until(lambda: images(data) == [])
+
+
+def names(host: ToyHost) -> list[str]:
+    return [each["name"] for each in host.call(Checkpoints()).checkpoints]
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_notebook_is_put_away_before_it_hibernates(
+    toy_host: StartHost, tended: StartTender, listens: bool
+) -> None:
+    host = toy_host()
+    tender = tended(host, listens=listens, checkpoint_every=1e6)
+    tender.ask("run")
+    wait_asleep(host, tender)
+    (made,) = names(host)
+    assert "-auto-" in made
+    for _ in range(2):
+        tender.ask("rest")
+        wait_asleep(host, tender)
+    assert names(host) == [made]  # nothing was run since
+    assert host.call(Stop(checkpoint=True)) == Stopped([], [])
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_kernel_that_sleeps_comes_back_for_its_checkpoint_before_the_end(
+    toy_host: StartHost, tended: StartTender, listens: bool
+) -> None:
+    host = toy_host(stop_seconds=0.0)  # it is not busy
+    tender = tended(host, listens=listens)
+    tender.ask("run")
+    wait_asleep(host, tender)
+    stopped = host.call(Stop(checkpoint=True))
+    assert len(stopped.checkpoints) == 1
+    assert stopped.problems == []
+    assert names(toy_host()) == stopped.checkpoints
+
+
+def test_kernels_that_sleep_come_back_one_after_the_other_before_the_end(
+    toy_host: StartHost, tended: StartTender
+) -> None:
+    host, ordered = toy_host(stop_seconds=0.0), list[tuple[str, str]]()
+
+    def noting(tender: ToyTender, order: str) -> Callable[[], object]:
+        return lambda: ordered.append((order, tender.session))
+
+    tenders = [tended(host, kernel_id=f"k{number}") for number in range(3)]
+    for tender in tenders:
+        tender.ask("run")
+    unchanged = tended(host, kernel_id="unchanged", checkpoint_every=1e6)
+    unchanged.ask("run")
+    for tender in (*tenders, unchanged):
+        wait_asleep(host, tender)
+        for order in ("Revive", "Dump"):
+            tender.before[order] = noting(tender, order)
+    stopped = host.call(Stop(checkpoint=True))
+    assert (len(stopped.checkpoints), stopped.problems) == (3, [])
+    # None comes back before the one before it is stored; one whose checkpoint is current does not.
+    pairs = [ordered[at : at + 2] for at in range(0, len(ordered), 2)]
+    assert [[order for order, _ in pair] for pair in pairs] == [["Revive", "Dump"]] * 3
+    assert all(one[1] == other[1] for one, other in pairs)
+    assert {pair[0][1] for pair in pairs} == {tender.session for tender in tenders}
+
+
+def test_a_kernel_that_cannot_come_back_before_the_end_is_named(
+    toy_host: StartHost, tended: StartTender
+) -> None:
+    host = toy_host()
+    tender = tended(host)
+    tender.ask("run")
+    wait_asleep(host, tender)
+    tender.refuse["Revive"] = "there is no room"
+    why = "toy: It hibernated, and its kernel cannot come back: there is no room"
+    assert host.call(Stop(checkpoint=True)) == Stopped([], [why])

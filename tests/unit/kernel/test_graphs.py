@@ -1,0 +1,31 @@
+"""Descriptions of graphs: what is described is rebuilt, and what is none is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RunProgram
+from tests.decorated import decorated
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "graphs.py"
+CHECKS = decorated(PROGRAM, "check")
+
+
+@pytest.fixture(scope="module")
+def errors(run_program: RunProgram) -> dict[str, str]:
+    """Errors of all checks, by name."""
+    done = run_program(PROGRAM, proxied=False)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {result["name"]: result["error"] for result in found}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_graphs(errors: dict[str, str], name: str) -> None:
+    assert name in errors, "the check did not run"
+    if errors[name]:
+        pytest.fail(errors[name], pytrace=False)
