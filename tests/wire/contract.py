@@ -159,7 +159,7 @@ def magic() -> dict[str, Any]:
 
 def environment() -> list[str]:
     """Environment variables: strings in the code that are the name of one, or mention a user's."""
-    found = set(re.findall(r"JUPYTER_SING_[A-Z_]*[A-Z]", (ROOT / "README.md").read_text()))
+    found = set(re.findall(r"JUPYTER_SING_[A-Z_]*[A-Z]", (ROOT / "docs/settings.md").read_text()))
     for package in ("jupyter_sing", "kernelproxy"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
