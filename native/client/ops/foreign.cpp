@@ -158,7 +158,7 @@ void refuse_replaced(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
 
 // What a line of `dumpState` says of torch's own kernel, or of ours.
 bool is_own(std::string_view line) {
-  static const std::string ours(__FILE__, sizeof(__FILE__) - sizeof("foreign.cpp"));
+  static const std::string ours(__FILE__, sizeof(__FILE__) - sizeof("ops/foreign.cpp"));
   return line.find(ours) != line.npos || line.find("aten/src/ATen/") != line.npos;
 }
 

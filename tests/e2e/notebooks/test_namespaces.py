@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 PREPARE = f"""
 import sys as _sys, pickle as _pickle
 _sys.path.insert(0, {str(ROOT)!r})
-from kernelproxy.kernel.namespace import notebook as _notebook
+from kernelproxy.kernel import ipython_state as _notebook
 def _save(path):
     captured = _notebook.capture_notebook(get_ipython())
     with open(path, "wb") as file:

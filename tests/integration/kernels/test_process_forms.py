@@ -34,7 +34,7 @@ FIND = """
 import json, sys
 from pathlib import Path
 from kernelproxy.common.errors import ProcessError
-from kernelproxy.criu import form
+from kernelproxy.criu import mode_probe as form
 form.STEP_SECONDS = 120.0
 try:
     print(json.dumps({"kind": form.find(Path(sys.argv[1])).kind}))
