@@ -17,7 +17,7 @@ LABEXTENSION_SOURCES := $(shell find labextension/src labextension/style labexte
   labextension/package.json labextension/tsconfig.json jupyter_sing/server/openapi.yaml
 LABEXTENSION_LINK := $(VENV)/share/jupyter/labextensions/jupyter-sing
 
-.PHONY: help system venv native labextension lab wheels test conformance test-fast test-cpp test-ts test-torch fuzz lint format bench pictures clean
+.PHONY: help system venv native labextension lab wheels test conformance test-fast test-cpp test-ts test-torch fuzz lint format docs bench pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -144,6 +144,14 @@ format: $(VENV)/.package ## put the sources in shape
 	$(BIN)/ruff format $(PY)
 	$(BIN)/clang-format -i $(CPP)
 	$(NPM) run format
+
+$(VENV)/.docs: $(VENV)/.package
+	$(PIP) install --constraint constraints.txt mkdocs
+	@touch $@
+
+docs: $(VENV)/.docs ## the documentation as a site, in build/docs
+	$(BIN)/python tools/pages.py build/docs-sources
+	$(BIN)/mkdocs build --quiet --strict
 
 bench: venv ## measure, and write BENCHMARKS.md
 	$(BIN)/python -m benchmarks.bench --write
