@@ -527,4 +527,4 @@ def patch(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(commands, "migrate", migrate)
     words = SimpleNamespace(describe_session=lambda s: {}, RUNNING="", size=str)
-    monkeypatch.setattr(commands, "report", words)
+    monkeypatch.setattr(commands, "session_status", words)

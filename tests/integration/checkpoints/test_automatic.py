@@ -59,7 +59,7 @@ class Wishes(list[Wish]):
 @pytest.fixture
 def wishes(monkeypatch: pytest.MonkeyPatch) -> Wishes:
     found = Wishes()
-    monkeypatch.setattr(activation, "on_wish", found.append)
+    monkeypatch.setattr(activation.state, "on_wish", found.append)
     return found
 
 

@@ -301,7 +301,7 @@ class Kernel:
 @pytest.fixture
 def kernel(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     found = Kernel(toy_host())
-    monkeypatch.setattr(activation, "on_wish", found.wishes.append)
+    monkeypatch.setattr(activation.state, "on_wish", found.wishes.append)
     return found
 
 
