@@ -1,1 +1,1 @@
-"""Programs that people train, and what they cost under the proxy against plain torch."""
+"""Benchmarks: programs that users train, and their cost under the proxy and with plain torch."""

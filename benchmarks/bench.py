@@ -83,7 +83,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured.
+    """Size of the measurements.
 
     Parameters
     ----------
@@ -92,25 +92,25 @@ class Scale:
     rounds : int
     round_seconds : float
     small_things : tuple of (int, int, float)
-        Bursts of each small operator; numbers that are read; seconds in which nothing is done.
+        Bursts of each small operator; numbers that are read; seconds of idle time.
     counted : int
         Steps of each program that are counted.
     held : tuple of (int, int)
-        Bytes of the states that move, and how many times.
+        Bytes of the states that are moved, and the number of moves.
     saved : tuple of str
-        Programs of which snapshots are taken.
+        Programs with which snapshots are measured.
     snapshots : int
-        How many of each.
+        Number for each program.
     turns : tuple of (float, int)
         Seconds for which two users train side by side; cells of each pair of users.
     packing : tuple of (float, float)
-        Seconds until it is decided whether a pair shares a device, and for which it is observed.
+        Seconds until the scheduler has decided whether to pack a pair, and seconds observed.
     crowd : tuple of (int, float)
-        Notebooks that start at once, and seconds for which they run cells.
+        Notebooks that start at the same time, and seconds for which they run cells.
     hostile : tuple of (float, int, int or None)
-        Seconds of each attack by another user, how many times, and how many attacks; None: all.
+        Seconds of each attack by another user, rounds, and number of attacks; None: all.
     compilations : int
-        First calls of a compiled model, on each side.
+        First calls of a compiled model on each side.
     """
 
     small: bool = False
@@ -160,7 +160,7 @@ class Row:
 
 @dataclass
 class Results:
-    """All that one run measured."""
+    """All measurements of one run."""
 
     rows: list[Row] = field(default_factory=list)
     small: Small | None = None
@@ -178,7 +178,7 @@ class Results:
 
 
 class Side:
-    """A runner process that takes orders."""
+    """A runner process that executes orders."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -201,7 +201,7 @@ class Side:
         self._answers.close()
 
     def order(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have it done, and return the answer.
+        """Send an order and return the answer.
 
         Raises
         ------
@@ -229,7 +229,7 @@ def sides(threads: int | None, scale: Scale) -> Iterator[tuple[Side, Side]]:
 
 
 def plain_side(scale: Scale) -> Side:
-    """Start a runner without us."""
+    """Start a runner without the proxy."""
     return Side([sys.executable, str(RUNNER), "--device", "cpu", *_options(scale)])
 
 
@@ -247,7 +247,7 @@ def _options(scale: Scale) -> list[str]:
 
 @contextmanager
 def daemon_of_its_own(threads: int | None, **settings: str) -> Iterator[Path]:
-    """Name new directories, the threads and settings in the environment; stop the daemon after.
+    """Set new directories, threads and settings in the environment; stop the daemon at the end.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ def _stop_daemon() -> None:
 
 
 def measure(plain: Side, proxied: Side, program: str, threads: str, scale: Scale) -> Row:
-    """Let both sides take turns at a program, beginning with either in turn."""
+    """Run a program on both sides in turns; the side that begins alternates."""
     both = (plain, proxied)
     for side in both:
         side.order("train", program=program, steps=3)  # models are made, caches filled
@@ -321,7 +321,7 @@ def measure(plain: Side, proxied: Side, program: str, threads: str, scale: Scale
 
 
 def measure_disk(scale: Scale) -> list[Disk]:
-    """Let states go to disk and come back, under a daemon that brings them there at once."""
+    """Measure the spill and resume of states, under a daemon that spills at once."""
     with (
         daemon_of_its_own(1, COLD_AFTER="0.001") as data,
         proxied_side(NAME, scale) as one,
@@ -331,7 +331,7 @@ def measure_disk(scale: Scale) -> list[Disk]:
 
 
 def measure_turns(scale: Scale) -> Turns:
-    """Have users share one device."""
+    """Measure users who share one device."""
 
     def start(name: str) -> Side:
         return proxied_side(name, scale)
@@ -342,14 +342,14 @@ def measure_turns(scale: Scale) -> Turns:
 
 
 def measure_crowd(scale: Scale) -> Crowd:
-    """Have notebooks start at once."""
+    """Measure notebooks that start at the same time."""
     with daemon_of_its_own(1):
         os.environ["JUPYTER_SING_DEVICES"] = crowd.devices()
         return crowd.measure_crowd(lambda name: proxied_side(name, scale), *scale.crowd)
 
 
 def measure_compilation(scale: Scale) -> Compilation:
-    """Have a model compiled for the first time."""
+    """Measure the first compilation of a model."""
     return compiling.measure_compilation(
         lambda: daemon_of_its_own(None),
         lambda: plain_side(scale),
@@ -360,7 +360,7 @@ def measure_compilation(scale: Scale) -> Compilation:
 
 @contextmanager
 def daemon_for_pairs(threads: int, pack: bool) -> Iterator[None]:
-    """Start a daemon with one device, which may let sessions share it, or may not."""
+    """Start a daemon with one device; `pack` allows packing sessions on it."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as policy:
         policy.write(f"defaults: {{packing: {str(pack).lower()}}}\n")
         policy.flush()
@@ -370,7 +370,7 @@ def daemon_for_pairs(threads: int, pack: bool) -> Iterator[None]:
 
 
 def measure_packing(scale: Scale) -> list[Pair]:
-    """Have two programs share one device."""
+    """Measure two programs on one device."""
 
     def start(name: str) -> Side:
         return proxied_side(name, scale)
@@ -384,7 +384,7 @@ def run(
     threads: Sequence[int | None] = (1, None),
     parts: Sequence[str] = PARTS,
 ) -> Results:
-    """Measure everything, or some parts of it; what is there is printed as soon as it is."""
+    """Measure everything, or some parts of it; each result is printed at once."""
     results = Results(memcpy_gb_per_second=memcpy_rate())
     print(f"copying memory: {results.memcpy_gb_per_second:.1f} GB/s")
     if "programs" in parts:
@@ -522,7 +522,7 @@ def report(results: Results) -> str:
 
 
 def machine() -> dict[str, str]:
-    """Say when, on what, and with which versions."""
+    """Return date, machine and versions."""
     model = platform.machine()
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:

@@ -1,8 +1,8 @@
-"""Where the time of a step goes: what client, log and worker have to do for it.
+"""Breakdown of a step's time: the work of client, log and worker.
 
-What the client does is the processor time of the notebook's threads, Python and autograd included;
-what the worker does, the time in which it executed records. The two overlap, so a step takes about
-as long as the longer one, unless it asks for something.
+The client's part is the CPU time of the notebook's threads, including Python and autograd; the
+worker's part is the time in which it executed records. The two overlap, so a step takes about as
+long as the longer one, unless it makes requests.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Profile:
     ----------
     program : str
     elapsed, client, worker : float
-        Milliseconds: of the clock; of processor time in the notebook; of execution.
+        Milliseconds: wall-clock time; CPU time of the notebook; execution time.
     operators, records, requests : float
-        Operators that were shipped, records of any kind, and those whose answer was awaited.
+        Operators sent to the worker, records of any kind, and requests.
     misses : float
         Operators whose results' geometry was not in the cache.
     kib : float
@@ -42,7 +42,7 @@ class Profile:
 
 
 def measure_profile(proxied: Side, program: str, steps: int) -> Profile:
-    """Count what some steps take, after as many that are not counted."""
+    """Measure some steps, after the same number of warm-up steps."""
     proxied.order("train", program=program, steps=steps)
     before = session()["gpu_seconds"]
     found = proxied.order("count", program=program, steps=steps)

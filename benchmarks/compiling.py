@@ -1,4 +1,4 @@
-"""What the first call of a compiled model takes: in new processes, without a cache on disk."""
+"""Time of a compiled model's first call: in new processes, without a cache on disk."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PROGRAM = "compiled"
 
 @dataclass(frozen=True)
 class Compilation:
-    """Seconds until the result of the first call, of plain torch and of the proxied device.
+    """Seconds until the result of the first call, with plain torch and on the proxied device.
 
     Parameters
     ----------
     plain, proxied : tuple of float
-        One of each for every round.
+        One value for each round.
     """
 
     plain: tuple[float, ...]
@@ -29,7 +29,7 @@ class Compilation:
 
     @property
     def ratio(self) -> float:
-        """The median of the rounds' ratios."""
+        """Median of the rounds' ratios."""
         return statistics.median(b / a for a, b in zip(self.plain, self.proxied, strict=True))
 
 
@@ -39,12 +39,12 @@ def measure_compilation(
     proxied: Callable[[], AbstractContextManager[Side]],
     rounds: int,
 ) -> Compilation:
-    """Let either side compile first in turn, each with an empty cache.
+    """Measure both sides in turns, each with an empty cache; the side that begins alternates.
 
     Parameters
     ----------
     surroundings : callable
-        Makes a context in which a new daemon may run.
+        Makes a context for a new daemon.
     plain, proxied : callable
         Start a runner.
     rounds : int
@@ -56,14 +56,14 @@ def measure_compilation(
             with tempfile.TemporaryDirectory(prefix="sing-bench-") as cache, surroundings():
                 os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
                 with starts[name]() as side:
-                    side.order("touch")  # the device is there
+                    side.order("touch")  # the device is ready
                     found = side.order("train", program=PROGRAM, steps=1)
                     times[name].append(found["seconds"])
     return Compilation(tuple(times["plain"]), tuple(times["proxied"]))
 
 
 def report(found: Compilation) -> list[str]:
-    """Lines of Markdown."""
+    """Return the result as lines of Markdown."""
 
     def quoted(seconds: Sequence[float]) -> str:
         return f"{statistics.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})"

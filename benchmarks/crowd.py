@@ -1,8 +1,8 @@
-"""Notebooks that start at once on two devices, which have half the memory that eight of them need.
+"""Notebooks that start at the same time on two devices with half the memory that eight need.
 
 Each is a process of its own under a session: it fills its part of the memory in its first cell, and
-then runs short cells with pauses, as people do. Measured is the time from a cell's first operator
-to its result, which is *time to the device*: the operator itself takes microseconds.
+then runs short cells with pauses, as users do. The measured value is the time from a cell's first
+operator to its result, the *time to the device*: the operator itself takes microseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.daemon import MIB, Side
 
 DEVICES = 2
 DEVICE_BYTES = 256 * MIB
-#: Of a notebook; with what its programs need, all have twice what the devices have.
+#: Bytes of one notebook. Including the programs' memory, all need twice what the devices have.
 HELD_BYTES = 112 * MIB
 PROGRAM = "mlp"
 STEPS = (2, 5, 20)
@@ -29,16 +29,16 @@ Start = Callable[[str], AbstractContextManager[Side]]
 
 @dataclass(frozen=True)
 class Crowd:
-    """What they met.
+    """Measured waits of the notebooks.
 
     Parameters
     ----------
     seconds : float
-        Since the first operator of any of them, for which cells were begun.
+        Time since the first operator of any notebook in which cells were begun.
     first : list of float
         Seconds to the device of each notebook's first cell, in order of size.
     waits : list of float
-        The same of all cells, the first ones among them.
+        The same for all cells, including the first ones.
     """
 
     seconds: float
@@ -46,31 +46,31 @@ class Crowd:
     waits: list[float]
 
     def quantile(self, part: float) -> float:
-        """The least wait that so large a part of all cells does not exceed."""
+        """Return a quantile of the waits: this part of all cells waits at most that long."""
         return self.waits[min(len(self.waits) - 1, int(part * len(self.waits)))]
 
 
 def devices() -> str:
-    """The devices, as `JUPYTER_SING_DEVICES` names them."""
+    """Return the devices in the format of `JUPYTER_SING_DEVICES`."""
     return ",".join([f"cpu:{DEVICE_BYTES // MIB}MiB@1"] * DEVICES)
 
 
 def measure_crowd(start: Start, notebooks: int, seconds: float) -> Crowd:
-    """Measure under the daemon that the environment names.
+    """Measure under the daemon given by the environment.
 
     Parameters
     ----------
     start : callable
-        Starts a runner under a session of a name.
+        Starts a runner under a named session.
     notebooks : int
-        How many there are.
+        Number of notebooks.
     seconds : float
-        How long cells are begun after the first operator of any of them.
+        Time after the first operator of any notebook in which cells are begun.
 
     Raises
     ------
     RuntimeError
-        A notebook ended, as without memory.
+        A notebook ended, for example for lack of memory.
     """
     found: list[list[float]] = [[] for _ in range(notebooks)]
     begun = threading.Event()
@@ -81,7 +81,7 @@ def measure_crowd(start: Start, notebooks: int, seconds: float) -> Crowd:
         dice = random.Random(number)  # the same cells and pauses in each run
         try:
             with start(f"crowd-{number}") as side:
-                side.order("pid")  # it is up; from now on there is nothing but cells
+                side.order("pid")  # it has started; from now on it only runs cells
                 if not begun.is_set():
                     until[0] = time.monotonic() + seconds
                     begun.set()
@@ -108,7 +108,7 @@ def measure_crowd(start: Start, notebooks: int, seconds: float) -> Crowd:
 
 
 def report(crowd: Crowd) -> list[str]:
-    """Lines of Markdown."""
+    """Return the result as lines of Markdown."""
     first, waits = crowd.first, crowd.waits
     return [
         f"{len(first)} notebooks start at once on {DEVICES} devices with half the memory that they",

@@ -1,4 +1,4 @@
-"""What the benchmarks ask of the daemon and of the programs under its sessions."""
+"""Helpers for the benchmarks' requests to the daemon and to programs under its sessions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ORDER_SECONDS = 600.0
 
 
 class Side(Protocol):
-    """A runner that takes orders."""
+    """A runner that executes orders."""
 
     def order(self, do: str, **arguments: Any) -> dict[str, Any]: ...
 
 
 def session(name: str = NAME) -> dict[str, Any]:
-    """Ask the daemon for a session of the benchmark."""
+    """Return the state of a session of the benchmark, as the daemon reports it."""
     with agent_client.connect(start=False) as connection:
         reply = connection.expect(StatusReply, Status())
     (found,) = (each for each in reply.sessions if each["name"] == name)
@@ -27,6 +27,6 @@ def session(name: str = NAME) -> dict[str, Any]:
 
 
 def verb(request: Any) -> dict[str, Any]:
-    """Have the daemon do something with a session."""
+    """Send the daemon a request about a session and return the reply."""
     with agent_client.connect(start=False) as connection:
         return connection.expect(SessionReply, request, ORDER_SECONDS).session

@@ -1,4 +1,4 @@
-"""How long one decision takes: 10,000 sessions on 1,000 devices.
+"""Time of one scheduling decision: 10,000 sessions on 1,000 devices.
 
 Run with ``python -m benchmarks.decisions``; `benchmarks/scheduler.py` reports the same figures.
 """
@@ -24,9 +24,9 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class DecisionTimes:
-    """Seconds of processor time per call of `Engine.handle`.
+    """Seconds of CPU time per call of `Engine.handle`.
 
-    Processor time, so that what else the machine does has no part in it.
+    CPU time, so that other work of the machine does not affect it.
     """
 
     sessions: int
@@ -38,7 +38,7 @@ class DecisionTimes:
 
 
 class _Load:
-    """Notebooks with cells of seconds to minutes, whose decisions are carried out after a while."""
+    """A load of notebooks with cells of seconds to minutes; decisions take effect after a delay."""
 
     def __init__(self, sessions: int, devices: int, seed: int) -> None:
         self.random = random.Random(seed)
@@ -142,9 +142,9 @@ class _Load:
 def measure(
     sessions: int = 10_000, devices: int = 1_000, count: int = 50_000, seed: int = 1
 ) -> DecisionTimes:
-    """Tell an engine so many events of a busy cluster, and time each."""
+    """Feed an engine with events of a busy cluster, and time each."""
     load = _Load(sessions, devices, seed)
-    for _ in range(3 * sessions):  # everybody has begun: devices are full, sessions wait
+    for _ in range(3 * sessions):  # all sessions have begun: devices are full, sessions wait
         load.step()
     load.taken.clear()
     while len(load.taken) < count:
@@ -161,7 +161,7 @@ def measure(
 
 
 def decisions_of(sessions: int, devices: int, count: int, seed: int) -> list[str]:
-    """Return the decisions that so many events lead to, for comparison."""
+    """Return the decisions for a number of events, for comparison."""
     load = _Load(sessions, devices, seed)
     while len(load.taken) < count:
         load.step()

@@ -1,4 +1,4 @@
-"""What states on disk cost: in time against the disk's own rates, and in space."""
+"""Cost of states on disk: time compared with the disk's own rates, and space."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from benchmarks.moves import Return, middle_return, resume
 from benchmarks.rates import disk_rates, memcpy_rate
 from kernelproxy.common.protocol import Resume, Suspend
 
-#: Seconds between two looks whether a state has come to disk.
+#: Seconds between two checks whether a state is on disk.
 LOOK_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
 class Disk:
-    """States of `bytes` that go to disk and come back: medians of `times`.
+    """Spill and resume of a state of `bytes`: medians of `times` runs.
 
     Parameters
     ----------
     bytes, times : int
     memcpy, write, read : float
-        What this machine does in the same run, in GB/s: copying in memory by one thread, and
-        direct transfers to and from the disk by several.
+        Rates of this machine in the same run, in GB/s: copying in memory by one thread, and
+        direct transfers to and from the disk by several threads.
     put : float
-        Seconds from the end of the suspension until the state is on disk alone.
+        Seconds from the end of the suspension until the state is only on disk.
     resume : Return
     copied_again : int
         Bytes that the second snapshot copies after some inference.
     written_again : int
-        Bytes that are written to disk for it.
+        Bytes that are written to disk for this snapshot.
     written_first, written_for_another : int
         Bytes that are written for the state, and then for another session with the same weights.
     """
@@ -52,7 +52,7 @@ class Disk:
 
 
 class Store:
-    """The chunk store of the daemon, from outside.
+    """The daemon's chunk store, as seen from outside.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Store:
         self._known: set[str] = set()
 
     def written(self) -> int:
-        """Bytes of the chunks that are new since the last call."""
+        """Return the bytes of the chunks that are new since the last call."""
         found = {
             each.name: each.stat().st_size for each in self.directory.glob("states/chunks/*/*")
         }
@@ -75,7 +75,7 @@ class Store:
 
 
 def _put(name: str) -> tuple[float, int]:
-    """Suspend a session; the time that its way to disk takes, and bytes copied before."""
+    """Suspend a session; return the seconds until it is spilled, and the bytes copied before."""
     copied = verb(Suspend(session(name)["id"], "benchmark"))["snapshot"]["copied"]
     begin = time.perf_counter()
     while session(name)["tier"] != "cold":
@@ -86,9 +86,9 @@ def _put(name: str) -> tuple[float, int]:
 
 
 def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int) -> Disk:
-    """Let states of `count` bytes go to disk and come back, and check what comes back.
+    """Spill and resume states of `count` bytes, and check their contents.
 
-    The daemon must bring to disk at once what is suspended.
+    The daemon must spill suspended states at once.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int
     Raises
     ------
     RuntimeError
-        If something else comes back.
+        If the resumed state differs.
     """
     memcpy, store = memcpy_rate(), Store(directory)
     rates: list[tuple[float, float]] = []
@@ -111,7 +111,7 @@ def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int
     agains: list[tuple[int, int]] = []
     one.order("touch")  # it has begun, and has its session
     name = session(NAME)["id"]
-    for seed in range(times):  # other bytes each time: the store has those of before
+    for seed in range(times):  # other bytes each time: the store already has the earlier ones
         expected = one.order("hold", bytes=count, seed=seed)["sum"]
         one.order("touch")
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int
         returns.append(resume(one, name, expected))
         _, copied = _put(NAME)
         agains.append((copied, store.written()))
-        verb(Resume(name))  # whom we suspended does not come back by itself
+        verb(Resume(name))  # a session that was suspended on request does not resume by itself
     other.order("hold", bytes=count, seed=times - 1)
     _put(SECOND_NAME)
     verb(Resume(session(SECOND_NAME)["id"]))
@@ -143,7 +143,7 @@ def measure_disk(one: Side, other: Side, directory: Path, count: int, times: int
 
 
 def report(disks: Sequence[Disk]) -> list[str]:
-    """Write tables of Markdown."""
+    """Return the results as Markdown tables."""
     lines = [
         "To disk and back: medians, beside direct transfers of as many bytes by as many threads.",
         "",

@@ -1,4 +1,4 @@
-"""What the steps of the GPU suite share: its time, its directories, and the processes it starts."""
+"""Shared parts of the GPU suite's steps: time limits, directories, and processes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ END_SECONDS = 20.0
 
 
 class FailedError(Exception):
-    """A step did not show what it should; the text says what.
+    """A step did not give the expected result; the text says what is wrong.
 
     Parameters
     ----------
     text : str
     table : list of str
-        What it found none the less, as a table of Markdown.
+        Its results so far, as a Markdown table.
     figures : object
-        And as JSON.
+        The same as JSON.
     """
 
     def __init__(self, text: str, table: Sequence[str] = (), figures: Any = None) -> None:
@@ -42,28 +42,28 @@ class FailedError(Exception):
 
 
 class SkippedError(Exception):
-    """A step cannot be tried here; the text says why."""
+    """A step cannot be run here; the text says why."""
 
 
 class Suite:
-    """What the steps share.
+    """State that the steps share.
 
     Parameters
     ----------
     device : str
-        Where workers run: ``cuda:0``, or ``cpu`` for a software device.
+        Device of the workers: ``cuda:0``, or ``cpu`` for a software device.
     small : bool
         Tiny models and states.
     out : Path
-        Directory of the results.
+        Directory for the results.
     seconds : float
-        For everything.
+        Time limit of the whole suite.
     """
 
     def __init__(self, device: str, small: bool, out: Path, seconds: float) -> None:
         self.gpu, self.small, self.out = device.startswith("cuda"), small, out
         self.device = device
-        #: By which steps may take longer than on the machine that their times are meant for.
+        #: Factor on the steps' time limits, which are meant for a reference machine.
         self.scale = max(1.0, seconds / 520)
         self.deadline = time.monotonic() + seconds
         self.step = ""
@@ -75,17 +75,17 @@ class Suite:
 
     @property
     def plain(self) -> str:
-        """What plain torch calls the device that the proxied one is compared with."""
+        """Name in plain torch of the device with which the proxied one is compared."""
         return "cuda" if self.gpu else "cpu"
 
     def devices(self, limit: str = "") -> str:
-        """Name the device as `JUPYTER_SING_DEVICES` does, with as much memory as that."""
+        """Return the device in the format of `JUPYTER_SING_DEVICES`, with a memory limit."""
         if self.gpu:
             return f"{self.device}:{limit}" if limit else self.device
         return f"cpu:{limit or '4GiB'}@1"
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """Variables for what a step starts; a software device has one thread, as plain torch."""
+        """Return a step's environment; a software device has one thread, like plain torch."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -95,7 +95,7 @@ class Suite:
         return {**kept, "PYTHONPATH": str(ROOT), **threads, **variables}
 
     def run(self, *command: str | Path, env: dict[str, str] | None = None, label: str = "") -> str:
-        """Run a command within the step's time; returns what it printed.
+        """Run a command within the step's time and return its output.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class Suite:
     def complete(
         self, command: Sequence[str | Path], env: dict[str, str], limit: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command till `limit`, and end whatever it has started then."""
+        """Run a command until `limit`, then end it and all processes that it has started."""
         with subprocess.Popen(
             [str(word) for word in command],
             cwd=ROOT,
@@ -136,7 +136,7 @@ class Suite:
 
     @contextmanager
     def daemon(self, devices: str, **variables: str) -> Iterator[dict[str, str]]:
-        """Name a directory for a daemon of its own, and stop it at the end."""
+        """Set a directory for a separate daemon, and stop that daemon at the end."""
         with tempfile.TemporaryDirectory(dir=self.scratch) as name:
             directory = Path(name)
             env = self.environment(
@@ -145,7 +145,7 @@ class Suite:
                 JUPYTER_SING_DEVICES=devices,
                 **variables,
             )
-            # Also for what this process asks of the daemon itself.
+            # Also for this process's own requests to the daemon.
             before = dict(os.environ)
             os.environ.update(env)
             try:
@@ -163,7 +163,7 @@ class Suite:
                     os.environ.update(before)
 
     def proxied(self, program: str | Path, *arguments: str) -> tuple[str | Path, ...]:
-        """The command of a program under a session."""
+        """Return the command of a program under a session."""
         return (sys.executable, "-m", "jupyter_sing.cli", "run", program, *arguments)
 
     @contextmanager
@@ -185,7 +185,7 @@ class Suite:
 
 
 class Side:
-    """A process that takes orders."""
+    """A process that executes orders."""
 
     def __init__(
         self, command: Sequence[str], env: dict[str, str], errors: IO[str], suite: Suite
@@ -195,13 +195,13 @@ class Side:
             command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=errors, text=True, start_new_session=True,
         )  # fmt: skip
-        # One that hangs is ended, which ends the wait for its answer.
+        # A process that hangs is ended, which ends the wait for its answer.
         self._overdue = threading.Timer(max(1.0, suite.limit - time.monotonic()), self._kill)
         self._overdue.daemon = True
         self._overdue.start()
 
     def order(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have it done, and return the answer.
+        """Send an order and return the answer.
 
         Raises
         ------
@@ -226,7 +226,7 @@ class Side:
         raise FailedError(f"the order {do} {arguments} ended a side with {status}: {said}")
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin
         assert self._process.stdout
         self._overdue.cancel()
@@ -244,7 +244,7 @@ class Side:
 
 
 def tail_of(text: str, lines: int = 4) -> str:
-    """Take the last lines of a text, as one."""
+    """Return the last lines of a text, joined into one."""
     return " / ".join(text.strip().splitlines()[-lines:])[-600:]
 
 
@@ -253,7 +253,7 @@ def _brief(command: Sequence[str | Path]) -> str:
 
 
 def has_module(name: str) -> bool:
-    """Whether this interpreter finds a module."""
+    """Return whether this interpreter finds a module."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"
     return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

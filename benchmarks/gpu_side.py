@@ -27,17 +27,17 @@ REPEATS = 5
 
 
 def counters() -> dict[str, int]:
-    """What this process has sent to its device so far; nothing where the device is its own."""
+    """Return counts of what this process has sent to its device; empty with plain torch."""
     activation = sys.modules.get("kernelproxy.kernel.activation")
     client = activation.current().client if activation else None
     return dict(client.statistics()) if client else {}
 
 
 class GpuSide(Runner):
-    """A runner whose plain side has a GPU, too."""
+    """A runner for which plain torch has a GPU, too."""
 
     def measure(self, program: str, steps: int) -> dict[str, Any]:
-        """Run some steps: until Python had issued them, until they were done, and what was sent."""
+        """Run some steps; return the seconds to issue and to complete them, and counts."""
         self.train(program, 1)
         before = counters()
         begin = time.perf_counter()
@@ -50,7 +50,7 @@ class GpuSide(Runner):
         return {"seconds": seconds, "issued": issued, **sent}
 
     def copies(self, bytes: int) -> dict[str, Any]:
-        """Rates of copies between host and device, the best of some, in GB/s."""
+        """Return the rates of copies between host and device, the best of several, in GB/s."""
         device = torch.ones(bytes, dtype=torch.uint8, device=self.device)
         pinned = torch.ones(bytes, dtype=torch.uint8, pin_memory=self.device != "cpu")
         pageable = torch.ones(bytes, dtype=torch.uint8)
@@ -63,13 +63,13 @@ class GpuSide(Runner):
         return {name: bytes / self._best(copy) / 1e9 for name, copy in ways.items()}
 
     def driver(self) -> dict[str, Any]:
-        """Which of the GPU's device files this process has open."""
+        """Return the GPU's device files that this process has open."""
         links = []
         for name in os.listdir("/proc/self/fd"):
             try:
                 links.append(os.readlink(f"/proc/self/fd/{name}"))
             except FileNotFoundError:
-                continue  # the one that listed them
+                continue  # the descriptor of the listing itself
         maps = Path("/proc/self/maps").read_text()
         found = {link for link in links if link.startswith("/dev/nvidia")}
         found |= {line.split()[-1] for line in maps.splitlines() if "/dev/nvidia" in line}
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     side = GpuSide(options.device, options.small, log_every=10)
-    # What was asked for must be there: a silent fallback would compare the CPU with itself.
+    # The requested device must exist: a silent fallback would compare the CPU with itself.
     if torch.zeros(1, device=options.device).device.type != options.device:
         sys.exit(f"no {options.device} device")
     for line in sys.stdin:

@@ -1,6 +1,6 @@
 """The steps of the GPU suite.
 
-Each is a function of a `Suite` that returns what it found, as a text or as a text with a table and
+Each is a function of a `Suite` that returns its result, as a text or as a text with a table and
 figures, or raises `FailedError` or `SkippedError`.
 """
 
@@ -30,12 +30,12 @@ from kernelproxy.common.protocol import Resume, SessionReply, Status, StatusRepl
 
 PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru")
 TRANSFORMERS = ("gpt2", "llama", "bert", "gpt2 generation")
-#: Behaviours after which a CUDA context is of no use any more: kernels assert in them.
+#: Behaviours after which a CUDA context is unusable: kernels fail assertions in them.
 FAULTS = ("indices_out_of_range", "values_that_do_not_fit", "a_failure_does_not_spread")
 
 
 def machine(suite: Suite) -> str:
-    """Say what this is."""
+    """Describe the machine."""
     code = (
         "import json, torch, sys\n"
         "found = {'torch': torch.__version__, 'python': sys.version.split()[0]}\n"
@@ -55,7 +55,7 @@ def machine(suite: Suite) -> str:
 
 
 def build(suite: Suite) -> str:
-    """Compile the native part, and begin with its tests."""
+    """Compile the native part, and start compiling its tests."""
     missing = [name for name in ("blake3", "zstandard", "yaml", "pynvml") if not has_module(name)]
     suite.run(sys.executable, "-m", "kernelproxy.native")
     suite.compiling = threading.Thread(target=_compile_tests, args=(suite,))
@@ -79,7 +79,7 @@ def _compile_tests(suite: Suite) -> None:
 
 
 def cpp_tests(suite: Suite) -> str:
-    """Wait for the tests of the native part, which compile beside the steps before."""
+    """Wait for the tests of the native part, which compile during the earlier steps."""
     if suite.compiling is None:
         raise FailedError("nothing was built")
     suite.compiling.join(max(1.0, suite.limit - time.monotonic()))
@@ -95,7 +95,7 @@ def cpp_tests(suite: Suite) -> str:
 
 
 def surface(suite: Suite) -> str:
-    """Check what programs expect of `torch.cuda`."""
+    """Check the parts of `torch.cuda` that programs expect."""
     with suite.daemon(suite.devices("2GiB")) as env:
         printed = suite.run(*suite.proxied("tests/programs/surface.py"), env=env)
     found = _objects(printed)
@@ -104,7 +104,7 @@ def surface(suite: Suite) -> str:
 
 
 def behaviours_software(suite: Suite) -> str:
-    """Compare what programs do on a software device with the CPU, bit for bit."""
+    """Compare the results of programs on a software device with the CPU, bit for bit."""
     _need("numpy")
     one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     with suite.daemon("cpu:2GiB@1", **one) as env:
@@ -114,7 +114,7 @@ def behaviours_software(suite: Suite) -> str:
 
 
 def behaviours_gpu(suite: Suite) -> str:
-    """Compare what programs do on the proxied GPU with plain torch on the same GPU."""
+    """Compare the results of programs on the proxied GPU with plain torch on the same GPU."""
     if not suite.gpu:
         raise SkippedError("there is no GPU to compare with")
     _need("numpy")
@@ -131,7 +131,7 @@ def behaviours_gpu(suite: Suite) -> str:
 
 
 def faults(suite: Suite) -> str:
-    """A kernel that asserts costs its operator, and not the session."""
+    """Check that a kernel that fails an assertion ends its operator, and not the session."""
     with suite.daemon(suite.devices()) as env:
         printed = suite.run(*suite.proxied("tests/programs/faults.py"), env=env)
     found = _objects(printed)
@@ -180,7 +180,7 @@ def _training(suite: Suite, env: dict[str, str], plain: str, relative: float) ->
 
 
 def conformance(suite: Suite) -> str:
-    """Try some of PyTorch's own samples of its operators on a software device."""
+    """Run some of PyTorch's own operator samples on a software device."""
     if not (ROOT / "tests" / "conformance" / "program.py").is_file():
         raise SkippedError("there is no tests/conformance")
     _need("expecttest", "numpy")
@@ -200,7 +200,7 @@ def conformance(suite: Suite) -> str:
 
 
 def programs(suite: Suite) -> tuple[str, list[str], Any]:
-    """Pair programs on the proxied device with the same programs on plain torch."""
+    """Compare programs on the proxied device with the same programs on plain torch."""
     names = [*PROGRAMS, *(TRANSFORMERS if suite.transformers else ())]
     rounds, round_seconds = (3, 0.05) if suite.small else (9, 0.4)
     rows: list[dict[str, Any]] = []
@@ -212,7 +212,7 @@ def programs(suite: Suite) -> tuple[str, list[str], Any]:
                 wrong[name] = "no time was left"
                 continue
             try:
-                # Each has processes of its own: one that fails costs itself alone.
+                # Each program has processes of its own, so a failure does not affect others.
                 with (
                     suite.side(env, proxied=False) as plain,
                     suite.side(env, proxied=True) as other,
@@ -248,7 +248,7 @@ def programs(suite: Suite) -> tuple[str, list[str], Any]:
 def _pair(
     name: str, plain: Side, proxied: Side, rounds: int, round_seconds: float
 ) -> dict[str, Any]:
-    """Let both sides take turns at a program, beginning with either in turn."""
+    """Run a program on both sides in turns; the side that begins alternates."""
     both = (plain, proxied)
     for side in both:
         side.order("train", program=name, steps=3)  # models are made, caches filled
@@ -260,7 +260,7 @@ def _pair(
             seconds = side.order("train", program=name, steps=steps)["seconds"]
             times[side].append(seconds / steps * 1e3)
     ratios = sorted(b / a for a, b in zip(times[plain], times[proxied], strict=True))
-    # A few steps, which the log has room for: what Python needs to issue them.
+    # Measure the time in which Python issues a few steps, which fit into the log.
     issues = {side: side.order("measure", program=name, steps=3) for side in both}
     sent = issues[proxied]
     return {
@@ -277,7 +277,7 @@ def _pair(
 
 
 def moves(suite: Suite) -> tuple[str, list[str], Any]:
-    """Suspend and resume a state, beside the rates of copies of the same bytes."""
+    """Suspend and resume a state; compare with the rates of copies of the same bytes."""
     bytes_held = (64 << 20) if suite.small else (4 << 30)
     times = 2 if suite.small else 3
     with suite.side(suite.environment(), proxied=False) as plain:
@@ -322,7 +322,7 @@ def _verb(request: Any, suite: Suite) -> None:
         agent.expect(SessionReply, request, max(1.0, suite.limit - time.monotonic()))
 
 
-#: Steps with the seconds that each may take.
+#: Steps, with the time limit of each in seconds.
 STEPS: tuple[tuple[str, float, Callable[[Suite], Any]], ...] = (
     ("machine", 60, machine),
     ("build", 180, build),

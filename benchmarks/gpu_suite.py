@@ -23,7 +23,7 @@ from benchmarks.gpu_steps import STEPS
 
 @dataclass
 class Outcome:
-    """What a step came to: ``passed``, ``failed``, ``skipped``, or ``late`` (out of time)."""
+    """Outcome of a step: ``passed``, ``failed``, ``skipped``, or ``late`` (out of time)."""
 
     step: str
     state: str = "passed"
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def attempt(suite: Suite, name: str, seconds: float, function: Callable[[Suite], Any]) -> Outcome:
-    """Try one step."""
+    """Run one step."""
     outcome = Outcome(name)
     suite.step = name.replace(",", "")
     began = time.monotonic()
@@ -93,7 +93,7 @@ def main() -> int:
             outcomes.append(attempt(suite, name, seconds, function))
             last = outcomes[-1]
             print(f"{last.state:>8} {last.seconds:5.0f} s  {last.step}: {last.text}", flush=True)
-            # After each: whoever ends this run still has what there is.
+            # After each step, so that the results so far are kept if the run is ended.
             (out / "gpu_suite.md").write_text(report(suite, outcomes), encoding="utf-8")
             figures = {"date": time.strftime("%Y-%m-%d"), "steps": [asdict(o) for o in outcomes]}
             (out / "gpu_suite.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")

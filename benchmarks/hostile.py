@@ -1,8 +1,8 @@
-"""What a cell of one user waits for while another user means harm, under a daemon for the system.
+"""Delay of one user's cells while another user attacks, under a system-wide daemon.
 
-Alice runs short cells, and asks the daemon something over a new connection after each. Bob has a
-hundred connections, from one process of the lowest priority, so that what is measured is what he
-takes of the daemon, not of the processor. Times with and without an attack take turns.
+Alice runs short cells, and sends the daemon a request over a new connection after each. Bob has a
+hundred connections, from one process of the lowest priority, so that the measurement shows the
+attack's load on the daemon, not on the CPU. Periods with and without an attack alternate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.doubles.system import Machine, build
 
 ALICE, BOB = 61001, 61002
 CONNECTIONS = 100
-#: After this an attack has made all its connections, and has had what it may have at once.
+#: After this time an attack has made all its connections, and has used up its initial limits.
 _BEGIN_SECONDS = 0.5
 _READY_SECONDS = 120.0
 MIB = 1 << 20
@@ -46,7 +46,7 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.03)
 """
 
-#: Bob's. Each attack is a generator that is advanced without end, and waits for nothing.
+#: Bob's program. Each attack is a generator that is advanced in an endless loop without waiting.
 ATTACK = """
 import itertools, os, random, socket, struct, sys, time
 from kernelproxy.common import paths
@@ -157,7 +157,7 @@ else:
 
 @dataclass(frozen=True)
 class Attack:
-    """What one attack cost another user.
+    """Effect of one attack on another user.
 
     Parameters
     ----------
@@ -166,9 +166,9 @@ class Attack:
         Median and worst seconds of a cell, and of a new connection's first answer, without the
         attack and, in the next two, with it.
     count : int
-        Cells with it.
+        Number of cells during the attack.
     memory : int
-        Bytes that the daemon had at most meanwhile.
+        Peak memory of the daemon during the attack, in bytes.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Attack:
 
 
 class _Alice:
-    """Runs cells, and notes what each took."""
+    """Runs cells, and notes the time of each."""
 
     def __init__(self, machine: Machine) -> None:
         script = machine.base / "cells.py"
@@ -188,7 +188,7 @@ class _Alice:
         self._over = machine.base / "over"
         run = ("-u", "-m", "jupyter_sing.cli", "run", "--name", "alice", str(script))
         self._process = machine.start(ALICE, *run, str(self._over))
-        #: Moments, seconds of the cell, seconds of the answer.
+        #: Start time, seconds of the cell, seconds of the answer.
         self.cells: list[tuple[float, float, float]] = []
         self._some = threading.Event()
         self._reading = threading.Thread(target=self._read, daemon=True)
@@ -204,12 +204,12 @@ class _Alice:
             self._some.set()
 
     def end(self) -> None:
-        """Let the cell that runs be the last one."""
+        """End after the current cell."""
         self._over.touch()
         self._reading.join(_READY_SECONDS)
 
     def between(self, begin: float, end: float) -> list[tuple[float, float]]:
-        """What was begun then, when it is done."""
+        """Wait for the cells begun in a period, and return their times."""
         deadline = time.monotonic() + _READY_SECONDS
         while not self.cells or self.cells[-1][0] < end:
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -221,7 +221,7 @@ class _Alice:
 
 
 def attacks(machine: Machine) -> list[str]:
-    """The names of all."""
+    """Return the names of all attacks."""
     return machine.program(BOB, ATTACK, "-", "?", "0").splitlines()
 
 
@@ -242,7 +242,7 @@ def _underway(machine: Machine, name: str) -> Iterator[None]:
 def measure_attack(
     machine: Machine, alice: _Alice, daemon: int, name: str, seconds: float, rounds: int
 ) -> Attack:
-    """Measure without and with one attack, in turn."""
+    """Measure without and with one attack, alternately."""
     plain: list[tuple[float, float]] = []
     harmed: list[tuple[float, float]] = []
     memory = 0
@@ -268,7 +268,7 @@ def _worths(plain: Sequence[float], harmed: Sequence[float]) -> tuple[float, flo
 
 
 def _peak(pid: int) -> int:
-    """Bytes that a process had in memory at most."""
+    """Return the peak memory of a process in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
@@ -295,18 +295,18 @@ def _measure_all(
 def measure_hostile(
     seconds: float, rounds: int, count: int | None = None, names: Sequence[str] = ()
 ) -> list[Attack]:
-    """Measure all attacks, or some, under a daemon of their own; only root can.
+    """Measure all attacks, or some, under a separate daemon; requires root.
 
     Parameters
     ----------
     seconds : float
-        With and without an attack, in each round.
+        Length of the periods with and without an attack, in each round.
     rounds : int
-        Of each attack.
+        Number of rounds for each attack.
     count : int, optional
-        How many of the attacks; by default all.
+        Number of attacks; by default all.
     names : sequence of str, optional
-        Of attacks; by default all.
+        Names of attacks; by default all.
     """
     base = Path(tempfile.mkdtemp(prefix="sing-hostile-"))
     try:
@@ -324,7 +324,7 @@ def measure_hostile(
 
 
 def report(found: Sequence[Attack]) -> list[str]:
-    """Lines of Markdown."""
+    """Return the result as lines of Markdown."""
 
     def times(each: tuple[float, float, float, float]) -> str:
         before, worst_before, after, worst = (1e3 * value for value in each)

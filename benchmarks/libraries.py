@@ -1,6 +1,6 @@
-"""Short programs of libraries, made of many small operators and of questions that wait for answers.
+"""Short programs of libraries, with many small operators and with requests that wait for answers.
 
-The programs are made as those of `programs`; each step is what a person would call once.
+The programs are made like those of `programs`; each step is what a user would call once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.programs import Program, Step
 
 
 def prompt_lookup(device: str, small: bool) -> Step:
-    """Generation that looks for its next tokens in the prompt: each asks the device for numbers."""
+    """Generation with prompt lookup for the next tokens: each reads numbers from the device."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -125,10 +125,10 @@ def trainer(device: str, small: bool) -> Step:
     model: Any = BertForSequenceClassification(config)
     run = Trainer(model=model, args=arguments, train_dataset=rows)  # type: ignore[arg-type]
 
-    run.remove_callback(PrinterCallback)  # what a runner prints is its answers
+    run.remove_callback(PrinterCallback)  # a runner's output is reserved for its answers
 
     def step() -> torch.Tensor:
-        assert directory.name  # it lives as long as the program
+        assert directory.name  # it exists as long as the program
         return torch.tensor(run.train().training_loss)
 
     return step
@@ -152,7 +152,7 @@ def save_and_load(device: str, small: bool) -> Step:
 
 
 def compiled(device: str, small: bool) -> Step:
-    """A small model that its first step compiles."""
+    """A small model that is compiled in its first step."""
     torch.manual_seed(0)
     width = 16 if small else 128
     layers = (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, 10))

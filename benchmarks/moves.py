@@ -1,8 +1,8 @@
-"""What suspending, resuming and migration cost: measured against copying the same bytes.
+"""Cost of suspending, resuming and migrating, compared with copying the same bytes.
 
-Everything is measured in one run, on the session of one daemon with two software devices, beside
-the machine's own copying speed. Nothing asks the daemon while something moves: that would take a
-core from what is measured.
+Everything is measured in one run, on the session of one daemon with two software devices, together
+with the machine's own copying speed. The daemon gets no requests during a move: they would take a
+core from the measured work.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from kernelproxy.common.protocol import Migrate, Resume, Suspend
 
 @dataclass(frozen=True)
 class Return:
-    """How a suspended session came back; seconds since that was asked for.
+    """Times of a resume, in seconds since the request.
 
     Parameters
     ----------
     back : float
-        Until the verb returned.
+        Until the request returned.
     first_operator : float
-        Until the answer of an operator that needs a few bytes.
+        Until the result of an operator that needs a few bytes.
     loaded : float
-        Until the answer of operators that need an element of each tensor, so that all were there.
+        Until the result of operators that need an element of each tensor, so that all are loaded.
     summed : float
-        Until the answer of operators that read everything.
+        Until the result of operators that read everything.
     """
 
     back: float
@@ -41,7 +41,7 @@ class Return:
 
 @dataclass(frozen=True)
 class Migration:
-    """Seconds of a move between devices, and those without execution."""
+    """Seconds of a migration between devices, and seconds without execution."""
 
     seconds: float
     downtime: float
@@ -49,7 +49,7 @@ class Migration:
 
 @dataclass(frozen=True)
 class Moves:
-    """How fast a state of `bytes` moves: medians of `times` moves.
+    """Speed of moves of a state of `bytes`: medians of `times` moves.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Moves:
         Seconds of suspending it when everything has changed.
     resume : Return
     saved, unsaved : Migration
-        Of a state that a snapshot had by then, and of one of which everything has just changed.
+        Of a state that is already in a snapshot, and of one that has just changed completely.
     """
 
     bytes: int
@@ -74,12 +74,12 @@ class Moves:
 
 
 def resume(proxied: Side, name: str, expected: float) -> Return:
-    """Bring a session back, and check what it holds.
+    """Resume a session, and check its contents.
 
     Raises
     ------
     RuntimeError
-        If it holds something else.
+        If its contents differ.
     """
     begin = time.perf_counter()
     verb(Resume(name))
@@ -95,13 +95,13 @@ def resume(proxied: Side, name: str, expected: float) -> Return:
 
 
 def check(proxied: Side, expected: float) -> None:
-    """Raise RuntimeError if a session does not hold what it held."""
+    """Raise RuntimeError if a session's contents have changed."""
     if proxied.order("check")["sum"] != expected:
         raise RuntimeError("a session that moved does not hold what it held")
 
 
 def measure_moves(proxied: Side, count: int, times: int) -> Moves:
-    """Suspend, resume and migrate a session that holds `count` bytes, and check what it holds."""
+    """Suspend, resume and migrate a session with `count` bytes, and check its contents."""
     rate, fresh = memcpy_rate(), fresh_rate()
     expected = proxied.order("hold", bytes=count)["sum"]
     proxied.order("touch")
@@ -116,7 +116,7 @@ def measure_moves(proxied: Side, count: int, times: int) -> Moves:
         verb(Suspend(name, "benchmark"))
         suspends.append(time.perf_counter() - begin)
         returns.append(resume(proxied, name, expected))
-        # As upkeep leaves it: what was executed since has changed next to nothing.
+        # In the state after a regular snapshot: almost nothing has changed since.
         saved.append(_migrate(proxied, name, expected))
         proxied.order("rewrite")
         unsaved.append(_migrate(proxied, name, expected))
@@ -148,7 +148,7 @@ def _middle(moves: Sequence[Migration]) -> Migration:
 
 
 def middle_return(returns: Sequence[Return]) -> Return:
-    """Take the median of each figure."""
+    """Return the median of each figure."""
     return Return(
         statistics.median(each.back for each in returns),
         statistics.median(each.first_operator for each in returns),
@@ -158,7 +158,7 @@ def middle_return(returns: Sequence[Return]) -> Return:
 
 
 def report(moves: Sequence[Moves]) -> list[str]:
-    """Write tables of Markdown."""
+    """Return the results as Markdown tables."""
     lines = [
         "Suspending and resuming: medians. All is loaded when an element of each tensor was used,",
         "for which the tensor must be there as a whole.",

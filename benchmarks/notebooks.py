@@ -1,4 +1,4 @@
-"""What checkpoints and hibernation cost a notebook: a real kernel under a daemon of its own."""
+"""Cost of checkpoints and hibernation for a notebook: a real kernel under a separate daemon."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ HIBERNATE_AFTER = "1"
 
 @dataclass(frozen=True)
 class Put:
-    """A checkpoint that was asked for from outside, in the namespace form.
+    """A checkpoint that was requested from outside, in the namespace form.
 
     Parameters
     ----------
     bytes : int
-        Of the device's state, all of which had just changed.
+        Size of the device's state, all of which had just changed.
     seconds : float
         Until it was on disk.
     copying : float
-        Of these, copying the device's state.
+        Part of these for copying the device's state.
     blocked : float
-        The longest time that a cell waited meanwhile which does nothing.
+        The longest time that an empty cell waited meanwhile.
     """
 
     bytes: int
@@ -55,15 +55,15 @@ class Again:
 
 @dataclass(frozen=True)
 class Rest:
-    """A kernel that hibernated with `bytes` in host memory, and was asked something.
+    """A kernel that hibernated with `bytes` in host memory, and then ran a cell.
 
     Parameters
     ----------
     bytes : int
     held : int
-        Memory that its process had.
+        Memory of its process in bytes.
     answers : list of float
-        Seconds from sending a cell to the end of its output, of each time.
+        Seconds from sending a cell to the end of its output, for each run.
     """
 
     bytes: int
@@ -73,7 +73,7 @@ class Rest:
 
 @dataclass(frozen=True)
 class Notebooks:
-    """All of these."""
+    """All results of this benchmark."""
 
     puts: list[Put]
     agains: list[Again]
@@ -85,7 +85,7 @@ class Kernel:
 
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager, self._client = manager, client
-        self.said = ""  # by the last cell
+        self.said = ""  # output of the last cell
 
     def run(self, code: str) -> float:
         """Run a cell; return the seconds until its output had ended.
@@ -129,14 +129,14 @@ def _session() -> dict[str, Any]:
 
 
 def _checkpoint(name: str, form: str) -> dict[str, Any]:
-    """Have one made; as the lists of checkpoints say it."""
+    """Make a checkpoint and return its entry in the list of checkpoints."""
     with agent_client.connect(start=False) as connection:
         request = Checkpoint(_session()["id"], name, form=form)
         return connection.expect(CheckpointReply, request, ORDER_SECONDS).checkpoint
 
 
 def measure_put(kernel: Kernel, count: int, name: str) -> Put:
-    """Change all of the device's state, have a checkpoint made, and run empty cells meanwhile."""
+    """Change all of the device's state, make a checkpoint, and run empty cells meanwhile."""
     kernel.run("for each in held: each.add_(1)\ntorch.cuda.synchronize()")
     done = threading.Event()
     seconds: list[float] = []
@@ -164,7 +164,7 @@ def measure_notebooks(count: int, times: int) -> Notebooks:
     Raises
     ------
     RuntimeError
-        If a kernel does not hold what it held.
+        If a kernel's variables have changed.
     """
     with _kernel() as kernel:
         kernel.run(
@@ -204,7 +204,7 @@ def _measure_rest(kernel: Kernel, count: int, times: int) -> Rest | None:
 
 
 def report(found: Notebooks) -> list[str]:
-    """Write tables of Markdown."""
+    """Return the results as Markdown tables."""
     lines = [
         "Checkpoints of a notebook, asked for while it runs cells, in the namespace form; all of",
         "the device's state has changed just before. Blocked: what the slowest empty cell took",

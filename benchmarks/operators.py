@@ -1,8 +1,8 @@
-"""What the small things cost: an operator's issue, a number read back, printing, and doing nothing.
+"""Cost of small operations: issuing an operator, reading a number, printing, and being idle.
 
-A program of small operators is as fast as it can issue them, so that is paired with plain torch
-like whole programs are. Operators are issued in bursts that fit the log, and what the worker needs
-to execute them is not counted: it does so meanwhile, and the next burst begins when it is done.
+A program of small operators is as fast as it can issue them, so the issue time is compared with
+plain torch, as for whole programs. Operators are issued in bursts that fit into the log. The
+worker's execution time is not counted: it overlaps, and the next burst begins when it has ended.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from benchmarks.daemon import Side, session
 
-#: Operators of one burst.
+#: Number of operators in one burst.
 BURST = 1000
 
 
 @dataclass(frozen=True)
 class Issue:
-    """One operator on tensors of 16 elements; microseconds until Python goes on.
+    """One operator on tensors of 16 elements; microseconds until the call returns.
 
     Parameters
     ----------
@@ -41,16 +41,16 @@ class Issue:
 
 @dataclass(frozen=True)
 class Scalar:
-    """Microseconds until a number of the device is there, while the worker is awake.
+    """Microseconds to read a number from the device, while the worker is awake.
 
     Parameters
     ----------
     count : int
-        How many were read, one after the other.
+        Number of reads, one after the other.
     median, high : float
-        The median, and what 99 % are below.
+        The median, and the 99th percentile.
     computed : float
-        The median where the number is computed first, by one operator.
+        The median if the number is first computed by one operator.
     """
 
     count: int
@@ -61,18 +61,18 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Small:
-    """All that is measured here.
+    """All results of this benchmark.
 
     Parameters
     ----------
     issues : list of Issue
     scalar : Scalar
     trips : dict of str to float
-        Round trips of each of these.
+        Number of round trips for each operation.
     idle_seconds : float
-        For which nothing was done.
+        Length of the idle time.
     idle_cpu : dict of str to float
-        Seconds of CPU that each process burnt meanwhile.
+        Seconds of CPU time that each process used meanwhile.
     """
 
     issues: list[Issue]
@@ -85,17 +85,17 @@ class Small:
 def measure_small(
     plain: Side, proxied: Side, rounds: int, scalars: int, idle_seconds: float
 ) -> Small:
-    """Measure everything; the sides take turns where both have a part.
+    """Measure everything; where both sides are measured, they take turns.
 
     Parameters
     ----------
     plain, proxied
     rounds : int
-        Bursts of each operator.
+        Number of bursts for each operator.
     scalars : int
-        Numbers that are read.
+        Number of reads.
     idle_seconds : float
-        How long nothing is done.
+        Length of the idle time.
     """
     issues = []
     for name in proxied.order("operators")["operators"]:
@@ -126,13 +126,13 @@ def measure_small(
 
 
 def measure_idle(proxied: Side, seconds: float) -> dict[str, float]:
-    """CPU seconds of the program, its worker and the daemon's processes between two cells."""
+    """Return CPU seconds of program, worker and the daemon's processes between two cells."""
     proxied.order("touch")
     proxied.order("cell", change=-1)
     worker = int(session()["worker_pid"])
     pids = {"program": int(proxied.order("pid")["pid"]), "worker": worker}
     pids |= {f"daemon ({pid})": pid for pid in daemon_pids(worker)}
-    time.sleep(1.0)  # the end of what was asked for just now
+    time.sleep(1.0)  # until the previous work has ended
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     time.sleep(seconds)
     proxied.order("cell", change=1)
@@ -143,7 +143,7 @@ def measure_idle(proxied: Side, seconds: float) -> dict[str, float]:
 
 
 def daemon_pids(worker: int) -> list[int]:
-    """Processes of the daemon that a worker belongs to, but for the worker."""
+    """Return the processes of a worker's daemon, except the worker itself."""
     parents = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(ValueError, OSError):  # no process, or one that has just ended
@@ -162,18 +162,18 @@ def _command(pid: int) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used, all its threads together."""
+    """Return the CPU time that a process has used, including all its threads."""
     user, system = _stat(pid)[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat from the third on; the second may contain anything."""
+    """Return the fields of /proc/<pid>/stat from the third on; the second may contain anything."""
     return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
 
 
 def report(small: Small) -> list[str]:
-    """Write the figures as tables."""
+    """Return the figures as tables."""
     lines = [
         "What it takes to issue an operator on tensors of 16 elements, in microseconds, in bursts",
         f"of {BURST}.",

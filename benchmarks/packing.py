@@ -1,8 +1,8 @@
-"""Two programs on one device: by turns, and at once where that was measured to be better.
+"""Two programs on one device: in turns, and packed if that was measured to be faster.
 
-A pair that waits for something else half of the time, and one that keeps the device busy. Each
-program trains alone first; then both do for a while under a daemon that may not pack them, and
-under one that may.
+One pair of programs is idle half of the time, and one pair keeps the device busy. Each program
+first trains alone; then both train for a while under a daemon that must not pack them, and under
+one that may.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from benchmarks.daemon import Side
 
 PROGRAM = "mlp"
 NAMES = ("pair-1", "pair-2")
-#: Steps after which models are made and caches filled.
+#: Warm-up steps, after which models are made and caches are filled.
 WARM_STEPS = 20
 
 Start = Callable[[str], AbstractContextManager[Side]]
-#: Starts a daemon with one device, of so many threads; may it pack?
+#: Starts a daemon with one device; arguments: its number of threads, and whether it may pack.
 Daemon = Callable[[int, bool], AbstractContextManager[object]]
 
 
@@ -33,12 +33,12 @@ class Pair:
     ----------
     program : str
     threads : int
-        Of the device.
+        Number of threads of the device.
     alone : float
-        Steps per second of one program that has the device for itself.
+        Steps per second of one program alone on the device.
     turns, packed : float
-        Of both together, by turns and where they may share the device, over that: 1 is what a
-        device can give that does one thing at a time.
+        Steps per second of both together, in turns and packed, divided by `alone`: 1 is the
+        most for a device that executes one program at a time.
     """
 
     program: str
@@ -54,9 +54,9 @@ def measure_packing(daemon: Daemon, start: Start, settle: float, seconds: float)
     Parameters
     ----------
     daemon, start
-        See `Daemon`; the latter starts a runner under a session of that name.
+        See `Daemon`; `start` starts a runner under a session of that name.
     settle, seconds : float
-        Until the scheduler has decided, and for which steps are counted then.
+        Time until the scheduler has decided, and time in which steps are then counted.
     """
     pairs = []
     for what, threads, wait in (("waits half of the time", 1, None), ("keeps it busy", 2, 0.0)):
@@ -75,7 +75,7 @@ def measure_packing(daemon: Daemon, start: Start, settle: float, seconds: float)
 
 
 def _step(side: Side) -> float:
-    """Seconds of a step alone."""
+    """Return the seconds of one step without competition."""
     for _ in range(2):
         moments = side.order("steps", program=PROGRAM, steps=WARM_STEPS)["steps"]
     return float(moments[-1][1] - moments[0][0]) / WARM_STEPS
@@ -84,7 +84,7 @@ def _step(side: Side) -> float:
 def _together(
     sides: Sequence[Side], step: float, rest: float, settle: float, seconds: float
 ) -> float:
-    """Steps per second that two programs make at once, of both."""
+    """Return the steps per second of two concurrent programs, both together."""
     steps = int(1.5 * (settle + seconds) / step)
     ends: list[list[float]] = [[], []]
 
@@ -105,7 +105,7 @@ def _together(
 
 
 def report(pairs: Sequence[Pair]) -> list[str]:
-    """Write the figures as a table."""
+    """Return the figures as a table."""
     return [
         "Two equal programs on one device, each step waited for. Progress of both together, where",
         "1 is that of one which has the device for itself:",

@@ -1,8 +1,8 @@
-"""Training programs as people write them: they name a device and know nothing else.
+"""Training programs as users write them: the device's name is all that they know of it.
 
 A program is made by a function of (device, small), which returns its step: a function that trains
 on one batch and returns the loss, a tensor on the device. Models and data are made on the CPU with
-a fixed seed and the generators are seeded last, so on any device the same things happen.
+a fixed seed, and the generators are seeded last, so all devices compute the same.
 Text models also return what they generate.
 """
 
@@ -49,17 +49,17 @@ def training(
 
 
 def classify(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy of what the model says."""
+    """Return the cross entropy of the model's output."""
     return F.cross_entropy(model(inputs), targets)
 
 
 def images(count: int, *shape: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Make batches of random numbers, of which each is of one of ten kinds."""
+    """Make batches of random images, each with one of ten labels."""
     return [(torch.randn(count, *shape), torch.randint(10, (count,))) for _ in range(BATCHES)]
 
 
 def texts(count: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Make batches of random tokens, and of those that follow them."""
+    """Make batches of random tokens, and of the tokens that follow them."""
     sequences = [torch.randint(VOCABULARY, (count, length + 1)) for _ in range(BATCHES)]
     return [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()) for tokens in sequences]
 
@@ -100,7 +100,7 @@ def frozen(device: str, small: bool) -> Step:
 
 
 def experts(device: str, small: bool) -> Step:
-    """One of 64 experts of 16 MiB after the other: short steps, and soon all has changed."""
+    """64 experts of 16 MiB, one after the other: short steps, and soon all state has changed."""
     torch.manual_seed(0)
     width, count = (64, 4) if small else (2048, 64)
     layers = [nn.Linear(width, width, bias=False, device=device) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""How fast this machine copies memory, and writes and reads its disk: what figures stand beside."""
+"""Rates at which this machine copies memory, and writes and reads its disk, for comparison."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from kernelproxy.storage.chunk_file import aligned_memory
 
-#: As the chunk store does it (`kernelproxy/storage`).
+#: The same values as in the chunk store (`kernelproxy/storage`).
 PIECE_BYTES, DISK_THREADS = 4 << 20, 4
 COPY_BYTES, COPIES = 256 << 20, 5
 
 
 def memcpy_rate() -> float:
-    """Bytes copied per nanosecond by one thread between warm buffers."""
+    """Return the bytes copied per nanosecond by one thread between warm buffers."""
     source = bytearray(os.urandom(1 << 20) * (COPY_BYTES >> 20))
     target = bytearray(len(source))
     seconds = []
@@ -30,9 +30,9 @@ def memcpy_rate() -> float:
 
 
 def fresh_rate() -> float:
-    """Bytes per nanosecond that two threads write into shared memory that must be allocated.
+    """Return the bytes per nanosecond that two threads write into newly allocated shared memory.
 
-    What no copy can exceed whose target was not there before, as that of a state which moves.
+    This bounds every copy into new memory, such as that of a state that moves.
     """
     pieces = range(0, COPIES * COPY_BYTES, PIECE_BYTES)
     source = os.urandom(PIECE_BYTES)
@@ -48,16 +48,16 @@ def fresh_rate() -> float:
 
 
 def disk_rates(directory: Path, count: int) -> tuple[float, float]:
-    """Bytes per nanosecond that a disk takes and gives, past the page cache.
+    """Return the bytes per nanosecond written to and read from a disk, bypassing the page cache.
 
     One file is written in pieces by several threads, synced, and read in the same way.
 
     Parameters
     ----------
     directory : Path
-        Where the file is for a while.
+        Directory for the temporary file.
     count : int
-        Bytes of it; rounded up to whole pieces.
+        Size of the file in bytes; rounded up to whole pieces.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def disk_rates(directory: Path, count: int) -> tuple[float, float]:
 def _seconds(
     threads: ThreadPoolExecutor, pieces: int, move: Callable[[int], int], end: Callable[[], None]
 ) -> float:
-    """Time of moving all pieces of a file."""
+    """Return the seconds for moving all pieces of a file."""
     begin = time.perf_counter()
     for moved in threads.map(move, range(0, pieces * PIECE_BYTES, PIECE_BYTES)):
         if moved != PIECE_BYTES:
@@ -101,7 +101,7 @@ def _seconds(
 
 
 def _open_direct(path: Path) -> int:
-    """Make a file for direct transfers, or for others where the file system has none."""
+    """Make a file for direct I/O, or for buffered I/O if the file system does not support it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600)

@@ -1,6 +1,6 @@
-"""One side of a paired measurement: trains what it is told to, and says how long it took.
+"""One side of a paired measurement: executes orders, such as to train, and reports the times.
 
-Reads orders as lines of JSON and answers each with one, so that two of these, one on the CPU and
+Reads orders as lines of JSON and answers each with one, so that two runners, one on the CPU and
 one on the proxied device, can take turns within seconds of each other:
 
     {"do": "train", "program": "mlp", "steps": 10}   -> {"seconds": 0.1}
@@ -56,7 +56,7 @@ class Runner:
     small : bool
         Tiny models, for tests.
     log_every : int
-        The loss is fetched after every so many steps, as training loops do.
+        Number of steps after which the loss is read, as in training loops.
     """
 
     def __init__(self, device: str, small: bool, log_every: int) -> None:
@@ -67,7 +67,7 @@ class Runner:
         self.operators: dict[str, small.Operator] = {}
 
     def train(self, program: str, steps: int) -> dict[str, Any]:
-        """Run some steps; the clock stops when the device is done."""
+        """Run some steps; the measured time ends when the device has finished."""
         if program not in self.steps:
             self.steps[program] = PROGRAMS[program](self.device, self.small)
         step = self.steps[program]
@@ -80,9 +80,9 @@ class Runner:
         return {"seconds": time.perf_counter() - begin}
 
     def each(self, program: str, steps: int, wait: float = 0.0) -> dict[str, Any]:
-        """Run some steps, each to its end: when each began and ended, by the monotonic clock.
+        """Run some steps, each to its end; return their start and end by the monotonic clock.
 
-        After each it waits for so many seconds.
+        After each step it waits for `wait` seconds.
         """
         if program not in self.steps:
             self.steps[program] = PROGRAMS[program](self.device, self.small)
@@ -95,7 +95,7 @@ class Runner:
         return {"steps": moments}
 
     def touch(self) -> dict[str, Any]:
-        """Use a few bytes of what is held, and wait for them."""
+        """Use a few bytes of the held data, and wait for the result."""
         if self.touched is None:
             self.touched = torch.ones(16, device=self.device)
         begin = time.perf_counter()
@@ -103,14 +103,14 @@ class Runner:
         return {"seconds": time.perf_counter() - begin}
 
     def forget(self) -> dict[str, Any]:
-        """Drop all programs and what is held."""
+        """Drop all programs and held data."""
         self.steps.clear()
         self.held.clear()
         gc.collect()
         return {}
 
     def rewrite(self) -> dict[str, Any]:
-        """Write every tensor that Python knows, bit for bit what it had, and wait for that."""
+        """Write to every tensor of the process without changing a bit, and wait for that."""
         with torch.no_grad():
             for each in gc.get_objects():
                 if type(each) in (torch.Tensor, torch.nn.Parameter):
@@ -131,28 +131,28 @@ class Runner:
         return self.check()
 
     def check(self) -> dict[str, Any]:
-        """Sum up what is held."""
+        """Return the sum of the held data."""
         return {"sum": math.fsum(block.double().mean().item() for block in self.held)}
 
     def reach(self) -> dict[str, Any]:
-        """Use an element of each block that is held, which must be there as a whole for that."""
+        """Use an element of each held block, which must be loaded as a whole for that."""
         return {"sum": torch.stack([block[0] for block in self.held]).sum().item()}
 
     def sum(self) -> dict[str, Any]:
-        """Sum up what is held as quickly as it can be read."""
+        """Sum up the held data as fast as it can be read."""
         return {"sum": torch.stack([block.sum() for block in self.held]).sum().item()}
 
     def threads(self) -> dict[str, Any]:
-        """Compute threads of this process."""
+        """Return the number of compute threads of this process."""
         return {"threads": torch.get_num_threads()}
 
     def list_operators(self) -> dict[str, Any]:
-        """Make the small operators, and name them."""
+        """Make the small operators, and return their names."""
         self.operators = small.operators(self.device)
         return {"operators": list(self.operators)}
 
     def issue(self, operator: str, count: int) -> dict[str, Any]:
-        """Issue a small operator so many times, and then wait for the device."""
+        """Issue a small operator `count` times, and then wait for the device."""
         if not self.operators:
             self.list_operators()
         seconds = small.issue(self.operators[operator], count)
@@ -160,15 +160,15 @@ class Runner:
         return {"seconds": seconds}
 
     def scalars(self, count: int) -> dict[str, Any]:
-        """Read so many numbers, one after the other."""
+        """Read `count` numbers, one after the other."""
         return small.read_scalars(self.device, count)
 
     def trips(self) -> dict[str, Any]:
-        """Count round trips to the worker; of a proxied device."""
+        """Count round trips to the worker; only for a proxied device."""
         return small.count_trips(self.device, lambda: self._statistics()["requests"])
 
     def count(self, program: str, steps: int) -> dict[str, Any]:
-        """Train, and count what that took; on a proxied device."""
+        """Train, and return time and counts of records; only for a proxied device."""
         before, cpu = self._statistics(), time.process_time()
         found = self.train(program, steps)
         found["cpu_seconds"] = time.process_time() - cpu
@@ -176,7 +176,7 @@ class Runner:
         return found | {name: after[name] - before[name] for name in after}
 
     def cell(self, change: int) -> dict[str, Any]:
-        """Say that a cell has begun or ended."""
+        """Report that a cell has begun or ended."""
         activation.cell(change)
         return {}
 
@@ -187,7 +187,7 @@ class Runner:
         return client.statistics()
 
     def pid(self) -> dict[str, Any]:
-        """Id of this process."""
+        """Return the pid of this process."""
         return {"pid": os.getpid()}
 
     def _synchronize(self) -> None:
@@ -210,7 +210,7 @@ def main() -> None:
         )
     }  # fmt: skip
     orders |= {"steps": runner.each, "operators": runner.list_operators}
-    # What was asked for must be there: a silent fallback would compare the CPU with itself.
+    # The requested device must exist: a silent fallback would compare the CPU with itself.
     if torch.zeros(1, device=options.device).device.type != options.device:
         sys.exit(f"no {options.device} device")
     for line in sys.stdin:

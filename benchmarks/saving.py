@@ -1,4 +1,4 @@
-"""What snapshots cost the steps of a program: beside the execution, and with the gate closed."""
+"""Cost of snapshots for the steps of a program: during execution, and with the gate closed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from benchmarks.daemon import MIB, Side, session, verb
 from kernelproxy.common.protocol import Resume, Suspend
 
-#: Batches of steps until the daemon has taken a snapshot by itself.
+#: Maximum number of batches of steps until the daemon has taken a snapshot by itself.
 BATCHES_MAX = 60
 STOPS = 3
 
 
 @dataclass(frozen=True)
 class Snapshots:
-    """Some snapshots of one program beside its execution, and others with the gate closed.
+    """Snapshots of one program during its execution, and others with the gate closed.
 
     Times in milliseconds.
 
@@ -28,13 +28,13 @@ class Snapshots:
     ----------
     program : str
     count : int
-        Snapshots beside the execution.
+        Number of snapshots during execution.
     bytes, copied : int
-        Of one of these; the median.
+        Median per snapshot.
     stop : float
         Copying everything with the gate closed; the median.
     stalled : float
-        Time for which a snapshot kept the log from being executed; the median.
+        Time for which a snapshot stopped the execution of the log; the median.
     stalled_worst : float
         The longest of these.
     step, step_longest : float
@@ -44,7 +44,7 @@ class Snapshots:
     step_worst_median, step_worst : float
         The longest step during a snapshot: the median of the snapshots, and the worst of them.
     step_otherwise : float
-        The longest step in a stretch without a snapshot that is as long as one: the median.
+        The longest step in a period without a snapshot, of a snapshot's length: the median.
     """
 
     program: str
@@ -63,35 +63,35 @@ class Snapshots:
 
     @property
     def worst_pause(self) -> float:
-        """What the longest step took longer than others, as a part of stopping and copying."""
+        """Extra time of the longest step, as a fraction of the time to stop and copy."""
         return (self.step_worst - self.step) / self.stop
 
     @property
     def pause(self) -> float:
-        """The same of the median snapshot."""
+        """The same for the median snapshot."""
         return (self.step_worst_median - self.step) / self.stop
 
     @property
     def pause_otherwise(self) -> float:
-        """The same without a snapshot: how much steps differ anyway in as long a time."""
+        """The same without a snapshot: the usual variation of steps in a period of that length."""
         return (self.step_otherwise - self.step) / self.stop
 
     @property
     def worst_pause_otherwise(self) -> float:
-        """The same of the longest of all steps without a snapshot: what to hold the worst to."""
+        """The same for the longest of all steps without a snapshot: the reference for the worst."""
         return (self.step_longest - self.step) / self.stop
 
 
 @dataclass(frozen=True)
 class Window:
-    """When a snapshot was taken, in seconds of the monotonic clock, and what it said of itself."""
+    """Time of a snapshot, in seconds of the monotonic clock, and its own report."""
 
     begin: float
     end: float
     said: dict[str, Any]
 
     def has(self, step: Sequence[float]) -> bool:
-        """Whether a step, from its begin to its end, was made meanwhile."""
+        """Return whether a step overlaps the snapshot."""
         return step[1] > self.begin and step[0] < self.end
 
 
@@ -102,13 +102,13 @@ def _window(said: dict[str, Any]) -> Window:
 
 
 def _apart(step: Sequence[float], windows: Sequence[Window]) -> bool:
-    """Whether a step was made during no snapshot."""
+    """Return whether a step overlaps no snapshot."""
     return not any(each.has(step) for each in windows)
 
 
 def _stop(proxied: Side) -> float:
-    """Seconds of saving all of the state while nothing is executed."""
-    proxied.order("rewrite")  # whatever was saved by then
+    """Return the seconds for saving all state while nothing is executed."""
+    proxied.order("rewrite")  # so that all of it has to be saved again
     name = session()["id"]
     found = verb(Suspend(name, "benchmark"))["snapshot"]
     verb(Resume(name))
@@ -116,7 +116,7 @@ def _stop(proxied: Side) -> float:
 
 
 def measure_snapshots(proxied: Side, program: str, count: int) -> Snapshots:
-    """Train until the daemon has taken so many snapshots, and compare the steps meanwhile.
+    """Train until the daemon has taken `count` snapshots, and compare the steps meanwhile.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def measure_snapshots(proxied: Side, program: str, count: int) -> Snapshots:
 def _longest_otherwise(
     steps: Sequence[Sequence[float]], windows: Sequence[Window]
 ) -> Iterator[float]:
-    """The longest step in each stretch without a snapshot, all as long as a snapshot takes."""
+    """Return the longest step of each period without a snapshot, each of a snapshot's length."""
     length = statistics.median(each.end - each.begin for each in windows)
     begin, end = steps[0][0], steps[-1][1]
     while begin + length <= end:
@@ -186,7 +186,7 @@ def _compare(
 
 
 def report(snapshots: Sequence[Snapshots]) -> list[str]:
-    """Write a table of Markdown."""
+    """Return the results as a Markdown table."""
     lines = [
         "Snapshots beside the execution: steps are relative to the median of those without one. A",
         "pause is what the longest step during a snapshot took longer than that, as a part of",

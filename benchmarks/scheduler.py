@@ -43,7 +43,7 @@ SLOW = Cluster(GPUS, switch=1.0, bandwidth=4.0 * GB)
 
 @dataclass(frozen=True)
 class Claim:
-    """What a figure of ours must be: `holds(figure, bound)`."""
+    """A requirement on one of our figures: `holds(figure, bound)`."""
 
     figure: str
     holds: Callable[[float, float], bool]
@@ -60,7 +60,7 @@ INTERACTIVE = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One week, one cluster, and what must hold."""
+    """One week, one cluster, and the claims."""
 
     title: str
     parameters: Parameters
@@ -77,7 +77,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Run:
-    """One scheduler's figures for one seed, and the seconds that simulating took."""
+    """One scheduler's figures for one seed, and the seconds of the simulation."""
 
     seed: int
     result: Result
@@ -96,7 +96,7 @@ def simulate(name: str, workload: Workload, cluster: Cluster, seed: int) -> Run:
 
 
 def measure(setting: Setting, seeds: Sequence[int], baselines: bool) -> list[Run]:
-    """Run ours on every seed, the baselines on the first."""
+    """Run our scheduler with every seed, and the baselines with the first."""
     runs = []
     for seed in seeds:
         workload = generate(setting.parameters, seed)
@@ -109,7 +109,7 @@ def measure(setting: Setting, seeds: Sequence[int], baselines: bool) -> list[Run
 
 
 def verdicts(setting: Setting, runs: Sequence[Run]) -> list[tuple[bool, str]]:
-    """Say of each claim, for each seed, whether it holds."""
+    """Return for each claim and each seed whether it holds, with a text."""
     found = []
     for run in (run for run in runs if run.result.scheduler == "sing"):
         for claim in setting.claims:
@@ -142,7 +142,7 @@ def page(setting: Setting, runs: Sequence[Run]) -> str:
 
 
 def packing_page(every: int = 1) -> str:
-    """Write what rules make of openb's requests on its nodes, or on every so many of both."""
+    """Write the results of placement rules for openb's requests and nodes, or a sample of both."""
     files = [OPENB / f"openb_gpu_{name}.csv" for name in ("pods", "nodes")]
     pods, nodes = (file.read_text("utf-8").splitlines() for file in files)
     requests = openb.read_pods(pods)[::every]

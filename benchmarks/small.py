@@ -1,4 +1,4 @@
-"""The small things that a runner does: issue operators, read numbers, count round trips."""
+"""Small operations of a runner: issue operators, read numbers, count round trips."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch.nn.functional as F
 
 from benchmarks import programs
 
-#: Tokens that are generated in two runs, whose difference tells of further ones.
+#: Tokens generated in two runs; the difference gives the cost of further tokens.
 GENERATED = (16, 48)
 
 Operator = Callable[[], object]
 
 
 def operators(device: str) -> dict[str, Operator]:
-    """Make the operators that are issued; those with `grad` build a graph, which is dropped."""
+    """Make the operators to issue; those with `grad` build a graph, which is dropped."""
     torch.manual_seed(0)
     x, y, changed = (torch.randn(4, 4).to(device) for _ in range(3))
     weight, bias = torch.ones(4).to(device), torch.zeros(4).to(device)
@@ -45,7 +45,7 @@ def operators(device: str) -> dict[str, Operator]:
 
 
 def issue(operator: Operator, count: int) -> float:
-    """Seconds until so many were issued."""
+    """Return the seconds to issue an operator `count` times."""
     begin = time.perf_counter()
     for _ in range(count):
         operator()
@@ -53,7 +53,7 @@ def issue(operator: Operator, count: int) -> float:
 
 
 def read_scalars(device: str, count: int) -> dict[str, float]:
-    """Microseconds of so many numbers that are read, and of half as many that are computed."""
+    """Return microseconds per read of `count` numbers, and of half as many computed ones."""
     number, one = torch.zeros(1).to(device), torch.ones(1).to(device)
 
     def times(read: Operator, count: int) -> list[float]:
@@ -75,7 +75,7 @@ def read_scalars(device: str, count: int) -> dict[str, float]:
 
 
 def count_trips(device: str, requests: Callable[[], int]) -> dict[str, float]:
-    """Count the requests of what is printed and read, and of each further generated token."""
+    """Count the requests for printing and reading, and for each further generated token."""
     tensor, large = torch.randn(4, 4).to(device), torch.randn(200, 200).to(device)
     counts, leaf = torch.arange(9).to(device), torch.nn.Parameter(tensor)
     reads: dict[str, Operator] = {
@@ -91,7 +91,7 @@ def count_trips(device: str, requests: Callable[[], int]) -> dict[str, float]:
     }
     trips: dict[str, float] = {}
     for name, read in reads.items():
-        read()  # what an operator gives is learnt once
+        read()  # the geometry of an operator's result is learnt once
         before = requests()
         read()
         trips[name] = requests() - before
@@ -100,7 +100,7 @@ def count_trips(device: str, requests: Callable[[], int]) -> dict[str, float]:
         model.to(getattr(torch, dtype))
         for sample in (False, True):
             asked = []
-            for length in (GENERATED[0], *GENERATED):  # the first time all is new
+            for length in (GENERATED[0], *GENERATED):  # the first run is a warm-up
                 before = requests()
                 programs.generate(model, device, length, sample=sample)
                 asked.append(requests() - before)

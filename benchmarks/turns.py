@@ -1,8 +1,8 @@
-"""What users meet who share one device: how equally, and how soon a cell begins.
+"""Sharing of one device by users: equality of shares, and delay of a cell's start.
 
-Real training programs under a daemon of their own, with one device. Two users train side by side
-for a while, and what each has executed is compared at every look. Then one user trains and another
-one runs a cell now and then: the cell's time is compared with that of the same cell alone.
+Real training programs under a separate daemon, with one device. Two users train side by side for a
+while, and their execution times are compared at regular intervals. Then one user trains and another
+one runs a cell from time to time: the cell's time is compared with that of the same cell alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kernelproxy.common.protocol import SetPolicy
 USER = "JUPYTER_SING_USER"
 PROGRAM = "mlp"
 LOOK_SECONDS = 0.25
-#: Between two cells of a user.
+#: Pauses between two cells of a user.
 THINK_SECONDS = (0.1, 0.4, 1.0, 2.5)
 DECISIONS_MAX = 10_000
 POLICY = """
@@ -37,12 +37,12 @@ virtual_clusters:
       - {name: basic, tier: basic}
       - {name: other, tier: basic}
 """
-#: Who trains, and who runs cells meanwhile.
+#: Tiers of the user who trains, and of the user who runs cells meanwhile.
 PAIRS = (("basic", "premium"), ("standard", "standard"), ("basic", "basic"))
 
 
 class Side(Protocol):
-    """A runner that takes orders."""
+    """A runner that executes orders."""
 
     def order(self, do: str, **arguments: Any) -> dict[str, Any]: ...
     def __enter__(self) -> Side: ...
@@ -50,24 +50,24 @@ class Side(Protocol):
 
 
 class Starts(Protocol):
-    """Starts a runner under a session of a name."""
+    """A function that starts a runner under a named session."""
 
     def __call__(self, name: str) -> Side: ...
 
 
 @dataclass(frozen=True)
 class Equality:
-    """Two users who train for so many seconds.
+    """Equality of two users who train for `seconds`.
 
     Parameters
     ----------
     seconds : float
     served : tuple of float
-        Seconds that each has executed.
+        Execution time of each, in seconds.
     apart : float
-        The largest difference at any look.
+        The largest difference at any sample.
     turns : int
-        Turns that ended for the other one's sake.
+        Turns that were ended for the other user.
     """
 
     seconds: float
@@ -83,9 +83,9 @@ class Cells:
     Parameters
     ----------
     holder, user : str
-        Tiers of who trains, and of who runs cells.
+        Tiers of the user who trains, and of the user who runs cells.
     alone, meanwhile : list of float
-        Seconds of a cell from asking to its result.
+        Seconds from the start of a cell to its result.
     """
 
     holder: str
@@ -95,31 +95,31 @@ class Cells:
 
     @property
     def waits(self) -> list[float]:
-        """Seconds that cells took longer than alone, in order of size."""
+        """Extra seconds of cells compared with cells alone, sorted."""
         usual = statistics.median(self.alone)
         return sorted(max(0.0, each - usual) for each in self.meanwhile)
 
 
 @dataclass(frozen=True)
 class Turns:
-    """All of these."""
+    """All results of this benchmark."""
 
     equality: Equality
     cells: list[Cells]
 
 
 def measure_turns(start: Starts, seconds: float, count: int, steps: int) -> Turns:
-    """Measure under the daemon that the environment names.
+    """Measure under the daemon given by the environment.
 
     Parameters
     ----------
     start : callable
     seconds : float
-        How long two users train side by side.
+        Time for which two users train side by side.
     count : int
-        Cells of each pair.
+        Number of cells for each pair.
     steps : int
-        Of a cell.
+        Steps of a cell.
     """
     with agent_client.connect() as connection:
         connection.call(SetPolicy(POLICY))
@@ -149,7 +149,7 @@ def _runner(start: Starts, name: str, user: str) -> Iterator[Side]:
 
 @contextmanager
 def _training(side: Side) -> Iterator[None]:
-    """Have a program train until the end of the block, without pause for more than a moment."""
+    """Train a program until the end of the block, without long pauses."""
     over = threading.Event()
 
     def train() -> None:
@@ -186,7 +186,7 @@ def _measure_equality(start: Starts, seconds: float) -> Equality:
 
 
 def _preempted(name: str) -> int:
-    """Count the turns of a session that were ended for others."""
+    """Return how many turns of a session were ended for others."""
     return sum(each.kind == "preempt" for each in read(paths.runtime_dir(), name, DECISIONS_MAX))
 
 
@@ -206,7 +206,7 @@ def _measure_cells(start: Starts, holder: str, user: str, count: int, steps: int
 
 
 def report(turns: Turns) -> list[str]:
-    """Lines of Markdown."""
+    """Return the result as lines of Markdown."""
     found = turns.equality
     one, two = found.served
     lines = [

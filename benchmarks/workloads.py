@@ -1,7 +1,7 @@
-"""More of what people run, for the figures of `make bench`: vision, mixed precision, inference.
+"""More typical programs for the figures of `make bench`: vision, mixed precision, inference.
 
-The programs are made as those of `programs`; sizes are such that a step takes milliseconds, where
-the cost of a proxy would show.
+The programs are made like those of `programs`. Their sizes are chosen such that a step takes
+milliseconds, so that the cost of a proxy would be visible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.programs import Program, Step
 
 
 def tiny(device: str, small: bool) -> Step:
-    """Sixteen layers of 32 units, batches of 16: hundreds of operators of next to no work."""
+    """Sixteen layers of 32 units, batches of 16: hundreds of operators with very little work."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(4 if small else 16):
@@ -30,7 +30,7 @@ def tiny(device: str, small: bool) -> Step:
 
 
 class _Block(nn.Module):
-    """Two convolutions with batch norm, and the way around them."""
+    """Two convolutions with batch norm, and a skip connection."""
 
     def __init__(self, width: int, wider: int, stride: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def vit(device: str, small: bool) -> Step:
 
 
 def gan(device: str, small: bool) -> Step:
-    """A generator and a discriminator, an Adam each."""
+    """A generator and a discriminator, each with an Adam optimizer."""
     torch.manual_seed(0)
     width = 16 if small else 128
     makes = nn.Sequential(
@@ -141,7 +141,7 @@ def mixed(device: str, small: bool) -> Step:
 
 
 class _Recommender(nn.Module):
-    """Sums of embeddings of what was clicked, and a few dense layers on top."""
+    """Sums of embeddings of clicked items, and a few dense layers on top."""
 
     def __init__(self, items: int, width: int) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def recommender(device: str, small: bool) -> Step:
 
 
 def _answering(model: Any, inputs: torch.Tensor, device: str, ask: Callable[..., Any]) -> Step:
-    """Make the step that has a model answer, without gradients."""
+    """Make a step that runs a model without gradients."""
     model = model.to(device).eval()
 
     def step() -> torch.Tensor:
@@ -224,7 +224,7 @@ def llama_generate(device: str, small: bool) -> Step:
     return lambda: programs.generate(model, device, 8 if small else 32, sample=True)[0, -1]
 
 
-#: By the names that `make bench` shows.
+#: Programs by the names that `make bench` shows.
 PROGRAMS: dict[str, Program] = {
     **programs.TRAINING, **programs.TRANSFORMERS, "tiny": tiny, "resnet": resnet, "vit": vit,
     "gan": gan, "mixed precision": mixed, "recommender": recommender,

@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: an isolated daemon, and a watch over what is left behind."""
+"""Fixtures that all tests share: an isolated daemon, and checks for leaked processes and files."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ RunProgram = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session", autouse=True)
 def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the user's daemon, settings and checkpoints out of every test."""
-    # Tests that run in the background of a shell inherit that it is ignored, and so would all that
-    # they start and interrupt.
+    # Tests that run in the background of a shell inherit that SIGINT is ignored; so would all
+    # processes that they start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     base = tmp_path_factory.mktemp("sing")
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.setenv(name, str(base / name.lower()))
         # Kernels get a device where a test asks for one.
         patch.setenv("JUPYTER_SING_HEADLESS", "0")
-        # Warnings are errors in our process; a kernel's or a server's are its own affair.
+        # Warnings are errors in this process only, not in kernels or servers.
         patch.delenv("PYTHONWARNINGS", raising=False)
         with daemon_directory(base / "runtime", patch):
             yield
@@ -63,7 +63,7 @@ def runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 @contextmanager
 def daemon_directory(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Name a runtime directory in the environment; at the end, stop its daemon.
+    """Set a runtime directory in the environment; at the end, stop its daemon.
 
     Fails the test if a process of that daemon outlives it.
     """
@@ -78,7 +78,7 @@ def daemon_directory(directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Pat
 
 
 def stop_daemon(directory: Path) -> None:
-    """Stop the daemon of a runtime directory, and fail if a process of it stays.
+    """Stop the daemon of a runtime directory, and fail if one of its processes stays.
 
     `JUPYTER_SING_RUNTIME_DIR` must name the directory.
     """
@@ -102,7 +102,7 @@ def stop_daemon(directory: Path) -> None:
 
 
 def processes_in(directory: Path) -> dict[int, str]:
-    """Processes, by number, that were started for a runtime directory."""
+    """Return the processes, by pid, that were started for a runtime directory."""
     wanted = f"JUPYTER_SING_RUNTIME_DIR={directory}".encode()
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -111,12 +111,12 @@ def processes_in(directory: Path) -> dict[int, str]:
                 command = (path / "cmdline").read_bytes().replace(b"\0", b" ")
                 found[int(path.name)] = command.decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended meanwhile, or is somebody else's
+            continue  # it has ended meanwhile, or belongs to another user
     return found
 
 
 def _wait_for_end(pid: int, deadline: float) -> bool:
-    """Wait until a process has ended; False if it lives at the deadline."""
+    """Wait until a process has ended; return False if it still runs at the deadline."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -130,7 +130,7 @@ def _wait_for_end(pid: int, deadline: float) -> bool:
 
 @pytest.fixture(autouse=True)
 def _provisioners_anew() -> None:
-    """Have the variable that names the usual provisioner read again."""
+    """Let the variable that names the default provisioner be read again."""
     KernelProvisionerFactory.clear_instance()
 
 
@@ -148,7 +148,7 @@ def _nothing_left_behind(_isolated: None) -> Iterator[None]:
 
 
 def _held() -> set[str]:
-    """Children, and open or mapped memfds, of this process."""
+    """Return the children, and the open or mapped memfds, of this process."""
     held = set()
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -159,7 +159,7 @@ def _held() -> set[str]:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:
-            continue  # the one that listed the directory
+            continue  # the descriptor with which the directory was listed
         if target.startswith("/memfd:"):
             held.add(f"descriptor {name} ({target})")
     maps = Path("/proc/self/maps").read_text()
@@ -168,16 +168,17 @@ def _held() -> set[str]:
 
 @pytest.fixture
 def jp_fetch(jp_fetch: Callable[..., Any]) -> Callable[..., Any]:
-    """That of `pytest_jupyter`, which waits as long as a loaded machine needs."""
+    """Fixture of `pytest_jupyter`, with a timeout that is long enough for a loaded machine."""
     return functools.partial(jp_fetch, request_timeout=END_SECONDS)
 
 
 @pytest.fixture(scope="session")
 def run_program() -> RunProgram:
-    """Run a Python program, plainly or under a device session; its output is returned.
+    """Return a function that runs a Python program, plainly or under a device session.
 
     The function takes the program's path and arguments, `proxied`, and `env`, variables added
-    to the environment. A program that fails fails the test, with what it printed.
+    to the environment. It returns the output. If the program fails, the test fails with
+    its output.
     """
 
     def run(

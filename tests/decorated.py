@@ -1,5 +1,6 @@
-"""Names of functions in programs, read from their text: to import one would import torch, which in
-the tests' own process would be another torch, without a proxy.
+"""Names of decorated functions in programs, found by parsing.
+
+Programs are not imported: that would import torch into the tests' own process, without a proxy.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from pathlib import Path
 
 
 def decorated(path: Path, decorator: str) -> list[str]:
-    """Name the functions of a module that have a decorator, plain or called.
+    """Return the names of a module's functions that have a decorator, plain or called.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Whose something on disk is: what a daemon left there that died, another one removes."""
+"""Ownership tags for files on disk, so that a daemon can remove those of a dead daemon."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Mark:
-    """The mark of a daemon: that of a runtime directory, and of all agents that follow each other.
+    """The tag of a daemon: of a runtime directory, and of all agents that succeed each other there.
 
     Parameters
     ----------
     runtime : Path
-        Its runtime directory, whose ``agent.lock`` is held while it or its keeper lives.
+        Its runtime directory. Its ``agent.lock`` is held while the agent or its supervisor lives.
     """
 
     def __init__(self, runtime: Path) -> None:
@@ -27,23 +27,23 @@ class Mark:
             "boot": _BOOT_ID.read_text().strip(),
             "runtime": str(runtime),
         }
-        #: A name for a file.
+        #: Part of a file name that identifies this daemon.
         self.key = hashlib.sha256(f"{self.record['host']} {runtime}".encode()).hexdigest()[:16]
 
     def is_ours(self, record: Any) -> bool:
-        """Whether a record is this daemon's, also of before the machine was started again."""
+        """Return True if a record is this daemon's, also from before the machine's last boot."""
         same = ("host", "runtime")
         return isinstance(record, dict) and all(
             record.get(each) == self.record[each] for each in same
         )
 
     def is_orphan(self, record: Any) -> bool:
-        """Whether the daemon of a record is another one, and gone as far as can be told here."""
+        """Return True if a record is of another daemon that, as far as visible here, is gone."""
         if self.is_ours(record):
             return False
         try:
             if record["host"] != self.record["host"]:
-                return False  # a home that several hosts share
+                return False  # a home directory that several hosts share
             if record["boot"] != self.record["boot"]:
                 return True
             lock = os.open(Path(record["runtime"]) / "agent.lock", os.O_RDWR | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What the daemon is told by its environment, as frozen values."""
+"""Settings of the daemon, read from its environment, as frozen values."""
 
 from __future__ import annotations
 
@@ -16,46 +16,48 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits and times of the daemon.
+    """Limits and timeouts of the daemon.
 
     Parameters
     ----------
     idle_timeout : float
         Seconds without use after which a session is suspended; 0 or less: never.
     linger : float
-        Seconds without sessions after which the daemon leaves.
+        Seconds without sessions after which the daemon exits.
     log_bytes : int
-        Capacity of a session's log; memory is used only for what is in it.
+        Capacity of a session's log; only its contents take memory.
     log_budget : int
-        Bytes since the newest snapshot at which the next one begins.
+        Bytes since the newest snapshot at which the next snapshot begins.
     grant_step : int
         Device memory is granted to sessions in multiples of this, as long as there is room; on
-        small devices of a quarter of theirs, so that more than one session fits.
+        small devices in multiples of a quarter of their memory, so that more than one session
+        fits.
     order_seconds : float
-        What a worker may take for an order that does not depend on the size of its state.
+        Time limit for a worker's command whose cost does not depend on the size of its state.
     still_seconds, busy_seconds : float
-        How long a worker may keep others waiting before it is ended, if it does nothing and if it
-        works; see Note [Patience].
+        How long a worker may keep others waiting before it is ended: while it does nothing, and
+        while it works; see Note [Patience].
     snapshot_seconds : float
-        What a worker may take for a snapshot or to start from one. It waits for the operator
-        that is being executed, so this bounds the longest operator during which a session can
-        be suspended by a snapshot; after that the worker is ended and the log replayed.
+        Time limit for a worker to take a snapshot or to start from one. The snapshot waits for
+        the operator that is executing. So this bounds the longest operator during which a session
+        can be suspended by a snapshot; after that the worker is ended and the log replayed.
     host_memory : int
-        Bytes of host memory for logs and for the states of sessions that are not on a device;
-        beyond it, the states that were unused for longest go to disk.
+        Bytes of host memory for logs and for the states of suspended sessions; beyond it, the
+        least recently used states are spilled.
     cold_after : float
-        Seconds without use after which a suspended state goes to disk; 0 or less: never for that.
+        Seconds without use after which a suspended state is spilled; 0 or less: never because of
+        time.
     disk_quota : int
         Bytes that states, checkpoints and hibernating kernels may take on disk; 0 or less: nothing
-        goes to disk.
+        is written to disk.
     stop_seconds : float
-        How long the daemon's end waits for a notebook that is busy, to put it away.
+        How long the daemon waits at shutdown for a busy notebook, to save it.
     zygote_seconds : float
-        What an environment may take to import torch and, once, to build the native part.
+        Time limit for an environment to import torch and, once, to build the native part.
     zygote_command : list of str
-        What starts a zygote; the interpreter of the environment is put before it.
+        Command that starts a zygote; the interpreter of the environment is prepended.
     system : bool
-        Whether it serves all users of the machine, as root.
+        True if the daemon runs as root and serves all users of the machine.
     """
 
     idle_timeout: float = 600.0
@@ -84,7 +86,7 @@ class Settings:
         Raises
         ------
         ControlError
-            If one of them is no number or no size.
+            If one of them is not a number or not a size.
         """
         return cls(
             idle_timeout=_seconds(environment, "JUPYTER_SING_IDLE_TIMEOUT", cls.idle_timeout),
@@ -95,7 +97,7 @@ class Settings:
         )
 
     def step_of(self, memory: int) -> int:
-        """Bytes in whose multiples a device of so many grants them."""
+        """Return the granularity of grants, in bytes, on a device with `memory` bytes."""
         return min(self.grant_step, max(MIB, memory // 4))
 
 

@@ -1,4 +1,4 @@
-"""Settings from the environment, for whoever has a trait of the same meaning."""
+"""Settings from environment variables, as defaults of traits with the same meaning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import suppress
 
 
 def number(name: str, usual: float, log: logging.Logger) -> float:
-    """Value of ``JUPYTER_SING_<name>``; the usual one, with a warning, if it is no number."""
+    """Return the value of ``JUPYTER_SING_<name>``; `usual` if unset.
+
+    If it is not a number, log a warning and return `usual`.
+    """
     variable = f"JUPYTER_SING_{name}"
     text = os.environ.get(variable) or f"{usual:g}"
     with suppress(ValueError):
@@ -20,7 +23,10 @@ def number(name: str, usual: float, log: logging.Logger) -> float:
 
 
 def asked_number(name: str, log: logging.Logger) -> float | None:
-    """Value of ``JUPYTER_SING_<name>``; None if it is not there, or, with a warning, no number."""
+    """Return the value of ``JUPYTER_SING_<name>``; None if unset.
+
+    If it is not a number, log a warning and return None.
+    """
     if not os.environ.get(f"JUPYTER_SING_{name}"):
         return None
     found = number(name, math.inf, log)
@@ -28,11 +34,11 @@ def asked_number(name: str, log: logging.Logger) -> float | None:
 
 
 def user() -> str:
-    """Who this process works for: ``JUPYTER_SING_USER``, ``JUPYTERHUB_USER``, or nobody named."""
+    """Return the user of this process: ``JUPYTER_SING_USER``, ``JUPYTERHUB_USER``, else ""."""
     return os.environ.get("JUPYTER_SING_USER") or os.environ.get("JUPYTERHUB_USER") or ""
 
 
 def switched_on(name: str) -> bool:
-    """Whether ``JUPYTER_SING_<name>`` is anything but ``0``, ``false``, ``no`` or ``off``."""
+    """True unless ``JUPYTER_SING_<name>`` is ``0``, ``false``, ``no`` or ``off``."""
     text = os.environ.get(f"JUPYTER_SING_{name}", "1")
     return text.strip().lower() not in ("0", "false", "no", "off")

@@ -1,34 +1,34 @@
 """The exceptions of this package.
 
-SingError                  anything of ours that a person should read
+SingError                  base of all user-facing errors of this package
 ├── ControlError           the daemon refused a request, or cannot be reached
-├── DeviceError            the configured devices make no sense, or are not there
-├── FileError              a file of a notebook cannot be read as it is at one moment
+├── DeviceError            the configured devices are invalid or missing
+├── FileError              a notebook's file cannot be read in a consistent state
 ├── NativeError            the native part is not available for an environment
-├── ProcessError           a kernel's process cannot be saved, or made again
-├── ProtocolError          a peer sent what is not a message
-├── StoreError             the chunk store cannot keep a snapshot, or give it back
-├── WorkerError            a worker or a zygote died, hung, or refused an order
-└── InternalError          an invariant is broken: our bug
+├── ProcessError           a kernel's process cannot be saved or restored
+├── ProtocolError          a peer sent something that is not a message
+├── StoreError             the chunk store cannot store or return a snapshot
+├── WorkerError            a worker or a zygote died, hung, or rejected a command
+└── InternalError          an invariant is broken: a bug in this package
 """
 
 from __future__ import annotations
 
 
 class SingError(Exception):
-    """Base of all our errors; its text is one sentence for people."""
+    """Base of all errors of this package; its text is one user-facing sentence."""
 
-    #: Whether the same request may succeed later without anything being repaired by hand.
+    #: True if the same request may succeed later without manual repair.
     recoverable = False
 
 
 class ControlError(SingError):
-    """The daemon refused a request, or cannot be reached.
+    """Raised if the daemon refuses a request, or cannot be reached.
 
     Parameters
     ----------
     message : str
-        One sentence for people.
+        One user-facing sentence.
     reason : str
         One lower-case word for programs, such as ``unknown-session``; see `protocol.Error`.
     """
@@ -41,26 +41,28 @@ class ControlError(SingError):
 
 
 class DeviceError(SingError):
-    """The configured devices make no sense, or are not there."""
+    """Raised if the configured devices are invalid or missing."""
 
 
 class FileError(SingError):
-    """A file of a notebook cannot be read as it is at one moment; the rest of them can."""
+    """Raised if one file of a notebook cannot be read in a consistent state; others still can."""
 
     recoverable = True
 
 
 class NativeError(SingError):
-    """The native part is not available for an environment."""
+    """Raised if the native part is not available for an environment."""
 
 
 class ProcessError(SingError):
-    """A kernel's process cannot be saved, or made again; one that was to be saved goes on.
+    """Raised if a kernel's process cannot be saved or restored.
+
+    A process that could not be saved continues to run.
 
     Parameters
     ----------
     message : str
-        One sentence for people.
+        One user-facing sentence.
     reason : str
         One word for programs: ``unavailable`` (not on this machine), ``dump``, ``restore``,
         ``timeout``.
@@ -73,21 +75,21 @@ class ProcessError(SingError):
 
 
 class ProtocolError(SingError):
-    """A peer sent what is not a message."""
+    """Raised if a peer sent something that is not a message."""
 
 
 class StoreError(SingError):
-    """The chunk store cannot keep a snapshot, or give it back; nothing in it has changed.
+    """Raised if the chunk store cannot store or return a snapshot; the store is unchanged.
 
     Parameters
     ----------
     message : str
-        One sentence for people.
+        One user-facing sentence.
     reason : str
         One word for programs: ``full``, ``quota``, ``permission``, ``busy`` (the lock is held),
         ``cancelled``, ``unknown`` (no such manifest), ``name``, ``missing`` or ``damaged`` (a
-        chunk or a manifest), ``newer`` (a manifest's version), ``torch`` (another version of
-        it), ``unavailable`` (a package is missing), ``failed``.
+        chunk or a manifest), ``newer`` (a manifest's version), ``torch`` (another torch
+        version), ``unavailable`` (a package is missing), ``failed``.
     """
 
     def __init__(self, message: str, reason: str = "failed") -> None:
@@ -97,14 +99,14 @@ class StoreError(SingError):
 
 
 class WorkerError(SingError):
-    """A worker or a zygote died, hung, or refused an order."""
+    """Raised if a worker or a zygote died, hung, or rejected a command."""
 
     recoverable = True
 
 
 class WorkerDiedError(WorkerError):
-    """A worker died in the middle of an order; another one may do better."""
+    """Raised if a worker died during a command; it may succeed in another worker."""
 
 
 class InternalError(SingError):
-    """An invariant is broken: our bug."""
+    """Raised if an invariant is broken: a bug in this package."""

@@ -1,7 +1,7 @@
-"""Children that a server forks without starting another program must not keep what is ours.
+"""Closing of inherited descriptors in forked children that do not start another program.
 
-They have copies of all descriptors: a port would stay in use, a client would wait for somebody who
-has left, and a sandbox would believe that its server lives.
+Such children have copies of all descriptors. Without this, a port would stay in use, a client would
+wait for a peer that has disconnected, and a sandbox would believe that its server is alive.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from typing import Protocol
 
 
 class Owner(Protocol):
-    """Who has descriptors."""
+    """Owner of descriptors."""
 
     def disown(self) -> None:
-        """Called in a forked child: let go of them."""
+        """Called in a forked child: give up the descriptors."""
 
 
 _owners: weakref.WeakSet[Owner] = weakref.WeakSet()
 
 
 def register(owner: Owner) -> None:
-    """Have somebody called in forked children as long as he is referred to."""
+    """Register an owner, whose `disown` is called in forked children; it is held weakly."""
     _owners.add(owner)
 
 
 def let_go(fds: Iterable[int]) -> None:
-    """Give up descriptors, whose numbers stay taken: those who know them must hit nothing else."""
+    """Redirect descriptors to ``/dev/null``.
+
+    Their numbers stay in use, so that code which still knows a number cannot reach another file.
+    """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in fds:
         if fd >= 0:
@@ -40,7 +43,7 @@ def let_go(fds: Iterable[int]) -> None:
 
 
 def sockets_at(ports: Iterable[int]) -> list[int]:
-    """Descriptors of TCP sockets of this process that are bound to one of some ports."""
+    """Return the descriptors of this process's TCP sockets that are bound to the given ports."""
     wanted, found = set(ports), []
     for fd in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # such as the one that lists the directory

@@ -1,4 +1,4 @@
-"""The description of a graph, as bytes.
+"""Serialization of a graph's description as bytes.
 
 A description is a JSON object, compressed by zlib:
 
@@ -11,10 +11,10 @@ A description is a JSON object, compressed by zlib:
     options    {"is_inference", "is_backward", "settings"}
 
 A geometry is ``{"dtype", "place", "size", "stride"}``. The place is "device", "host" (the tensor
-comes on the device and is to be moved), or "number" (it comes on the host). Sizes are integers,
-names of symbols, or ``[function, size, …]``. Values that JSON does not have are objects with one
-key: node, float, complex, tuple, slice, dtype, device, layout, or format. A node's number counts
-inputs, constants and nodes, in this order.
+arrives on the device and must be moved to the host), or "number" (it arrives on the host). Sizes
+are integers, names of symbols, or ``[function, size, …]``. Values that JSON cannot express are
+objects with one key: node, float, complex, tuple, slice, dtype, device, layout, or format. A node's
+number counts inputs, constants and nodes, in this order.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from importlib import import_module
 from typing import Any
 
 FORMAT = 1
-#: Of a description before it is compressed: more is no program's.
+#: Limit of an uncompressed description; no real program needs more.
 BYTES_MAX = 256 << 20
 
-#: Where an input tensor is.
+#: Possible places of an input tensor.
 PLACES = ("device", "host", "number")
 #: Functions in sizes, of sympy and of `torch.utils._sympy.functions`.
 SIZE_FUNCTIONS = (
     "Add", "Mul", "Pow", "PowByNatural", "Max", "Min", "Mod", "PythonMod", "FloorDiv", "CleanDiv",
     "CeilDiv", "ModularIndexing",
 )  # fmt: skip
-#: Functions that calculate with sizes, by where they are found.
+#: Functions that calculate with sizes, by module.
 ARITHMETIC = {
     "operator": (
         "getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pow", "eq", "ne",
@@ -49,10 +49,10 @@ ARITHMETIC = {
         "sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not", "sym_sum", "_sym_sqrt",
     ),
 }  # fmt: skip
-#: Libraries of operators that every torch has.
+#: Operator libraries that every torch has.
 LIBRARIES = ("aten", "prims")
-#: Settings of inductor that change results or how they are calculated, and cannot be used to have
-#: anything else executed.
+#: Settings of inductor that change results or their calculation, but cannot make it execute other
+#: code.
 SETTINGS = (
     "emulate_precision_casts", "epilogue_fusion", "fallback_random", "permute_fusion",
     "shape_padding", "split_reductions",
@@ -60,16 +60,16 @@ SETTINGS = (
 
 
 class UnsupportedGraphError(Exception):
-    """A graph that cannot be shipped; the text says why, as a clause."""
+    """Raised for a graph that cannot be shipped; the text is the reason, as a clause."""
 
 
 class DescriptionError(Exception):
-    """Bytes that describe no graph."""
+    """Raised for bytes that are not a description of a graph."""
 
 
 @cache
 def arithmetic() -> dict[str, Callable[..., Any]]:
-    """The functions that calculate with sizes, as far as this torch has them."""
+    """Return the functions that calculate with sizes and that this torch has."""
     return {
         f"{module}.{name}": getattr(import_module(module), name)
         for module, names in ARITHMETIC.items()
@@ -79,7 +79,7 @@ def arithmetic() -> dict[str, Callable[..., Any]]:
 
 
 def pack(description: dict[str, Any]) -> bytes:
-    """Make bytes of a description."""
+    """Serialize a description."""
     text = json.dumps(description, separators=(",", ":"), allow_nan=False)
     if len(text) > BYTES_MAX:
         raise UnsupportedGraphError("it is too large")
@@ -87,12 +87,12 @@ def pack(description: dict[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """Make a description of bytes; the caller checks what is in it.
+    """Deserialize a description; the caller checks its content.
 
     Raises
     ------
     DescriptionError
-        If they are none.
+        If the bytes are not a valid description.
     """
     try:
         decompress = zlib.decompressobj()
@@ -108,5 +108,5 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 def digest(data: bytes) -> str:
-    """Name bytes by their content."""
+    """Return the SHA-256 of bytes, in hexadecimal, as their name."""
     return hashlib.sha256(data).hexdigest()

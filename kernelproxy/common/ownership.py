@@ -1,12 +1,13 @@
-"""Directories from which something is loaded: nobody but their user and root may have made them.
+"""Ownership checks of trusted files and directories: only this user and root may write them.
 
-Libraries, checkpoints, policies and sockets are believed by where they lie. So on the whole way
-from ``/`` to them no directory, and no symbolic link, may be another user's, and none may be one in
-which others can replace something. Standard library only.
+Libraries, checkpoints, policies and sockets are trusted because of their location. So no directory
+and no symbolic link on the path from ``/`` to them may belong to another user, and none of the
+directories may be writable by others. Standard library only.
 
-Note [Nobody]: in a namespace of users that has no number for the machine's root, what is root's
-looks like what is anybody else's. So there such a file is believed only where nobody but root makes
-any, and such a directory only if it does not lie where everybody may make some.
+Note [Overflow user]: in a user namespace without a mapping for the machine's root, root's files
+appear as the overflow user's, like those of all other unmapped users. There, such a file is trusted
+only in places where only root creates files, and such a directory only if its parent is not
+writable by others.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from kernelproxy.common.errors import ControlError
 _LINKS_MAX = 40
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
-#: Where nobody but root makes files; see Note [Nobody].
+#: Places where only root creates files; see Note [Overflow user].
 _ROOTS_ALONE = tuple(map(Path, ("/etc", "/usr", "/var/cache/jupyter-sing", "/run/jupyter-sing")))
 
 
 def own_directory(directory: Path, remedy: str, *, shared: bool = False) -> Path:
-    """Make a directory for its user alone, or check that nobody else could have filled it.
+    """Create a directory for this user only, or check that no other user could write to it.
 
     Parameters
     ----------
     directory : Path
-        Absolute. What is missing on the way is made, too.
+        Absolute. Missing parents are created, too.
     remedy : str
-        What a user can do if it is refused, for people: ``set NAME``.
+        User-facing advice in case it is refused: ``set NAME``.
     shared : bool
-        Whether it may be root's, too.
+        Whether root may own it, too.
 
     Raises
     ------
     ControlError
-        If it or what is above it is another user's, or may be written by others (reason
+        If it or one of its parents belongs to another user, or is writable by others (reason
         ``unsafe-directory``).
     OSError
-        If it cannot be made.
+        If it cannot be created.
     """
     *above, (path, found) = _way(directory, make=True)
     _check_above(above, directory, remedy)
@@ -61,15 +62,15 @@ def own_directory(directory: Path, remedy: str, *, shared: bool = False) -> Path
 
 
 def check_file(file: Path, remedy: str) -> None:
-    """Check that nobody else could have written a file.
+    """Check that no other user could have written a file.
 
     Raises
     ------
     ControlError
-        As `own_directory`; or nobody can tell whether it is root's or another user's (reason
-        ``unknown-owner``, see Note [Nobody]).
+        As `own_directory`; or if it is unknown whether root or another user owns the file (reason
+        ``unknown-owner``, see Note [Overflow user]).
     OSError
-        If there is none.
+        If there is no such file.
     """
     *above, (path, found) = _way(file, make=False)
     _check_above(above, file, remedy)
@@ -88,9 +89,9 @@ def check_file(file: Path, remedy: str) -> None:
 
 
 def check_inside(directory: Path, remedy: str) -> None:
-    """Check whose a directory and what lies in it are; raises as `own_directory`.
+    """Check the owners of a directory and of its entries; raises as `own_directory`.
 
-    Where it lies may have been open to others once. One that is missing has nothing inside.
+    Its parent may have been writable by others earlier. A missing directory is accepted.
     """
     try:
         with os.scandir(directory) as entries:
@@ -104,14 +105,14 @@ def check_inside(directory: Path, remedy: str) -> None:
 
 
 def overflow_uid() -> int:
-    """Number of all users who have none in this namespace."""
+    """Return the uid that stands for all users who are not mapped into this user namespace."""
     return int(_OVERFLOW.read_text())
 
 
 def _way(path: Path, *, make: bool) -> Iterator[tuple[Path, os.stat_result]]:
-    """Go from ``/`` to a path, through what symbolic links stand for; yields them, too.
+    """Yield each directory and symbolic link from ``/`` to a path; links are followed.
 
-    A directory that is missing is made only when the one above it has been yielded, and so checked.
+    A missing directory is created only after its parent was yielded, and so checked.
     """
     here, left, links = Path("/"), list(reversed(path.parts[1:])), 0
     yield here, here.lstat()
@@ -156,12 +157,12 @@ def _check_above(above: list[tuple[Path, os.stat_result]], target: Path, remedy:
 
 
 def _only_owner_fills(directory: Path) -> bool:
-    """Whether nobody but its owner can make something in a directory."""
+    """True if only its owner can create files in a directory."""
     return not directory.lstat().st_mode & _WRITABLE
 
 
 def _trusted(above: list[tuple[Path, os.stat_result]]) -> set[int]:
-    """Whose files are believed: this user's and root's, which may be nobody's; Note [Nobody]."""
+    """Return the trusted owners of files: this user and root; see Note [Overflow user]."""
     trusted = {0, os.getuid()}
     if above and above[0][1].st_uid == overflow_uid():
         trusted.add(above[0][1].st_uid)
@@ -184,9 +185,9 @@ def _user(uid: int) -> str:
 
 
 def _only_by_us(found: os.stat_result) -> bool:
-    """Whether nobody else can write what its group may: the group is its user's own.
+    """True if a file's group is its owner's private group, so that no other user can write it.
 
-    Where umask is 002, what users make is writable by groups in which nobody else is.
+    With umask 002, users' files are writable by their private groups.
     """
     if found.st_mode & stat.S_IWOTH or os.getuid() == 0 or found.st_uid != os.getuid():
         return False

@@ -1,4 +1,4 @@
-"""Where the daemon's socket, its state and the checkpoints lie (standard library only)."""
+"""Paths of the daemon's socket, its state and the checkpoints (standard library only)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ownership import check_inside, overflow_uid, own_directory
 
 SOCKET_NAME = "agent.sock"
-#: Of a daemon that all users of the machine share.
+#: Directory of the system daemon, which all users of the machine share.
 SYSTEM_DIR = "/run/jupyter-sing"
 _PACKAGES = ("kernelproxy", "jupyter_sing")
-#: Python packages alone, for any interpreter.
+#: Pure Python packages, which work with any interpreter.
 _LIBRARIES = ("cloudpickle",)
 _OWN = "set {} to a directory of your own"
 
 
 def runtime_dir() -> Path:
-    """Directory of the daemon's socket and state; created, for its owner alone, if missing.
+    """Return the directory of the daemon's socket and state.
+
+    If it is missing, it is created; only its owner can access it.
 
     Returns
     -------
@@ -34,8 +36,8 @@ def runtime_dir() -> Path:
     Raises
     ------
     ControlError
-        If somebody else could have put something there (see `ownership.own_directory`): whoever
-        can replace the socket could read every notebook.
+        If another user could have created files there (see `ownership.own_directory`): a user
+        who can replace the socket could read every notebook.
     """
     name = "JUPYTER_SING_RUNTIME_DIR"
     configured = os.environ.get(name)
@@ -44,12 +46,14 @@ def runtime_dir() -> Path:
 
 
 def data_dir() -> Path:
-    """Directory of the checkpoints: ``JUPYTER_SING_DATA_DIR``, else ``sing`` in Jupyter's data.
+    """Return the directory of the checkpoints.
+
+    It is ``JUPYTER_SING_DATA_DIR``, else ``sing`` in Jupyter's data directory.
 
     Raises
     ------
     ControlError
-        As `runtime_dir`: whoever can put a checkpoint there has its code executed.
+        As `runtime_dir`: a user who can create a checkpoint there can have its code executed.
     """
     name = "JUPYTER_SING_DATA_DIR"
     configured = os.environ.get(name)
@@ -60,12 +64,12 @@ def data_dir() -> Path:
 
 
 def cache_dir(name: str) -> Path:
-    """Directory of what is compiled once and executed: in ``XDG_CACHE_HOME``, else in ``~/.cache``.
+    """Return the directory for cached compiled code: in ``XDG_CACHE_HOME``, else ``~/.cache``.
 
     Raises
     ------
     ControlError
-        As `runtime_dir`, but it may be root's.
+        As `runtime_dir`, but root may own it, too.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     directory = Path(os.path.abspath(base)) / "jupyter_sing" / name
@@ -73,7 +77,7 @@ def cache_dir(name: str) -> Path:
 
 
 def jupyter_runtime_dir() -> Path:
-    """Jupyter's runtime directory, by Jupyter's own rule whether or not it is installed here."""
+    """Return Jupyter's runtime directory by Jupyter's rules, even if Jupyter is not installed."""
     try:
         from jupyter_core.paths import jupyter_runtime_dir as rule
     except ImportError:
@@ -83,7 +87,7 @@ def jupyter_runtime_dir() -> Path:
 
 
 def jupyter_data_dir() -> Path:
-    """Jupyter's data directory of this user, by Jupyter's own rule."""
+    """Return this user's Jupyter data directory, by Jupyter's rules."""
     try:
         from jupyter_core.paths import jupyter_data_dir as rule
     except ImportError:
@@ -96,18 +100,18 @@ def jupyter_data_dir() -> Path:
 
 
 def socket_path() -> Path:
-    """Socket of the daemon.
+    """Return the path of the daemon's socket.
 
     Returns
     -------
     Path
-        The first of these that there is: ``SING_SOCKET`` (set in kernels), the one in
+        The first of these that is set or exists: ``SING_SOCKET`` (set in kernels), the socket in
         ``JUPYTER_SING_RUNTIME_DIR``, the system daemon's, this user's own.
 
     Raises
     ------
     ControlError
-        As `runtime_dir`, and if what is in the place of the system daemon's may be somebody else's.
+        As `runtime_dir`, and as `system_socket`.
     """
     if named := os.environ.get("SING_SOCKET"):
         return Path(named)
@@ -117,18 +121,21 @@ def socket_path() -> Path:
 
 
 def system_dir() -> Path:
-    """Directory of the system daemon's socket, by ``JUPYTER_SING_SYSTEM_DIR``; not created."""
+    """Return the directory of the system daemon's socket; it is not created.
+
+    ``JUPYTER_SING_SYSTEM_DIR`` changes it.
+    """
     configured = os.environ.get("JUPYTER_SING_SYSTEM_DIR") or SYSTEM_DIR
     return Path(os.path.abspath(configured))
 
 
 def system_socket() -> Path | None:
-    """Socket of the system daemon, if there is one.
+    """Return the system daemon's socket; None if it does not exist.
 
     Raises
     ------
     ControlError
-        If anybody but root could have made it: whoever did could read every notebook.
+        If a user other than root could have created it: that user could read every notebook.
     """
     path = system_dir() / SOCKET_NAME
     try:
@@ -156,16 +163,16 @@ def system_socket() -> Path | None:
 
 
 def is_shared(path: Path) -> bool:
-    """Whether a socket is the system daemon's, which nobody but root starts or stops."""
+    """True if a socket is the system daemon's, which only root starts and stops."""
     if path == system_dir() / SOCKET_NAME:
         return True
-    with suppress(OSError):  # a kernel may not know by which variable it was found
+    with suppress(OSError):  # a kernel may lack the variable that named the directory
         return path.parent.stat().st_uid == 0 != os.getuid()
     return False
 
 
 def journal_path(kernel_id: str) -> Path:
-    """Where the changes to files are noted that a kernel makes; not created.
+    """Return the path of the journal of a kernel's file changes; the file is not created.
 
     Raises
     ------
@@ -174,15 +181,17 @@ def journal_path(kernel_id: str) -> Path:
     """
     directory = runtime_dir() / "journals"
     directory.mkdir(mode=0o700, exist_ok=True)
-    if not re.fullmatch(r"[\w-][\w.-]{0,99}", kernel_id):  # Jupyter's are, but need not be
+    if not re.fullmatch(r"[\w-][\w.-]{0,99}", kernel_id):  # Jupyter's ids match, but others may not
         kernel_id = hashlib.sha256(os.fsencode(kernel_id)).hexdigest()[:32]
     return directory / f"{kernel_id}.files"
 
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Name a socket by its directory's descriptor: its own path may exceed the 108 bytes of
-    ``sockaddr_un``, as the deep runtime directories of hubs and tests do.
+    """Yield a short path of a socket, through its directory's descriptor.
+
+    The full path may exceed the 108 bytes of ``sockaddr_un``, for example in the deep runtime
+    directories of hubs and tests.
     """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -192,30 +201,30 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def package_parent() -> Path:
-    """Directory that holds this package: what must be on the path for it to be importable."""
+    """Return the directory to put on the Python path so that this package can be imported."""
     return Path(__file__).resolve().parents[2]
 
 
 def bundle_dir(directory: Path | None = None, mode: int = 0o700) -> Path:
-    """Directory with nothing but links to our packages, for the path of another environment.
+    """Return a directory with only links to our packages, for another environment's Python path.
 
-    A kernel's environment need not have us installed, and putting our own site-packages on its
-    path would expose everything else in there. The name depends on the installation, so that
-    two of them can use one runtime directory.
+    A kernel's environment may lack our packages. With our own site-packages on its path, all
+    other packages in there would be exposed, too. The name depends on the installation, so that
+    two installations can use one runtime directory.
 
     Parameters
     ----------
     directory : Path, optional
-        Where it is made; by default in `runtime_dir`.
+        Parent directory; `runtime_dir` by default.
     mode : int
-        Who may read it.
+        Permissions.
     """
     parent = package_parent()
     key = hashlib.sha256(os.fsencode(parent)).hexdigest()[:8]
     bundle = (directory or runtime_dir()) / f"bundle-{key}"
     for each in (bundle, beside(bundle)):
         each.mkdir(mode=mode, exist_ok=True)
-        if each.stat().st_mode & mode != mode:  # by the umask
+        if each.stat().st_mode & mode != mode:  # the umask removed some
             each.chmod(mode)
     for name in _PACKAGES:
         _link(bundle / name, parent / name)
@@ -237,8 +246,8 @@ def _link(link: Path, target: Path) -> None:
 
 
 def beside(bundle: Path) -> Path:
-    """Directory in a bundle with links to libraries that we need and an environment may lack.
+    """Return a bundle's directory of links to libraries that an environment may lack.
 
-    It goes to the end of the path: what the environment has comes first.
+    It goes to the end of the path: the environment's own libraries take precedence.
     """
-    return bundle / "beside.ours"  # no name that a program could import
+    return bundle / "beside.ours"  # not a name that a program can import

@@ -1,6 +1,7 @@
-"""The note that says when a daemon that died again and again is started again.
+"""Note with the time of the next start of a daemon that died repeatedly.
 
-Its keeper writes it beside the socket; who waits for an answer reads it. Standard library only.
+The supervisor writes it next to the socket; clients that wait for a reply read it. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ _BYTES_MAX = 64
 
 @contextlib.contextmanager
 def noted(socket: Path, deaths: int, seconds: float) -> Iterator[None]:
-    """Have the note while a keeper pauses; a file system that refuses it prevents nothing.
+    """Keep the note on disk while the supervisor backs off; errors in writing it are ignored.
 
     Parameters
     ----------
     socket : Path
-        Of the daemon.
+        The daemon's socket.
     deaths : int
-        How often it died, each time soon after its start.
+        How often the daemon died, each time soon after its start.
     seconds : float
-        Until the next start.
+        Seconds until the next start.
     """
     note = socket.with_name(socket.name + SUFFIX)
     with contextlib.suppress(OSError):
@@ -43,14 +44,14 @@ def noted(socket: Path, deaths: int, seconds: float) -> Iterator[None]:
 
 
 def sentence(socket: Path) -> str:
-    """Say when the daemon starts again; "" where no keeper pauses."""
+    """Return a sentence with the time of the next start; "" if no supervisor backs off."""
     try:
         with socket.with_name(socket.name + SUFFIX).open("rb") as file:
             deaths, when = map(int, file.read(_BYTES_MAX).split())
         at = time.strftime("%H:%M:%S", time.localtime(when))
     except (OSError, ValueError, OverflowError):
         return ""
-    if when < time.time() - 1:  # its keeper was killed
+    if when < time.time() - 1:  # its supervisor was killed
         return ""
     return (
         f"The jupyter_sing daemon died {deaths} times in a row; it starts again at {at}. Sessions "
@@ -60,7 +61,7 @@ def sentence(socket: Path) -> str:
 
 @contextlib.contextmanager
 def told(say: Callable[[str], object]) -> Iterator[None]:
-    """Pass `sentence` to `say`, once, if what is done here still waits after a second."""
+    """Pass `sentence` to `say`, once, if the body of the context takes longer than a second."""
 
     def look() -> None:
         with contextlib.suppress(ControlError):

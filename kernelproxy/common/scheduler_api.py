@@ -1,8 +1,8 @@
-"""Who may use a device, and when: what the agent asks a scheduler, and what it does for one.
+"""Interface between the agent and a scheduler, which decides which session uses a device, and when.
 
-A session executes with a *lease* only: a token, higher than any before it, that the arbiter gives
-and takes. It asks when there is something to execute, and says when there is nothing any more.
-Without an arbiter (`Everybody`) each session has a lease for as long as it lives.
+A session needs a *lease* to execute: a token, higher than any before it, that the `Arbiter` gives
+and takes. The agent requests it when the session has something to execute, and reports when it has
+nothing more. Without a scheduler (`Everybody`) each session has a lease for its whole life.
 
 All methods return at once and are called in the agent's loop. Either side may call the other from
 within a call.
@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 from kernelproxy.common.errors import ControlError
 
-#: What a session may be served as, the best first.
+#: Tiers of service, the best first.
 TIERS = ("premium", "standard", "basic")
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a session is, for who decides about it.
+    """Description of a session for the scheduler.
 
     Parameters
     ----------
@@ -30,17 +30,17 @@ class Terms:
     owner : int
         User id.
     device : str
-        Where it is or begins.
+        Its current or first device.
     memory : int
-        Bytes that it has in use.
+        Bytes that it uses.
     bound : bool
-        Whether somebody asked for this device by name.
+        Whether its user requested this device by name.
     user : str
-        Who it is for, as policies call them.
+        Its user, as policies name them.
     pinned : bool
-        Whether it is to keep its memory on its device.
+        Whether its memory must stay on its device.
     tier : str, optional
-        What its user has asked to be served as; None: as well as they may be.
+        Tier that its user requested; None: the best that is allowed.
     """
 
     session: str
@@ -56,23 +56,25 @@ class Terms:
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a session may have besides turns; `None` where the agent's own settings hold.
+    """Limits of a session other than device time; `None`: the agent's own setting applies.
 
     Parameters
     ----------
     suspend_after, hibernate_after : float, optional
-        Seconds without use after which it leaves its device, or its process goes to disk, at the
-        latest; `math.inf`: never.
+        Seconds without use after which, at the latest, the session is suspended, or hibernates;
+        `math.inf`: never.
     disk : float, optional
-        Bytes of states and checkpoints that all sessions of its user may have; `math.inf`: any.
+        Bytes on disk, of states and checkpoints, for all sessions of its user; `math.inf`: no
+        limit.
     tier : str, optional
-        What it is served as.
+        The tier that it is served at.
     promised : float, optional
-        Part of the device time that it asks for within an hour that it gets at least; 0: none.
+        Guaranteed fraction of the device time that it requests within an hour; 0: no guarantee.
     shortfall : str
-        Why it is promised less than others of its tier, as a sentence; empty if it is not.
+        Why its guarantee is lower than that of others of its tier, as a sentence; empty if it is
+        not.
     device_memory : float, optional
-        Bytes that all sessions of its user may have on devices; `math.inf`: any.
+        Bytes of device memory for all sessions of its user; `math.inf`: no limit.
     """
 
     suspend_after: float | None = None
@@ -86,16 +88,16 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a session can expect that waits.
+    """Forecast for a waiting session.
 
     Parameters
     ----------
     position : int
-        1: it is next.
+        Place in the queue; 1: it is next.
     seconds : float or None
-        Until it is expected to get a device; None: nobody can say.
+        Expected wait for a device; None: unknown.
     reason : str
-        Why it waits, with both, in a sentence for people.
+        User-facing sentence: why it waits, with both of the above.
     """
 
     position: int
@@ -104,95 +106,97 @@ class Outlook:
 
 
 class Hands(Protocol):
-    """What an arbiter has done. A session or token that is gone by now is no error.
+    """Actions that the agent carries out for an `Arbiter`; an unknown session or token is ignored.
 
     Each of the first four is always answered, by one of the calls of `Arbiter` that it names, or by
     `lost` or `closed`. A preemption that overtakes a grant is answered by `refused`.
     """
 
     def grant(self, session: str, device: str, token: int) -> None:
-        """Bring a session onto a device, if it is not there, and let it execute: `started`, or
-        `refused`.
-        """
+        """Make a session resident on a device, and let it execute: `started`, or `refused`."""
 
     def preempt(self, session: str, token: int, within: float = 0.0) -> None:
-        """Let a session execute no more, from the next operator on: `released`, or `done`.
+        """Stop the execution of a session at the next operator: `released`, or `done`.
 
-        If its memory is least within so many seconds, it stops there instead.
+        If it reaches its memory minimum within `within` seconds, it stops there instead.
         """
 
     def evict(self, session: str, device: str, reason: str) -> None:
-        """Take a session without a lease off a device: `evicted`, or `stayed`."""
+        """Evict a session without a lease from a device: `evicted`, or `stayed`."""
 
     def migrate(self, session: str, source: str, target: str) -> None:
-        """Move a session without a lease from one device to another: `moved`, or `stayed`."""
+        """Migrate a session without a lease to another device: `moved`, or `stayed`."""
 
     def explain(self, session: str, reason: str) -> None:
-        """Say why a session waits, in a sentence for people."""
+        """Set the user-facing sentence that explains why a session waits."""
 
     def allow(self, session: str, allowance: Allowance) -> None:
-        """Let other limits hold for a session from now on."""
+        """Set the limits of a session."""
 
 
 class Arbiter(Protocol):
-    """Decides; see the module."""
+    """The scheduler, as the agent calls it; see the module."""
 
-    #: Whether leases are kept while there is nothing to do.
+    #: True if a session keeps its lease while it has nothing to execute.
     keeps: bool
 
     def begin(self, hands: Hands, devices: dict[str, int]) -> None:
-        """Begin to decide about devices, by id, with so many bytes each."""
+        """Begin to schedule devices, given as their bytes of memory by id."""
 
     def opened(self, terms: Terms) -> None:
-        """There is a session."""
+        """Notify of a new session."""
 
     def changed(self, terms: Terms) -> None:
-        """Its user wants other terms: `pinned`, `tier`, or a name.
+        """Apply new terms that the session's user requested: `pinned`, `tier`, or a name.
 
         Raises
         ------
         ControlError
-            If they may not have them; what held before still does.
+            If they are not allowed; the previous terms stay in force.
         """
 
     def admits(self, user: str) -> str:
-        """Say why a user may use no device as things are, in a sentence; empty: they may."""
+        """Return a sentence why a user may not use any device at present; empty: they may."""
 
     def closed(self, session: str) -> None:
-        """It is gone, and its lease."""
+        """Notify that a session has ended, and its lease with it."""
 
     def wants(self, session: str) -> None:
-        """It has something to execute, and no lease; said once."""
+        """Notify, once, that a session without a lease has something to execute."""
 
     def done(self, session: str) -> None:
-        """It has nothing to execute any more, and executes nothing: its lease is over."""
+        """Notify that a session has nothing more to execute and has stopped: its lease is over."""
 
     def started(self, session: str, token: int) -> None:
-        """It may execute from now on."""
+        """Notify that a session has begun to execute."""
 
     def released(self, session: str, token: int) -> None:
-        """It executes nothing any more."""
+        """Notify that a session has stopped executing."""
 
     def lost(self, session: str, why: str = "") -> None:
-        """Its worker died, and its lease is over; it wants another one. `why`: a sentence, if that
-        was decided here.
+        """Notify that a session's worker died: its lease is over, and it needs another one.
+
+        `why` is a sentence if the agent ended the worker deliberately.
         """
 
     def moved(self, session: str, device: str, *, resident: bool) -> None:
-        """It belongs to a device from now on: a lease of another one is over, and it wants one
-        here if it had, or waited for, one there. `resident`: whether its memory is there.
+        """Notify that a session belongs to another device now.
+
+        A lease on the previous device is over. If the session had one there, or waited for one, it
+        waits for one on the new device. `resident`: whether its memory is there.
         """
 
     def evicted(self, session: str, device: str) -> None:
-        """It is off its device."""
+        """Notify that a session was evicted from its device."""
 
     def refused(self, session: str, token: int, why: str) -> None:
-        """Nothing came of a lease, which is over. It wants another one, and its memory is where it
-        was before.
+        """Notify that a grant failed: the lease is over, and the session needs another one.
+
+        Its memory is where it was before.
         """
 
     def stayed(self, session: str, device: str, why: str) -> None:
-        """It was to leave a device, for another one or none, and is there still."""
+        """Notify that an eviction or a migration failed: the session is still on its device."""
 
     def measured(
         self,
@@ -202,65 +206,66 @@ class Arbiter(Protocol):
         step_seconds: float | None = None,
         nadir: float | None = None,
     ) -> None:
-        """Say what was observed of a session.
+        """Report measurements of a session.
 
         Parameters
         ----------
         session : str
         memory : int
-            Bytes that it has in use.
+            Bytes that it uses.
         seconds : float
-            For how long it has executed since the last time.
+            Execution time since the last report.
         step_seconds : float, optional
-            Seconds of execution between repetitions of its log, if there are any.
+            Seconds of execution between repetitions of its log, if it repeats.
         nadir : float, optional
-            Where in a step its memory is least: a fraction of the step, in [0, 1).
+            Position of its memory minimum in a step, as a fraction of the step in [0, 1).
         """
 
     def switched(self, device: str, nbytes: int, seconds: float) -> None:
-        """A session was brought onto a device with so many bytes, in so many seconds."""
+        """Report that a session was made resident on a device: its bytes, and the duration."""
 
     def contended(self, session: str) -> bool:
-        """Whether somebody waits for what a session has."""
+        """True if other sessions wait for resources that a session holds."""
 
     def outlook(self, session: str) -> Outlook | None:
-        """Say what a session can expect that waits; None: it does not, or nobody can say."""
+        """Return the forecast for a waiting session; None: it does not wait, or it is unknown."""
 
     def sharing(self) -> dict[str, Any]:
-        """Say what has come of the decisions so far, for people and machines."""
+        """Return the results of the decisions so far, for users and programs."""
 
     def policy(self) -> str:
-        """Return the policy that holds, as text; empty if there is none."""
+        """Return the text of the current policy; empty if there is none."""
 
     def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
-        """Let another policy hold from now on; nobody who executes is disturbed.
+        """Apply another policy, without disturbing sessions that execute.
 
         Parameters
         ----------
         text : str
         dry : bool
-            Only say what would change.
+            Only report what would change.
 
         Returns
         -------
         dict
-            ``affected``: whom that affects and how, each with a sentence ``text``; ``notes``:
-            sentences on what of it means nothing here.
+            ``affected``: the users and sessions that it affects and how, each with a sentence
+            ``text``; ``notes``: sentences about parts of the policy that have no effect here.
 
         Raises
         ------
         ControlError
-            If it is no policy, or cannot hold here; what held before still does.
+            If it is invalid, or cannot apply here; the previous policy stays in force.
         """
 
     def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
-        """Return the last decisions about a session, for ``why``; called beside the loop.
+        """Return the last decisions about a session, for ``why``; called in another thread.
 
         Parameters
         ----------
         session : str
-            As whoever asks has named it.
+            As the caller named it.
         count : int
+            Maximum number of decisions.
 
         Raises
         ------
@@ -269,11 +274,11 @@ class Arbiter(Protocol):
         """
 
     async def close(self) -> None:
-        """End."""
+        """End, and release all resources."""
 
 
 class Everybody:
-    """Lets all sessions execute at any time: the system shares the devices among them."""
+    """Arbiter that lets all sessions execute at any time: the system shares the devices."""
 
     keeps = True
 

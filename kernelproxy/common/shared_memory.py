@@ -1,9 +1,9 @@
-"""A device session's shared memory, as Python sees it.
+"""A device session's shared memory, accessed from Python.
 
-`native/oplog/layout.h` defines the pages and says who writes what; a test holds the offsets here
-equal to those there. Words are read and written through casted memory views, which compile to one
-aligned load or store each. Python has no fences: where the order of a store and a later load
-matters, a futex call stands between them (`AgentPage.ring`), whose entry is a full barrier.
+`native/oplog/layout.h` defines the pages and their writers; a test checks that the offsets here are
+equal to those there. Words are read and written through casted memory views, with one aligned load
+or store each. Python has no fences: where the order of a store and a later load matters, a futex
+call stands between them (`AgentPage.ring`), whose entry is a full barrier.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class Presence(IntEnum):
-    """The worker of a session, as its client must treat it."""
+    """State of a session's worker, for the client."""
 
     ABSENT = 0
     PRESENT = 1
@@ -41,7 +41,7 @@ class Presence(IntEnum):
 
 
 class DeviceKind(IntEnum):
-    """What executes: CPU threads or a GPU."""
+    """Kind of a device: CPU threads or a GPU."""
 
     SOFTWARE = 0
     CUDA = 1
@@ -73,7 +73,7 @@ class Word:
 
 
 class Text:
-    """A zero-terminated UTF-8 text of a page; written cut to its room, at a whole character."""
+    """A zero-terminated UTF-8 text of a page; longer text is cut at a character boundary."""
 
     def __init__(self, offset: int, size: int) -> None:
         self.offset, self.size = offset, size
@@ -110,7 +110,7 @@ class Page:
         self.magic, self.version = MAGIC, LAYOUT_VERSION
 
     def wake(self, word: Word) -> int:
-        """Wake all who sleep on a word, which must be writable here; return how many."""
+        """Wake all waiters of a word, which must be writable here; return their number."""
         place = ctypes.c_uint32.from_buffer(self._mapping, word.offset)
         nothing = ctypes.c_void_p()
         woken = _LIBC.syscall(
@@ -121,14 +121,14 @@ class Page:
         return int(woken)
 
     def close(self) -> None:
-        """Unmap it; doing it twice is no error."""
+        """Unmap it. Idempotent."""
         for view in (*self.words.values(), self.memory):
             view.release()
         self._mapping.close()
 
 
 class ClientPage(Page):
-    """Written by the notebook process: where its log ends, what it waits for and uses."""
+    """Page written by the notebook's process: end of its log, what it waits for, and its usage."""
 
     pid = Word(12, 4)
     head = Word(64)
@@ -147,7 +147,7 @@ class ClientPage(Page):
 
 
 class WorkerPage(Page):
-    """Written by the worker: what it has executed, and its answers."""
+    """Page written by the worker: what it has executed, and its replies."""
 
     pid = Word(12, 4)
     consumed = Word(64)
@@ -169,7 +169,7 @@ class WorkerPage(Page):
 
 
 class AgentPage(Page):
-    """Written by the agent: whether there is a worker, what may be overwritten and used."""
+    """Page written by the agent: state of the worker, and what may be overwritten and used."""
 
     device_kind = Word(12, 4)
     bell = Word(64, 4)
@@ -190,10 +190,10 @@ class AgentPage(Page):
     reason = Text(256, 256)
 
     def ring(self) -> None:
-        """Count a change of this page and wake who waits for one.
+        """Count a change of this page and wake its waiters.
 
-        Also a full barrier: what the agent wrote before is seen by whoever writes after it, and
-        what the agent reads after it was not read before.
+        This is also a full barrier: the agent's earlier stores are visible to all others before its
+        later loads are executed.
         """
         self.bell = (self.bell + 1) & 0xFFFFFFFF
         self.wake(AgentPage.bell)
@@ -202,16 +202,16 @@ class AgentPage(Page):
 class SessionMemory:
     """The memfds of a session and the agent's mappings of its pages. Owns all of them.
 
-    Four are the log and the pages; the fifth is the arena, in which workers put what snapshots
-    refer to.
+    Four are the log and the pages. The fifth is the arena, into which workers write the bytes of
+    snapshots.
 
     Parameters
     ----------
     log_bytes : int
-        Capacity of the log ring: a power of two. Memory is used only where the log was written.
+        Capacity of the log ring: a power of two. Only written parts of the log use memory.
     """
 
-    #: What its descriptors are, in their order.
+    #: Names of its descriptors, in their order.
     NAMES = ("log", "client", "worker", "agent", "arena")
 
     def __init__(self, log_bytes: int) -> None:
@@ -229,17 +229,17 @@ class SessionMemory:
 
     @classmethod
     def adopt(cls, fds: Sequence[int]) -> SessionMemory:
-        """Go on with the memory that another agent made.
+        """Take over the memory that another agent made.
 
         Parameters
         ----------
         fds : sequence of int
-            As `NAMES` says; owned from now on.
+            In the order of `NAMES`; takes ownership.
 
         Raises
         ------
         InternalError
-            If its layout is another one.
+            If its layout is different.
         """
         memory = cls.__new__(cls)
         memory.fds = list(fds)
@@ -257,22 +257,22 @@ class SessionMemory:
         self.agent = AgentPage(self.agent_fd, writable=True)
 
     def _create(self, name: str, size: int, seals: int = SEALS) -> None:
-        """Make a memfd whose size nobody can change: touching a lost page would be a SIGBUS.
+        """Create a memfd of fixed size: access to a page that was cut off would be a SIGBUS.
 
-        (The arena grows, and is not mapped by who does not write it.)
+        (The arena can grow; only processes that write it map it.)
         """
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.fds.append(fd)
-        os.fchmod(fd, 0o600)  # who is given it to read cannot open it anew to write, if not ours
+        os.fchmod(fd, 0o600)  # other users cannot reopen a read-only descriptor to write
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
 
     def host_bytes(self) -> int:
-        """Bytes of memory that log and arena take."""
+        """Return the bytes of memory that log and arena use."""
         return sum(os.fstat(fd).st_blocks * 512 for fd in (self.log_fd, self.arena_fd))
 
     def arena_bytes(self) -> int:
-        """Bytes of memory that the arena takes."""
+        """Return the bytes of memory that the arena uses."""
         return os.fstat(self.arena_fd).st_blocks * 512
 
     def empty_arena(self) -> None:
@@ -280,7 +280,7 @@ class SessionMemory:
         os.ftruncate(self.arena_fd, 0)
 
     def kernel_fds(self) -> list[int]:
-        """New descriptors for the notebook: log and client page, and, to read only, the rest."""
+        """Return new descriptors for the notebook: log and client page; the others read-only."""
         return self._reopen(
             (self.log_fd, os.O_RDWR),
             (self.client_fd, os.O_RDWR),
@@ -289,7 +289,7 @@ class SessionMemory:
         )
 
     def worker_fds(self) -> list[int]:
-        """New descriptors for a worker, which writes to its own page and the arena only."""
+        """Return new descriptors for a worker; only its own page and the arena are writable."""
         return self._reopen(
             (self.log_fd, os.O_RDONLY),
             (self.client_fd, os.O_RDONLY),
@@ -310,12 +310,12 @@ class SessionMemory:
         return fds
 
     def free_log(self, start: int, end: int) -> None:
-        """Give back the memory of the log from position `start` to `end`, which read as zeros.
+        """Free the memory of the log from position `start` to `end`, which then reads as zeros.
 
         Raises
         ------
         InternalError
-            If the range is none, or the kernel refuses.
+            If the range is invalid, or the OS kernel refuses.
         """
         if not 0 <= start <= end <= start + self.log_bytes:
             raise InternalError(f"the log has no range {start}..{end}")
@@ -327,11 +327,11 @@ class SessionMemory:
             start += count
 
     def log_memory(self) -> int:
-        """Bytes of memory that the log's pages take now."""
+        """Return the bytes of memory that the log's pages use now."""
         return os.fstat(self.log_fd).st_blocks * 512
 
     def close(self) -> None:
-        """Unmap and close everything; doing it twice is no error."""
+        """Unmap and close everything. Idempotent."""
         for page in (self.client, self.worker, self.agent):
             page.close()
         close_all(self.fds)

@@ -1,7 +1,7 @@
-"""Writes what happens into a file, so that nobody who notes something waits for a disk.
+"""Asynchronous SQLite writer, so that callers do not wait for a disk.
 
-One thread executes statements of SQLite in transactions of what has come meanwhile. What was noted
-in the last moments before the process is killed may be lacking; what is there is whole.
+One thread executes queued statements in batches, each in one transaction. If the process is killed,
+the most recent statements may be lost; the file stays consistent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 BUSY_SECONDS = 5.0
-#: Statements that wait for a disk, at most: others are lost.
+#: Maximum number of queued statements: further ones are dropped.
 WAITING_MAX = 100_000
 DAMAGED = ".damaged"
 
@@ -26,17 +26,17 @@ _Statement = tuple[str, tuple[Any, ...]]
 
 
 class Scribe:
-    """Executes statements until `close`.
+    """Executes statements in a thread until `close`.
 
     Parameters
     ----------
     path : Path
-        Of the file, which is for its owner alone. One that is damaged is put aside, and a new one
-        is begun.
+        The file, which only its owner can access. A damaged file is renamed, and a new one is
+        created.
     schema : str
-        Statements that make its tables where they are missing.
+        Statements that create missing tables.
     what : str
-        What is written down, for the log, which says once what is wrong.
+        Name of the data, for the log. A problem that continues is logged once.
     """
 
     def __init__(self, path: Path, schema: str, what: str) -> None:
@@ -47,12 +47,12 @@ class Scribe:
         self._thread.start()
 
     def put(self, statement: str, *values: Any) -> None:
-        """Execute a statement with such values, soon, after those that were put before."""
+        """Queue a statement with its values; statements are executed in order."""
         if self._waiting.qsize() < WAITING_MAX:
             self._waiting.put((statement, values))
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write the queued statements, and end the thread."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -69,7 +69,7 @@ class Scribe:
                 self._complained = True
 
     def _next(self) -> tuple[list[_Statement], bool]:
-        """Wait for something to write; return all there is, and whether that is the end."""
+        """Wait for statements; return all that are queued, and True if `close` was called."""
         batch: list[_Statement] = []
         found = self._waiting.get()
         while found is not None:
@@ -84,7 +84,7 @@ class Scribe:
         try:
             self._execute(batch)
         except sqlite3.DatabaseError as error:
-            if type(error) is not sqlite3.DatabaseError:  # others say that it is in use, or full
+            if type(error) is not sqlite3.DatabaseError:  # subclasses: in use, or full
                 raise
             log.warning("%s is damaged, and put aside: %s", self._path, error)
             self._path.replace(self._path.with_name(self._path.name + DAMAGED))
@@ -106,7 +106,7 @@ def opened(path: Path, schema: str | None = None) -> Iterator[sqlite3.Connection
     ----------
     path : Path
     schema : str, optional
-        As of `Scribe`; without one it is only read.
+        As in `Scribe`; without it, the file is opened read-only.
     """
     write = schema is not None
     if write and not path.exists():

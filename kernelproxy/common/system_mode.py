@@ -1,9 +1,8 @@
-"""The place of a daemon: its own user's, or the system's, which serves all users of the machine.
+"""Directories of a daemon: a user's own daemon, or the system daemon, which serves all users.
 
-The system daemon is root's. Its socket lies in a directory that only root may write; whatever else
-it keeps (locks, log, decisions, states, checkpoints) lies where only root may read. Its users
-authenticate themselves by who they are, as the kernel says, and see of each other what `report`
-shows.
+The system daemon runs as root. Its socket is in a directory that only root may write. Its other
+files (locks, log, decisions, states, checkpoints) are where only root may read. Its users are
+authenticated by peer credentials, and see of each other only what `report` shows.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ DATA_DIR = "/var/lib/jupyter-sing"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a daemon is.
+    """Directories and socket of a daemon.
 
     Parameters
     ----------
     directory : Path
-        Of its socket.
+        Directory of its socket.
     private : Path
-        Of its lock, its log and what else it keeps while it runs.
+        Directory of its lock, its log and its other runtime files.
     mode, group : int
-        Of its socket; -1: the daemon's group.
+        Permissions and group of its socket; -1: the daemon's group.
     system : bool
         Whether it serves all users.
     """
@@ -45,27 +44,28 @@ class Place:
 
     @property
     def socket(self) -> Path:
-        """Its socket."""
+        """Path of its socket."""
         return self.directory / paths.SOCKET_NAME
 
 
 def own_place() -> Place:
-    """The place of this user's daemon; raises ControlError as `paths.runtime_dir`."""
+    """Return the place of this user's daemon; raises ControlError as `paths.runtime_dir`."""
     return Place(paths.runtime_dir(), paths.runtime_dir())
 
 
 def system_place(group: str | None) -> Place:
-    """Make the place of the system daemon, and have this process find all it keeps there.
+    """Create the directories of the system daemon, and make this process use them.
 
     Parameters
     ----------
     group : str or None
-        Name of those who may use it; None: everybody.
+        Group of users who may use it; None: all users.
 
     Raises
     ------
     ControlError
-        If this process is not root's, there is no such group, or a directory is not root's alone.
+        If this process does not run as root, there is no such group, or others than root may write
+        a directory.
     """
     if os.geteuid() != 0 or os.getuid() != 0:
         raise ControlError(
@@ -88,12 +88,12 @@ def system_place(group: str | None) -> Place:
     os.umask(0o077)
     os.environ["JUPYTER_SING_DATA_DIR"] = str(data)
     os.environ["JUPYTER_SING_RUNTIME_DIR"] = str(private)
-    paths.bundle_dir(directory, 0o755)  # where processes of users find us
+    paths.bundle_dir(directory, 0o755)  # where users' processes find our packages
     return Place(directory, private, 0o660 if group else 0o666, gid, system=True)
 
 
 def _directory(path: Path, mode: int) -> Path:
-    """Make a directory of root's with these rights, or check that one is.
+    """Create a directory of root with these permissions, or check and set them on an existing one.
 
     Raises
     ------

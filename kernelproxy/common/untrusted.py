@@ -1,4 +1,4 @@
-"""Text that somebody else may have written. Standard library only: every process reads some."""
+"""Parsing of untrusted text. Standard library only, because every process needs it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def parse_json(text: str | bytes) -> Any:
     Raises
     ------
     ValueError
-        If it is none, or is nested more deeply than Python's parser goes, which by itself raises
-        RecursionError then: no exception that anybody expects of a damaged file.
+        If it is not JSON, or is nested more deeply than Python's parser supports. For the latter
+        the parser itself raises RecursionError, which callers do not expect for a damaged file.
     """
     try:
         return json.loads(text)

@@ -16,7 +16,8 @@ namespace sing::fstrack {
 
 namespace {
 
-constexpr int kDontSync = 0x4000;  // AT_STATX_DONT_SYNC: what is known of a remote file is enough
+constexpr int kDontSync = 0x4000;  // AT_STATX_DONT_SYNC: cached attributes of a remote file are
+                                   // enough
 constexpr uint32_t kTypeMask = 0170000, kRegular = 0100000, kDirectory = 0040000;
 constexpr int64_t kSecond = 1'000'000'000;
 
@@ -26,7 +27,7 @@ struct Facts {
   bool known = false;
   uint32_t type = 0;
   uint32_t links = 0;
-  uint64_t identity = 0;  // of this file, and of none that gets its inode after it
+  uint64_t identity = 0;  // of this file, and not of a later file with the same inode
   Stood stood = {};
 };
 
@@ -48,9 +49,8 @@ Facts facts(int directory, const char* path, int flags) {
   return facts;
 }
 
-// Whether a file's time of modification changes with every way to write into it. In memory (tmpfs)
-// it does not for mapped files; of file systems that we do not know, or that lie on top of another
-// one, nobody can tell.
+// True if every way of writing to a file changes its modification time. In memory (tmpfs) this does
+// not hold for mapped files; for unknown and stacked file systems it is not certain.
 bool tells_every_write(int fd) {
   constexpr long kXfs = 0x58465342;
   struct statfs found;
@@ -74,7 +74,7 @@ void close_path(int fd) { syscall(SYS_close, fd); }
 
 // ---------------------------------------------------------------- resolving
 
-// The path by which the kernel knows a descriptor.
+// Resolves a descriptor to the path by which the kernel knows it.
 bool resolve_fd(int fd, Note& note) {
   char link[48] = "/proc/thread-self/fd/";  // a thread may have descriptors of its own
   char digits[12];
@@ -104,7 +104,7 @@ bool resolve_working_directory(Note& note) {
   return note.length() != 0;
 }
 
-// The directory is resolved, the last part is left as it is: it may be a link, or be gone.
+// Resolves the directory; leaves the last part as it is: it may be a link, or be gone.
 bool resolve_entry(int directory, const char* path, Note& note) {
   size_t end = std::strlen(path);
   while (end > 1 && path[end - 1] == '/') --end;
@@ -135,7 +135,7 @@ bool resolve_entry(int directory, const char* path, Note& note) {
 constexpr size_t kDepthMax = 64;
 constexpr size_t kEntriesMax = 100'000;
 
-struct Entry {  // as getdents64 gives them
+struct Entry {  // as getdents64 returns them
   uint64_t inode;
   int64_t next;
   uint16_t bytes;
@@ -149,14 +149,14 @@ bool is_dots(const char* name) {
   return name[0] == '.' && (name[1] == '\0' || (name[1] == '.' && name[2] == '\0'));
 }
 
-// Takes a directory's entries off the kernel, a few at a time, and knows where it is in it. One is
-// open at a time, and its parents are opened again where they were left: the stack and the
-// descriptors that this takes do not grow with the depth.
+// Walks a directory tree. Reads a directory's entries from the kernel a few at a time, and
+// remembers its position. One directory is open at a time, and its parents are reopened at the
+// remembered position, so the use of stack and descriptors does not grow with the depth.
 class Walk {
  public:
   Walk(Note& here, Note& before) : here_(here), before_(before) {}
 
-  // Notes everything below, by its path and by the one it had before. False: there is more.
+  // Notes everything below, by its new and its old path. Returns false if it stopped early.
   bool run() {
     size_t entries = 0;
     while (true) {
@@ -203,12 +203,12 @@ class Walk {
     }
   }
 
-  // Notes an entry; stays in it, and returns true, if it is a directory.
+  // Notes an entry. If it is a directory, enters it and returns true.
   bool enter(int fd, const Entry& entry) {
     uint8_t type = entry.type;
     if (type == kTypeUnknown) {
       const Facts found = facts(fd, entry.name, AT_SYMLINK_NOFOLLOW);
-      type = static_cast<uint8_t>(found.type >> 12);  // the two are made of the same numbers
+      type = static_cast<uint8_t>(found.type >> 12);  // both use the same values
     }
     if (type != kTypeRegular && type != kTypeDirectory && type != kTypeLink) return false;
     const size_t length = std::strlen(entry.name);
@@ -234,7 +234,7 @@ class Walk {
   int64_t next_[kDepthMax] = {};
 };
 
-// Apart, for its stack: hardly any rename is one of a directory.
+// Not inlined, because of its stack use: renames of directories are rare.
 [[gnu::noinline]] void note_below(Note& here, int old_directory, const char* old_path) {
   Note before;
   if (!resolve_entry(old_directory, old_path, before)) return;
@@ -268,8 +268,8 @@ void note_opened(int fd, const char* path, bool truncated) {
   }
   Note note;
   if (!resolve_fd(fd, note)) return;
-  // One that was modified a moment ago may be modified again without its time changing; one that
-  // this call has made is among them.
+  // A file that was modified a moment ago may be modified again without a change of its time; this
+  // includes a file that this call has made.
   const bool changed = truncated || !found.known || found.stood.modified_ns < 0 ||
                        found.stood.modified_ns > now_ns() - kSecond || !tells_every_write(fd);
   const bool done = changed ? note.write_changed() : note.write_opened(found.stood);

@@ -1,7 +1,7 @@
-// The functions of libc that change files, in front of libc's own.
+// Wrappers of the libc functions that change files, placed before libc's own.
 //
-// Each calls the next one of its name, and notes what that has done. Programs that are not tracked
-// pay for a test of a flag.
+// Each calls the next function of its name and notes the change. In programs that are not tracked,
+// the cost is the test of a flag.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -23,8 +23,8 @@ namespace sing::fstrack {
 
 namespace {
 
-// The next function of a name, found when the library is loaded, or before, if the constructor of
-// another library comes first. Looking it up later would not be safe in a signal handler.
+// The next function of a name, looked up when the library is loaded, or earlier, if the constructor
+// of another library runs first. A later lookup would not be safe in a signal handler.
 template <class Function>
 class Next {
  public:
@@ -39,7 +39,7 @@ class Next {
     return reinterpret_cast<Function*>(found);
   }
 
-  // Calls it; `missing` is the result where this libc has none.
+  // Calls it; `missing` is the result if this libc has no such function.
   template <class Result, class... Arguments>
   Result call(Result missing, Arguments... arguments) {
     Function* function = find();
@@ -78,7 +78,7 @@ using LinkTo = int(const char*, int, const char*);
 using Truncate = int(const char*, off_t);
 using ModeOf = int(int, mode_t);
 
-// Every function of ours: its type, and its name.
+// All wrapped functions: type and name.
 #define SING_FUNCTIONS(F)               \
   F(Open, open)                         \
   F(Open, open64)                       \
@@ -134,7 +134,7 @@ __attribute__((constructor(101))) void begin() {
 #define SING_FIND_NEXT(type, name) next_##name.find();
   SING_FUNCTIONS(SING_FIND_NEXT)
   next_mkdtemp.find();
-  dlerror();  // a program must not find our failure to find one
+  dlerror();  // a program must not see the error of our lookup
 }
 
 int opened(int fd, const char* path, int flags) {
@@ -151,7 +151,7 @@ FILE* opened(FILE* stream, const char* path, const char* mode) {
   return stream;
 }
 
-// Made under a name that nobody had.
+// A file was made under a name that did not exist before.
 int made(int fd) {
   if (fd >= 0 && active()) note_file(fd);
   return fd;
@@ -186,7 +186,7 @@ mode_t mode_of(int flags, va_list arguments) {
 
 }  // namespace sing::fstrack
 
-using namespace sing::fstrack;  // NOLINT: what follows are libc's names, not ours
+using namespace sing::fstrack;  // NOLINT: the following names are libc's, not ours
 
 // ---------------------------------------------------------------- opening
 
@@ -214,7 +214,7 @@ SING_OPEN(__open64)
 SING_OPENAT(openat)
 SING_OPENAT(openat64)
 
-// What programs call that were compiled with _FORTIFY_SOURCE.
+// Variants called by programs that were compiled with _FORTIFY_SOURCE.
 SING_EXPORT int __open_2(const char* path, int flags) {
   return opened(next___open_2.call(-1, path, flags), path, flags);
 }
@@ -348,7 +348,7 @@ SING_EXPORT int fchmodat(int directory, const char* path, mode_t mode, int flags
   return target_changed(next_fchmodat.call(-1, directory, path, mode, flags), directory, path);
 }
 
-// Called by kernelproxy/kernel/files/tracker.py in a process that goes on as another kernel's.
+// Called by kernelproxy/kernel/files/tracker.py in a process that continues as another kernel's.
 SING_EXPORT int sing_fstrack_follow(const char* journal) noexcept {
   return sing::fstrack::follow(journal) ? 0 : -1;
 }

@@ -15,7 +15,8 @@ constexpr size_t kSlots = 1 << 15;
 constexpr size_t kProbes = 8;
 constexpr char kVariable[] = "SING_FSTRACK=";
 
-// The first is written before there is a second thread, the other one before it is the journal.
+// The first path is written before there is a second thread, the other one before it becomes
+// current.
 constinit char journals[2][kPathBytes] = {};
 constinit std::atomic<unsigned> current{0};
 static_assert(std::atomic<unsigned>::is_always_lock_free);
@@ -23,8 +24,8 @@ constinit bool tracked = false;
 
 const char* journal(unsigned number) { return journals[number % 2]; }
 
-// Pages of it that nobody uses cost nothing. A relaxed word per slot is enough: what is missed
-// is noted twice, and a child of vfork, which shares the table, has written what it puts in.
+// Unused pages of it take no memory. A relaxed word per slot is enough: a missed entry is only
+// noted twice, and a child of vfork, which shares the table, has already written what it adds.
 constinit std::atomic<uint64_t> slots[kSlots] = {};
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -32,13 +33,13 @@ bool begins_with(const char* text, const char* start) {
   return std::strncmp(text, start, std::strlen(start)) == 0;
 }
 
-// What lies in memory alone, and ourselves.
+// True for paths of in-memory file systems, and for the journal itself.
 bool is_ignored(const char* path) {
   return begins_with(path, "/dev/") || begins_with(path, "/proc/") || begins_with(path, "/sys/") ||
          std::strcmp(path, journal(journal_number())) == 0;
 }
 
-// Puts a number in front of `end`; returns where it begins.
+// Writes a number in front of `end`; returns its start.
 char* put_number(char* end, uint64_t value) {
   do {
     *--end = static_cast<char>('0' + value % 10);
@@ -47,13 +48,13 @@ char* put_number(char* end, uint64_t value) {
   return end;
 }
 
-// One write, so that the notes of several processes do not mix. The file is opened each time: a
-// descriptor that we kept could be closed by the program, and its number be used for another file.
+// A single write, so that the notes of several processes do not mix. The file is opened each time:
+// the program could close a kept descriptor, and its number could then belong to another file.
 bool append_to_journal(unsigned number, const char* bytes, size_t count) {
   constexpr int kFlags = O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY;
   const long fd = syscall(SYS_openat, AT_FDCWD, journal(number), kFlags, 0);
   if (fd < 0) return false;
-  // A full journal says so by its length; trying again with every call would only cost time.
+  // A full journal is recognised by its length; retrying with every call would only cost time.
   bool done = syscall(SYS_lseek, fd, 0, SEEK_END) >= kJournalBytesMax;
   if (!done) {
     long written;
@@ -97,7 +98,7 @@ bool active() { return tracked; }
 bool Note::append(const char* name, size_t length) {
   if (length_ == 0 || length_ + 1 + length >= kPathBytes) return false;
   char* end = path() + length_;
-  if (length_ > 1) *end++ = '/';  // the root ends with one
+  if (length_ > 1) *end++ = '/';  // the root already ends with one
   std::memcpy(end, name, length);
   set_length(static_cast<size_t>(end - path()) + length);
   return true;

@@ -1,4 +1,4 @@
-// The journal: which paths this process has changed.
+// The journal: paths that this process has changed.
 //
 // Everything here may be called from signal handlers, between fork and exec, in a child of vfork,
 // and while a lock of libc or the allocator is held: no allocation, no locks, no stdio, buffers on
@@ -7,10 +7,10 @@
 // A note is a NUL, perhaps a state, the resolved path, and two slashes:
 //
 //   \0/home/ada/a.csv//                    its content or its existence has changed
-//   \0=1700000000123456789:42/home/ada/b//  opened for writing; modified then, bytes
-//   \0?/home/ada/data//                    too much lies below it: not all of that was noted
+//   \0=1700000000123456789:42/home/ada/b//  opened for writing; modification time and size then
+//   \0?/home/ada/data//                    too many entries below it: not all of them were noted
 //
-// Resolved paths hold no two slashes in a row, so a note that was cut short is recognised.
+// Resolved paths hold no two slashes in a row, so a truncated note is recognised.
 #pragma once
 
 #include <cerrno>
@@ -19,10 +19,10 @@
 
 namespace sing::fstrack {
 
-inline constexpr size_t kPathBytes = 4096;  // PATH_MAX: the kernel takes no longer ones
+inline constexpr size_t kPathBytes = 4096;  // PATH_MAX: the kernel accepts no longer paths
 inline constexpr int64_t kJournalBytesMax = 64 << 20;
 
-// Puts errno back: what we do afterwards is no part of the call.
+// Restores errno at the end: what is done after the call must not change it.
 class KeepErrno {
  public:
   KeepErrno() : value_(errno) {}
@@ -34,28 +34,29 @@ class KeepErrno {
   const int value_;
 };
 
-// Where a file stood when it was opened for writing.
+// State of a file when it was opened for writing.
 struct Stood {
   int64_t modified_ns;
   uint64_t bytes;
 };
 
-// A path, with room around it for what makes it a note.
+// A path, with space around it for the other parts of a note.
 class Note {
  public:
   char* path() { return bytes_ + kHeadBytes; }
   size_t length() const { return length_; }
 
-  // Says how long the path is that was put at `path()`; a longer one than fits is none.
+  // Sets the length of the path that was written to `path()`; a path that does not fit becomes
+  // empty.
   void set_length(size_t length) {
     length_ = length < kPathBytes ? length : 0;
     path()[length_] = '\0';
   }
 
-  // Appends "/name"; false, and nothing has changed, if it would not fit.
+  // Appends "/name". Returns false, and changes nothing, if it would not fit.
   bool append(const char* name, size_t length);
 
-  // Writes it to the journal, unless that was done before. True if it is in there.
+  // Writes it to the journal, unless that was done before. Returns true if the journal contains it.
   bool write_changed() { return write('\0', nullptr); }
   bool write_opened(const Stood& stood) { return write('=', &stood); }
   bool write_incomplete() { return write('?', nullptr); }
@@ -73,18 +74,18 @@ class Note {
 // Reads SING_FSTRACK. Called when the library is loaded.
 void open_journal();
 
-// Puts what changes from now on into another journal. Not for two threads at once, and not twice
-// while another thread may still be at writing to the first. False if there is none.
+// Directs later notes to another journal. Not thread-safe, and not to be called twice while another
+// thread may still be writing to the first journal. Returns false if this process is not tracked.
 bool follow(const char* path);
 
-// Of the present journal: what one says of a file, the next one may not.
+// Number of the current journal: a file noted in one journal may be missing in the next.
 unsigned journal_number();
 
-// Whether this process is tracked.
+// True if this process is tracked.
 bool active();
 
-// Things that were done before, by a number that stands for them. It may forget, when there are
-// very many; it never remembers what was not put in.
+// Cache of finished work, by hash keys. It may forget entries when there are very many; it never
+// reports a key that was not added.
 bool is_remembered(uint64_t key);
 void remember(uint64_t key);
 

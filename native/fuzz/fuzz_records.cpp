@@ -1,11 +1,11 @@
-// Fuzzes what a worker reads. Bytes of a log: whatever they say, it either executes them, or
+// Fuzzes the inputs of a worker. Bytes of a log: whatever they contain, the worker executes them,
 // reports an operator's error, or calls the log corrupt. The tables of a snapshot (which begin with
-// its magic): it starts from them, or refuses them.
+// its magic): the worker starts from them, or refuses them.
 //
-// LLVMFuzzerTestOneInput is what libFuzzer calls. Without it (g++ has none), the driver below
+// libFuzzer calls LLVMFuzzerTestOneInput. Without libFuzzer (g++ has none), the driver below
 // mutates records that were made by a client, for a bounded time:
 //   fuzz_records --seconds 30 [--seed N]
-// An input that ends the process lies beside the program as crash.bin; `fuzz_records FILE` runs
+// An input that ends the process is left beside the program as crash.bin; `fuzz_records FILE` runs
 // it alone.
 #include <array>
 #include <chrono>
@@ -28,7 +28,8 @@ using test::Bytes;
 using test::CallRecord;
 using test::Tensor;
 
-// Harmless whatever their operands are: no files, no time or memory beyond that of their operands.
+// Operators that are harmless with all operands: no files, no time or memory beyond that of their
+// operands.
 bool is_harmless(std::string_view name) {
   static constexpr std::array<std::string_view, 14> names = {"aten::add.Tensor",
                                                              "aten::add.out",
@@ -50,7 +51,7 @@ bool is_harmless(std::string_view name) {
 constexpr uint64_t kGranted = 1 << 20;
 constexpr int64_t kElementsMax = 256;  // broadcasting costs time and memory, too
 
-// Records that a client could have written, one of each kind at least.
+// Records that a client could have written, at least one of each kind.
 std::vector<Bytes> seeds() {
   test::Host host;
   std::vector<Bytes> records;
@@ -154,7 +155,8 @@ std::vector<Bytes> seeds() {
   return records;
 }
 
-// One state executes many inputs, as a worker executes a long log; it is replaced now and then.
+// One state executes many inputs, as a worker executes a long log; it is replaced from time to
+// time.
 struct Target {
   Word<uint64_t> granted{kGranted};
   ClientPage client{};
@@ -167,14 +169,15 @@ struct Target {
 
   // Executes whole records until the first that is corrupt.
   void execute(std::span<const std::byte> log) {
-    // Bytes in a buffer of exactly their size: the sanitizer sees every step beyond it.
+    // Copies the bytes to a buffer of exactly their size: the sanitizer detects every access beyond
+    // it.
     std::vector<std::byte> bytes(log.begin(), log.end());
     std::span<const std::byte> rest(bytes);
     while (rest.size() >= sizeof(RecordHeader)) {
       RecordHeader header;
       std::memcpy(&header, rest.data(), sizeof(header));
       if (!valid(header, rest.size())) return;
-      // All answers are wanted, and all of each has been taken.
+      // The client waits for all answers, and has taken all of each.
       client.answer_wanted.store(position + header.bytes);
       client.answer_taken.store(0);
       try {
@@ -190,7 +193,7 @@ struct Target {
 
 constexpr uint64_t kArenaBytes = 1 << 20;
 
-// The tables of a session that has a bit of everything.
+// Tables of a session that has an example of every kind of state.
 Bytes snapshot_seed() {
   test::Host host;
   host.start();
@@ -223,7 +226,8 @@ void load(std::span<const std::byte> bytes) {
     Arena(file.fd()).grow(kArenaBytes);
     return file;
   }();
-  // The sizes that most inputs change agree, or they would all be torn.
+  // Fix the sizes that most mutations break; otherwise nearly all inputs would be rejected as
+  // truncated.
   std::vector<std::byte> whole(bytes.begin(), bytes.end());
   SnapshotHeader header{};
   if (whole.size() >= sizeof(header)) {

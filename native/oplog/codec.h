@@ -1,10 +1,10 @@
-// Records of the op log: header, primitive reader and writer. No torch in here.
+// Records of the op log: header, primitive reader and writer. Independent of torch.
 //
 // A record is a RecordHeader and its payload, padded with zeros to a multiple of 8 bytes. Every
-// byte that a worker reads was written by a notebook process and is treated as hostile: Reader
-// never reads past its span, and after the first fault every further read yields zero and
-// ok() stays false, so a parser checks once, before it acts on what it read.
-// docs/format.md describes the payload of every kind.
+// byte that a worker reads was written by a notebook process and is untrusted: Reader never reads
+// past its span, and after the first error every further read returns zero and ok() stays false. So
+// a parser checks once, before it uses what it read. docs/format.md describes the payload of every
+// kind.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ enum class RecordKind : uint8_t {
   synchronize = 7,  // a request without bytes: reports a pending error
   generator = 8,    // create, seed, get or set the state of a random number generator
   event = 9,        // record, free, or elapsed time between two (a request)
-  settings = 10,    // what torch is set to, from here on
+  settings = 10,    // torch's settings from here on
 };
 
 enum RecordFlags : uint8_t {
@@ -46,8 +46,8 @@ struct RecordHeader {
 };
 static_assert(sizeof(RecordHeader) == 8);
 
-// The payload of a storages record: a count, four zero bytes, and these. A free of a number that
-// holds nothing is no error.
+// Entry in the payload of a storages record, which is a count, four zero bytes, and these entries.
+// Freeing an unused number is idempotent.
 struct StorageEntry {
   uint32_t id;
   uint32_t action;  // StorageAction
@@ -56,7 +56,7 @@ struct StorageEntry {
 static_assert(sizeof(StorageEntry) == 16);
 enum class StorageAction : uint32_t { allocate = 0, free = 1 };
 
-// Why an operator failed, so that the notebook raises what torch would have raised.
+// Kind of an operator's failure, so that the notebook raises the exception that torch would raise.
 enum class ErrorKind : uint8_t {
   runtime = 0,
   out_of_memory = 1,
@@ -111,7 +111,7 @@ class Writer {
     put<uint32_t>(static_cast<uint32_t>(text.size()));
     put_bytes(text.data(), text.size());
   }
-  // Room for so many more bytes, which the caller fills in.
+  // Appends `count` bytes, which the caller fills in.
   std::byte* extend(size_t count) {
     if (size_ + count > capacity_) [[unlikely]]
       grow(size_ + count);
@@ -125,7 +125,7 @@ class Writer {
   }
 
  private:
-  // Not a std::vector: its resize would zero bytes that are overwritten at once.
+  // Not a std::vector: its resize would clear bytes that are then overwritten.
   void grow(size_t needed) {
     const size_t capacity = needed * 2 + 256;
     std::unique_ptr<std::byte[]> bytes(new std::byte[capacity]);
@@ -157,7 +157,8 @@ class Reader {
     const auto bytes = get_bytes(get<uint32_t>());
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
-  // A count of things that each take at least `item_bytes`: more than can follow is a fault.
+  // Reads a count of items of at least `item_bytes` each: a count too large for the remaining bytes
+  // is an error.
   uint32_t get_count(size_t item_bytes) noexcept {
     const uint32_t count = get<uint32_t>();
     if (count > remaining() / (item_bytes ? item_bytes : 1)) fail();
@@ -182,9 +183,9 @@ class Reader {
   bool ok_ = true;
 };
 
-// The sizes, strides and offset of a tensor without its storage. Strides are left out of the
-// encoding when they are those of a contiguous tensor.
-// Kernels take 64 at most, and say so; tensors themselves may have more.
+// Geometry of a tensor: sizes, strides and offset, without its storage. Strides are omitted from
+// the encoding if they are those of a contiguous tensor. Kernels support 64 dimensions at most, and
+// report more as an error; tensors themselves may have more.
 inline constexpr uint8_t kDimensionsMax = 128;
 enum TensorFlags : uint8_t {
   kContiguous = 1,
@@ -196,7 +197,7 @@ enum TensorFlags : uint8_t {
 
 inline size_t padded(size_t bytes) noexcept { return (bytes + 7) & ~size_t{7}; }
 
-// Checks a header against what lies in the log; `available` is head minus the record's position.
+// Checks a header against the bytes in the log; `available` is head minus the record's position.
 inline bool valid(const RecordHeader& header, uint64_t available) noexcept {
   return header.bytes >= sizeof(RecordHeader) && header.bytes % 8 == 0 &&
          header.bytes <= kRecordBytesMax && header.bytes <= available &&

@@ -1,14 +1,14 @@
-// The operators that stand for graphs of torch.compile, which both sides define.
+// The operators for graphs of torch.compile, defined in both client and worker.
 //
 // A graph is described by bytes in a storage of the device (kernelproxy/common/graph_format.py), so
-// that it is part of the device's state: snapshots have it, and a worker that meets a graph it does
-// not know reads it there and compiles it for its own device. `digest` names the bytes.
+// that it is part of the device's state: snapshots contain it, and a worker that does not know a
+// graph reads it there and compiles it for its own device. `digest` identifies the bytes.
 #pragma once
 
 namespace sing {
 
 inline constexpr char kGraphLibrary[] = "sing";
-// Compiles a graph, or says why that cannot be done. What it returns means nothing.
+// Compiles a graph, or raises an error with the reason. The result has no meaning.
 inline constexpr char kPrepareGraph[] = "prepare_graph(Tensor graph, str digest) -> Tensor";
 // Runs a graph. `changed` are the inputs that it writes to, `numbers` its integer inputs. Results
 // may be parts of inputs.

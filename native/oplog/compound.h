@@ -1,7 +1,7 @@
 // Sparse tensors in records and answers: a few numbers, and parts that are ordinary tensors.
 //
-// A COO tensor's parts are its indices and its values; a compressed one's (CSR, CSC, BSR, BSC) its
-// compressed indices, its plain indices and its values.
+// The parts of a COO tensor are its indices and its values; the parts of a compressed tensor (CSR,
+// CSC, BSR, BSC) are its compressed indices, its plain indices and its values.
 #pragma once
 
 #include <ATen/SparseCsrTensorUtils.h>
@@ -17,7 +17,7 @@ inline constexpr size_t kPartsMax = 3;
 struct Compound {
   at::Layout layout = at::kSparse;
   bool coalesced = false;
-  uint8_t sparse_dimensions = 0;  // of a COO tensor; the others are those of its values
+  uint8_t sparse_dimensions = 0;  // of a COO tensor; its values have the others
   Dimensions sizes;
 
   size_t parts() const { return layout == at::kSparse ? 2 : 3; }
@@ -27,7 +27,7 @@ inline at::SparseTensorImpl* coo_impl(const at::Tensor& tensor) {
   return static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
-// Without the dispatcher: it is asked while an operator is being dispatched.
+// Does not use the dispatcher: this is called while an operator is being dispatched.
 inline Compound compound_of(const at::Tensor& tensor) {
   Compound compound;
   compound.layout = tensor.layout();
@@ -60,8 +60,8 @@ inline void put_compound(Writer& out, const Compound& compound) {
   out.put_bytes(compound.sizes.data(), compound.sizes.size() * sizeof(int64_t));
 }
 
-// Refuses what no sparse tensor can be: then reader.ok() is false. Whether the parts fit is another
-// question.
+// Rejects what no sparse tensor can have: reader.ok() is then false. Does not check that the parts
+// are consistent.
 inline Compound get_compound(Reader& in) {
   Compound compound;
   const uint8_t layout = in.get<uint8_t>();

@@ -1,8 +1,8 @@
-// Futex waits on words that several processes map. No torch in here.
+// Futex waits on words that several processes map. Independent of torch.
 //
-// All futexes are shared ones (never FUTEX_PRIVATE): the waiter and the waker live in different
-// processes. Waiting and waking need only a readable mapping, so a process may wait on a word
-// that it has no right to change.
+// All futexes are shared ones (never FUTEX_PRIVATE): the waiter and the waker are in different
+// processes. Waiting and waking need only a readable mapping, so a process may wait on a word that
+// it must not change.
 #pragma once
 
 #include <linux/futex.h>
@@ -20,7 +20,7 @@
 namespace sing {
 
 enum class Woken {
-  woken,    // or spuriously: the caller looks again in any case
+  woken,    // or spuriously: the caller checks again in any case
   changed,  // the word did not hold `expected`
   timed_out,
   interrupted,  // a signal handler ran
@@ -45,13 +45,13 @@ inline Woken futex_wait(const Word<uint32_t>* word, uint32_t expected,
   return Woken::changed;
 }
 
-// Wakes up to `count` sleepers and returns how many there were.
+// Wakes up to `count` waiters and returns how many there were.
 inline int futex_wake(const Word<uint32_t>* word, int count = INT_MAX) noexcept {
   const long woken = syscall(SYS_futex, word, FUTEX_WAKE, count, nullptr, nullptr, 0);
   return woken > 0 ? static_cast<int>(woken) : 0;
 }
 
-// The half of a 64-bit word that changes with every step: futexes are 32 bits wide.
+// The half of a 64-bit word that changes with every change of the word: futexes are 32 bits wide.
 inline const Word<uint32_t>* low_half(const Word<uint64_t>& word) noexcept {
   static_assert(std::endian::native == std::endian::little);
   static_assert(sizeof(Word<uint64_t>) == 8 && sizeof(Word<uint32_t>) == 4);

@@ -45,7 +45,7 @@ struct Geometry {
   }
 };
 
-// The strides that an encoding without strides stands for (sizes of zero count as one).
+// Computes the strides that an encoding without strides implies (sizes of zero count as one).
 inline void contiguous_strides(const Dimensions& sizes, Dimensions& strides) {
   strides.resize(sizes.size());
   int64_t step = 1;
@@ -64,7 +64,7 @@ inline bool has_contiguous_strides(c10::IntArrayRef sizes, c10::IntArrayRef stri
   return true;
 }
 
-// Dimensions are few: a loop is over before a call of memcpy has begun.
+// There are few dimensions: a loop is faster than the call of memcpy.
 inline std::byte* put_words(std::byte* at, c10::IntArrayRef words) noexcept {
   for (const int64_t word : words) {
     std::memcpy(at, &word, sizeof(word));
@@ -73,7 +73,7 @@ inline std::byte* put_words(std::byte* at, c10::IntArrayRef words) noexcept {
   return at;
 }
 
-// The same bytes to several writers. What no reader would take is refused here: a record that
+// Writes the same bytes to several writers. Refuses what no reader would accept: a record that
 // cannot be read ends the session.
 template <class... Writers>
 void put_geometries(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
@@ -117,8 +117,8 @@ inline void put_geometry(Writer& out, const Geometry& geometry) {
                static_cast<uint8_t>(geometry.flags & ~(kContiguous | kHasOffset)));
 }
 
-// Reads a geometry and refuses what no tensor can have: unknown dtypes, negative sizes, strides
-// or offsets, extents beyond 2^62 bytes. After a refusal reader.ok() is false.
+// Reads a geometry and rejects what no tensor can have: unknown dtypes, negative sizes, strides or
+// offsets, extents beyond 2^62 bytes. After a rejection reader.ok() is false.
 inline Geometry get_geometry(Reader& in) {
   Geometry geometry;
   const uint8_t dtype = in.get<uint8_t>();

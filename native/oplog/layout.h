@@ -30,11 +30,11 @@ template <class T>
 using Word = std::atomic<T>;
 static_assert(Word<uint64_t>::is_always_lock_free && Word<uint32_t>::is_always_lock_free);
 
-// The worker of this session, as the client must treat it (AgentPage::presence).
+// State of the session's worker, as seen by the client (AgentPage::presence).
 enum class Presence : uint32_t {
-  absent = 0,   // no worker: an append must ring the agent's bell
-  present = 1,  // a worker lives: wake it if it sleeps
-  ended = 2,    // the session is over: AgentPage::reason says why, and nothing will execute
+  absent = 0,   // no worker: after an append, ring the agent's bell
+  present = 1,  // a worker runs: wake it if it sleeps
+  ended = 2,    // the session has ended: AgentPage::reason says why, and nothing will be executed
 };
 
 struct ClientPage {
@@ -49,16 +49,17 @@ struct ClientPage {
   Word<uint64_t> answer_wanted;
   // Bytes of that answer that were copied out. Futex word: the low half.
   Word<uint64_t> answer_taken;
-  // A position that some threads wait for the worker to reach, 0 if none.
+  // Position for which threads of the client wait, 0 if none.
   Word<uint64_t> progress_wanted;
-  // Device bytes of live storages, now and at most; bytes asked of the agent (with a sequence).
+  // Device bytes of live storages, now and at peak; bytes requested from the agent (with a
+  // sequence).
   alignas(kLine) Word<uint64_t> memory_used;
   Word<uint64_t> memory_peak;
   Word<uint64_t> memory_wanted;
   Word<uint64_t> want_sequence;
   Word<uint64_t> operators;
-  // Activity as the notebook sees it: cells now running, CLOCK_MONOTONIC of the last change, cells
-  // that have ended since the session was joined.
+  // Activity in the notebook: cells that run now, CLOCK_MONOTONIC of the last change, cells that
+  // have ended since the client connected.
   alignas(kLine) Word<uint32_t> cells_running;
   Word<uint64_t> cell_changed_ns;
   Word<uint64_t> cells_ended;
@@ -70,24 +71,25 @@ struct WorkerPage {
   uint32_t pid;
   // Every record below this position has been executed.
   alignas(kLine) Word<uint64_t> consumed;
-  // Futex word: counts everything a client may wait for from the worker.
+  // Futex word: counts all events of the worker for which a client may wait.
   alignas(kLine) Word<uint32_t> bell;
   // Rest: how the worker sleeps on ClientPage::head or ::answer_taken.
   Word<uint32_t> asleep;
   Word<uint32_t> gate_open;
-  Word<uint64_t> epoch;  // incarnations of the worker, the first is 1
+  Word<uint64_t> epoch;  // number of the session's current worker; the first is 1
   // The answer to the request that ends at answer_position; bytes lie in the ring modulo its size.
   alignas(kLine) Word<uint64_t> answer_position;
   Word<uint32_t> answer_status;  // AnswerStatus
   Word<uint64_t> answer_bytes;
   Word<uint64_t> answer_produced;
   alignas(kLine) Word<uint64_t> busy_ns;  // time spent executing, this session in total
-  Word<uint64_t> active_ns;               // CLOCK_MONOTONIC when it last ran dry
+  Word<uint64_t> active_ns;               // CLOCK_MONOTONIC when it last stopped executing
   Word<uint64_t> memory_resident;         // device bytes that the worker holds for storages
-  // Set when a worker opens: what any worker before it had executed. Below, records are replayed;
-  // they ran within the grant of their time and are not held to that of now.
+  // Set when a worker opens: position up to which earlier workers had executed. Records below it
+  // are replayed; they ran within the grant of their time, so the current grant does not apply to
+  // them.
   Word<uint64_t> furthest;
-  alignas(kLine) Word<uint64_t> stalled_ns;  // kept from executing by snapshots, in total
+  alignas(kLine) Word<uint64_t> stalled_ns;  // total time without execution due to snapshots
   Word<uint64_t> dirty_bytes;                // of live storages, changed since the newest snapshot
   Word<uint64_t> loading_bytes;              // of live storages, not loaded yet
 };
@@ -106,21 +108,22 @@ struct AgentPage {
   alignas(kLine) Word<uint64_t> memory_granted;
   Word<uint64_t> grant_sequence;
   Word<uint64_t> memory_total;  // of the device, as far as the session may use it
-  Word<uint64_t> memory_free;   // of the device, as last metered
+  Word<uint64_t> memory_free;   // of the device, as last measured
   Word<uint32_t> threads;       // compute threads of a software device
   Word<uint32_t> snapshots;     // taken so far
-  // Of a GPU: 100 times its compute capability's first number and the second; multiprocessors.
+  // For a GPU: compute capability, as 100 times its major number plus its minor one;
+  // multiprocessors.
   Word<uint32_t> capability;
   Word<uint32_t> processors;
-  Word<uint64_t> refused_sequence;  // the newest wish for memory that was refused
-  // What a policy lets the session's user have on devices, if that is less than the device has;
-  // memory_total is no more than it then. 0: no policy says less.
+  Word<uint64_t> refused_sequence;  // newest memory request that was refused
+  // Device memory that a policy allows the session's user, if that is less than the device has;
+  // memory_total is then at most that. 0: no such limit.
   Word<uint64_t> memory_quota;
   alignas(kLine) char device_name[64];
-  char reason[256];  // zero-terminated UTF-8, for people
+  char reason[256];  // zero-terminated UTF-8, user-facing
 };
 
-// Who naps wakes by itself soon; only for a request that is too late (Note [Naps]).
+// A napping worker wakes by itself soon; only for a request is that too late (Note [Naps]).
 enum class Rest : uint32_t { awake = 0, asleep = 1, napping = 2 };
 enum class DeviceKind : uint32_t { software = 0, cuda = 1 };
 enum class AnswerStatus : uint32_t { ok = 0, error = 1 };

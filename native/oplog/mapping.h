@@ -1,4 +1,4 @@
-// Mappings of a session's memfds. No torch in here.
+// Mappings of a session's memfds. Independent of torch.
 #pragma once
 
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ namespace sing {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// A range of address space, unmapped at the end of its life.
+// A range of address space, unmapped by the destructor.
 class Mapping {
  public:
   Mapping() = default;
@@ -42,7 +42,7 @@ class Mapping {
 
   std::byte* data() const noexcept { return data_; }
   size_t size() const noexcept { return bytes_; }
-  // Leaves it mapped, or to whoever has unmapped it.
+  // Gives up ownership: the range stays mapped, or is unmapped already.
   void release() noexcept { data_ = nullptr; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
@@ -57,8 +57,8 @@ inline size_t file_bytes(int fd) {
   return static_cast<size_t>(status.st_size);
 }
 
-// Maps the first `bytes` of a file, which must have at least that many: touching a page behind
-// the end of a file is a SIGBUS. (The agent seals its files against shrinking.)
+// Maps the first `bytes` of a file, which must have at least that many: accessing a page beyond the
+// end of a file raises SIGBUS. (The agent seals its files against shrinking.)
 inline Mapping map_file(int fd, size_t bytes, bool writable) {
   if (file_bytes(fd) < bytes) throw std::runtime_error("a shared memory file is too short");
   void* data = mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
@@ -80,7 +80,7 @@ inline void map_ring_at(const Mapping& ring, int fd, bool writable) {
   }
 }
 
-// Maps a ring twice in a row: the `capacity` bytes from any position on are contiguous.
+// Maps a ring twice in a row: the `capacity` bytes from any position are contiguous.
 inline Mapping map_ring(int fd, size_t capacity, bool writable) {
   if (capacity < kPageBytes || !std::has_single_bit(capacity) || file_bytes(fd) != capacity) {
     throw std::runtime_error("a log ring has a size that no ring can have");
@@ -92,22 +92,22 @@ inline Mapping map_ring(int fd, size_t capacity, bool writable) {
   return ring;
 }
 
-// Memory of this process alone, which takes none before it is written to.
+// Maps private memory of this process; no memory is used before it is written to.
 inline Mapping map_private(size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kReservation, -1, 0);
   if (data == MAP_FAILED) throw_errno("cannot map memory");
   return Mapping(data, bytes);
 }
 
-// Makes a mapping a mere reservation of its addresses.
+// Replaces a mapping by a reservation of its addresses.
 inline void reserve_at(const Mapping& at) {
   if (mmap(at.data(), at.size(), PROT_NONE, kReservation | MAP_FIXED, -1, 0) == MAP_FAILED) {
     throw_errno("cannot reserve addresses");
   }
 }
 
-// Puts a mapping in the place of another one of its size: whoever reads there finds the one or the
-// other.
+// Atomically replaces a mapping by another one of its size: a concurrent reader finds either the
+// old or the new one.
 inline void replace_mapping(const Mapping& at, Mapping by) {
   if (mremap(by.data(), by.size(), at.size(), MREMAP_MAYMOVE | MREMAP_FIXED, at.data()) ==
       MAP_FAILED) {
@@ -136,8 +136,8 @@ class Page {
   Mapping mapping_;
 };
 
-// Maps a page (and `following` bytes behind it) that the agent has made: its magic and version
-// are checked, so that two versions of this code never share a session.
+// Maps a page that the agent has made, and `following` bytes after it. Checks magic and version, so
+// that two versions of this code never share a session.
 template <class T>
 Page<T> map_page(int fd, bool writable, size_t following = 0) {
   Page<T> page(map_file(fd, kPageBytes + following, writable));

@@ -1,8 +1,8 @@
-// The settings of torch that an operator's result may depend on: one byte each, packed.
+// Torch's settings on which an operator's result may depend: one byte each, packed.
 //
-// The notebook's torch has them; a worker's torch is given them by a record, and by snapshots. What
-// is not here has no effect on a device in torch, either (set_flush_denormal: a flag of one thread
-// of the host), or tunes what no program can see.
+// They come from the notebook's torch; a worker's torch receives them by a record, and by
+// snapshots. Settings that are not listed here have no effect on a device in torch, either
+// (set_flush_denormal: a flag of one host thread), or only tune what no program can observe.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 namespace sing {
 
 struct Setting {
-  uint8_t most;  // values beyond are none
+  uint8_t most;  // greater values are invalid
   uint8_t (*get)(at::Context& torch);
   void (*set)(at::Context& torch, uint8_t value);
 };
@@ -102,7 +102,7 @@ inline uint8_t convolution_tf32(at::Context& torch) {
 
 }  // namespace settings
 
-// The old settings of float32's precision change the new ones, which therefore come behind them.
+// The old settings for float32's precision change the new ones, so the new ones come after them.
 inline constexpr auto kSettings = [] {
   using namespace settings;
   using at::Context;
@@ -163,7 +163,7 @@ inline void put_settings(Writer& out, const Settings& values) {
   out.put_bytes(values.data(), values.size());
 }
 
-// Refuses what no torch can be set to: reader.ok() is false then.
+// Rejects values that torch cannot have: reader.ok() is then false.
 inline Settings get_settings(Reader& in) {
   Settings values{};
   const auto bytes = in.get_bytes(in.get<uint32_t>());
@@ -176,8 +176,8 @@ inline Settings get_settings(Reader& in) {
   return values;
 }
 
-// Reads this process's settings into `values`. One that torch cannot tell stays what it was: the
-// old ones of float32's precision, while the new ones say something that they cannot express.
+// Reads this process's settings into `values`. A setting that torch cannot report stays unchanged:
+// the old ones for float32's precision, while the new ones have a value that they cannot express.
 inline void read_settings(Settings& values) {
   for (size_t i = 0; i < values.size(); ++i) {
     try {
@@ -188,8 +188,8 @@ inline void read_settings(Settings& values) {
   }
 }
 
-// Gives them to this process's torch. One that this build of torch refuses (a library that it lacks
-// as the preferred one) is without effect on its operators.
+// Applies them to this process's torch. A setting that this build of torch refuses (a library that
+// it lacks as the preferred one) has no effect on its operators.
 inline void apply_settings(const Settings& values) {
   for (size_t i = 0; i < values.size(); ++i) {
     bool same = false;  // some setters warn

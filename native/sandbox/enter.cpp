@@ -34,14 +34,15 @@ int run_entered(const Options& options) {
   const bool shares_clocks = same_clocks(options.target);
   int spaces = CLONE_NEWNS | CLONE_NEWPID | (options.user ? CLONE_NEWUSER : 0);
   if (setns(target.get(), spaces) != 0) return fail("the sandbox cannot be entered");
-  // Asked for alone: entering those that one has needs more rights than one may have.
+  // A separate call, and only if needed: entering a time namespace that one is in already needs
+  // more privileges than the process may have.
   if (!shares_clocks && setns(target.get(), CLONE_NEWTIME) != 0) {
     return fail("the sandbox's clocks cannot be had");
   }
   const pid_t pid = fork();
   if (pid < 0) return fail("no process can be started");
   if (pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever gives up ends us, and so the program
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // if the caller ends, this process and the program end, too
     if (options.user && !keep_rights()) _exit(fail("rights in the sandbox cannot be kept"));
     execvp(options.command[0], options.command);
     std::fprintf(stderr, "%s: %s\n", options.command[0], strerror(errno));

@@ -1,11 +1,11 @@
-// Runs a program in a sandbox that exists.
+// Runs a program in an existing sandbox.
 #pragma once
 
 #include "sandbox/options.h"
 
 namespace sing::sandbox {
 
-// Returns what to exit with: what the program ended with.
+// Returns this process's exit status: that of the program.
 int run_entered(const Options& options);
 
 }  // namespace sing::sandbox

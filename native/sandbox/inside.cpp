@@ -20,7 +20,8 @@ namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-// A group of namespaces ends with its first process, so returning from here ends them all.
+// The first process of the namespaces: when it returns from here and exits, all processes inside
+// end.
 class Inside {
  public:
   Inside(const Options& options, Fd socket, const sigset_t& mask)
@@ -38,15 +39,15 @@ class Inside {
   }
 
  private:
-  // The launcher writes our tables of ids first.
+  // Waits until the launcher has written this process's id maps.
   bool await_launcher() {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // the socket tells if it has ended before this
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // if it ended before this, the socket shows it
     char go;
     return retried([&] { return recv(socket_.get(), &go, 1, 0); }) == 1;
   }
 
   bool set_up(Outlets outlets) {
-    // What the host mounts later shows up here; what is mounted here stays here.
+    // Later mounts of the host appear here; mounts made here stay here.
     if (mount("", "/", nullptr, MS_REC | MS_SLAVE, nullptr) != 0) {
       return fail(failure("mounts cannot be kept apart"));
     }
@@ -66,7 +67,7 @@ class Inside {
     return signals_ ? true : fail(failure("signals cannot be read"));
   }
 
-  // Programs rely on clocks that never go back, and another boot's may be younger.
+  // Programs rely on clocks that never go back, and the clocks of another boot may be behind.
   bool set_clocks() {
     if (options_.monotonic < 0) return true;
     if (unshare(CLONE_NEWTIME) != 0) return fail(failure("clocks cannot be kept apart"));
@@ -91,19 +92,19 @@ class Inside {
     return true;
   }
 
-  // What restores must not have the number of anything that it restores.
+  // The restorer must not have the pid of any process that it restores.
   bool set_last_pid() {
     if (write_file("/proc/sys/kernel/ns_last_pid", std::to_string(options_.last_pid))) return true;
     return fail(failure("numbers of processes cannot be chosen"));
   }
 
-  // Starts the command; -1 if it cannot.
+  // Starts the command; -1 on failure.
   pid_t start(bool as_main) {
     const pid_t pid = fork();
     if (pid < 0) fail(failure("no process can be started"));
     if (pid != 0) return pid;
     if (as_main) {
-      setsid();  // alone, a terminal's signals do not reach it
+      setsid();  // a session of its own: a terminal's signals do not reach it
     } else if (options_.user && !keep_rights()) {
       fail(failure("rights in the sandbox cannot be kept"));
       _exit(kFailed);
@@ -120,12 +121,12 @@ class Inside {
     return send_event(socket_.get(), Event::kRunning, "", process.get());
   }
 
-  // Reaps whatever ends, till the main process or the launcher does.
+  // Reaps children until the main process or the launcher ends.
   void wait() {
     pollfd waiting[] = {{signals_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
     while (!done_) {
       if (poll(waiting, 2, -1) < 0 && errno != EINTR) return;
-      if (waiting[1].revents != 0) return;  // nothing is ever sent: it has ended
+      if (waiting[1].revents != 0) return;  // the launcher never sends anything: it has ended
       if (waiting[0].revents == 0) continue;
       signalfd_siginfo ignored;
       if (read(signals_.get(), &ignored, sizeof ignored) < 0) continue;
@@ -140,7 +141,7 @@ class Inside {
       done_ = true;
       send_event(socket_.get(), Event::kEnded, std::to_string(status));
     } else if (pid == options_.main_pid && restorer_ > 0) {
-      early_ = status;  // before the restorer told us that it was ready
+      early_ = status;  // before the restorer reported that it was ready
     } else if (pid == restorer_) {
       restorer_ = 0;
       main_ = options_.main_pid;

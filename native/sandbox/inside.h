@@ -1,4 +1,5 @@
-// The first process in a sandbox: it starts the main process, or has it restored, and waits for it.
+// First process in a sandbox: it starts the main process, or lets a restorer restore it, and waits
+// for it.
 #pragma once
 
 #include <csignal>
@@ -8,13 +9,14 @@
 
 namespace sing::sandbox {
 
-// What is left open in the first process for the main one.
+// Descriptors that stay open in the first process for the main one.
 struct Outlets {
   Fd output;
   Fd errors;
 };
 
-// Never returns. `socket`: to the launcher. `mask`: signals that are blocked in what is started.
+// Never returns. `socket`: connection to the launcher. `mask`: signal mask of the processes it
+// starts.
 [[noreturn]] void run_inside(const Options& options, Fd socket, Outlets outlets,
                              const sigset_t& mask);
 

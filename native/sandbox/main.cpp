@@ -1,10 +1,10 @@
-// sing-sandbox: a process, and all that it starts, with numbers and a /proc of their own.
+// sing-sandbox: runs a process, and all processes it starts, with pids and a /proc of their own.
 //
-// Numbers of processes cannot be chosen where others use them, and a process is restored with the
-// numbers that it had. So kernels run like this, and so does whatever saves and restores them:
+// Pids cannot be chosen where other processes use them, and a process is restored with the pids
+// that it had. So kernels run in a sandbox, and so do the programs that save and restore them:
 //
-//   launcher            waits outside; ends the sandbox when whoever wanted it ends
-//   └── first process   number 1 inside: reaps
+//   launcher            waits outside; ends the sandbox when its lifeline ends
+//   └── first process   pid 1 inside: reaps
 //       └── main        the kernel: started, or restored by a command
 #include "sandbox/enter.h"
 #include "sandbox/options.h"

@@ -1,4 +1,4 @@
-// What the first process in a sandbox tells the launcher outside.
+// Messages from the first process in a sandbox to the launcher outside.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace sing::sandbox {
 
 enum class Event : char {
   kNothing = 0,    // the other end is closed
-  kRunning = 'r',  // the main process runs; comes with a descriptor of it
+  kRunning = 'r',  // the main process runs; carries a pidfd of it
   kEnded = 'e',    // the main process has ended; the text is its wait status
   kFailed = 'f',   // there will be no main process; the text says why
 };
@@ -21,7 +21,7 @@ struct Received {
   Fd fd;
 };
 
-// Sends one datagram; false if nobody is there to receive it.
+// Sends one datagram; returns false if the receiver is gone.
 bool send_event(int socket, Event event, std::string_view text, int fd = -1);
 
 Received receive_event(int socket);

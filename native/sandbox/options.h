@@ -1,4 +1,4 @@
-// What sing-sandbox is asked to do.
+// Command-line options of sing-sandbox.
 #pragma once
 
 #include <sys/types.h>
@@ -11,28 +11,28 @@ enum class Mode { kStart, kRestore, kEnter };
 
 struct Options {
   Mode mode = Mode::kStart;
-  // Whether a user namespace is needed to make or to enter the others.
+  // True if a user namespace is needed to create or enter the others.
   bool user = false;
-  // Whether the user is root in that one, as where processes were saved by earlier versions.
+  // True if the user is root in that namespace, as in sandboxes made by earlier versions.
   bool root = false;
-  // Where a line is written when the main process runs: its pid, or `! why` if it does not.
+  // Descriptor for one line when the main process runs: its pid, or `! why` if it does not.
   int report = -1;
-  // A pipe that is written to by nobody: when it ends, so does the sandbox. -1: when the parent
-  // ends.
+  // Read end of a pipe to which no process writes: the sandbox ends when its write end is closed.
+  // -1: it ends when the parent ends.
   int lifeline = -1;
-  // Restore: the number of the main process inside, and the one after which others are numbered.
+  // Restore: pid of the main process inside, and the pid after which new processes are numbered.
   pid_t main_pid = 0;
   pid_t last_pid = 0;
-  // Restore: what the clocks are to show inside, in nanoseconds; -1: what they show outside.
+  // Restore: values for the clocks inside, in nanoseconds; -1: the same as outside.
   int64_t monotonic = -1;
   int64_t boottime = -1;
-  // Enter: a process in the sandbox.
+  // Enter: pid of a process in the sandbox.
   pid_t target = 0;
-  // Ends with a null.
+  // Null-terminated.
   char** command = nullptr;
 };
 
-// Ends this process, with the usage on stderr, if they make no sense.
+// Ends this process, with the usage on stderr, if the arguments are invalid.
 Options parse(int count, char** arguments);
 
 }  // namespace sing::sandbox

@@ -20,7 +20,7 @@
 namespace sing::sandbox {
 namespace {
 
-// Sent to the main process when they are sent to us: whoever started us takes us for it.
+// Signals that are forwarded to the main process: the caller takes the launcher for it.
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 class Outside {
@@ -88,7 +88,7 @@ class Outside {
     return true;
   }
 
-  // Inside, nobody but this user has a name: more asks for rights outside.
+  // Maps only this user's ids: more would need privileges outside.
   bool map_ids() {
     const std::string directory = "/proc/" + std::to_string(first_);
     const auto map = [&](unsigned id) {
@@ -99,7 +99,7 @@ class Outside {
            write_file((directory + "/uid_map").c_str(), map(geteuid()));
   }
 
-  // Waits for one thing to happen; false if the sandbox is to end.
+  // Waits for one event; returns false if the sandbox is to end.
   bool turn() {
     pollfd waiting[] = {{socket_.get(), POLLIN, 0},
                         {signals_.get(), POLLIN, 0},
@@ -117,11 +117,11 @@ class Outside {
     signalfd_siginfo info{};
     if (read(signals_.get(), &info, sizeof info) != sizeof info) return;
     const int number = static_cast<int>(info.ssi_signo);
-    if (number == SIGCHLD) return;  // the socket tells more
+    if (number == SIGCHLD) return;  // the socket has the details
     if (main_) {
       syscall(SYS_pidfd_send_signal, main_.get(), number, nullptr, 0);
     } else {
-      kill(first_, SIGKILL);  // there is none yet: nothing is lost
+      kill(first_, SIGKILL);  // no main process yet: nothing is lost
     }
   }
 
@@ -142,14 +142,14 @@ class Outside {
     return false;
   }
 
-  // Only a descriptor says which number a process has outside.
+  // Reads the main process's pid outside from its pidfd: no other interface shows it.
   bool report_pid() {
     const std::string path = "/proc/self/fdinfo/" + std::to_string(main_.get());
     const std::string info = read_file(path.c_str());
     const size_t at = info.find("\nPid:");
     const int pid = at == std::string::npos ? -1 : std::atoi(info.c_str() + at + 5);
     if (pid <= 0) {
-      // It ended meanwhile, and its status is on the way.
+      // It has ended meanwhile, and its status will arrive on the socket.
       return pid == -1 && at != std::string::npos ? true : fail("the process cannot be named");
     }
     say(std::to_string(pid) + "\n");
@@ -159,7 +159,7 @@ class Outside {
   void say(const std::string& line) {
     signal(SIGPIPE, SIG_IGN);
     [[maybe_unused]] const ssize_t count = write(report_.get(), line.data(), line.size());
-    report_.reset();  // the reader waits for the end, too
+    report_.reset();  // the reader waits for end-of-file, too
   }
 
   bool fail(const std::string& why) {
@@ -167,7 +167,7 @@ class Outside {
     return false;
   }
 
-  // Ends everything in the sandbox, and says how this process is to end.
+  // Ends everything in the sandbox, and returns this process's exit status.
   int finish() {
     kill(first_, SIGKILL);
     retried([&] { return waitpid(first_, nullptr, 0); });
@@ -179,7 +179,7 @@ class Outside {
 
   static void die_by(int number) {
     const rlimit none{0, 0};
-    setrlimit(RLIMIT_CORE, &none);  // it is not we who crashed
+    setrlimit(RLIMIT_CORE, &none);  // no core dump: this process did not crash
     signal(number, SIG_DFL);
     sigset_t one;
     sigemptyset(&one);

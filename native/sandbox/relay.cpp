@@ -45,7 +45,7 @@ bool Relay::fill() {
 void Relay::drain() {
   const ssize_t count = retried([&] { return write(target_, bytes_ + begin_, end_ - begin_); });
   if (count < 0 && errno == EAGAIN) return;
-  // Nobody reads any more: what writes is not to notice.
+  // The reader is gone: discard the output, without an error for its writer.
   begin_ = count < 0 ? end_ : begin_ + static_cast<size_t>(count);
 }
 

@@ -1,8 +1,8 @@
-// Passes on what the main process writes.
+// Forwards the output of the main process.
 //
-// Its standard streams are pipes of ours rather than the launcher's own: those may be a terminal
-// or a socket, without whose other end a process cannot be saved, and which the one that restores
-// it need not have.
+// Its standard streams are pipes of ours rather than the launcher's own. Those may be a terminal or
+// a socket, without whose other end a process cannot be saved, and which the restoring launcher
+// need not have.
 #pragma once
 
 #include <poll.h>
@@ -15,11 +15,11 @@ class Relay {
  public:
   Relay(Fd source, int target) : source_(std::move(source)), target_(target) {}
 
-  // What to wait for: more to read, or room for what was read.
+  // The event to poll for: more to read, or room for what was read.
   pollfd waits_for() const;
-  // Called with what poll returned for it.
+  // To be called with the events that poll returned.
   void proceed(short found);
-  // Passes on what is there already, waiting for room but not for more.
+  // Forwards what is already available: waits for room, but not for more input.
   void finish();
 
  private:
@@ -28,7 +28,7 @@ class Relay {
 
   Fd source_;
   int target_;
-  // Of the size that a pipe which is ready for writing takes without blocking.
+  // A pipe that is ready for writing takes this many bytes without blocking.
   char bytes_[4096];
   size_t begin_ = 0;
   size_t end_ = 0;

@@ -10,7 +10,7 @@ namespace sing::sandbox {
 bool write_file(const char* path, const std::string& text) {
   Fd file(open(path, O_WRONLY | O_CLOEXEC));
   if (!file) return false;
-  // In one call: /proc takes no half of a table.
+  // In one call: /proc does not accept a partial table.
   return retried([&] { return write(file.get(), text.data(), text.size()); }) ==
          static_cast<ssize_t>(text.size());
 }
@@ -28,11 +28,11 @@ std::string read_file(const char* path) {
 }
 
 bool keep_rights() {
-  if (geteuid() == 0) return true;  // root does anyway
+  if (geteuid() == 0) return true;  // root keeps them anyway
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct rights[_LINUX_CAPABILITY_U32S_3] = {};
   if (syscall(SYS_capget, &header, rights) != 0) return false;
-  // CRIU would use that one to become root, whom nobody is in there.
+  // With this capability, CRIU would try to become root, which does not exist in the namespace.
   rights[CAP_SETUID / 32].permitted &= ~(1U << CAP_SETUID % 32);
   rights[CAP_SETUID / 32].effective = rights[CAP_SETUID / 32].permitted;
   for (auto& each : rights) each.inheritable = each.permitted;

@@ -1,4 +1,4 @@
-// Owned descriptors, and calls that end the process when they fail.
+// Owned descriptors, and helpers for system calls and small files.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +13,7 @@
 
 namespace sing::sandbox {
 
-// What the launcher ends with when it could not do its own part, as `env` and `nohup` do.
+// The launcher's exit status if it could not do its own part, as with `env` and `nohup`.
 constexpr int kFailed = 125;
 
 class Fd {
@@ -46,17 +46,17 @@ auto retried(Call call) {
   return result;
 }
 
-// What failed, and why.
+// Describes the failure, with the text of errno.
 inline std::string failure(const char* what) { return std::string(what) + ": " + strerror(errno); }
 
-// Writes a whole small file, such as those of /proc; false if it cannot.
+// Writes a whole small file, such as those of /proc; false on failure.
 bool write_file(const char* path, const std::string& text);
 
-// Reads a small file; empty if it cannot.
+// Reads a small file; empty on failure.
 std::string read_file(const char* path);
 
-// Lets a program that is executed next have the rights that this process has; false if it cannot.
-// Who is not root would lose them, though they hold in the sandbox only.
+// Lets the next executed program keep this process's capabilities; false on failure. A user other
+// than root would lose them, though they are valid only in the sandbox.
 bool keep_rights();
 
 }  // namespace sing::sandbox

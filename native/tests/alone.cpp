@@ -32,7 +32,7 @@ class TwoThreads {
   int before_;
 };
 
-// All different, and of many magnitudes, so that the order in which they are added up matters.
+// All different, and of many magnitudes, so that the order of additions matters.
 at::Tensor numbers(at::IntArrayRef sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).mul_(0.7).sin_().mul_(3).view(sizes);
 }
@@ -43,7 +43,7 @@ Operator named(const std::string& name) {
   return operators.at(1);
 }
 
-// Whether a call that makes one tensor is small.
+// True if a call that makes one tensor is small.
 bool small(const Operator& op, std::initializer_list<at::Tensor> tensors, at::IntArrayRef result) {
   Call call;
   for (const at::Tensor& tensor : tensors) {
@@ -135,7 +135,7 @@ TEST(products_have_the_same_bytes_whoever_computes_them) {
   EXPECT(compared > 1000);
 }
 
-// Their threads may begin anywhere.
+// The start of a thread's share may be at any element.
 TEST(pointwise_operators_have_the_same_bytes_whoever_computes_them) {
   const TwoThreads two;
   const at::Tensor many = numbers({98'250}), across = numbers({393, 250}).t();

@@ -52,7 +52,7 @@ TEST(a_block_of_another_size_takes_the_place_of_what_was_kept) {
   {
     const c10::DataPtr slightly_less = blocks.allocate(kBytes + kBytes / 100);
   }
-  // 32 MiB were too small: one of the two went, and for the rest the other.
+  // The 32 MiB block was too small: one of the two was freed, and the other for the rest.
   CHECK(blocks.kept() == kBytes + kBytes / 100);
   {
     const c10::DataPtr fits = blocks.allocate(kBytes);

@@ -1,4 +1,4 @@
-// A test runner of one page: no library has to be installed to test what is built anywhere.
+// A minimal test runner: no library has to be installed to test what is built anywhere.
 #pragma once
 
 #include <functional>

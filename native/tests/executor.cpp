@@ -1,4 +1,4 @@
-// What the worker does with well-formed records.
+// Executor: what the worker does with well-formed records.
 #include <numeric>
 
 #include "oplog/futex.h"
@@ -116,7 +116,7 @@ TEST(results_may_share_a_storage) {
   const auto clone = host.define("aten::clone");
   Tensor copy{host.next_id(), {6}};
   host.call(CallRecord(clone, 2, 1).tensor(a).none().returns(copy));
-  // Asked for, the worker says that both are parts of the operand.
+  // As a request, the worker reports that both are parts of the operand.
   CallRecord record(chunk, 3, 1);
   record.tensor(copy).integer(2).integer(0);
   record.writer().put(Tag::list);
@@ -286,7 +286,7 @@ TEST(the_log_may_go_around_its_ring_many_times) {
     host.call(CallRecord(add, 3, 1).tensor(a).integer(1).integer(1).returns_nothing());
     if (i % 10 == 9) {
       host.wait_consumed();
-      // The answer comes before the record counts as executed; what is retained may lag.
+      // The answer comes before the record counts as executed; `retained` may lag.
       host.agent().retained.store(host.worker().consumed.load());
     }
   }
@@ -305,7 +305,7 @@ TEST(memory_is_accounted_and_given_back) {
   host.free(a.id);
   host.wait_consumed();
   EXPECT_EQ(host.session().state().storages.resident(), uint64_t{0});
-  host.free(a.id);  // twice is no error
+  host.free(a.id);  // freeing is idempotent
   host.wait_consumed();
 }
 

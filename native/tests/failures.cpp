@@ -1,4 +1,4 @@
-// What the notebook is told when operators fail, and what is left of its tensors.
+// Failures of operators: what the notebook receives, and what remains of its tensors.
 #include "tests/check.h"
 #include "tests/harness.h"
 
@@ -18,7 +18,7 @@ struct Ops {
         fill_(host.define("aten::fill_", "Scalar")),
         host_(host) {}
 
-  // A product of matrices that do not fit: it fails in the worker.
+  // Multiplies matrices whose shapes do not match: it fails in the worker.
   Tensor broken() {
     const auto a = host_.upload({1, 2, 3, 4, 5, 6}, {2, 3});
     const Tensor result{host_.next_id(), {2, 2}};

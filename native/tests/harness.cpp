@@ -9,7 +9,7 @@ namespace sing::test {
 
 namespace {
 
-constexpr std::chrono::seconds kPatience(60);  // then a test has failed
+constexpr std::chrono::seconds kPatience(60);  // longer than this, and a test has failed
 
 int shared_file(size_t bytes) {
   const int fd = memfd_create("test", MFD_CLOEXEC);
@@ -305,7 +305,7 @@ uint64_t Host::append_raw(const void* bytes, size_t count) {
 
 uint64_t Host::append(RecordKind kind, uint8_t flags, const Writer& payload) {
   const size_t bytes = sizeof(RecordHeader) + padded(payload.size());
-  // A test's log is short: what was executed is not needed again.
+  // A test's log is short: executed records are not needed again.
   while (head_ + bytes - agent_->retained.load() > capacity_) throw std::runtime_error("log full");
   const RecordHeader header{static_cast<uint32_t>(bytes), static_cast<uint8_t>(kind), flags, 0};
   std::byte* at = log_.data() + head_ % capacity_;

@@ -1,4 +1,4 @@
-// Plays the client and the agent of a session, with the worker in a thread of this process.
+// Acts as client and agent of a session, with the worker in a thread of this process.
 #pragma once
 
 #include <array>
@@ -75,19 +75,20 @@ class Host {
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
 
-  // The agent's part.
+  // The agent's side.
   SessionOptions options;
   void start(int snapshot_fd = -1, int readiness_fd = -1);
   // Ends the worker as an order does, between two records.
   void stop();
-  // As stop(), while a thread takes a snapshot.
+  // Like stop(), while a thread takes a snapshot.
   void stop_taking(std::thread& taking);
-  // Another worker of the session, prepared from a snapshot, and what makes it the worker.
+  // Makes another worker of the session, prepared from a snapshot; take_over() makes it the current
+  // one.
   void prepare(int snapshot_fd);
   Session& prepared() { return *prepared_; }
   void take_over();
   bool running() const { return thread_.joinable(); }
-  // What ended the run, if it was a corrupt log. Waits for the end.
+  // Waits for the end of the run. Returns the text of CorruptLog, if that ended it.
   std::string corruption();
   Session& session() { return *session_; }
   int snapshot(uint64_t* position = nullptr, bool stop = true);
@@ -95,7 +96,7 @@ class Host {
   int arena() const { return arena_file_.fd(); }
   void grant(uint64_t bytes) { agent_->memory_granted.store(bytes); }
 
-  // The client's part.
+  // The client's side.
   uint32_t define(const std::string& name, const std::string& overload = "");
   Tensor allocate(std::vector<int64_t> sizes, at::ScalarType dtype = at::ScalarType::Float);
   void allocate(uint32_t id, uint64_t bytes);
@@ -116,7 +117,7 @@ class Host {
   Bytes generator_state(uint32_t number);
   void wait_consumed();
 
-  // An answer in steps, for tests that leave it half taken.
+  // Takes an answer in steps, for tests that leave it half taken.
   uint64_t begin_request(RecordKind kind, const Writer& payload);
   void wait_answer(uint64_t position);
   uint64_t take(Bytes& into, uint64_t most);

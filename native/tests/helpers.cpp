@@ -1,4 +1,4 @@
-// When the compute threads beside the worker's main thread are to sleep.
+// Helpers: when the compute threads beside the worker's main thread are to sleep.
 #include "worker/exec/helpers.h"
 
 #include "tests/check.h"
@@ -26,7 +26,7 @@ TEST(helpers_sleep_while_the_worker_keeps_waiting_for_records) {
   work(helpers, now, 100, 100 * kMs / 1000);
   work(helpers, now, 600, kMs / 10);
   EXPECT(helpers.asleep());
-  // In between is no reason for a change.
+  // A value between the two limits changes nothing.
   work(helpers, now, 100, 3 * kMs / 2);
   EXPECT(helpers.asleep());
   work(helpers, now, 30, 10 * kMs);

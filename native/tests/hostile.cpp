@@ -1,4 +1,4 @@
-// Records and pages as no client writes them: the session ends, the worker does not crash.
+// Records and pages that no client writes: the session ends, the worker does not crash.
 #include "tests/check.h"
 #include "tests/harness.h"
 
@@ -30,7 +30,7 @@ TEST(a_head_that_goes_back_or_too_far_ends_the_session) {
   expect_end("head", [](Host& host) {
     host.wait_consumed();
     host.client().head.store(8);
-    host.session().orders().while_parked([] {});  // it looks again
+    host.session().orders().while_parked([] {});  // makes it check again
   });
   expect_end("head", [](Host& host) {
     host.client().head.store(uint64_t{1} << 40);

@@ -1,4 +1,4 @@
-// Storages whose memory is the arena's until they are written.
+// Storages whose memory is mapped from the arena until they are written.
 #include "worker/state/mapped.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@ using namespace sing::test;
 
 namespace {
 
-constexpr uint64_t kBytes = (5 << 20) + 100;  // more than two large pages, and not whole ones
+constexpr uint64_t kBytes = (5 << 20) + 100;  // more than two huge pages, and not a multiple
 constexpr uint64_t kRoom = (6 << 20) + kPageBytes;
 constexpr std::byte kOne{1}, kTwo{2}, kNine{9};
 const Extent kExtent{3 * kPageBytes, kBytes, 7};
@@ -91,7 +91,7 @@ TEST(what_has_memory_of_its_own_does_not_mind_the_arena) {
 
 TEST(zeros_behind_what_was_saved_are_filled_in) {
   Loading loading;
-  loading.arena.write(kExtent.offset + kBytes, Bytes(1000, kNine));  // of somebody before
+  loading.arena.write(kExtent.offset + kBytes, Bytes(1000, kNine));  // bytes of an earlier extent
   loading.storages.use(loading.slot());
   Bytes expected(kRoom, std::byte{0});
   std::fill(expected.begin(), expected.begin() + kBytes, kOne);

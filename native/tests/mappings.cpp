@@ -1,4 +1,4 @@
-// Mappings that others take the place of, while somebody reads there.
+// Mappings that are replaced while another thread reads there.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -85,10 +85,10 @@ TEST(a_ring_that_was_a_reservation_is_where_it_was) {
   const Memory memory(kCapacity);
   const Mapping ring = map_ring(memory.fd(), kCapacity, true);
   std::byte* const end = ring.data() + kCapacity;
-  std::memcpy(end - 2, "abcd", 4);  // over the end
+  std::memcpy(end - 2, "abcd", 4);  // across the end
   reserve_at(ring);
   EXPECT(!is_mapped());
-  // Nobody else gets the addresses meanwhile.
+  // No other mapping gets the addresses meanwhile.
   const Mapping other = map_private(kCapacity);
   EXPECT(other.data() >= ring.data() + ring.size() || other.data() + kCapacity <= ring.data());
   map_ring_at(ring, memory.fd(), true);

@@ -1,4 +1,4 @@
-// A worker whose client asks for nothing: see Note [Naps] in worker/loop/session.cpp.
+// A worker whose client makes no requests: see Note [Naps] in worker/loop/session.cpp.
 #include <sched.h>
 
 #include <chrono>
@@ -59,7 +59,7 @@ TEST(requests_and_orders_are_met_in_naps) {
   }
 }
 
-// Naps of days: only who is woken returns.
+// The naps last for days, so only a wake-up ends them.
 TEST(orders_and_the_clients_wake_end_a_nap) {
   constexpr std::chrono::hours kDays{100};
   const auto page = std::make_unique<WorkerPage>();

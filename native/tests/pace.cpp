@@ -1,4 +1,4 @@
-// How far a notebook is ahead, and how it hears that the worker has come along.
+// Back-pressure: how far a notebook is ahead, and how it learns of the worker's progress.
 #include "client/log/pace.h"
 
 #include <sched.h>
@@ -23,7 +23,7 @@ struct Notebook {
   uint64_t records = 0, now = 1000 * kSecond;
 
   uint64_t ahead(uint64_t consumed) const { return records - consumed / kBytes; }
-  // Writes a record, unless it has to wait first: for the position that is awaited.
+  // Writes a record, or returns the position for which it has to wait first.
   uint64_t write(uint64_t consumed) {
     if (pace.due(records)) {
       const uint64_t awaited = pace.mark(records, records * kBytes, consumed, now);
@@ -34,7 +34,7 @@ struct Notebook {
   }
 };
 
-// What another thread is about to do.
+// Waits for an action of another thread.
 void await(const std::function<bool()>& done) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(120);
   while (!done()) {
@@ -110,7 +110,7 @@ TEST(the_bell_rings_once_where_the_notebook_waits_for_the_worker) {
   host.start();
   await([&] { return host.worker().consumed.load() == host.head(); });
   EXPECT_EQ(bell.load(), before + 1);
-  // One that comes too late is heard after the next record.
+  // A position that is published too late is noticed after the next record.
   host.client().progress_wanted.store(middle + 1);
   host.allocate({4});
   await([&] { return bell.load() != before + 1; });

@@ -1,4 +1,4 @@
-// Codec, ring, futexes and orders: what needs no torch.
+// Codec, ring, futexes and orders: the parts that do not need torch.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -40,12 +40,12 @@ TEST(what_was_written_is_read) {
 
 TEST(a_reader_never_leaves_its_span) {
   Writer out;
-  out.put<uint32_t>(1000);  // promises more than there is
+  out.put<uint32_t>(1000);  // claims more than there is
   out.put<uint32_t>(5);
   Reader text(out.view());
   EXPECT(text.get_string().empty());
   EXPECT(!text.ok());
-  EXPECT_EQ(text.get<uint32_t>(), 0u);  // after a fault, nothing but zeros
+  EXPECT_EQ(text.get<uint32_t>(), 0u);  // after an error, only zeros
   Reader counted(out.view());
   EXPECT_EQ(counted.get_count(8), 0u);
   EXPECT(!counted.ok());
@@ -117,7 +117,7 @@ TEST(a_futex_on_a_readable_page_is_woken_through_the_writable_one) {
 
 namespace {
 
-// A main thread that does nothing but look for orders and sleep.
+// A main thread that only checks for orders and sleeps.
 struct Sleeper {
   WorkerPage page{};
   Word<uint64_t> head{0};
@@ -179,7 +179,7 @@ TEST(nothing_runs_without_a_lease) {
   EXPECT(!sleeper.orders.pending());
   EXPECT(!sleeper.orders.leaves());
   sleeper.orders.gate(false);
-  EXPECT(!sleeper.orders.leaves());  // it is to wait, and keeps the device
+  EXPECT(!sleeper.orders.leaves());  // it only has to wait, and keeps the device
   sleeper.orders.end();
   sleeper.thread.join();
 }

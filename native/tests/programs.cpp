@@ -1,5 +1,5 @@
 // Random programs, with snapshots taken while they run: whatever happens to the worker, the bytes
-// at the end are those of a run that nobody disturbed.
+// at the end equal those of an undisturbed run.
 #include <cstdio>
 #include <exception>
 #include <random>
@@ -15,7 +15,7 @@ namespace {
 
 using Random = std::mt19937_64;
 
-// Appends the records of a program; which ones depends on the seed alone.
+// Appends the records of a program, which depend only on the seed.
 class Program {
  public:
   Program(Host& host, uint64_t seed) : host_(host), random_(seed) {
@@ -30,7 +30,8 @@ class Program {
     nonzero_ = host.define("aten::nonzero");
     nonzero_out_ = host.define("aten::nonzero", "out");
     mm_ = host.define("aten::mm");
-    // Not the default one, which is the process's: here, several workers are in one.
+    // Not the default generator, which belongs to the process: here, one process has several
+    // workers.
     host.generator(1, GeneratorAction::seed, seed);
     for (Tensor& statistics : statistics_) {
       statistics = host.allocate({kChannels});
@@ -67,7 +68,7 @@ class Program {
     while (tensors_.size() > 14) free_one();
   }
 
-  // Every byte that the program has on the device, and what failed.
+  // Returns all bytes of the program on the device, and what failed.
   std::vector<Bytes> result() {
     std::vector<Bytes> result;
     result.push_back(host_.synchronize().bytes);
@@ -86,7 +87,7 @@ class Program {
 
   uint64_t below(uint64_t end) { return random_() % end; }
   Tensor& any() { return tensors_[below(tensors_.size())]; }
-  // From a few bytes to many pieces.
+  // From a few bytes up to many pieces.
   int64_t size() { return static_cast<int64_t>(1 + below(below(3) == 0 ? 40'000 : 3'000)); }
 
   Geometry view(const Tensor& tensor) {
@@ -123,7 +124,7 @@ class Program {
                    .integer(1)
                    .returns_nothing());
   }
-  // One storage into another, by views of equal size.
+  // Adds one storage to another, by views of equal size.
   void accumulate() {
     const Tensor &to = any(), &from = any();
     Geometry target = view(to), source = view(from);
@@ -160,7 +161,7 @@ class Program {
     }
     host_.call(CallRecord(foreach_, 2, 0).tensors(several).real(0.125));
   }
-  // Changes its running statistics, of which the schema says nothing.
+  // Changes running statistics that the schema does not declare as changed.
   void normalise() {
     const Tensor input = host_.allocate({2, kChannels});
     host_.call(
@@ -187,7 +188,7 @@ class Program {
     host_.free(tensors_[which].id);
     tensors_.erase(tensors_.begin() + static_cast<int64_t>(which));
   }
-  // The same number for something else, at once.
+  // Reuses the same number for another storage at once.
   void again() {
     Tensor& tensor = any();
     tensor.sizes = {size()};
@@ -210,7 +211,7 @@ class Program {
     record.put_bytes(bytes.data(), bytes.size());
     host_.append(RecordKind::write, 0, record);
   }
-  // As large ones come: the second piece after whatever comes first.
+  // As with large uploads: the second piece comes after other records.
   void upload_in_pieces() {
     if (unfinished_) {
       const auto& [tensor, rest] = *unfinished_;
@@ -230,11 +231,11 @@ class Program {
     host_.append(RecordKind::write, 0, record);
     if (first == bytes.size()) return;
     unfinished_.emplace(tensor, Bytes(bytes.begin() + static_cast<int64_t>(first), bytes.end()));
-    // Nobody frees it or gives it another size meanwhile.
+    // It is neither freed nor resized meanwhile.
     tensors_.erase(tensors_.begin() + static_cast<int64_t>(which));
     pinned_.push_back(tensor);
   }
-  // How many there are is known only when it was executed.
+  // The number of results is known only after execution.
   void indices() {
     const Tensor& from = any();
     const uint32_t id = host_.next_id();
@@ -246,7 +247,7 @@ class Program {
     EXPECT_EQ(in.get<uint32_t>(), id);
     found_.emplace_back(id, in.get<uint64_t>());
   }
-  // The operator gives its output another size.
+  // The operator resizes its output.
   void indices_out() {
     if (found_.empty()) return indices();
     auto& [id, bytes] = found_[below(found_.size())];
@@ -263,7 +264,7 @@ class Program {
     in.get<uint32_t>();                   // argument and element
     bytes = in.get<uint64_t>();
   }
-  // Fails, and what should have come of it is lost.
+  // Fails, so that its result is lost.
   void wrong() {
     Tensor row = any();
     row.sizes = {1, row.sizes[0]};
@@ -288,7 +289,7 @@ class Program {
   std::vector<std::pair<uint32_t, uint64_t>> found_;
 };
 
-// What an agent does with a worker, at random moments.
+// Performs an agent's actions on a worker, at random moments.
 class Disturber {
  public:
   Disturber(Host& host, uint64_t seed) : host_(host), random_(seed) {}
@@ -314,7 +315,7 @@ class Disturber {
       case 7:
         if (!taking_.joinable()) host_.session().trim();
         return;
-      case 8:  // the worker ends, perhaps in the middle of a snapshot, whose parts are left
+      case 8:  // the worker ends, perhaps in the middle of a snapshot, whose parts remain
         host_.stop_taking(taking_);
         taken_.reset();
         host_.start(committed_ ? committed_->fd() : -1);
@@ -331,7 +332,7 @@ class Disturber {
     taking_.join();
     if (!taken_) throw std::runtime_error("a snapshot failed: " + failure_);
     ++snapshots_;
-    // Now and then the agent dies before it has taken note.
+    // Sometimes the agent dies before it has recorded the snapshot.
     if (random_() % 5 != 0) commit();
     taken_.reset();
   }
@@ -355,7 +356,7 @@ class Disturber {
     committed_ = std::move(taken_);
     host_.commit(position_);
   }
-  // Another worker prepares from the newest snapshot, takes over a newer one, and goes on.
+  // Another worker prepares from the newest snapshot, adopts a newer one, and continues.
   void migrate() {
     const bool adopts = random_() % 3 != 0;
     host_.prepare(committed_->fd());

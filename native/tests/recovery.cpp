@@ -11,7 +11,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// A small program whose every step depends on the ones before it, errors included.
+// A small program in which every step depends on the earlier ones, errors included.
 class Program {
  public:
   explicit Program(Host& host) : host_(host) {
@@ -27,7 +27,7 @@ class Program {
     const Tensor product{host_.next_id(), {8, 8}};
     host_.call(CallRecord(mm_, 2, 1).tensor(noise).tensor(state_).returns(product));
     host_.call(CallRecord(add_, 3, 1).tensor(state_).tensor(product).integer(1).returns_nothing());
-    if (i % 7 == 3) {  // fails, and nobody asks before the next step has been issued
+    if (i % 7 == 3) {  // fails, and is not reported before the next step is issued
       const Tensor wrong{host_.next_id(), {8, 8}};
       Tensor flat = state_;
       flat.sizes = {4, 16};
@@ -44,7 +44,7 @@ class Program {
   Tensor state_;
 };
 
-// The bytes of the program's state at the end, with a stop, and a new worker, at each of `stops`.
+// Returns the program's state at the end, with a stop and a new worker at each of `stops`.
 Bytes run_with(const std::vector<int>& stops, bool from_snapshots) {
   Host host;
   host.start();
@@ -165,7 +165,7 @@ TEST(a_half_taken_answer_is_completed_by_the_next_worker) {
       } else {
         uint64_t at = 0;
         const File snapshot(host.snapshot(&at));
-        EXPECT(at < position);  // the request is not over
+        EXPECT(at < position);  // the request is not complete
         host.stop();
         host.start(snapshot.fd());
       }
@@ -232,13 +232,14 @@ TEST(torn_snapshots_are_refused) {
   for (const size_t count : {size_t{0}, size_t{8}, size_t{63}, bytes / 2, bytes - 1}) {
     EXPECT_THROWS(std::runtime_error, load(count));
   }
-  // Any byte of header and tables may be wrong: refused or read as something else, never a crash.
+  // Any byte of header and tables may be wrong: it is refused or read as something else, but never
+  // crashes.
   SnapshotHeader header;
   std::memcpy(&header, content.data(), sizeof(header));
   std::mt19937 random(5);
   int refused = 0;
   for (int i = 0; i < 600; ++i) {
-    // Not in the middle, which is the state of a generator: any bytes are one.
+    // Not in the middle, which is the state of a generator: there, any bytes are valid.
     const uint64_t at = random() % 200;
     std::byte& byte = content.data()[i % 2 ? at : bytes - 1 - at];
     const std::byte before = byte;
@@ -307,7 +308,7 @@ TEST(what_did_not_change_outlives_a_log_that_was_given_back_without_a_snapshot) 
   uint64_t position = 0;
   const File older(host.snapshot(&position));
   host.commit(position);
-  // As when the log is full and no snapshot is allowed: `retained` moves, and no snapshot with it.
+  // As when the log is full and snapshots are not allowed: `retained` moves, without a snapshot.
   const Tensor second = host.upload(changing, {2048});
   host.synchronize();
   host.commit(host.head());

@@ -1,4 +1,4 @@
-// When a program is saved that changes the same storages in each of its steps.
+// Rhythm: when a program is saved that changes the same storages in each of its steps.
 #include "worker/snapshot/rhythm.h"
 
 #include <thread>
@@ -27,7 +27,7 @@ class Program {
   void run(int records) {
     for (int i = 0; i < records; ++i) record();
   }
-  // Goes on until the wait that another thread has begun is over; where in the step that was.
+  // Continues until the wait that another thread has begun is over; returns the place in the step.
   int run_until_over() {
     while (rhythm_.awaited()) record();
     return (at_ - 1) % kStep;
@@ -38,7 +38,7 @@ class Program {
   int at_ = 0;
 };
 
-// Waits in another thread, from a moment when the program stands still.
+// Waits in another thread, beginning while the program does not execute.
 class Waiting {
  public:
   explicit Waiting(Rhythm& rhythm)

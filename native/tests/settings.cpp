@@ -9,7 +9,7 @@ using namespace sing::test;
 
 namespace {
 
-// Those of this process, which is both sides here; put back at the end.
+// Settings of this process, which is both client and worker here; restored at the end.
 class Kept {
  public:
   Kept() { read_settings(before_); }

@@ -1,4 +1,4 @@
-// Sparse operands and results: what their parts are, and what is made of records that lie.
+// Sparse operands and results: their parts, and the handling of invalid records.
 #include "tests/check.h"
 #include "tests/harness.h"
 
@@ -43,7 +43,7 @@ struct Matrix {
   const Tensor indices, values, rows, columns;
 };
 
-// What a call with such an operand fails with.
+// Returns the error of a call with such an operand.
 std::string complaint(Host& host, const Compound& compound, const std::vector<Tensor>& parts) {
   const auto clone = host.define("aten::clone");
   const auto answer = host.request_call(

@@ -1,4 +1,4 @@
-// What a program's log says of its steps.
+// Steps: what a program's log shows of them.
 #include "worker/loop/steps.h"
 
 #include <thread>
@@ -19,7 +19,7 @@ struct Record {
   uint64_t memory = 1;
 };
 
-// A program that does the same again and again, one record a millisecond.
+// A program that repeats the same records, one per millisecond.
 class Program {
  public:
   void run(const std::vector<Record>& records, int times = 1) {
@@ -184,7 +184,7 @@ class Training {
     fill_ = host_.define("aten::fill_", "Scalar");
     small_ = host_.allocate({1});
   }
-  // Appends steps, and what lies where in the log.
+  // Appends steps, and notes the positions in the log.
   void append(int steps) {
     for (int i = 0; i < steps; ++i) {
       fill(small_);
@@ -213,7 +213,7 @@ class Training {
 
 }  // namespace
 
-// Each time it must stop at the end of a step, and at last in the middle of the log.
+// Each time it must stop at the end of a step; the last time is in the middle of the log.
 TEST(a_lease_is_taken_where_memory_is_least) {
   Training training;
   Host& host = training.host();

@@ -1,4 +1,4 @@
-// Saving and loading beside the main thread, step by step.
+// Saving and loading concurrently with the main thread, step by step.
 #include "worker/snapshot/transfers.h"
 
 #include <fcntl.h>
@@ -46,7 +46,7 @@ struct Saving {
 
 constexpr std::byte kOne{1}, kTwo{2}, kNine{9};
 
-// What a worker that starts from a snapshot waits for.
+// The arrivals for which a worker that starts from a snapshot waits.
 struct Arriving {
   explicit Arriving(uint64_t extents) {
     if (ftruncate(file.fd(), static_cast<off_t>(2 * kPageBytes + extents)) != 0) fail("", 0, "");
@@ -70,7 +70,7 @@ struct Arriving {
 TEST(what_is_written_was_saved_before) {
   Saving saving;
   Slot& slot = saving.saved(1, kOne, 0);
-  saving.saves.schedule({slot.transfer});  // and nobody works on it
+  saving.saves.schedule({slot.transfer});  // and no thread works on it
   EXPECT_EQ(saving.storages.dirty(), uint64_t{0});
   const Bytes other(100, kNine);
   saving.storages.write(slot, 200, other);
@@ -87,7 +87,7 @@ TEST(what_is_freed_is_saved_and_counts_until_then) {
   saving.storages.free(1);
   EXPECT_EQ(saving.storages.resident(), 2 * kBytes);
   EXPECT(saving.storages.holds_freed());
-  // There is room for one more, and then only if the freed one is saved at once.
+  // There is room for one more, and only if the freed one is saved at once.
   saving.storages.allocate(3, kBytes);
   saving.storages.use(saving.storages.at(3));
   EXPECT_EQ(saving.storages.resident(), 3 * kBytes);

@@ -1,4 +1,4 @@
-// Write sets: what a call may change, which is what a snapshot saves first and saves again.
+// Write sets: what a call may change, which a snapshot saves first and saves again.
 #include <torch/library.h>
 
 #include "tests/check.h"
@@ -11,7 +11,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// Says that it changes nothing.
+// Claims to change nothing.
 at::Tensor liar(const at::Tensor& x, const at::Tensor& y) {
   y.data_ptr<float>()[0] += 1;
   return x.clone();

@@ -37,7 +37,7 @@ def behaviour(function: Behaviour | None = None, *, relative: float = 0.0) -> An
 
 
 def compared() -> Iterator[tuple[str, str]]:
-    """Run all behaviours; yields the name of each, and what is wrong ("" if nothing is)."""
+    """Run all behaviours; yield the name of each and its problem ("" if there is none)."""
     for name, (function, relative) in _behaviours.items():
         try:
             found = {device: _run(function, device) for device in ("cpu", "cuda")}
@@ -49,7 +49,7 @@ def compared() -> Iterator[tuple[str, str]]:
 
 
 def save(path: str, device: str, leave_out: Sequence[str]) -> None:
-    """Run all behaviours but some on one device; write what each came to."""
+    """Run all behaviours, except those left out, on one device; write their results to a file."""
     found: dict[str, Any] = {}
     for name, (function, _) in _behaviours.items():
         if name in leave_out:
@@ -62,7 +62,7 @@ def save(path: str, device: str, leave_out: Sequence[str]) -> None:
 
 
 def compared_files(one: str, other: str, relative: float) -> Iterator[tuple[str, str]]:
-    """Compare what two runs have saved; as `compared`, with a least tolerance."""
+    """Compare the saved results of two runs, like `compared`, with a minimum tolerance."""
     first, second = (torch.load(path, weights_only=False) for path in (one, other))
     for name, (_, allowed) in _behaviours.items():
         if name not in first and name not in second:
@@ -85,7 +85,7 @@ def _on_host(result: Any) -> Any:
 
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor with its strides and its mark of being differentiated."""
+    """Copy a tensor to the host with its strides and its `requires_grad`."""
     detached = tensor.detach()
     copy = detached.cpu()
     if copy.stride() != detached.stride():
@@ -102,7 +102,7 @@ def _run(function: Behaviour, device: str) -> object:
 def _differences(
     where: str, plain: Any, proxied: Any, relative: float, on: str = "cuda"
 ) -> Iterator[str]:
-    """Describe each difference between two results, with its place in them.
+    """Describe each difference between two results, and where in the result it is.
 
     The second one's tensors must be `on` that device.
     """
@@ -151,7 +151,7 @@ def _tensor_differences(
         yield f"{int((~equal).sum())} of {equal.numel()} values differ: {values}"
 
 
-# -------------------------------------------------------------------- what behaviours are made of
+# -------------------------------------------------------------------- helpers of behaviours
 
 
 def normal(device: str, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -180,7 +180,7 @@ def gradients(results: Any, *of: torch.Tensor) -> list[torch.Tensor | None]:
 
 
 def passes(module: nn.Module, *inputs: Any, device: str) -> list[Any]:
-    """Forward and backward passes of a module: its results, all gradients, and its buffers."""
+    """Run a module forward and backward; return its results, all gradients and its buffers."""
     module.to(device)
     leaves = [
         each.detach().clone().requires_grad_()

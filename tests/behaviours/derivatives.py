@@ -75,7 +75,7 @@ def recording_is_switched(device: str) -> object:
 def anomalies_are_found(device: str) -> object:
     x = torch.zeros(3, device=device, requires_grad=True)
     with torch.autograd.set_detect_anomaly(True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the place of the forward call is told in one
+        warnings.simplefilter("ignore")  # a warning reports where forward was called
         fine = torch.autograd.grad((x + 1).log().sum(), x)
         text = ""
         try:

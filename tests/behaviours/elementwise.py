@@ -1,4 +1,4 @@
-"""Operators that treat elements alone: arithmetic, types, comparisons."""
+"""Element-wise operators: arithmetic, types, comparisons."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.behaviours.comparison import behaviour, gradients, normal, whole
 @behaviour
 def reading_by_masks(device: str) -> object:
     x = normal(device, 5, 7)
-    # Results of several sizes: none may be taken from a call before.
+    # Results of several sizes: the cached size of an earlier call must not be used.
     return (
         [x[x > least] for least in (0.0, 0.5, -1.0, 9.0)],
         [x[x[:, 0] > 0], x[:, x[0] > 0], x[x > 0, None], x.masked_select(x > 0.3)],
@@ -60,7 +60,7 @@ def writing_by_indices(device: str) -> object:
 def adding_and_copying_by_index(device: str) -> object:
     x, rows = normal(device, 5, 7), torch.tensor([4, 0, 4], device=device)
     y = normal(device, 3, 7)
-    warnings.filterwarnings("ignore", "index_reduce")  # that it is in beta
+    warnings.filterwarnings("ignore", "index_reduce")  # the warning that it is in beta
     return (
         [x.index_add(0, rows, y, alpha=2), x.index_copy(0, rows[:2], y[:2])],
         [x.index_fill(0, rows, 3.0), x.put(rows, y[0, :3]), x.put(rows, y[0, :3], accumulate=True)],

@@ -320,7 +320,7 @@ def transformer_layers_evaluated_with_hidden_keys(device: str) -> object:
     encoder = nn.TransformerEncoder(layer, 2).to(device).eval()
     hidden = torch.tensor([[False, False, True], [False, False, False]], device=device)
     with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that nested tensors are a prototype
+        warnings.simplefilter("ignore")  # the warning that nested tensors are a prototype
         return encoder(normal(device, 2, 3, 8), src_key_padding_mask=hidden)[~hidden].clone()
 
 

@@ -1,4 +1,4 @@
-"""Views, strides, copies and the making of tensors."""
+"""Views, strides, copies and creation of tensors."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def outputs_that_are_given(device: str) -> object:
     x = normal(device, 5, 7)
     small = torch.empty(2, 2, device=device)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it resizes is deprecated
+        warnings.simplefilter("ignore")  # the warning that resizing is deprecated
         torch.mul(x, 2, out=small)
     wide = torch.zeros(5, 14, device=device)
     torch.exp(x, out=wide[:, ::2])

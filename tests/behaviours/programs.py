@@ -1,4 +1,4 @@
-"""Larger things that notebooks do: threads, loaders, saving, tracing, classes of their own."""
+"""Larger programs, as in notebooks: threads, data loaders, saving, tracing, own classes."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def modules_traced_and_scripted(device: str) -> object:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
+        warnings.simplefilter("ignore", DeprecationWarning)  # a warning about all of TorchScript
         traced = torch.jit.trace(layer, x)
         scripted = torch.jit.script(layer)
     return [module(x) for module in (traced, scripted) for _ in range(3)]

@@ -98,7 +98,7 @@ def dropouts(device: str) -> object:
         leaf = (x - 2 if name == "leaky" else x).requires_grad_()
         y = layer.to(device)(leaf)
         (slope,) = torch.autograd.grad(y.sum(), leaf)
-        # The kernels draw otherwise on CUDA than on the CPU; what they mean is the same.
+        # The kernels of CUDA draw other numbers than those of the CPU, from the same distribution.
         kept = y.detach() != 0
         agrees = name in ("alpha", "features") or torch.equal(kept, slope != 0)
         found[name] = (y.shape, y.dtype, agrees, bool((y == x).all()) if name == "evaluated" else 0)
@@ -114,7 +114,7 @@ def gumbel_softmax(device: str) -> object:
 
 
 def described(distribution: distributions.Distribution) -> object:
-    """Samples of a distribution, and what it says about them."""
+    """Return samples of a distribution, and its properties of them."""
     torch.manual_seed(1)
     sample = distribution.sample((3,))
     return sample, distribution.log_prob(sample), distribution.mean

@@ -1,4 +1,4 @@
-"""Operators that gather many elements in one: sums, order, statistics."""
+"""Operators that combine many elements into one: sums, order, statistics."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def histograms(device: str) -> object:
     x = normal(device, 100)
     counts = whole(device, 50, below=7)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # histc says that it is not deterministic
+        warnings.simplefilter("ignore")  # the warning that histc is not deterministic
         drawn = torch.histc(x, 5, -2, 2)
     return (
         [drawn, torch.bincount(counts), torch.bincount(counts, minlength=10)],
@@ -134,7 +134,7 @@ def counts_of_whole_numbers(device: str) -> object:
         for kind in kinds:
             counted = x.to(device, kind if device == "cuda" else torch.float64)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # histc says that it is not deterministic
+                warnings.simplefilter("ignore")  # the warning that histc is not deterministic
                 counts = torch.histc(counted, bins, low, high)
             assert device == "cpu" or counts.dtype == kind
             found.append(counts.to(torch.int64))

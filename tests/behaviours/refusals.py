@@ -1,4 +1,4 @@
-"""What does not work must say so at once or at the next look, and harm nothing else."""
+"""Unsupported calls: they raise at once or at the next synchronization, without side effects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.behaviours.comparison import behaviour, normal, refusal, whole
 
 
 def refused(device: str, function: Callable[[torch.Tensor], object]) -> tuple[str, float]:
-    """Name what a function raises, and compute with its operand afterwards."""
+    """Return the name of the exception that a function raises; use its operand afterwards."""
     x = torch.ones(3, 3, device=device)
 
     def looked_at() -> None:

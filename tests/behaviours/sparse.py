@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.behaviours.comparison import behaviour, normal, refusal, whole
 
-# One has to choose, or is warned.
+# torch warns unless the check of invariants is set explicitly.
 torch.sparse.check_sparse_tensor_invariants.disable()
 
 COMPRESSED = {

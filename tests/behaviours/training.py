@@ -1,4 +1,4 @@
-"""Optimizers, schedules, and what is done to modules around a training loop."""
+"""Optimizers, schedules, and operations on modules around a training loop."""
 
 from __future__ import annotations
 

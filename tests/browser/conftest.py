@@ -1,4 +1,4 @@
-"""A browser, and JupyterLab in it."""
+"""Fixtures: a browser, and JupyterLab in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 SIZE = {"width": 1440, "height": 900}
 TWO = "cpu:1GiB@1,cpu:1GiB@1"
-#: Nothing of what is not the page's goes out.
+#: Requests to other hosts than the page's are blocked.
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-quic",
     "--disable-component-update", "--disable-sync", "--no-first-run",
@@ -23,7 +23,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium; of a module, as an event loop runs in this thread while there is one."""
+    """Return Debian's Chromium; one per module, as it has an event loop running in this thread."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.fail("chromium is needed (Debian: apt install chromium)")
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 
 def find_labextension(directory: Path, patch: pytest.MonkeyPatch) -> None:
-    """Have JupyterLab find what was built of this tree, as Python finds this tree's packages."""
+    """Let JupyterLab find what was built from this tree, as Python finds this tree's packages."""
     link = directory / "labextensions" / "jupyter-sing"
     link.parent.mkdir(parents=True)
     link.symlink_to(ROOT / "jupyter_sing" / "labextension")
@@ -63,7 +63,7 @@ def lab(
 
 @pytest.fixture
 def open_screen(browser: Browser, lab: Lab) -> Iterator[Callable[[], Screen]]:
-    """Opens a page; at the end none may have complained or moved."""
+    """Return a function that opens a page; at the end no page may have logged errors or moved."""
     screens: list[Screen] = []
 
     def open_one() -> Screen:
@@ -85,5 +85,5 @@ def open_screen(browser: Browser, lab: Lab) -> Iterator[Callable[[], Screen]]:
 
 @pytest.fixture
 def screen(open_screen: Callable[[], Screen]) -> Screen:
-    """One page."""
+    """Open one page."""
     return open_screen()

@@ -1,4 +1,4 @@
-"""JupyterLab in a real browser: a server, a page, and what a user does with them."""
+"""JupyterLab in a real browser: a server, a page, and the actions of a user."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from playwright.sync_api import Error, Locator, Page, expect
 
 from tests.conftest import ROOT
 
-#: What anything may take on a loaded machine.
+#: Longest time that any action may take on a loaded machine.
 SECONDS_MAX = 120.0
-#: Not what is tested: they ask for hosts that tests must not reach.
+#: Not under test: they send requests to hosts that tests must not reach.
 _QUIET = {
     "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {
         "fetchNews": "false",
         "checkForUpdates": False,
     },
 }
-#: Notes all states that a pill has shown, and what moves on the page without the user's doing.
+#: Records all states that a pill has shown, and what moves on the page without a user action.
 WATCH = """
 window.singStates = [];
 const noteState = button => {
@@ -111,7 +111,7 @@ class Lab:
         self.start()
 
     def start(self) -> None:
-        """Start it, again after `kill`, at the same address."""
+        """Start the server, also after `kill`, at the same address."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env)
         deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
@@ -126,7 +126,7 @@ class Lab:
             pause.wait(0.05)
 
     def fetch(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        """Ask the server for JSON."""
+        """Request JSON from the server."""
         data = json.dumps(body).encode() if body is not None else None
         if data is None and method == "POST":
             data = b""
@@ -141,17 +141,17 @@ class Lab:
         return json.loads(text) if text else None
 
     def sessions(self) -> list[dict[str, Any]]:
-        """The device sessions."""
+        """Return the device sessions."""
         found: list[dict[str, Any]] = self.fetch("jupyter-sing/api/sessions")
         return found
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End it as nobody should."""
+        """Kill the server with a signal."""
         self.process.send_signal(number)
         self.process.wait(timeout=SECONDS_MAX)
 
     def close(self) -> None:
-        """End it, and all kernels."""
+        """Shut the server down, with all kernels."""
         deadline = time.monotonic() + SECONDS_MAX
         while self.process.poll() is None and time.monotonic() < deadline:
             # While a kernel starts, Jupyter's server refuses.
@@ -177,9 +177,9 @@ class Screen:
 
     def __init__(self, page: Page, lab: Lab, pictures: Path) -> None:
         self.page, self.lab, self._pictures = page, lab, pictures
-        #: Errors in the console, exceptions and rejections that nobody handled.
+        #: Errors in the console, and exceptions and rejections without a handler.
         self.complaints: list[str] = []
-        #: Of ours: method and path.
+        #: Requests to our own API: method and path.
         self.requests: list[str] = []
         page.set_default_timeout(1e3 * SECONDS_MAX)
         page.on("console", lambda said: self._note(said.type, said.text, said.location))
@@ -205,7 +205,7 @@ class Screen:
             self.wait_for_kernel()
 
     def wait_for_kernel(self) -> None:
-        """Wait until the kernel of the visible notebook does nothing."""
+        """Wait until the kernel of the visible notebook is idle."""
         named = self.notebook.locator(".jp-Toolbar-kernelName", has_text="Python 3")
         named.wait_for(timeout=1e3 * SECONDS_MAX)
         idle = self.notebook.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]")
@@ -218,12 +218,12 @@ class Screen:
 
     @property
     def pill(self) -> Locator:
-        """The state of its kernel's session."""
+        """The state of the session of the notebook's kernel."""
         return self.notebook.locator(".jp-SingPill-button")
 
     @property
     def popover(self) -> Locator:
-        """What a click on the pill opens."""
+        """The popover that a click on the pill opens."""
         return self.page.locator(".jp-SingPopover")
 
     def states(self) -> list[str]:
@@ -232,7 +232,7 @@ class Screen:
         return found
 
     def await_state(self, *states: str) -> None:
-        """Wait until the pill of the visible notebook shows one of some states."""
+        """Wait until the pill of the visible notebook shows one of the given states."""
         names = ", ".join(f".jp-SingPill-button[data-state={each}]" for each in states)
         self.notebook.locator(f":is({names})").wait_for(timeout=1e3 * SECONDS_MAX)
 
@@ -255,7 +255,7 @@ class Screen:
             self.finish(number)
 
     def finish(self, number: int) -> None:
-        """Wait until a cell that was run is done."""
+        """Wait until a cell that was run has finished."""
         prompt = self.cell(number).locator(".jp-InputArea-prompt")
         patient(prompt).to_have_text(re.compile(r"\[\d+\]:"))
 
@@ -266,7 +266,7 @@ class Screen:
         self.page.locator(".lm-CommandPalette-item:visible", has_text=label).first.click()
 
     def forgive(self, pattern: str) -> None:
-        """Do not mind what JupyterLab itself complains of while its server is dead."""
+        """Ignore the errors that JupyterLab itself logs while its server is down."""
         self.complaints = [each for each in self.complaints if not re.search(pattern, each)]
 
     def show(self, name: str) -> None:
@@ -275,7 +275,7 @@ class Screen:
         self.page.screenshot(path=self._pictures / f"{name}.png")
 
     def shifts(self) -> list[dict[str, Any]]:
-        """What of ours has moved; JupyterLab moves a kernel's name and state when it knows them."""
+        """Return which of our elements moved; JupyterLab moves a kernel's name and state."""
         try:
             found: list[dict[str, Any]] = self.page.evaluate("window.singShifts")
         except Error:
@@ -294,7 +294,7 @@ def write_notebook(path: Path, *cells: str) -> None:
 
 
 def patient(locator: Locator) -> Any:
-    """Expect something of an element, soon or later."""
+    """Expect something of an element, now or later."""
     expect.set_options(timeout=1e3 * SECONDS_MAX)
     return expect(locator)
 

@@ -1,4 +1,4 @@
-"""The timeline of what devices did."""
+"""The timeline of device activity."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_was_done_is_seen_and_stays_in_the_layout(lab: Lab, screen: Screen)
     patient(view).to_contain_text("Simulated GPU 0")
     patient(view).to_contain_text("Simulated GPU 1")
     screen.page.get_by_role("button", name="5 min").click()
-    # Who looks closer is told more exactly.
+    # A closer view requests a higher resolution.
     with screen.page.expect_response(lambda response: "resolution=0." in response.url):
         screen.page.get_by_role("button", name="Zoom in").click(click_count=3)
     for name in names:
@@ -60,7 +60,7 @@ def test_what_was_done_is_seen_and_stays_in_the_layout(lab: Lab, screen: Screen)
     for word in ("Running", "Suspended", "Resumed", "Moved", "Checkpoint"):
         patient(view).to_contain_text(word)
 
-    # JupyterLab saves its layout soon.
+    # JupyterLab saves its layout after a short while.
     wait_until(
         lambda: "jupyter-sing-activity" in json.dumps(lab.fetch("lab/api/workspaces/default"))
     )

@@ -1,4 +1,4 @@
-"""A checkpoint is made, the kernel is restarted, and the view gives the notebook back."""
+"""Checkpoint, restart of the kernel, and restore from the view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two notebooks that want the same device: the second waits, and is told for how long."""
+"""Two notebooks that want the same device: the second waits and sees the expected wait."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_who_waits_is_told_the_place_and_the_time(
     patient(second.popover).to_contain_text(re.compile(r"My share \d+\s% · "))
     second.show("queued")
     first.page.set_viewport_size({"width": 700, "height": 700})
-    patient(first.pill).to_be_in_viewport(ratio=1)  # and in no menu of what has no room
+    patient(first.pill).to_be_in_viewport(ratio=1)  # not in an overflow menu
     first.show("narrow")
-    # It says the same in each turn: whose it is changes all the time.
+    # The text is the same in each turn, as the holder changes all the time.
     assert second.states()[-1] == "running"

@@ -1,4 +1,4 @@
-"""A kernel dies, and JupyterLab offers its last checkpoint."""
+"""A kernel dies, and JupyterLab offers to restore its last checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The panel with 200 sessions: how fast it follows, and that it asks nothing while it is hidden."""
+"""The panel with 200 sessions: update latency, and no requests while it is hidden."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def session(number: int, **told: Any) -> dict[str, Any]:
 
 
 def event(found: dict[str, Any]) -> dict[str, Any]:
-    """Tell what a server says of a session that has changed."""
+    """Send the event with which a server reports that a session has changed."""
     kept = ("kernel_id", "state", "tier", "device", "reason", "name", "owner", "memory", "pinned")
     schema = "https://schema.jupyter.org/jupyter_sing/session/v1"
     return {"schema_id": schema, "session": found["id"], **{k: found[k] for k in kept}}
@@ -92,7 +92,7 @@ def test_the_panel_follows_200_sessions_and_rests_while_hidden(lab: Lab, screen:
         word = state.capitalize()
         patient(page.locator(".jp-Sing-session", has_text=word)).to_have_count(SESSIONS)
     print(f"{SESSIONS} sessions: {', '.join(f'{each:.0f}' for each in took)} ms")
-    # What else the machine does only adds to it.
+    # Other load of the machine only adds to it.
     assert min(took) < UPDATE_MS_MAX
 
     page.get_by_role("tab", name="File Browser").click()
@@ -103,6 +103,6 @@ def test_the_panel_follows_200_sessions_and_rests_while_hidden(lab: Lab, screen:
         "events => events.forEach(each => singSocket.onmessage({ data: JSON.stringify(each) }))",
         [event({**each, "state": "idle"}) for each in sessions],
     )
-    # Longer than anything that asks regularly waits.
+    # Longer than the interval of anything that polls.
     page.wait_for_timeout(15_000)
     assert screen.requests[asked:] == []

@@ -1,4 +1,4 @@
-"""A session moves to another device while its cell trains."""
+"""Migration of a session to another device while its cell trains."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.browser.lab import Lab, Screen, patient, write_notebook
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-# It trains until it is told to stop, so that there is time to move it; what it has computed until
-# then must be what any device computes.
+# The cell trains until the file exists, so that there is time to migrate the session. The results
+# that it has computed until then must be the same as on any device.
 TRAIN = """import torch, pathlib
 torch.manual_seed(7)
 weights = torch.randn(64, 64, device="cuda")

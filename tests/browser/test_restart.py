@@ -1,4 +1,4 @@
-"""The server is killed under an open notebook, and started again."""
+"""The server is killed while a notebook is open, and started again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_notebook_is_as_it_was(lab: Lab, screen: Screen, number: int) -> Non
     assert [each["id"] for each in lab.fetch("api/sessions")] == [row["id"]]
     assert [each["id"] for each in lab.sessions()] == [session["id"]]
 
-    # JupyterLab says that it has lost its server, if it has noticed.
+    # JupyterLab reports a lost connection, if it has noticed.
     lost = screen.page.locator(".jp-Dialog", has_text="Server Connection Error")
     screen.page.add_locator_handler(lost, lambda: screen.page.keyboard.press("Escape"))
     screen.wait_for_kernel()

@@ -1,4 +1,4 @@
-"""The tutorial, as a new user sees it: the device leaves while they think, and comes back."""
+"""The tutorial, as a new user sees it: the session is suspended when idle, and resumes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.conformance import running
 
 
 def main() -> int:
-    """Run what the command line chooses; the status is 1 if a sample failed."""
+    """Run what the command line selects; the exit status is 1 if a sample failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("--programs", type=int, default=os.cpu_count() or 1, help="at once")
     parser.add_argument("--dtypes", nargs="*", default=[], help="all that are declared for the CPU")

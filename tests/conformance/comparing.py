@@ -1,4 +1,4 @@
-"""What differs between the results of one operator on the CPU and on the proxied device."""
+"""Differences between the results of an operator on the CPU and on the proxied device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 def differences(
     plain: Any, proxied: Any, where: str, *, values: bool = True, device: str = "cuda"
 ) -> Iterator[str]:
-    """Describe each difference of two results, with its place in them.
+    """Describe each difference of two results, and where in the result it is.
 
     Parameters
     ----------
     values : bool
         Whether values are compared, not only geometry.
     device : str
-        Where the proxied result has to be if the plain one is on the CPU.
+        Required device of the proxied result if the plain one is on the CPU.
     """
 
     def inner(one: Any, other: Any, place: str) -> Iterator[str]:
@@ -51,7 +51,7 @@ def differences(
 
 
 def aliasing(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> list[int]:
-    """Say of each result which earlier tensor, operands first, lies in the same storage (-1)."""
+    """Return for each result the index of the earlier tensor with its storage (-1: none)."""
     seen: list[int] = [_storage_of(operand) for operand in operands]
     found = []
     for result in results:

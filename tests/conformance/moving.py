@@ -1,4 +1,4 @@
-"""Twins of samples on a device: the same values, geometry and sharing of storages."""
+"""Copies of samples on a device: the same values, geometry and sharing of storages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.testing._internal.opinfo.core import SampleInput
 
 
 class Mover:
-    """Makes the twin of one sample on a device.
+    """Copies one sample to a device.
 
     Tensors that share a storage share one there; each keeps its sizes, strides, offset and marks,
     and becomes a leaf of autograd.
@@ -21,7 +21,7 @@ class Mover:
         self._tensors: dict[int, torch.Tensor] = {}
 
     def sample(self, sample: SampleInput) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Move a sample; returns what it is made of."""
+        """Copy a sample to the device; return its input, arguments and keywords."""
         return self.value(sample.input), self.value(sample.args), self.value(sample.kwargs)
 
     def value(self, value: Any) -> Any:
@@ -48,7 +48,7 @@ class Mover:
         if tensor.layout is not torch.strided:
             twin = plain.clone().to(self._device)
         elif tensor.device.type != "cpu":
-            twin = plain.clone()  # what is meant to be elsewhere
+            twin = plain.clone()  # tensors that are meant to be on another device
         else:
             twin = torch.empty(0, dtype=tensor.dtype, device=self._device)
             storage = self._storage(plain.untyped_storage())

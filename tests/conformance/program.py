@@ -20,7 +20,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 
 from tests.conformance.trying import Refused, attempts, compare, wrong_samples
 
-#: One operator and dtype takes seconds; what takes so long hangs.
+#: Timeout: one operator and dtype takes seconds, so what takes this long hangs.
 SECONDS_MAX = 600
 
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def work(options: argparse.Namespace) -> Iterator[tuple[OpInfo, torch.dtype]]:
-    """List operators with their dtypes, as chosen; an operator without a chosen one gets one."""
+    """List the chosen operators with their chosen dtypes, or with one if none is chosen."""
     wanted = [getattr(torch, name) for name in options.dtypes]
     for op in op_db:
         if options.only and op.formatted_name not in options.only:
@@ -60,7 +60,7 @@ def work(options: argparse.Namespace) -> Iterator[tuple[OpInfo, torch.dtype]]:
 
 
 def try_operator(op: OpInfo, dtype: torch.dtype, samples_max: int) -> dict[str, Any]:
-    """Try the samples of an operator; returns counts and what is wrong."""
+    """Try the samples of an operator; return counts and failures."""
     counts = {"passed": 0, "refused": 0, "failed": 0}
     refusals: dict[str, int] = {}
     failures: list[str] = []
@@ -83,7 +83,7 @@ def try_operator(op: OpInfo, dtype: torch.dtype, samples_max: int) -> dict[str, 
 def samples(
     op: OpInfo, dtype: torch.dtype, most: int
 ) -> Iterator[tuple[str, Iterable[Callable[[], list[str]]]]]:
-    """Name samples, the wrong ones last, each with the ways to try it."""
+    """Yield samples, the invalid ones last, each with the ways to try it."""
     differentiated = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     for index, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=differentiated)):
         if most and index >= most:
@@ -96,7 +96,7 @@ def samples(
 
 
 def _error_dtype(op: OpInfo) -> torch.dtype:
-    """Name the dtype whose turn the wrong samples come with, which are the same for all."""
+    """Return the dtype with which the invalid samples are tried, the same for all dtypes."""
     declared = op.supported_dtypes("cpu")
     return torch.float32 if torch.float32 in declared else min(declared, key=str)
 

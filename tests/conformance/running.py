@@ -16,22 +16,22 @@ from typing import Any
 from tests.conformance.refused import REFUSED
 
 ROOT = Path(__file__).resolve().parents[2]
-#: As many threads on both sides, since sums are split among them.
+#: The same number of threads on both sides, since it decides how sums are split.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JUPYTER_SING_DEVICES": "cpu:4GiB@1"}
 
 
 @dataclass
 class Report:
-    """What became of the samples.
+    """Results of the samples.
 
     Parameters
     ----------
     passed, refused, failed : int
         Numbers of samples.
     failures : dict
-        What is wrong, by operator and dtype.
+        Failures, by operator and dtype.
     refusals : dict
-        Sentences of refusals that `REFUSED` does not list, by operator.
+        Messages of refusals that `REFUSED` does not list, by operator.
     """
 
     passed: int = 0
@@ -41,7 +41,7 @@ class Report:
     refusals: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, result: dict[str, Any]) -> None:
-        """Count what one operator and dtype came to."""
+        """Add the result of one operator and dtype."""
         name = result["name"]
         self.passed += result["passed"]
         self.refused += result["refused"]
@@ -58,7 +58,7 @@ class Report:
         return self.passed / max(self.passed + self.refused + self.failed, 1)
 
     def lines(self) -> Iterator[str]:
-        """Say it to people."""
+        """Return the report as readable lines."""
         for name, texts in sorted(self.failures.items()):
             yield f"{name}:"
             yield from (f"    {text}" for text in texts[:5])
@@ -73,7 +73,7 @@ class Report:
 
 
 def run(programs: int, arguments: Sequence[str]) -> Report:
-    """Run all samples in so many programs at once, with these arguments of `program`."""
+    """Run all samples in `programs` processes at once, with these arguments of `program`."""
     report = Report()
     with ThreadPoolExecutor(programs) as pool:
         shards = [
@@ -86,7 +86,7 @@ def run(programs: int, arguments: Sequence[str]) -> Report:
 
 
 def run_shard(arguments: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Run a program; if it dies, say at which operator, and go on behind that in another one."""
+    """Run a program; if it dies, report the operator and start another program after that one."""
     done: list[str] = []
     with tempfile.TemporaryFile("w+") as stderr:
         while True:

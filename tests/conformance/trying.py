@@ -15,18 +15,19 @@ from tests.conformance.comparing import aliasing, differences
 from tests.conformance.moving import Mover, tensors_in
 
 DEVICES = ("cpu", "cuda")
-#: Their results are whatever was in memory.
+#: Operators that return uninitialized memory.
 UNINITIALISED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided"}
 UNINITIALISED |= {"empty_permuted", "resize_", "resize_as_"}
 WHERE = re.compile(r" \[[\w:.]+, position \d+ of the device log\]")
 REFUSED = re.compile(r"proxied device|torch has no kernel of this operator")
-#: What cannot be known without the values; a GPU, too, says it later.
+#: Errors that depend on the values; a GPU, too, reports them later.
 OF_DATA = re.compile(r"out of (bounds|range)|singular|did not converge|not positive")
 #: Operands that have to stay on the host, on CUDA devices as well.
 ON_HOST = {"tensor_split"}
-#: Differences that are the CPU's: what of them is not held against an operator. The CPU takes norms
-#: in double precision for `renorm`'s gradient, which CUDA does not, and finds no element that is as
-#: large as the largest; `linalg_lu_solve` marks its result as conjugate instead of conjugating it.
+#: Differences that are caused by the CPU, and do not count as failures of an operator. The CPU
+#: takes norms in double precision for `renorm`'s gradient, which CUDA does not, and finds no
+#: element that is as large as the largest; `linalg_lu_solve` marks its result as conjugate instead
+#: of conjugating it.
 OF_CPUS = {
     "renorm": re.compile(r"gradients\[0\]: values: .* nan at index"),
     "linalg_lu_solve": re.compile(r"is_conj True became False"),
@@ -37,19 +38,19 @@ OF_GPUS = re.compile("CUDA Tensors cannot have more than 25 dimensions")
 
 @dataclass
 class Outcome:
-    """What a way of calling an operator came to on one device."""
+    """Result of one way of calling an operator on one device."""
 
     results: Any = None
     operands: list[torch.Tensor] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor | None] = field(default_factory=list)
     error: Exception | None = None
-    late: bool = False  # the error came with the next look at the device
-    device: str = "cpu"  # where results have to be
+    late: bool = False  # the error came at the next synchronization
+    device: str = "cpu"  # required device of the results
 
 
 class Refused(Exception):  # noqa: N818 - no error of ours
-    """The proxied device said that it does not do this."""
+    """The proxied device does not support this call."""
 
 
 def attempts(
@@ -94,7 +95,7 @@ def wrong_samples(op: OpInfo) -> Iterator[Callable[[], list[str]]]:
 
 
 def _takes_wrong_samples(op: OpInfo) -> bool:
-    """Say whether PyTorch's own test of errors on CUDA expects this operator not to raise one."""
+    """True if PyTorch's own test of errors on CUDA expects this operator not to raise one."""
     return any(
         isinstance(each, DecorateInfo)
         and (each.cls_name, each.test_name) == ("TestCommon", "test_errors")
@@ -109,7 +110,7 @@ def compare(op: OpInfo, way: str, attempt: Callable[[str], Outcome]) -> list[str
     Raises
     ------
     Refused
-        With the sentence, if the proxied device refuses what the CPU does.
+        If the proxied device refuses what the CPU does; it has the message.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -167,12 +168,12 @@ def _of_errors(plain: Outcome, proxied: Outcome, way: str) -> Iterator[str]:
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return what an error says, without where in the log it happened."""
+    """Return the first line of an error, without its position in the log."""
     return (WHERE.sub("", str(error)).strip().splitlines() or [""])[0][:200]
 
 
 def _place(outcome: Outcome, device: str, sample: Any) -> None:
-    """Note the operands of a call, and where its results have to be."""
+    """Record the operands of a call, and the required device of its results."""
     outcome.operands = tensors_in(sample)
     named = [value for value in _leaves(sample) if str(value).startswith(device)]
     on = [tensor for tensor in outcome.operands if tensor.device.type == device]

@@ -1,1 +1,1 @@
-"""Second, small implementations of our interfaces, for tests: a client, a zygote with workers."""
+"""Test doubles of our interfaces: a client, a zygote with workers."""

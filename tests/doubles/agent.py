@@ -1,4 +1,4 @@
-"""An agent of one session that does what its test says, and a worker that executes nothing.
+"""Agent double for one session, controlled by its test, and a worker that executes nothing.
 
 The log is real, and so is the client at its other end.
 """
@@ -32,7 +32,7 @@ Others = Callable[[socket.socket, Message, list[int]], None]
 
 
 class Worker:
-    """Consumes a log, checks that records follow each other, and answers requests with nothing."""
+    """Consumes a log, checks that records are contiguous, and answers requests with nothing."""
 
     def __init__(self, memory: SessionMemory) -> None:
         self.memory, self.records = memory, 0
@@ -77,8 +77,8 @@ class Agent:
     ----------
     path : Path
     others : callable, optional
-        Called in a thread with each connection that is not the kernel's link, with what came first
-        and the descriptors with it.
+        Called in a thread with each connection that is not the kernel's link, with its first
+        message and the descriptors that came with it.
     """
 
     def __init__(self, path: Path, others: Others | None = None) -> None:
@@ -95,7 +95,7 @@ class Agent:
         self._threads[0].start()
 
     def open(self, name: str) -> SessionMemory:
-        """Make a session that works."""
+        """Create a session with a worker."""
         memory = SessionMemory(LOG_BYTES)
         memory.agent.memory_granted = memory.agent.memory_total = 1 << 30
         memory.agent.log_budget = LOG_BYTES
@@ -106,7 +106,7 @@ class Agent:
         return memory
 
     def open_copy(self, name: str, of: str, head: int | None = None) -> SessionMemory:
-        """Make a session that is where another one was, or pretends to be somewhere else."""
+        """Create a copy of a session at the same position, or at `head` without a worker."""
         source, memory = self.sessions[of], SessionMemory(LOG_BYTES)
         for part in ("client", "worker", "agent"):
             getattr(memory, part).memory[:PAGE_BYTES] = getattr(source, part).memory[:PAGE_BYTES]
@@ -119,22 +119,22 @@ class Agent:
         return memory
 
     def drained(self, name: str) -> bool:
-        """Whether all that is in a session's log was executed."""
+        """True if everything in a session's log was executed."""
         memory = self.sessions[name]
         return memory.worker.consumed == memory.client.head
 
     def send(self, message: Message) -> None:
-        """Tell the kernel something."""
+        """Send a message to the kernel."""
         assert self._channel is not None
         send_message(self._channel, message)
 
     def leave(self) -> Left | Error:
-        """Have the kernel leave; return what it says."""
+        """Detach the kernel; return its reply."""
         self.send(Leave())
         said = self.said.get(timeout=SECONDS)
         assert said is not None
         if isinstance(said, Left):
-            assert self.said.get(timeout=SECONDS) is None  # and hangs up
+            assert self.said.get(timeout=SECONDS) is None  # and it disconnects
         return said
 
     def close(self) -> None:
@@ -187,6 +187,6 @@ class Agent:
 
 
 def wake(pid: int, fd: int, **line: object) -> None:
-    """End the absence of a process."""
+    """End the detached state of a process."""
     with open(f"/proc/{pid}/fd/{fd}", "wb") as pipe:
         pipe.write(json.dumps(line).encode() + b"\n")

@@ -11,7 +11,7 @@ MakeArena = Callable[..., "Arena"]
 
 
 class Arena:
-    """A memfd with ranges of bytes, as an agent has one."""
+    """A memfd with ranges of bytes, like an agent's."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("arena", os.MFD_CLOEXEC)

@@ -1,4 +1,4 @@
-"""The live controller, which writes down who holds a lease: the engine's view, and the agent's."""
+"""Live controller that records who holds a lease, according to the engine and to the agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jupyter_sing.scheduler.settings import Settings
 
 
 class Audited(Controller):
-    """Writes, after each event, what the two hold, and what the agent held without right.
+    """Records, after each event, the leases of both, and leases that only the agent has.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A client without torch: appends toy records to a real session, as the native client would."""
+"""Client double without torch: appends toy records to a real session, like the native client."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tests.doubles import futex
 from tests.doubles.zygote import CALL, HEADER, READ, step
 
 TORCH = "2.13.0+toy"
-#: After these, what must come has not come. A machine with other work may need a good part of it.
+#: Timeout of waits. A loaded machine may need a good part of it.
 WAIT_SECONDS = 120.0
-#: Where the client's words begin in its page.
+#: Offset of the client's own words in its page.
 HEAD_OFFSET = ClientPage.head.offset
 
 
@@ -51,10 +51,10 @@ class ToyClient:
         self._map(fds)
         close_all(fds)
         self.page.pid = os.getpid()
-        self.state = 0  # what the worker's must be
+        self.state = 0  # the expected state of the worker
         self.rung: int | None = None
         self.gone = threading.Event()
-        # Its own: the test's process has other connections, which stay.
+        # Its own: other connections of the test's process stay open.
         self.absence = Absence()
         fd, path = self.sock.fileno(), paths.socket_path()
         self.link = Link(fd, attach, path, self.gone.set, self, self.absence)
@@ -67,13 +67,13 @@ class ToyClient:
         self.agent = AgentPage(fds[3], writable=False)
 
     def leave(self, seconds: float) -> None:
-        """Called by the link, when the test does nothing with this; see `NativeClient`."""
+        """Detach; called by the link if the test does not use the device. See `NativeClient`."""
         self.left = bytes(self.page.memory[HEAD_OFFSET:])
         self._unmap()
         self.sock.detach()
 
     def rejoin(self, fds, bell_fd: int) -> None:
-        """Called by the link; see `NativeClient`."""
+        """Reattach; called by the link. See `NativeClient`."""
         self._map(fds)
         assert self.page.head == int.from_bytes(self.left[:8], "little")
         self.page.memory[HEAD_OFFSET:] = self.left
@@ -104,7 +104,7 @@ class ToyClient:
             self.send_bell()
 
     def send_bell(self) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the link will
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the link handles it
             send_message(self.sock, Bell())
 
     def append(self, text: str, kind: int = CALL, request: bool = False) -> int:
@@ -133,7 +133,7 @@ class ToyClient:
         self.append(f"add {number}")
 
     def read(self, seconds: float = WAIT_SECONDS) -> int:
-        """Ask for the worker's state."""
+        """Request the worker's state."""
         end = self.append("", READ, request=True)
         deadline = time.monotonic() + seconds
         try:
@@ -149,7 +149,7 @@ class ToyClient:
         return int(struct.unpack("<Q", answer)[0])
 
     def want(self, wanted: int) -> bool:
-        """Ask for memory; return whether it was granted."""
+        """Request memory; return True if it was granted."""
         self.page.memory_wanted = wanted
         self.page.want_sequence += 1
         self.page.wake(ClientPage.want_sequence)
@@ -158,7 +158,7 @@ class ToyClient:
         return self.agent.refused_sequence != self.page.want_sequence
 
     def use(self, wanted: int) -> None:
-        """Use memory, which must be granted."""
+        """Use memory, which the agent must grant."""
         assert self.agent.memory_granted >= wanted or self.want(wanted)
         self.page.memory_used = wanted
 

@@ -1,4 +1,4 @@
-"""A controller in virtual time: carries out the engine's decisions and checks each of them."""
+"""Controller double in virtual time: carries out the engine's decisions and checks each of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jupyter_sing.scheduler.settings import Device
 
 @dataclass
 class Notebook:
-    """What is true of a session: where it is, and what its cell still has to do."""
+    """Actual state of a session: where it is, and the remaining work of its cell."""
 
     memory: int
     left: float = 0.0
@@ -102,14 +102,14 @@ class Controller:
                 return
 
     def lose(self, session: str) -> None:
-        """The worker of a session is gone, and its memory."""
+        """End a session's worker, and free its memory."""
         if self.notebooks[session].devices:
             self.halt(session)
         for device in sorted(self.notebooks[session].homes):
             self._drop(session, device)
 
     def restart(self, engine: Engine) -> None:
-        """All workers end, and nobody answers what was decided; another engine goes on."""
+        """End all workers and drop pending decisions; continue with another engine."""
         for session in sorted(self.notebooks):
             self.lose(session)
         self._queue.clear()
@@ -119,11 +119,11 @@ class Controller:
         return [s for s in self.holders[device] if self.notebooks[s].since is not None]
 
     def served(self, session: str) -> float:
-        """Seconds that a session has executed."""
+        """Return the seconds that a session has executed."""
         notebook = self.notebooks[session]
         return notebook.had + (self.now - notebook.since if notebook.since is not None else 0.0)
 
-    # What the decisions do.
+    # Execution of decisions.
 
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Grant):

@@ -1,15 +1,19 @@
 """The real daemon over toy zygotes: ``python -m tests.doubles.daemon READY_FD SETTINGS_JSON``.
 
-Beside settings there may be ``die_at``: the first agent kills itself when it has come to that many
-moments at which somebody else learns something of it, a deposit or a change of an agent page (each
-has a moment before and one after it). ``moments`` is a file for their number so far, and
-``objects`` is where SIGUSR2 has it write how many there are,
-``devices_after`` are the devices that the agents after it find. While the file ``hurry`` is there,
-a worker may take a second for an order; otherwise as long as a loaded machine needs. With ``stays``
-the daemon does not leave by itself. ``quantum``: sessions take turns of so many seconds;
-``engine``: the scheduler decides, with these settings, and writes into the file ``audit`` who
-holds a lease. ``nodes``: files that stand for
-those of GPUs in /dev, one for each device.
+Optional keys beside the settings:
+
+- ``die_at``: the first agent kills itself at the moment with this number. A moment is right before
+  or right after an externally visible change: a deposit, or a change of an agent page.
+- ``moments``: a file for the number of moments so far.
+- ``objects``: a file to which SIGUSR2 writes how many objects there are.
+- ``devices_after``: devices of the agents that follow the first one.
+- ``hurry``: while this file exists, a worker may take one second for an order; otherwise as long as
+  a loaded machine needs.
+- ``stays``: the daemon does not exit by itself.
+- ``quantum``: sessions take turns of this many seconds.
+- ``engine``: the scheduler decides, with these settings, and writes into the file ``audit`` who
+  holds a lease.
+- ``nodes``: files that stand for those of GPUs in /dev, one for each device.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ from tests.doubles.turns import Turns
 
 
 def count_moments(die_at: int, moments: str) -> None:
-    """Kill this process at one of its moments."""
+    """Kill this process at the moment with number `die_at`."""
     counted = itertools.count(1)
 
     def moment() -> None:
@@ -67,7 +71,7 @@ def count_moments(die_at: int, moments: str) -> None:
 
 
 def count_objects(path: Path) -> None:
-    """Write how many sessions, and other things that refer to others, are in memory."""
+    """Write how many sessions, and objects of the garbage collector, are in memory."""
     found = gc.get_objects()
     numbers = sum(isinstance(each, Session) for each in found), len(found)
     partial = path.with_suffix(".partial")
@@ -79,7 +83,7 @@ hurry = Path("/nonexistent")
 
 
 class HurriedSettings(Settings):
-    """Limits that are short while a file is there."""
+    """Settings with short limits while a file exists."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("order_seconds", "snapshot_seconds") and hurry.exists():
@@ -101,7 +105,7 @@ def main() -> int:
         signal.signal(signal.SIGUSR2, lambda *_: count_objects(Path(objects)))
     if given.pop("stays", False):
         Daemon._leave_if_quiet = lambda self: None  # type: ignore[method-assign]
-    # Toy kernels are saved by nobody. A trial would be a process of the agent, and take time.
+    # Toy kernels are not saved by CRIU. A probe would be a process of the agent, and take time.
     Forms.begin = lambda self: None  # type: ignore[method-assign]
     again = [sys.executable, "-m", "tests.doubles.daemon", "-1", sys.argv[2]]
     keeper_fd = int(sys.argv[3]) if len(sys.argv) > 3 else -1

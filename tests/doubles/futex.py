@@ -27,7 +27,7 @@ def wait(page: Page, word: Word, expected: int, seconds: float) -> None:
 
 
 def page_address(page: Page) -> int:
-    """Address of a mapping that may be read-only, which ctypes itself does not give."""
+    """Return the address of a mapping that may be read-only, which ctypes itself does not give."""
     buffer = (ctypes.c_char * 80)()  # Py_buffer; its first field is the address
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(page.memory), buffer, 0)
     address = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_void_p))[0]

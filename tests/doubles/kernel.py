@@ -1,4 +1,4 @@
-"""A kernel that listens on its ports, does what it is told, and remembers what it was asked."""
+"""Kernel double that listens on its ports, does what a test asks, and records its requests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SECONDS_MAX = 60.0
 class FakeKernel:
     """Answers requests in order, in one thread, until it is closed.
 
-    Its code is a word: ``input`` asks for some, ``stop`` ends after `go` alone, and ``last``, too:
-    after that it answers nothing. Anything else is printed.
+    Its code is one word: ``input`` requests input, ``stop`` waits for `go`, and so does ``last``,
+    after which it answers no further requests. Any other word is printed.
 
     Parameters
     ----------
     connection : Connection
     name : str
-        Begins all that it prints.
+        Prefix of all output.
     deaf : int
-        Requests that it ignores first, as those who do not know the key.
+        Number of requests that it ignores first, as if they had another key.
     mute : int
-        Requests whose output nobody gets, as before a subscription has arrived.
+        Number of requests whose output is dropped, as before a subscription has arrived.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class FakeKernel:
     ) -> None:
         self.asked: list[str] = []  # codes, and types of other requests
         self.stopped, self.go = threading.Event(), threading.Event()
-        #: Cleared: replies are sent, and the output that belongs to them is not yet.
+        #: Cleared: replies are sent, but the output that belongs to them is not yet sent.
         self.speak = threading.Event()
         self.speak.set()
         self._name, self._deaf, self._mute = name, deaf, mute
@@ -54,7 +54,7 @@ class FakeKernel:
         self._thread.start()
 
     def close(self) -> None:
-        """End, with whatever it is busy with."""
+        """End, also in the middle of a request."""
         self._end.set()
         self.go.set()
         self.speak.set()
@@ -80,7 +80,7 @@ class FakeKernel:
         try:
             idents, message = self._session.recv(sock, mode=0)
         except ValueError:
-            return  # it is not signed as it should be, or comes again
+            return  # wrong signature, or a duplicate
         kind, code = message["msg_type"], message["content"].get("code", "")
         if self._deaf:
             self._deaf -= 1
@@ -125,13 +125,13 @@ class FakeKernel:
 
 
 class Client:
-    """Asks a kernel, as front ends do.
+    """Client of a kernel, like a front end.
 
     Parameters
     ----------
     connection : Connection
     key : bytes, optional
-        If it is not the kernel's.
+        If other than the kernel's.
     """
 
     def __init__(self, connection: Connection, key: bytes | None = None) -> None:
@@ -161,7 +161,7 @@ class Client:
     def ask(
         self, kind: str, channel: str = "shell", buffers: tuple[bytes, ...] = (), **content: Any
     ) -> str:
-        """Send a request, and return its id."""
+        """Send a request; return its id."""
         subshell = content.pop("subshell", None)
         message = self._session.msg(kind, content)
         if subshell is not None:
@@ -170,36 +170,36 @@ class Client:
         return str(message["header"]["msg_id"])
 
     def run(self, code: str) -> str:
-        """Have something executed, and return the request's id."""
+        """Send an execute request; return its id."""
         return self.ask("execute_request", code=code)
 
     def hear(self, channel: str = "shell") -> dict[str, Any]:
-        """Wait for the next message."""
+        """Receive the next message."""
         sock = self._sockets[channel]
         if not sock.poll(1000 * SECONDS_MAX):
             raise TimeoutError(f"nothing came on {channel}")
         return dict(self._readers.recv(sock, mode=0)[1])
 
     def hears(self, channel: str) -> bool:
-        """Whether something has come."""
+        """True if a message has arrived."""
         return bool(self._sockets[channel].poll(0))
 
     def give(self, value: str) -> None:
-        """Type something."""
+        """Answer an input request."""
         self._session.send(self._sockets["stdin"], "input_reply", {"value": value})
 
     def beats(self) -> bool:
-        """Whether a heartbeat is answered."""
+        """True if a heartbeat is answered."""
         sock = self._sockets["hb"]
         sock.send(b"ping")
         return bool(sock.poll(1000 * SECONDS_MAX)) and sock.recv() == b"ping"
 
     def subscribed(self) -> None:
-        """Wait until output arrives here."""
+        """Wait until output arrives at this client."""
         assert self.hear("iopub")["msg_type"] == "iopub_welcome"
 
     def begun(self, request: str) -> None:
-        """Wait until a request is being dealt with, as far as those on the way know."""
+        """Wait until a request is being handled, as far as the proxies on the way know."""
         while True:
             message = self.hear("iopub")
             state = message["content"].get("execution_state")
@@ -207,7 +207,7 @@ class Client:
                 return
 
     def output(self, until: str) -> list[str]:
-        """Return what is printed until a request has been dealt with."""
+        """Return what is printed until a request has been handled."""
         printed = []
         while True:
             message = self.hear("iopub")

@@ -1,7 +1,8 @@
-"""A machine in virtual time on which everything may fail: what is true, beside what is believed.
+"""Machine double in virtual time on which every action may fail.
 
-The controller, its engine, the agent's hands, turns, verbs and rooms are the real ones. Sessions
-and their workers are made here: they take time, break, are late, and are overtaken by their users.
+It knows the actual state, with which tests compare what the controller believes. The controller,
+its engine, and the agent's `AgentHands`, `Turn`, `Verbs` and `Room` are the real ones. Sessions and
+their workers are doubles: they take time, fail, are late, and users act on them meanwhile.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ MIB = 1 << 20
 
 
 class Chance:
-    """What fails, and how long things take.
+    """Source of random failures and delays.
 
     Attributes
     ----------
     trouble
-        The part of all actions that do not go as they should.
+        Fraction of actions that fail or are late.
     """
 
     def __init__(self, seed: int) -> None:
         self.random, self.trouble = Random(seed), 0.25
 
     async def act(self, seconds: float) -> None:
-        """Take so long; fail at once, fail late, or be late."""
+        """Take `seconds`; or fail at once, fail late, or be late."""
         fate = self.random.random() / self.trouble if self.trouble else 1.0
         if fate < 0.3:
             raise self.error("at once")
@@ -56,13 +57,13 @@ class Chance:
             raise self.error("late")
 
     def error(self, when: str) -> Exception:
-        """One of ours, or one that nobody expects."""
+        """Return one of our own errors, or an unexpected one."""
         kinds = (WorkerError, InternalError, ControlError, ValueError)
         return self.random.choice(kinds)(f"It fails {when}.")
 
 
 class Store:
-    """What the controllers of a machine write down, without a file."""
+    """In-memory replacement for the files of the controllers of a machine."""
 
     def __init__(self) -> None:
         self.accounts: Any = None
@@ -96,7 +97,7 @@ class Worker:
         (self.go if given else self.stop)()
 
     async def take_lease(self, token: int, wanted: Callable[[], bool], within: float = 0.0) -> None:
-        """Between two operators, which may take their time."""
+        """Revoke the lease between two operators, which may take a while."""
         await asyncio.sleep(0.01 if self.notebook.machine.chance.random.random() < 0.9 else 3.0)
         await self.set_lease(token, False)
 
@@ -125,7 +126,7 @@ class Worker:
 
 
 class Watch:
-    """Measures nothing but memory."""
+    """Watch double that measures memory only."""
 
     def __init__(self, notebook: Notebook) -> None:
         self.notebook, self.memory = notebook, notebook.memory
@@ -141,7 +142,7 @@ class Watch:
 
 
 class DeviceState:
-    """What a notebook has on a device."""
+    """State of a notebook on a device."""
 
     def __init__(self, notebook: Notebook) -> None:
         self.notebook, self.device = notebook, notebook.room.device
@@ -167,7 +168,7 @@ class DeviceState:
 
 
 class Notebook:
-    """A session, as hands, turns, verbs and rooms need it."""
+    """Session double, with what `AgentHands`, `Turn`, `Verbs` and `Room` use."""
 
     shared = script = False
     python, kernel = "python", SimpleNamespace(torch_version="2", pid=1)
@@ -183,7 +184,7 @@ class Notebook:
         self.begin(pinned=False)
 
     def begin(self, *, pinned: bool) -> None:
-        """Belong to the agent that there is."""
+        """Register with the current agent."""
         self.arbiter = self.machine.controller
         self.wanted = SimpleNamespace(pinned=pinned)
         self.closing, self.held_off, self.needed, self.claims = False, False, False, 0
@@ -207,7 +208,7 @@ class Notebook:
             self.wanted.pinned,
         )  # fmt: skip
 
-    # What users do.
+    # Actions of users.
 
     def run(self, seconds: float) -> None:
         """Run a cell."""
@@ -225,7 +226,7 @@ class Notebook:
         self.look()
 
     async def close(self) -> None:
-        """Its kernel ends."""
+        """Close the session, as when its kernel ends."""
         self.closing = True
         if self.device_state.worker is not None:
             self.device_state.worker.die()
@@ -241,7 +242,7 @@ class Notebook:
         self.left = 0.0
         self.machine.notebooks.pop(self.id, None)
 
-    # What the agent asks.
+    # Calls of the agent.
 
     def look(self) -> None:
         self.looks.set()
@@ -279,7 +280,7 @@ class Notebook:
                 yield
         except ControlError:
             raise
-        except ValueError as error:  # a real one ends for that: what is left is its answer
+        except ValueError as error:  # a real session ends on it; here only the error is answered
             raise InternalError(str(error)) from error
         finally:
             self.claims -= 1
@@ -293,7 +294,7 @@ class Notebook:
         await self.machine.chance.act(0.01)
 
     async def move(self, target: Device, check: Callable[[], object]) -> None:
-        """Stands for `migration.migrate`."""
+        """Stand in for `migration.migrate`."""
         await self.machine.chance.act(0.2)
         if self.device_state.worker.broken:
             raise WorkerError("It died.")
@@ -307,7 +308,7 @@ class Notebook:
             raise
         self.device_state.worker, self.device_state.device = Worker(self), target
 
-    # Its memory.
+    # Memory.
 
     @property
     def kept(self) -> int:
@@ -341,7 +342,7 @@ class Notebook:
             return not self.turn.held and await self._suspend(unless_busy=True)
 
     async def suspend(self) -> None:
-        """As its user asks."""
+        """Suspend at the user's request."""
         async with self.exclusive():
             self.held_off = True
             await self._suspend(unless_busy=False)
@@ -364,7 +365,7 @@ class Notebook:
         return True
 
     def _off(self) -> None:
-        """As `Session.suspended`."""
+        """Do what `Session.suspended` does."""
         self.device_state.worker, self.needed = None, False
         self.become(State.SUSPENDED, "")
         self.device_state.announce(Presence.ABSENT)
@@ -373,7 +374,7 @@ class Notebook:
         self.room.release(self)  # type: ignore[arg-type]
         self.look()
 
-    # Its task.
+    # Reconcile task.
 
     async def _attend(self) -> None:
         while True:
@@ -398,7 +399,7 @@ class Notebook:
             self.waits_since = asyncio.get_running_loop().time()
 
     async def _come_back(self) -> None:
-        """As `Returning.come_back`."""
+        """Do what `Returning.come_back` does."""
         state = self.device_state
         self.needed = self.needed or state.worker is None
         self.turn.ask()
@@ -436,7 +437,7 @@ class Notebook:
 
 
 class Counting(live.Controller):
-    """Counts what could not be done."""
+    """Controller that counts failed actions."""
 
     answers: Counter[str]
 
@@ -450,13 +451,13 @@ class Counting(live.Controller):
 
 
 class Machine:
-    """Devices, notebooks on them, and an agent that may be started again."""
+    """Devices, notebooks on them, and an agent that can be restarted."""
 
     def __init__(self, seed: int, directory: Path, devices: dict[str, Device]) -> None:
         self.chance, self.directory, self.devices = Chance(seed), directory, devices
         self.notebooks: dict[str, Notebook] = {}
         self.numbers = itertools.count(1)
-        #: What could not be done, by how that is told.
+        #: Number of failed actions, by the call that reports them.
         self.answers: Counter[str] = Counter()
         self.begin()
 
@@ -472,7 +473,7 @@ class Machine:
         self.controller.begin(self.hands, {n: d.memory_total for n, d in self.devices.items()})
 
     async def restart(self) -> None:
-        """The agent dies, and all workers with it; the next one goes on with the same sessions."""
+        """Kill the agent and all workers; the next agent continues with the same sessions."""
         await self.hands.close()
         controller, before = self.controller, list(self.notebooks.values())
         tasks = []
@@ -480,7 +481,7 @@ class Machine:
             each.closing = True
             if each.device_state.worker is not None:
                 each.device_state.worker.die()
-            each.turn._closed = True  # it says nothing more
+            each.turn._closed = True  # it reports nothing more
             tasks += [each.attending, *each.verbs.running]
             each.turn._end_taking()
         for task in tasks:
@@ -506,12 +507,12 @@ class Machine:
         return found
 
     def holders(self, device: str) -> list[Notebook]:
-        """Who may execute on a device."""
+        """Return the notebooks that may execute on a device."""
         return [e for e in self.notebooks.values() if e.turn.held and e.room.device.id == device]
 
 
 def patch(monkeypatch: Any) -> None:
-    """Put doubles into the places of what a machine needs no real ones of."""
+    """Replace by doubles what a machine does not need for real."""
     store = Store()
     monkeypatch.setattr(live, "Journal", lambda directory: store)
     monkeypatch.setattr(live, "read_accounts", lambda directory: store.accounts)

@@ -1,4 +1,4 @@
-"""A process with torch that does what its test says: tests/programs/member.py."""
+"""A process with torch that executes commands of its test: tests/programs/member.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMBER = ROOT / "tests" / "programs" / "member.py"
 
 
 class Process:
-    """A process with torch whose session is of a toy agent, perhaps in a sandbox."""
+    """Process with torch whose session belongs to an agent double, optionally in a sandbox."""
 
     def __init__(
         self, directory: Path, seconds: float = WAIT_SECONDS, form: Form | None = None
@@ -72,7 +72,7 @@ class Process:
         return self.answer()
 
     def open_to_the_outside(self) -> list[str]:
-        """What of it leads to another process, but its commands and its output."""
+        """Return its sockets and memfds: what connects it to other processes."""
         found = []
         for fd in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):

@@ -1,6 +1,6 @@
-"""Puts files back, killed before each of its steps: ``python -m tests.doubles.putting DIR HOW``.
+"""Restores files, and is killed before each step: ``python -m tests.doubles.putting DIR HOW``.
 
-HOW is ``links`` or ``copies``: how what is in the way is kept. Prints how many steps there were.
+HOW is ``links`` or ``copies``: how files that are in the way are kept. Prints the number of steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTENT = {
 
 
 def states(here: Path) -> list[FileState]:
-    """What is wanted."""
+    """Return the wanted states."""
     return [
         *(FileState(here / name, Kind.FILE, 0o640, THEN, len(CONTENT[name])) for name in CONTENT),
         *(FileState(here / name, Kind.DIRECTORY, 0o750) for name in ("a", "a/b", "made")),
@@ -44,7 +44,7 @@ def states(here: Path) -> list[FileState]:
 
 
 def make(here: Path) -> None:
-    """What is there now."""
+    """Create the state before the restore."""
     shutil.rmtree(here.parent, ignore_errors=True)
     for name in ("a/b", "blocked", "extra"):
         (here / name).mkdir(parents=True)
@@ -73,7 +73,7 @@ def put(here: Path) -> PutBack:
 
 
 def killed_before(step: int, here: Path) -> bool:
-    """Put back in a child that dies before that step; false if it had fewer."""
+    """Restore in a child that dies before that step; return False if it had fewer steps."""
     pid = os.fork()
     if pid == 0:
         left = step
@@ -103,13 +103,13 @@ def killed_before(step: int, here: Path) -> bool:
 
 
 def check_halfway(here: Path) -> None:
-    """Every file is whole: the old or the new one."""
+    """Check that every file is complete: the old or the new one."""
     for name, then in CONTENT.items():
         path = here / name
         if name == "removed":
             assert not path.exists() or path.read_bytes() == then
         elif name == "blocked":
-            # A directory cannot be exchanged for a file in one step.
+            # A directory cannot be exchanged atomically for a file.
             assert not path.exists() or path.is_dir() or path.read_bytes() == then
         else:
             assert path.read_bytes() in (then, *KEPT), path
@@ -117,10 +117,10 @@ def check_halfway(here: Path) -> None:
 
 
 def check_done(here: Path) -> None:
-    """Everything is what is wanted, nothing was lost, and nothing of ours is left."""
+    """Check that every state is as wanted, nothing was lost, and no temporary file is left."""
     for name, then in CONTENT.items():
         assert (here / name).read_bytes() == then, name
-        # What was the same all the time has not been touched.
+        # A file that is the same must not have been touched.
         expected = NOW if name == "same" else THEN
         assert (here / name).stat().st_mtime_ns == expected, name
     assert {str(path.relative_to(here)) for path in here.rglob("*")} == {
@@ -144,7 +144,7 @@ def main(directory: Path, how: str) -> None:
     make(here)
     while killed_before(step, here):
         check_halfway(here)
-        # Killed again where it goes on, and then let through.
+        # The restore that continues is killed, too; the one after it completes.
         killed_before(step // 2, here)
         check_halfway(here)
         report = put(here)

@@ -1,4 +1,4 @@
-"""Kernels in sandboxes, without a daemon or a server, and other people to run them as."""
+"""Kernels in sandboxes, without a daemon or a server, also as other users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
 Closable = TypeVar("Closable", "Kernel", "Program")
 
-# What a cell would not survive in any other form, and the end of a pipe that is waited at.
+# State that only a saved process keeps, and a pipe whose end is waited for.
 SETUP = """
 import itertools, os, threading, time
 import numpy
@@ -50,7 +50,7 @@ _ = lock.acquire()
 array = numpy.arange(1_000_000)
 wait, wake = os.pipe()
 """
-# Moves everything on by one step.
+# Advances every part of that state by one step.
 STEP = """
 _seen = ticks
 while ticks == _seen:
@@ -61,7 +61,7 @@ state = (x, next(numbers), file.read(2), lock.locked(), int(array.sum()))
 SUM = sum(range(1_000_000))
 
 
-# Evaluates one expression for each connection, and says what came out.
+# Evaluates one expression for each connection, and returns the result.
 PROGRAM = """
 import fcntl, mmap, os, resource, signal, socket, sys, time
 wait, wake = os.pipe()
@@ -80,7 +80,7 @@ while True:
 
 
 def end(process: subprocess.Popen[bytes], pid: int) -> None:
-    """Kill a sandbox, and wait until its process is gone: what it held may be wanted again."""
+    """Kill a sandbox, and wait until its process has ended, which frees its resources."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -102,7 +102,7 @@ class Program:
     port: int
 
     def ask(self, expression: str) -> Any:
-        """Have it evaluate something; return what that is."""
+        """Let it evaluate an expression; return the value."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS_MAX) as connection:
             connection.sendall(expression.encode())
             answer = b""
@@ -126,7 +126,7 @@ def launch(
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Run a command in a sandbox; return that and the command's own process."""
+    """Run a command in a sandbox; return the sandbox's process and the command's pid."""
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
@@ -163,7 +163,7 @@ def start_program(form: Form, **options: Any) -> Program:
 
 
 def restore_program(form: Form, images: Path, **options: Any) -> Program:
-    """Restore it, at another port."""
+    """Restore it, with another port."""
     (old,), (new,) = criu.listening(images), free_ports(1)
     running = criu.restore(form, images, ports={old: new}, stdout=subprocess.PIPE, **options)
     return Program(running.process, running.pid, new)
@@ -178,13 +178,13 @@ class Kernel:
     client: BlockingKernelClient
 
     def run(self, code: str, expression: str = "None") -> Any:
-        """Run a cell; return what an expression of literals is then."""
+        """Run a cell; return the value of an expression of literals after it."""
         return self.finish(self.begin(code, expression))
 
     def begin(self, code: str, expression: str = "None") -> str:
-        """Begin a cell."""
+        """Start a cell."""
         asked = {"value": f"__import__('json').dumps({expression})"}
-        # Otherwise what is asked right after an error is not executed.
+        # Otherwise requests that are queued behind an error are not executed.
         return str(
             self.client.execute(
                 code, store_history=False, user_expressions=asked, stop_on_error=False
@@ -192,7 +192,7 @@ class Kernel:
         )
 
     def reply(self, cell: str) -> dict[str, Any]:
-        """Await the reply to a cell.
+        """Wait for the reply to a cell.
 
         Nothing is read from iopub: a client that has just connected may miss what comes there.
         """
@@ -202,7 +202,7 @@ class Kernel:
                 return dict(message["content"])
 
     def finish(self, cell: str) -> Any:
-        """Await a cell that succeeds; return its expression's value."""
+        """Wait for a cell that succeeds; return its expression's value."""
         content = self.reply(cell)
         assert content["status"] == "ok", content
         value = content["user_expressions"]["value"]
@@ -217,7 +217,7 @@ class Kernel:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports at which nobody listens, and that the system gives to nobody."""
+    """Return unused ports outside the range that the system assigns."""
     found: set[int] = set()
     while len(found) < count:
         port = random.randrange(20_000, 32_768)
@@ -227,7 +227,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def connection(ports: list[int]) -> dict[str, Any]:
-    """What a connection file says."""
+    """Return the content of a connection file."""
     found: dict[str, Any] = {
         f"{name}_port": port for name, port in zip(CHANNELS, ports, strict=True)
     }
@@ -238,7 +238,7 @@ def connection(ports: list[int]) -> dict[str, Any]:
 
 
 def connect(info: dict[str, Any]) -> BlockingKernelClient:
-    """Return a client that asks and is answered, but hears nothing else."""
+    """Return a client for requests and replies, without iopub, stdin and heartbeats."""
     client = BlockingKernelClient()
     client.load_connection_info({**info, "key": info["key"].encode()})
     client.start_channels(shell=True, iopub=False, stdin=False, hb=False, control=False)
@@ -257,7 +257,7 @@ def start(form: Form, directory: Path) -> Kernel:
 
 
 def restore(form: Form, images: Path, *, ports: dict[int, int] | None = None) -> Kernel:
-    """Restore a kernel that `start` has started in the directory that contains `images`."""
+    """Restore a kernel of `start` from the directory that contains `images`."""
     info = json.loads((images.parent / "connection.json").read_text())
     running = criu.restore(form, images, ports=ports, stderr=subprocess.DEVNULL)
     for name in CHANNELS:

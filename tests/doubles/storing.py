@@ -1,10 +1,10 @@
-"""Processes that store, delete and collect, to be killed: forks of one with everything imported.
+"""Processes that store, delete and collect, and are killed: forks of one with all imports done.
 
     python -m tests.doubles.storing ROOT
 
-Reads orders, a line of JSON each, and answers each with one. An order forks a process that works
-with the store at ROOT until it is killed or has done what it was told; the answer holds what it
-has said and how it ended.
+Reads orders, a line of JSON each, and answers each with one line. An order forks a process that
+works with the store at ROOT until it is killed or its order is done; the answer has its output and
+its exit status.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def store_at(root: Path) -> Store:
 
 
 def content(seed: int) -> tuple[list[tuple[Extent, bytes]], dict[str, bytes]]:
-    """Extents with their bytes, and blobs, of a snapshot; some are in other snapshots, too."""
+    """Return extents with their bytes, and blobs, of a snapshot; snapshots share some extents."""
     dice = random.Random(seed)
     extents, offset = [], 0
     for _ in range(dice.randrange(1, 5)):
@@ -80,7 +80,7 @@ def restore(store: Store, owner: str, name: str) -> int:
 
 
 class Child:
-    """One forked process: its random program, and the moment at which it dies."""
+    """One forked process: its random program, and when it dies."""
 
     def __init__(self, root: Path, say: int, order: dict) -> None:
         self._root, self._say, self._order = root, say, order
@@ -99,7 +99,7 @@ class Child:
             self._operate(dice, number)
 
     def _count(self, frame: object, event: str, called: object) -> None:
-        """Die before a call into the system, or tell the parent to kill us some time after it."""
+        """Die before a system call, or let the parent kill this process some time after it."""
         if event != "c_call" or getattr(called, "__module__", None) not in ("posix", "fcntl"):
             return
         if next(self._calls) == self._order["kill_at"]:
@@ -133,7 +133,7 @@ class Child:
 
 
 def fork(root: Path, order: dict) -> tuple[list[list], int]:
-    """Run a child; return what it said and its exit status, negative for a signal."""
+    """Run a child; return its output and its exit status, negative for a signal."""
     listen, say = os.pipe()
     pid = os.fork()
     if not pid:

@@ -1,7 +1,7 @@
-"""A system daemon with users who have no accounts, and a place where all of them can read Python.
+"""System daemon for users without accounts, and a directory where all of them can read Python.
 
-The interpreter that runs the tests may lie where only root may look. Then what it needs of its
-files is linked, or copied, to where everybody may.
+The interpreter that runs the tests may be in a directory that only root can read. Then the files
+that it needs are linked, or copied, to where every user can read them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _PACKAGES = ("kernelproxy", "jupyter_sing", "native")
 
 
 def build(base: Path) -> Path:
-    """Fill a directory that everybody may read; returns an interpreter that has torch.
+    """Fill a directory that every user can read; return an interpreter that has torch.
 
     Parameters
     ----------
     base : Path
-        Gets the packages, too, in ``packages``, with the native part.
+        The directory; it also gets the packages, in ``packages``, with the native part.
     """
     packages = base / "packages"
     ignored = shutil.ignore_patterns("__pycache__")
@@ -61,7 +61,7 @@ def build(base: Path) -> Path:
 
 
 def _readable(path: Path) -> bool:
-    """Whether others than root may read a file."""
+    """True if other users than root can read a file."""
     return path.stat().st_mode & 0o004 != 0 and all(
         parent.stat().st_mode & 0o001 for parent in path.parents
     )
@@ -89,9 +89,9 @@ class Machine:
     Parameters
     ----------
     base : Path
-        Of root's; its parent is what `build` has filled.
+        A directory of root's; its parent was filled by `build`.
     python : Path
-        An interpreter for everybody.
+        An interpreter that every user can run.
     """
 
     def __init__(self, base: Path, python: Path) -> None:
@@ -106,7 +106,7 @@ class Machine:
     # ---------------------------------------------------------------- processes
 
     def environment(self, uid: int) -> dict[str, str]:
-        """What a user's programs are started with."""
+        """Return the environment of a user's programs."""
         home = self.base / f"home-{uid}"
         if uid not in self._homes:
             home.mkdir(mode=0o700, exist_ok=True)
@@ -127,7 +127,7 @@ class Machine:
     def start(
         self, uid: int, *command: str, groups: Sequence[int] = (), **variables: str
     ) -> subprocess.Popen[str]:
-        """Start Python as a user in groups, with what is printed piped."""
+        """Start Python as a user in groups; its output is piped."""
         process = subprocess.Popen(
             [str(self.python), *command],
             stdin=subprocess.DEVNULL,
@@ -144,7 +144,7 @@ class Machine:
         return process
 
     def program(self, uid: int, text: str, *arguments: str) -> str:
-        """Run a program as a user; returns what it printed."""
+        """Run a program as a user; return its output."""
         return finish(self.start(uid, "-c", text, *arguments))
 
     def sing(self, uid: int, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -154,14 +154,14 @@ class Machine:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def status(self, uid: int) -> list[dict[str, Any]]:
-        """All sessions as a user sees them."""
+        """Return all sessions as a user sees them."""
         found: list[dict[str, Any]] = json.loads(self.sing(uid, "status", "--json").stdout)[
             "sessions"
         ]
         return found
 
     def end_programs(self) -> None:
-        """End what was started and goes on."""
+        """Kill the started programs that still run."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -179,7 +179,7 @@ class Machine:
         )  # fmt: skip
 
     def end(self, users: Sequence[int]) -> None:
-        """Stop it, and see that nothing of anybody is left."""
+        """Stop it, and check that no process of these users is left."""
         self.end_programs()
         assert self.sing(0, "stop", "--no-checkpoint").returncode == 0
         deadline = time.monotonic() + WAIT_SECONDS
@@ -188,19 +188,19 @@ class Machine:
             time.sleep(0.05)
 
     def log(self) -> str:
-        """What the daemon says."""
+        """Return the daemon's log."""
         return (self.data / "daemon" / "agent.log").read_text()
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for a program, which must succeed; returns what it printed."""
+    """Wait for a program, which must succeed; return its output."""
     out, err = process.communicate(timeout=WAIT_SECONDS * 3)
     assert process.returncode == 0, err[-4000:]
     return out
 
 
 def processes_of(uid: int) -> list[int]:
-    """Processes of a user, in any sense of the word."""
+    """Return the processes whose real, effective, saved or file system uid is this user."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

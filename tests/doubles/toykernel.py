@@ -1,7 +1,7 @@
 """A kernel without Python state: ``python -m tests.doubles.toykernel SESSION [IMAGE]``.
 
-Reads commands, one line of JSON each, and answers them so: see `Kernel`. With the file of an image
-it is the process that was made of that, and joins the session as if it had been woken.
+Reads commands, one line of JSON each, and answers each with one line: see `Kernel`. With the file
+of an image it is the process restored from it, and reattaches to the session.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ABOUT = {"saved": [{"name": "x", "kind": "int", "bytes": 3}], "omitted": []}
 
 
 class Client(ToyClient):
-    """A client that leaves, for who saves the process, what has to be saved."""
+    """Client that writes an image of its state when it detaches."""
 
     def __init__(self, session: str) -> None:
-        self.present = threading.Lock()  # held while the device is used, and while it is away
+        self.present = threading.Lock()  # held while the device is used, and while it is detached
         super().__init__(session)
 
     def leave(self, seconds: float) -> None:
@@ -56,7 +56,7 @@ class Client(ToyClient):
 
 
 class RestoredClient(Client):
-    """A client whose process was made of an image."""
+    """Client whose process was restored from an image."""
 
     def __init__(self, session: str, image: dict[str, Any]) -> None:
         self.session, self.present = session, threading.Lock()
@@ -81,17 +81,17 @@ class RestoredClient(Client):
 
 
 def save_image(image: dict[str, Any]) -> None:
-    """Write what stands for this process's memory."""
+    """Write the data that represents this process's memory."""
     image_path(os.getpid()).write_text(json.dumps(image))
 
 
 def image_path(pid: int) -> Path:
-    """Where a process writes that."""
+    """Return the path of a process's image."""
     return paths.runtime_dir() / f"toy-{pid}.json"
 
 
 class Listener:
-    """A kernel that has no device."""
+    """Kernel without a device."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -104,7 +104,7 @@ class Listener:
 
 
 class Kernel:
-    """What a test may ask of the process, by name."""
+    """Commands that a test may send to the process, by name."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -133,7 +133,7 @@ class Kernel:
         return int(self.client.state)
 
     def checkpoint(self, name: str, form: str = "", automatic: bool = False) -> dict[str, Any]:
-        """Hand a checkpoint over, as a kernel does, and wait until it is stored."""
+        """Make a checkpoint, as a kernel does, and wait until it is stored."""
         fds = [os.memfd_create(each) for each in ("host", "files")]
         os.write(fds[0], b"x")
         client, returns = self.client, self.client.absence.returns
@@ -160,18 +160,18 @@ class Kernel:
         return answer.checkpoint
 
     def take_over(self, name: str) -> dict[str, Any]:
-        """Let the process of a checkpoint take this one's place."""
+        """Replace this process by the process of a checkpoint."""
         with agent_client.connect(start=False) as connection:
             request = TakeOver(self.client.session, name)
             return connection.expect(RestoreReply, request, WAIT_SECONDS).outcome
 
     def gone(self) -> bool:
-        """Whether the session is gone."""
+        """True if the session has ended."""
         return bool(self.client.gone.wait(WAIT_SECONDS))
 
 
 def main(session: str, image: str = "") -> None:
-    """Answer commands until there are no more."""
+    """Answer commands until the input ends."""
     client: Any
     begun = threading.Event()
 
@@ -179,7 +179,7 @@ def main(session: str, image: str = "") -> None:
         begun.wait()
         kernel.checkpoint(wish.name, wish.form, wish.automatic)
 
-    # Not in the link's thread, which is to leave meanwhile.
+    # Not in the link's thread, which has to detach meanwhile.
     activation.state.on_wish = lambda wish: threading.Thread(target=wished, args=(wish,)).start()
     saved = json.loads(Path(image).read_text()) if image not in ("", "listen") else {}
     if saved:

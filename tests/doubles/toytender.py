@@ -1,4 +1,4 @@
-"""A tender of toy kernels, whose images are files of a few megabytes, in place of CRIU's."""
+"""Process manager double for toy kernels: an image is a file of a few megabytes, without CRIU."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class KernelProcess:
         return json.loads(line) if line else None
 
     def begin(self, name: str, *arguments: Any) -> Callable[[], Any]:
-        """Ask for something; what is returned waits for the answer, None if the process ends."""
+        """Send a command; return a function that waits for the answer, None if the process ends."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(json.dumps([name, arguments]) + "\n")
         self.popen.stdin.flush()
@@ -87,7 +87,7 @@ class KernelProcess:
     def kill(self) -> None:
         self.popen.kill()
         self.popen.wait()
-        with self.asking:  # whoever does reads the end of it first
+        with self.asking:  # a thread that waits for an answer reads end of file first
             for pipe in (self.popen.stdin, self.popen.stdout):
                 assert pipe is not None
                 with contextlib.suppress(BrokenPipeError):
@@ -95,16 +95,16 @@ class KernelProcess:
 
 
 class ToyTender:
-    """Has one kernel in hand, and does what the agent orders unless a test tells it otherwise.
+    """Owns one kernel, and carries out the agent's orders unless a test prevents it.
 
     Attributes
     ----------
     orders : list of str
-        What was ordered so far, but for what it was too busy for.
+        The orders so far, except those that it was too busy for.
     refuse : dict of str to str
-        Why orders of a kind are not carried out.
+        Reason for refusing orders of a kind.
     before, after : dict of str to callable
-        Called, once, before an order of a kind is carried out, and before it is answered.
+        Called once, before an order of a kind is carried out, and before it is answered.
     """
 
     def __init__(self, session: str, *, listens: bool = False, busy: bool = False) -> None:
@@ -115,18 +115,18 @@ class ToyTender:
         self.refuse: dict[str, str] = {}
         self.before: dict[str, Callable[[], object]] = {}
         self.after: dict[str, Callable[[], object]] = {}
-        #: Whether it says so.
+        #: True if it refuses to hold requests because it is busy.
         self.busy = busy
-        #: Whether it lets nothing through to the kernel.
+        #: True if it holds requests to the kernel back.
         self.holds = False
-        self._turn = threading.Lock()  # held by who asks the kernel, and while nobody may
+        self._turn = threading.Lock()  # held by a caller, and while requests are held back
         self._changed = threading.Condition()
         self.connect()
 
     # ------------------------------------------------------------ the connection
 
     def connect(self) -> None:
-        """Be the session's tender."""
+        """Connect as the session's process manager."""
         connection = agent_client.connect(start=False)
         try:
             connection.call(Tend(self.session), WAIT_SECONDS)
@@ -138,7 +138,7 @@ class ToyTender:
         self._thread.start()
 
     def disconnect(self) -> None:
-        """End the connection, wherever the agent is."""
+        """Close the connection, whatever the agent does."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -157,7 +157,7 @@ class ToyTender:
         send_message(self.sock, Knock())
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Ask the kernel, once it may be asked; knocks for one that sleeps."""
+        """Ask the kernel as soon as requests pass; send a knock if the kernel is hibernated."""
         deadline = time.monotonic() + WAIT_SECONDS
         while not self._turn.acquire(timeout=0.05):
             assert time.monotonic() < deadline, "it does not come back"
@@ -170,7 +170,7 @@ class ToyTender:
             self._turn.release()
 
     def wait_for(self, order: str, count: int = 1) -> None:
-        """Wait until an order was given so often, and was answered."""
+        """Wait until an order was given `count` times, and was answered."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.orders.count(order) >= count, WAIT_SECONDS)
 
@@ -229,7 +229,7 @@ class ToyTender:
 
     def _replace(self) -> None:
         assert self.beside is not None
-        with self.kernel.asking:  # it answers first
+        with self.kernel.asking:  # until a pending request is answered
             self.kernel.kill()
         self.kernel, self.beside, self.promised = self.beside, None, False
 
@@ -246,7 +246,7 @@ class ToyTender:
     def _revive(self, order: Revive) -> Message:
         image = Path(order.directory) / IMAGE_FILE
         if not order.beside and self.kernel.lives():
-            return Revived(self.kernel.pid)  # an agent that died has not heard of it
+            return Revived(self.kernel.pid)  # ordered again after the death of an agent
         self.session = order.session
         kernel = KernelProcess(order.session, str(image))
         if order.beside:
@@ -257,7 +257,7 @@ class ToyTender:
 
 
 def save(pid: int, directory: Path, wake_fd: int) -> None:
-    """Save a process that has left: what it has written, and pages a few of which are its own."""
+    """Save a detached process: what it has written, and pages of which a few are its own."""
     (directory / IMAGE_FILE).write_bytes(image_path(pid).read_bytes())
     pages = bytearray(random.Random(7).randbytes(PAGES * 4096))
     for page in random.Random(pid).sample(range(PAGES), PAGES // 50):
@@ -269,6 +269,6 @@ def save(pid: int, directory: Path, wake_fd: int) -> None:
 
 
 def wake(pid: int, wake_fd: int, session: str) -> None:
-    """Let a kernel join again that has left."""
+    """Reattach a kernel that has detached."""
     with open(f"/proc/{pid}/fd/{wake_fd}", "wb", buffering=0) as pipe:
         pipe.write(json.dumps({"restored": False, "session": session}).encode() + b"\n")

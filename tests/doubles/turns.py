@@ -1,4 +1,4 @@
-"""An arbiter that lets the sessions of a device take turns."""
+"""Controller double that lets the sessions of a device take turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelproxy.common.scheduler_api import Hands, Outlook, Terms
 
 
 class Turns:
-    """One after the other, each for as long as the others wait for it.
+    """Round-robin turns: a holder is preempted only while others wait.
 
     Parameters
     ----------
@@ -26,11 +26,11 @@ class Turns:
 
     def __init__(self, quantum: float) -> None:
         self.quantum = quantum
-        # Also behind those of an agent that died.
+        # Higher than the tokens of an agent that died.
         self.tokens = itertools.count(time.monotonic_ns())
         self.queues: dict[str, deque[str]] = {}
         self.device: dict[str, str] = {}
-        self.holders: dict[str, tuple[str, int]] = {}  # of each device
+        self.holders: dict[str, tuple[str, int]] = {}  # by device
 
     def begin(self, hands: Hands, devices: dict[str, int]) -> None:
         self.hands = hands

@@ -1,4 +1,4 @@
-"""An event loop in virtual time: who sleeps is woken as soon as nobody else has anything to do."""
+"""An event loop in virtual time: when all tasks sleep, time advances to the next timer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _Selector(selectors.SelectSelector):
-    """Waits for nothing but time, which it lets pass at once."""
+    """Selector that waits for time only, and advances it without a delay."""
 
     now = 0.0
 
@@ -23,7 +23,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock begins at 0, and in which no process, thread or file takes part."""
+    """Event loop whose clock begins at 0, without processes, threads or files."""
 
     def __init__(self) -> None:
         self._virtual = _Selector()
@@ -34,7 +34,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in virtual time; what goes wrong in any of its tasks is raised."""
+    """Run a coroutine in virtual time; raise if any of its tasks failed."""
     loop, wrong = VirtualLoop(), list[dict[str, Any]]()
     loop.set_exception_handler(lambda _, context: wrong.append(context))
     try:

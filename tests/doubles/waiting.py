@@ -1,4 +1,4 @@
-"""Waiting for what another process does, which nobody announces."""
+"""Polling for changes in another process that sends no notification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], seconds: float = WAIT_SECONDS) -> T:
-    """Wait until something is so, and return it."""
+    """Wait until a condition is true; return its value."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
     while not (value := condition()):
         assert time.monotonic() < deadline, "it never came"

@@ -1,15 +1,16 @@
 """A zygote without torch, whose workers execute a toy language from the real log.
 
-A call's payload is text: ``add N`` (the state, one number, changes so that order and repetition
-show), ``die``, ``die-until PATH`` (while that file lacks), ``wait PATH`` (until it is there),
-``hang``, ``hang-until PATH`` and ``spin-until PATH`` (asleep, and at work), ``corrupt``. A read is
-answered with the state. Who begins one with a PATH makes PATH.begun. While the file that
-``TOY_SLOW`` names is there, no worker gets ready.
+A call's payload is text: ``add N`` (changes the state, one number, so that order and repetition
+matter), ``die``, ``die-until PATH`` (dies while that file does not exist), ``wait PATH`` (until it
+exists), ``hang``, ``hang-until PATH`` and ``spin-until PATH`` (asleep, and using the processor),
+``corrupt``. A read is answered with the state. A worker that begins a call with a PATH creates
+PATH.begun. While the file that ``TOY_SLOW`` names exists, no worker becomes ready.
 
-Where ``TOY_ALONE`` names a file, a worker that executes while another one does calls it corrupt.
+If ``TOY_ALONE`` names a file, a worker that executes at the same time as another one reports a
+corrupt log.
 
-Its snapshots are as the real ones, with the state in one extent of the arena, which is never that
-of the snapshot before.
+Its snapshots have the format of real ones. The state is in one extent of the arena, which is never
+the extent of the snapshot before.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ STATE = struct.Struct("<Q")
 
 
 def step(state: int, number: int) -> int:
-    """The next state: depends on every number so far, and on their order."""
+    """Return the next state, which depends on all numbers so far and on their order."""
     return (state * 1_000_003 + number + 1) % (1 << 64)
 
 
@@ -81,7 +82,7 @@ class ToyWorker:
         self.state, self.at = 0, 0
         self.extent = snapshot_tables.Extent(0, 0, 0, 0)  # of the newest snapshot
         self.versions = order.epoch << 40
-        self.readiness = -1  # where to look whether the state is in the arena, until it was read
+        self.readiness = -1  # page with readiness flags, until the state was read from the arena
         if order.snapshot:
             self.load(fds[5], fds[6] if order.readiness else -1)
         self.ending = False
@@ -96,7 +97,7 @@ class ToyWorker:
             self.open_gate(order.gate)
 
     def load(self, fd: int, readiness: int) -> None:
-        """Take the state over from a snapshot."""
+        """Load the state from a snapshot."""
         found = snapshot_tables.read_tables(fd)
         (self.extent,) = found.extents
         self.at, self.readiness = found.position, readiness
@@ -104,11 +105,11 @@ class ToyWorker:
             self.fetch()
 
     def fetch(self) -> None:
-        """Read the state, once it lies in the arena."""
+        """Read the state, once it is in the arena."""
         while self.readiness >= 0 and (there := os.pread(self.readiness, 1, PAGE_BYTES)) != b"\1":
             if there == b"\2":
-                os._exit(1)  # it will not come
-            os.pwrite(self.readiness, b"\1", 2 * PAGE_BYTES)  # wanted now
+                os._exit(1)  # loading has failed
+            os.pwrite(self.readiness, b"\1", 2 * PAGE_BYTES)  # request it now
             time.sleep(0.01)
         (self.state,) = STATE.unpack(os.pread(self.arena, STATE.size, self.extent.offset))
         self.readiness = -1
@@ -127,7 +128,7 @@ class ToyWorker:
             self.page.gate_open = int(is_open)
 
     def take_lease(self, order: Lease) -> None:
-        """Take note of a lease, unless it is stale."""
+        """Apply a lease, unless it is stale."""
         if order.token >= self.token:
             self.token, self.leased = order.token, order.given
         if not order.given:
@@ -135,11 +136,11 @@ class ToyWorker:
                 send_message(self.control, Parked(order.token))
 
     def allowed(self) -> bool:
-        """Whether to execute."""
+        """True if it may execute."""
         return self.gate.is_set() and (self.leased or self.at < self.replaying)
 
     def run(self) -> str | None:
-        """Execute until told to end; return what is corrupt, or None."""
+        """Execute until ordered to end; return an error if the log is corrupt, or None."""
         while not self.ending:
             head = self.client.head
             if head == self.at or not self.allowed():
@@ -160,7 +161,7 @@ class ToyWorker:
         return None
 
     def execute_alone(self) -> str | None:
-        """Execute one record, and see that nobody else does."""
+        """Execute one record, and check that no other worker executes."""
         if self.alone < 0:
             return self.execute()
         try:
@@ -173,7 +174,7 @@ class ToyWorker:
             fcntl.flock(self.alone, fcntl.LOCK_UN)
 
     def execute(self) -> str | None:
-        """Execute one record; return what is corrupt, or None."""
+        """Execute one record; return an error if it is corrupt, or None."""
         size, kind, request, _ = HEADER.unpack(self.read(self.at, HEADER.size))
         payload = self.read(self.at + HEADER.size, size - HEADER.size).rstrip(b"\0")
         end = self.at + size

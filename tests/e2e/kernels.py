@@ -18,13 +18,13 @@ from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import Status, StatusReply
 
 SECONDS_MAX = 120.0
-#: A kernel that waits less for a daemon that is slow to start goes on without a session.
+#: A kernel with a shorter timeout for a slow daemon would continue without a session.
 PATIENT = Config({"SingProvisioner": {"open_timeout": SECONDS_MAX}})
 
 
 @dataclass
 class Ran:
-    """What a cell printed, showed and raised."""
+    """Output of a cell: text, displayed data and errors."""
 
     stdout: str = ""
     stderr: str = ""
@@ -44,11 +44,11 @@ class Kernel:
         return self.finish(self.begin(code))
 
     def begin(self, code: str) -> str:
-        """Begin a cell; `finish` awaits it."""
+        """Start a cell; `finish` waits for it."""
         return str(self.client.execute(code))
 
     def finish(self, cell: str, until: Callable[[Ran], bool] = lambda ran: False) -> Ran:
-        """Collect what a cell shows until it is done, or `until` says that it is enough."""
+        """Collect the output of a cell until it has finished, or until `until` returns True."""
         ran, deadline = Ran(), time.monotonic() + SECONDS_MAX
         while not until(ran):
             message = self._message(deadline)
@@ -73,14 +73,14 @@ class Kernel:
             raise TimeoutError(f"the kernel was silent for {SECONDS_MAX:g} seconds") from None
 
     def restart(self) -> None:
-        """Restart it, as the button does."""
+        """Restart it, like the restart button."""
         self.manager.restart_kernel(now=False)
         self.client.wait_for_ready(timeout=SECONDS_MAX)
 
 
 @contextmanager
 def kernel(name: str = "python3") -> Iterator[Kernel]:
-    """Start a kernel that nobody has marked, with ``sing`` as the default; end it afterwards."""
+    """Start a kernel of a plain specification, with ``sing`` as the default; end it afterwards."""
     manager = KernelManager(kernel_name=name, config=PATIENT)
     manager.start_kernel()
     client = manager.client()
@@ -96,18 +96,18 @@ def kernel(name: str = "python3") -> Iterator[Kernel]:
 
 
 def sessions() -> list[dict[str, Any]]:
-    """Ask the daemon."""
+    """Return the daemon's sessions."""
     with connect(start=False) as control:
         return control.expect(StatusReply, Status(), timeout=SECONDS_MAX).sessions
 
 
 def wait_for_session(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Wait until the only session meets a condition, and return it."""
+    """Wait until the only session meets a condition; return it."""
     return wait_for_sessions(lambda found: len(found) == 1 and condition(found[0]))[0]
 
 
 def wait_for_sessions(condition: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-    """Wait until the daemon's sessions meet a condition, and return them."""
+    """Wait until the daemon's sessions meet a condition; return them."""
     deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
     while True:
         found = sessions()

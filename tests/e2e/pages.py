@@ -1,4 +1,4 @@
-"""The widgets of a real kernel, as a page has them: their models, by comm messages alone."""
+"""The widgets of a real kernel, as in a page: their models, by comm messages only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Page(Kernel):
-    """A kernel whose widgets are looked at."""
+    """Kernel whose widgets are observed."""
 
     def __init__(self, of: Kernel) -> None:
         super().__init__(of.manager, of.client)
@@ -37,7 +37,7 @@ class Page(Kernel):
         return message
 
     def show(self, code: str) -> str:
-        """Run a cell that shows a widget, and look at it; return its model's id."""
+        """Run a cell that shows a widget, and open a view of it; return its model's id."""
         ran = self.run(code)
         assert (ran.error, ran.stderr) == ("", "")
         model = str(self.displayed[-1][WIDGET]["model_id"])
@@ -45,50 +45,50 @@ class Page(Kernel):
         return model
 
     def inside(self, model: str) -> Iterator[str]:
-        """Ids of a model and of those in it."""
+        """Return the ids of a model and of the models in it."""
         yield model
         for child in self.models[model].get("children", ()):
             yield from self.inside(child.removeprefix("IPY_MODEL_"))
 
     def text(self, model: str) -> str:
-        """All that a model and those in it say."""
+        """Return all text of a model and of the models in it."""
         found = (self.models[each] for each in self.inside(model))
         return "\n".join(each["value"] for each in found if isinstance(each.get("value"), str))
 
     def wait_for(self, model: str, *texts: str) -> None:
-        """Wait until a widget says all of this."""
+        """Wait until a widget shows all of these texts."""
         self.wait(lambda: all(each in self.text(model) for each in texts))
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait for what the kernel says."""
+        """Wait for messages of the kernel."""
         deadline = time.monotonic() + SECONDS_MAX
         while not condition():
             self._message(deadline)
 
     def button(self, model: str, name: str) -> str:
-        """Id of a button that can be pressed, having waited till it can."""
+        """Wait until a button is enabled; return its id."""
         (found,) = (e for e in self.inside(model) if self.models[e].get("description") == name)
         self.wait(lambda: not self.models[found]["disabled"])
         return found
 
     def click(self, model: str, name: str) -> None:
-        """Click a button, as soon as it can be."""
+        """Click a button as soon as it is enabled."""
         event = {"method": "custom", "content": {"event": "click"}}
         self.send(self.button(model, name), event)
 
     def toggle(self, model: str, name: str, *, on: bool) -> None:
-        """Press a button that stays pressed, as soon as it can be."""
+        """Press a toggle button as soon as it is enabled."""
         state = {"method": "update", "state": {"value": on}, "buffer_paths": []}
         self.send(self.button(model, name), state)
 
     def send(self, comm: str, data: dict[str, Any]) -> None:
-        """Send what a page sends."""
+        """Send a message as a page does."""
         message = self.client.session.msg("comm_msg", {"comm_id": comm, "data": data})
         self.client.shell_channel.send(message)
 
 
 @contextmanager
 def page() -> Iterator[Page]:
-    """Start a kernel, and look at its widgets; end it afterwards."""
+    """Start a kernel, and observe its widgets; end it afterwards."""
     with kernel() as found:
         yield Page(found)

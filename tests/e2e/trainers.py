@@ -1,4 +1,4 @@
-"""Programs under real sessions that train, or hold weights, driven step by step."""
+"""Programs under real sessions that train, or hold weights, and are driven step by step."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ def session_of(program: Program) -> dict[str, Any]:
 
 
 def agent_pid() -> int:
-    """The agent that answers now."""
+    """Return the pid of the current agent."""
     while True:
         with agent_client.connect(start=False) as agent:
             agent.call(Status())
-            pid = agent.daemon_pid  # of who listened when it was connected
+            pid = agent.daemon_pid  # of the process that listened when this connected
         if lives(pid):
             return pid

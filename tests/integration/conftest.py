@@ -1,4 +1,4 @@
-"""A real daemon with toy workers, in a runtime directory of its own."""
+"""Fixtures: a real daemon with toy workers, in a runtime directory of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 class ToyHost:
-    """A daemon process and what a test asks of it."""
+    """A daemon process, and what a test needs of it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -61,7 +61,7 @@ class ToyHost:
         return self.rested(client)
 
     def rested(self, client: ToyClient) -> dict:
-        """Wait until a session is idle: its worker is busy for a moment after it has answered."""
+        """Wait until a session is idle: its worker stays busy for a moment after an answer."""
         return wait_until(lambda: self.when(client, "idle"))
 
     def status(self) -> StatusReply:
@@ -72,7 +72,7 @@ class ToyHost:
         return found
 
     def when(self, client: ToyClient, state: str) -> dict | None:
-        """The session, if it is in that state."""
+        """Return the session if it is in that state."""
         found = self.session(client)
         return found if found["state"] == state else None
 
@@ -86,29 +86,29 @@ class ToyHost:
         return True
 
     def bells_were_heard(self, client: ToyClient) -> bool:
-        """Whether the agent has looked at the pages since the client last rang."""
+        """True if the agent has read the pages since the client last rang."""
         return client.agent.bell != client.rung
 
     def agent_pid(self) -> int:
-        """The agent that answers now."""
+        """Return the pid of the current agent."""
         while True:
             with agent_client.connect(start=False) as connection:
                 connection.call(Status(), WAIT_SECONDS)
-                pid = connection.daemon_pid  # of who listened when it was connected
+                pid = connection.daemon_pid  # of the process that listened when this connected
             if lives(pid):
                 return pid
 
     def keeper_pid(self) -> int:
-        """The keeper, which the agent started or was started by."""
+        """Return the pid of the supervisor, which is the agent's child or parent."""
         return keeper_of(self.agent_pid())
 
     def kill(self, *pids: int) -> None:
-        """Kill processes, all at once, and wait until they have ended."""
+        """Kill processes at the same time, and wait until they have ended."""
         kill_at_once(*pids)
         self.was_killed |= self.process.pid in pids
 
     def end(self) -> None:
-        """Stop it; it must end by itself, and all that it started with it."""
+        """Stop it; it must exit by itself, and all processes that it started with it."""
         for client in self.clients:
             client.close()
         self.clients.clear()
@@ -126,7 +126,7 @@ class ToyHost:
         return sorted(found)
 
     def children(self) -> list[int]:
-        """Processes of the agent's family: zygotes and workers."""
+        """Return the zygotes and workers of the agent."""
         found, ask = [], children_of(self.agent_pid())
         while ask:
             pid = ask.pop()
@@ -137,7 +137,7 @@ class ToyHost:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
+    """True if a process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -145,7 +145,7 @@ def lives(pid: int) -> bool:
 
 
 def kill_at_once(*pids: int) -> None:
-    """Kill processes, none of which notices the end of another, and wait until they have ended."""
+    """Kill processes before any of them notices the end of another; wait until they have ended."""
     fds = [os.pidfd_open(pid) for pid in pids]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for fd in fds:
@@ -156,7 +156,7 @@ def kill_at_once(*pids: int) -> None:
 
 
 def keeper_of(agent: int) -> int:
-    """The keeper of an agent, which is its parent or its child."""
+    """Return the supervisor of an agent: its parent or its child."""
     # Right after its start it still has the agent's command line, or none.
     return wait_until(lambda: next(filter(is_keeper, [parent_of(agent), *children_of(agent)]), 0))
 
@@ -168,7 +168,7 @@ def is_keeper(pid: int) -> bool:
 def children_of(pid: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             found += [int(each) for each in task.read_text().split()]
     return found
 
@@ -185,7 +185,7 @@ def command_of(pid: int) -> bytes:
 
 
 def from_outside(request) -> None:
-    """Make a request from another process than the kernel's."""
+    """Send a request from another process than the kernel's."""
     program = (
         "from kernelproxy.common.ipc import agent_client as control\n"
         "from kernelproxy.common import protocol\n"
@@ -197,7 +197,7 @@ def from_outside(request) -> None:
 
 @pytest.fixture
 def toy_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ToyHost]]:
-    """Start the one daemon of a test, with settings; it must end by itself when told to."""
+    """Start the one daemon of a test, with settings; it must exit by itself when it is stopped."""
     runtime = tmp_path / "runtime"
     monkeypatch.setenv("JUPYTER_SING_RUNTIME_DIR", str(runtime))
     monkeypatch.delenv("SING_SOCKET", raising=False)
@@ -229,7 +229,7 @@ def toy_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 @pytest.fixture(scope="session")
 def criu_program() -> str:
-    """CRIU's path; skips where there is none, unless one was named for these tests."""
+    """Return CRIU's path; skip if there is none, unless one was named for these tests."""
     try:
         return forms.find_criu()
     except ProcessError as error:

@@ -139,7 +139,7 @@ def caches_of_other_kinds(device: str) -> object:
 
 @program
 def a_cache_offloaded_to_the_host(device: str) -> object:
-    if device == "cpu":  # it needs an accelerator, and is to change nothing
+    if device == "cpu":  # it needs an accelerator, and must not change results
         return generated(llama(device), device)
     return generated(llama(device), device, cache_implementation="offloaded")
 

@@ -33,7 +33,7 @@ def unet(device: str) -> UNet2DModel:
 
 
 def denoising(model: Any, scheduler: Any, device: str, **more: Any) -> Any:
-    """Make the loss of a network that is to say which noise was added."""
+    """Compute the loss of a network that predicts which noise was added."""
     images, added = noise(4, 3, 8, 8).to(device), noise(4, 3, 8, 8, seed=4).to(device)
     times = torch.tensor([10, 200, 500, 900]).to(device)
 

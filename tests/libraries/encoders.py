@@ -42,7 +42,7 @@ def bert(device: str, kind: Any, **changes: Any) -> Any:
 
 
 def padded(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids of sequences of several lengths, and their mask."""
+    """Return token ids of sequences of several lengths, and their mask."""
     mask = torch.arange(12) < torch.tensor([[12], [9], [5], [1]])
     return (tokens(4, 12) * mask).to(device), mask.long().to(device)
 

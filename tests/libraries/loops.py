@@ -205,13 +205,13 @@ def accumulating_in_bfloat16(device: str) -> object:
 def accumulating_in_float16_with_a_scaler(device: str) -> object:
     scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=2)
     first = mixed(device, torch.float16, scaler)
-    # Gradients that overflow: the step is left out, and the scale halved.
+    # Gradients overflow: the step is skipped, and the scale is halved.
     scaler = torch.amp.GradScaler(device, init_scale=2.0**24)
     return first, mixed(device, torch.float16, scaler), scaler.get_scale()
 
 
-# Autocast has other lists of operators for CUDA than for the CPU, layer norms among them: different
-# precisions are compared, as they would be with a GPU.
+# Autocast has other lists of operators for CUDA than for the CPU, layer norms among them. Thus
+# precisions differ, as they would with a GPU.
 @program(relative=0.01)
 def accumulating_where_autocast_differs(device: str) -> object:
     return mixed(device, torch.bfloat16, None, nn.LayerNorm)

@@ -1,4 +1,4 @@
-"""Models of many kinds, with torch alone, and the ways in which people treat them."""
+"""Models of many kinds, with torch alone, and common operations on them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def a_network_of_graphs(device: str) -> object:
     return trained(nn.ModuleList([first, second]), loss, steps=4)
 
 
-@program(relative=ROUNDING)  # of what is evaluated: the CPU has a fused layer
+@program(relative=ROUNDING)  # in evaluation mode: the CPU has a fused layer
 def a_transformer_with_masks(device: str) -> object:
     torch.manual_seed(0)
     model = nn.Transformer(16, 4, 1, 1, 32, dropout=0.1, batch_first=True).to(device)
@@ -196,7 +196,7 @@ def memory_saved_in_other_ways(device: str) -> object:
     images = noise(4, 3, 16, 16).to(device).to(memory_format=torch.channels_last)
 
     def loss() -> torch.Tensor:
-        # Copies into pinned memory forget how the channels lay: on both sides.
+        # Copies into pinned memory lose the memory format of the channels, on both sides.
         with torch.autograd.graph.save_on_cpu(pin_memory=True):
             return model(images).square().mean()
 

@@ -1,4 +1,4 @@
-"""A program: a function of a device, and how its results are written down."""
+"""A program: a function of a device, and the encoding of its results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 Program = Callable[[str], object]
 
-#: Of losses and of values, where another kernel computes them than on the CPU.
+#: Tolerances of losses and of values, for programs whose kernels differ from the CPU's.
 ROUNDING = 1e-6
 
 _programs: dict[str, tuple[Program, float, float]] = {}
@@ -44,7 +44,7 @@ def program(
 
 
 def results(device: str) -> Iterator[dict[str, Any]]:
-    """Run all programs; yields what JSON can hold of each."""
+    """Run all programs; yield the JSON representation of the results of each."""
     for name, (function, relative, tensors) in _programs.items():
         torch.manual_seed(0)
         found: dict[str, Any] = {"name": name, "allowed": [relative, tensors], "error": ""}
@@ -56,19 +56,19 @@ def results(device: str) -> Iterator[dict[str, Any]]:
 
 
 def encoded(value: Any) -> Any:
-    """Write a result as JSON: floats in hexadecimal, tensors as bytes.
+    """Encode a result as JSON: floats in hexadecimal, tensors as bytes.
 
     Raises
     ------
     TypeError
-        If it holds something else than a program may return.
+        If it has a type that a program may not return.
     """
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous().resolve_conj()
         kind = str(value.dtype).removeprefix("torch.")
         if value.is_complex():
             value = torch.view_as_real(value)
-        # Exact for every type that is narrower.
+        # Exact for all narrower types.
         wide = value.to(torch.float64 if value.is_floating_point() else torch.int64)
         data = base64.b64encode(wide.numpy().tobytes()).decode()
         shape, number = list(value.shape), str(wide.dtype).removeprefix("torch.")
@@ -84,7 +84,7 @@ def encoded(value: Any) -> Any:
     raise TypeError(f"a program returned a {type(value).__name__}")
 
 
-# -------------------------------------------------------------------- what programs are made of
+# -------------------------------------------------------------------- helpers of programs
 
 
 def trained(
@@ -95,7 +95,7 @@ def trained(
     optimizer: torch.optim.Optimizer | None = None,
     after: Callable[[], object] = lambda: None,
 ) -> list[float]:
-    """Train a model by its own loss with AdamW, or another optimizer; returns the losses."""
+    """Train a model by its own loss with AdamW, or another optimizer; return the losses."""
     chosen = optimizer or torch.optim.AdamW(
         [p for p in model.parameters() if p.requires_grad], lr=1e-3
     )
@@ -123,7 +123,7 @@ def noise(*sizes: int, seed: int = 3) -> torch.Tensor:
 
 
 def weights(model: nn.Module) -> torch.Tensor:
-    """All parameters as one vector."""
+    """Return all parameters as one vector."""
     return torch.cat([p.detach().flatten().float() for p in model.parameters()])
 
 

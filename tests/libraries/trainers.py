@@ -1,5 +1,6 @@
-"""Libraries that own the training loop, and choose the device themselves: accelerate, lightning,
-transformers' Trainer; and peft, which changes models.
+"""Libraries with their own training loop: accelerate, lightning, transformers' Trainer; and peft.
+
+They choose the device themselves. peft changes models.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from tests.libraries.programs import noise, program, tokens, trained, weights
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-# Without dropout: loaders draw their seeds from the host's generator, of which dropout takes its
-# numbers on the CPU, but not on CUDA.
+# Without dropout: data loaders draw their seeds from the host's generator. Dropout draws its
+# numbers from it, too, on the CPU, but not on CUDA.
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -110,15 +111,15 @@ def accelerator_saves_and_loads_its_state(device: str) -> object:
 
 @contextlib.contextmanager
 def lists_of_the_cpu() -> Iterator[None]:
-    """Have autocast for CUDA do what autocast for the CPU does, for the operators used here.
+    """Let autocast for CUDA do what autocast for the CPU does, for the operators used here.
 
-    What only CUDA's lists name is left alone. Of what only the CPU's name, a loss is computed in
-    float32.
+    Operators that only CUDA's lists name stay as they are. Of those that only the CPU's lists name,
+    a loss is computed in float32.
     """
     library = torch.library.Library("aten", "IMPL", "AutocastCUDA")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that torch's kernel is overridden
+        warnings.simplefilter("ignore")  # the warning that torch's kernel is overridden
         for name in torch._C._dispatch_get_all_op_names():
             own = name.startswith("aten::") and has(name, "AutocastCUDA")
             if own and not has(name, "AutocastCPU"):
@@ -220,7 +221,7 @@ class Classifying(Module):
         return loss
 
 
-# That the lists are all that differs: with the same ones, every bit is the same.
+# The lists are the only difference: with the same ones, every bit is the same.
 @program
 def lightning_in_bfloat16_with_the_lists_of_the_cpu(device: str) -> object:
     with tempfile.TemporaryDirectory() as directory, lists_of_the_cpu():
@@ -279,7 +280,7 @@ def trainer_of_transformers(device: str) -> object:
 
 
 # Autocast has other lists of operators for CUDA than for the CPU, among them the layer norms of
-# GPT-2: different precisions are compared, as they would be with a GPU.
+# GPT-2. Thus precisions differ, as they would with a GPU.
 @program(relative=1e-4, tensors=0.01)
 def trainer_of_transformers_in_bfloat16(device: str) -> object:
     return trained_by_trainer(device, bf16=True)
@@ -391,7 +392,7 @@ def lora_with_magnitudes(device: str) -> object:
     return losses, generated
 
 
-# The operators that autocast leaves in single precision are others on the CPU.
+# The operators that autocast leaves in single precision differ on the CPU.
 @program(relative=1e-4)
 def lora_in_bfloat16_with_gradient_checkpoints(device: str) -> object:
     model = get_peft_model(small_llama(device), LoraConfig(r=4, init_lora_weights="olora"))

@@ -1,4 +1,4 @@
-"""Notebooks in miniature: what people have in their namespaces, and how to tell that it is right.
+"""Small notebooks with typical namespaces, each with a check of its state.
 
 Each is a source, run in an IPython shell, whose namespace is saved; and a check, run there
 afterwards and, after restoring, in a shell of another process: it must print the same.

@@ -1,4 +1,4 @@
-"""What else is in notebooks: learning, plotting, progress bars, widgets, databases, the web."""
+"""Other libraries: machine learning, plotting, progress bars, widgets, databases, the web."""
 
 from __future__ import annotations
 

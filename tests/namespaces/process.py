@@ -1,4 +1,4 @@
-"""What belongs to a process: locks, files, loggers, and all that cannot be saved."""
+"""Process state: locks, files, loggers, and everything that cannot be saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole notebooks, mixed as they are: something of everything, and a loop that goes on."""
+"""Whole notebooks with a mix of everything, and a loop that continues."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Runs a command as an ordinary user without any capability: root calls it, and names what is read.
+"""Runs a command as an ordinary user without any capability; root calls it with the paths to read.
 
     python as_user.py [--uid UID] [--no-namespaces] PATH... -- COMMAND...
 
-Interpreters and clones may lie where only root may look, such as root's home. Those directories
-are replaced by empty ones that let everybody in, in which the paths, and nothing else, are found
-again; for this command alone. With ``--uid 0``, it is run by root, with the capabilities that
-container runtimes leave; with ``--no-namespaces``, where nobody may make a namespace of users.
+Interpreters and clones may be in directories that only root can read, such as root's home. For
+this command alone, such directories are replaced by empty ones that every user can read, and that
+contain only these paths. With ``--uid 0``, the command runs as root, with the capabilities that
+container runtimes leave; with ``--no-namespaces``, where no process may create a user namespace.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ NOBODY = 65534
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
-#: What Docker leaves to root by default.
+#: Docker's default capabilities of root.
 CONTAINER = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(result: int) -> None:
-    """Raise what a call of the system failed with."""
+    """Raise the error of a failed system call."""
     if result:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -39,7 +39,7 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def closed(path: Path) -> Path | None:
-    """The first directory on the way to a path that not everybody may look into."""
+    """Return the first directory on the way to a path that not every user can enter, or None."""
     for parent in [*reversed(path.parents)][1:]:
         if not parent.stat().st_mode & 0o001:
             return parent
@@ -47,17 +47,17 @@ def closed(path: Path) -> Path | None:
 
 
 def entered(path: Path) -> list[Path]:
-    """The path; or all that is in it, if it is a directory that not everybody may look into."""
+    """Return the path; or its entries, if it is a directory that not every user can enter."""
     if path.is_dir() and not path.stat().st_mode & 0o001:
         return [*path.iterdir()]
     return [path]
 
 
 def open_up(paths: list[Path]) -> None:
-    """Let everybody reach these paths."""
+    """Let every user reach these paths."""
     call(libc.unshare(CLONE_NEWNS))
     mount("", "/", "", MS_REC | MS_SLAVE)
-    # Before anything hides them.
+    # Before mounts hide them.
     found = {
         each: os.open(each, os.O_PATH | os.O_NOFOLLOW) for path in paths for each in entered(path)
     }
@@ -77,7 +77,7 @@ def open_up(paths: list[Path]) -> None:
 
 
 def drop_rights(user: int) -> None:
-    """Be somebody else, for good."""
+    """Become another user, permanently."""
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
     for capability in {*range(last + 1)} - (CONTAINER if user == 0 else set()):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -85,11 +85,11 @@ def drop_rights(user: int) -> None:
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # whose own files in /proc are its own
+    call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # otherwise root would own its files in /proc
 
 
 def forbid_namespaces(user: int) -> None:
-    """Be in a namespace of users in which there can be no other."""
+    """Enter a user namespace in which no other one can be created."""
     call(libc.unshare(CLONE_NEWUSER))
     for name, text in (("setgroups", "deny"), ("gid_map", None), ("uid_map", None)):
         Path(f"/proc/self/{name}").write_text(text or f"{user} {user} 1")

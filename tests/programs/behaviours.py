@@ -1,10 +1,10 @@
-"""Compare what programs do on the proxied device with what they do on the CPU.
+"""Compare the results of programs on the proxied device with those on the CPU.
 
 Run under a device session. Prints one JSON object for each behaviour: its name, whether it is
-``ok``, and a ``message`` that says what is not.
+``ok``, and a ``message`` with the problems.
 
-On a GPU the CPU's results are no measure, as other kernels round elsewhere. There the results of a
-device are saved with `--save`, once by plain torch and once under a device session, and compared
+On a GPU the CPU's results are no reference, as its kernels round differently. There the results of
+a device are saved with `--save`, once by plain torch and once under a device session, and compared
 with `--compare`.
 """
 
@@ -35,7 +35,7 @@ from tests.behaviours import (  # noqa: F401
     training,
 )
 
-#: Kernels that add in no fixed order differ between two runs of plain torch, too.
+#: Kernels without a fixed order of additions differ between two runs of plain torch, too.
 SAVED_RELATIVE = 1e-5
 
 
@@ -49,11 +49,11 @@ def main() -> None:
     if options.compare:
         report(comparison.compared_files(*options.compare, SAVED_RELATIVE))
         return
-    # Whoever asks for a device must have got it: a fallback would compare the CPU with itself.
+    # The requested device must be available: a fallback would compare the CPU with itself.
     assert torch.zeros(1, device=options.device).device.type == options.device
-    # What is quiet on the CPU must be quiet here.
+    # Calls without a warning on the CPU must have none here.
     warnings.simplefilter("error", UserWarning)
-    # Said once in a process, of sparse and of nested tensors.
+    # Raised once per process, about sparse and nested tensors.
     warnings.filterwarnings("ignore", ".*(in beta state|in prototype stage)")
     if options.save:
         comparison.save(options.save, options.device, options.leave_out)

@@ -30,12 +30,12 @@ def numbers(tensor: torch.Tensor) -> list[str]:
 
 
 def graphs() -> int:
-    """How many graphs were captured."""
+    """Return the number of captured graphs."""
     return int(counters["stats"]["unique_graphs"])
 
 
 def operators() -> int:
-    """How many operators were sent to the device; none without a proxy."""
+    """Return the number of operators sent to the device; 0 without a proxy."""
     from kernelproxy.kernel import activation
 
     client = activation.current().client
@@ -45,7 +45,7 @@ def operators() -> int:
 def train(
     net: torch.nn.Module, device: str, batches: list[int], **options: Any
 ) -> tuple[list[str], torch.nn.Module]:
-    """Losses of one step for each batch."""
+    """Return the losses of one step for each batch."""
     net = net.to(device)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, foreach=False)
     data = [torch.randn(size, 12) for size in batches]
@@ -54,7 +54,7 @@ def train(
     def loss_of(inputs: torch.Tensor) -> torch.Tensor:
         return net(inputs).square().mean()
 
-    torch.manual_seed(11)  # of the device's generator, too
+    torch.manual_seed(11)  # seeds the device's generator, too
     losses = []
     for inputs in data:
         optimizer.zero_grad()
@@ -159,7 +159,7 @@ def what_is_changed_in_place_is_changed(device: str) -> Result:
     x = torch.ones(4, 3).to(device)
     y = torch.arange(12.0).reshape(4, 3).to(device)
     view = change(x, y)
-    view.add_(1)  # what is returned is a part of what was changed
+    view.add_(1)  # the result is a part of the changed tensor
     return {"exact": numbers(x) + numbers(y) + numbers(view)}
 
 

@@ -1,8 +1,8 @@
-"""What goes wrong within a kernel costs its operator, not the session; run under a session.
+"""An error within a kernel fails its operator, not the session; run under a session.
 
-On a GPU such a kernel asserts, after which a process can do nothing with the device any more: the
-worker is replaced, and goes on where it was. Prints one JSON object for each fault: its name, and
-the error's text or "".
+On a GPU such a kernel asserts, after which its process cannot use the device any more: the worker
+is replaced, and the next one continues at the same position. Prints one JSON object for each
+fault: its name, and the error's text or "".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def survives(fault: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
-    """Have it raise once, and nothing be lost."""
+    """Let it raise once, and check that nothing is lost."""
     kept = torch.arange(9.0, device="cuda").reshape(3, 3)
     nine = torch.tensor([9], device="cuda")
     torch.cuda.synchronize()

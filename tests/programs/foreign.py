@@ -67,7 +67,7 @@ def step(order: str, directory: Path) -> object:
     if order == "triton":
         return importlib.import_module("triton.runtime.driver")._create_driver()
     if order == "cupy":
-        importlib.util.find_spec("cupy")  # which is not importing it
+        importlib.util.find_spec("cupy")  # finding it does not import it
         with contextlib.redirect_stderr(io.StringIO()) as said:
             importlib.import_module("cupy")
         return said.getvalue().strip()
@@ -77,7 +77,7 @@ def step(order: str, directory: Path) -> object:
 
 
 def check(operator: object, x: torch.Tensor, *more: object) -> bool:
-    """Whether an operator gives on the device what it gives on the CPU."""
+    """True if an operator has the same result on the device as on the CPU."""
     moved = [value.cuda() if isinstance(value, torch.Tensor) else value for value in more]
     proxied = operator(x.cuda(), *moved)
     torch.cuda.synchronize()
@@ -85,7 +85,7 @@ def check(operator: object, x: torch.Tensor, *more: object) -> bool:
 
 
 def optional(x: torch.Tensor, bound: float) -> bool:
-    """Whether an operator that may return None does so, or returns what it does on the CPU."""
+    """True if an operator that may return None has the same result on the device as on the CPU."""
     plain, proxied = (torch.ops.foreign.beyond(each, bound) for each in (x, x.cuda()))
     if plain[1] is None or proxied[1] is None:
         return plain[1] is None and proxied[1] is None
@@ -93,11 +93,11 @@ def optional(x: torch.Tensor, bound: float) -> bool:
 
 
 def own(directory: Path, x: torch.Tensor) -> tuple[object, ...]:
-    """Use a library that starts kernels itself: what is stopped, and what need not be."""
+    """Use a library that launches kernels itself; return what is refused, and what need not be."""
     torch.ops.load_library(str(directory / "libforeign_both.so"))
     operators = torch.ops.foreign_own
     y = x.cuda()
-    y[1:].mul_(1.0).add_(y[:1]).sub_(y[:1])  # which torch's shape functions look at
+    y[1:].mul_(1.0).add_(y[:1]).sub_(y[:1])  # read by torch's shape functions
     leaf = y.clone().requires_grad_()
     stopped = 0
     for operator in (
@@ -148,7 +148,7 @@ def both(order: str, directory: Path, x: torch.Tensor) -> bool:
 
 
 def late(directory: Path, x: torch.Tensor) -> bool:
-    """Use an operator before and after another library has brought a kernel for CUDA."""
+    """Use an operator before and after another library has registered a kernel for CUDA."""
     torch.ops.load_library(str(directory / "libforeign_both.so"))
     before = check(torch.ops.foreign_both.late, x)
     torch.ops.load_library(str(directory / "libforeign_late.so"))
@@ -175,7 +175,7 @@ _own: list[object] = []
 
 
 def custom() -> object:
-    """An operator of the notebook's own, of operators of torch."""
+    """Define a notebook's own operator, made of torch's operators."""
     if not _own:
 
         @torch.library.custom_op("foreign_custom::shifted", mutates_args=())

@@ -130,7 +130,7 @@ def damaged_bytes_are_refused() -> None:
 def inputs_are_checked_before_code_runs() -> None:
     described = describe(captured(mixed, X, Y), OPTIONS)
     compiled = graph_compile.Compiled.__new__(graph_compile.Compiled)
-    # Its code is a stand-in: what is asked here is what it would be given.
+    # Its code is a stub: only its arguments are checked here.
     compiled._graph, compiled._device = graph_import.rebuild(described.data, CPU), CPU
     compiled._names, compiled._sources, compiled._known, compiled._variants = [], [], {}, {}
     compiled._code, compiled._guard = lambda given: [sum(map(torch.sum, given))], lambda _: True

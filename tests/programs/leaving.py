@@ -1,7 +1,8 @@
 """Train in two threads and write the losses, in hexadecimal: they are compared bit for bit.
 
-With ``--leave`` the main thread, between its steps, leaves the device session and joins it again,
-wherever the other one is; and a wait of a thread that needs the device meanwhile is interrupted.
+With ``--leave`` the main thread detaches from the device session between its steps and reattaches,
+whatever the other thread does; and a wait of a thread that needs the device meanwhile is
+interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MEMORY = 5  # the log twice, and three pages
 
 
 class Leaver:
-    """Leaves a session and joins it again, as the link does, with copies of its descriptors."""
+    """Detaches from a session and reattaches, as the link does, with copies of its descriptors."""
 
     def __init__(self) -> None:
         self._client: NativeClient | None = None
@@ -28,7 +29,7 @@ class Leaver:
         self._connect = NativeClient.connect
 
     def install(self) -> None:
-        """Note who joins a session, and with what; before torch is imported."""
+        """Record which client attaches, and its arguments; before torch is imported."""
         NativeClient.connect = lambda *arguments: self._note(*arguments)  # type: ignore[method-assign]
 
     def _note(self, client: NativeClient, fds: list[int], bell_fd: int) -> None:
@@ -36,14 +37,14 @@ class Leaver:
         self._client, self._fds = client, [*map(os.dup, fds), bell_fd]
 
     def leave(self) -> None:
-        """Leave; nothing of the session is mapped then."""
+        """Detach; nothing of the session is mapped then."""
         assert self._client is not None
         assert self._mapped() == MEMORY
         self._client.leave(60.0)
         assert self._mapped() == 0
 
     def rejoin(self) -> None:
-        """Join it again."""
+        """Reattach."""
         assert self._client is not None
         self._client.rejoin(self._fds[:4], self._fds[4])
         assert self._mapped() == MEMORY
@@ -54,7 +55,7 @@ class Leaver:
 
 
 def interrupt_a_wait(leaver: Leaver) -> None:
-    """A wait for the return ends by an interrupt, and what was interrupted was not done."""
+    """Interrupt a wait for reattaching; the interrupted operator must not have been executed."""
     import torch
 
     number = torch.zeros(1, device="cuda")
@@ -95,7 +96,7 @@ def main() -> None:
         if options.leave:
             leaver.leave()
             done = len(losses[1])
-            sum(range(1_000_000))  # the other one does not keep Python while it waits
+            sum(range(1_000_000))  # the other thread does not hold the GIL while it waits
             # It may have had an answer before, but cannot have made another step.
             assert len(losses[1]) <= done + 1
             leaver.rejoin()

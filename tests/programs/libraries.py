@@ -16,7 +16,7 @@ from tests.libraries import programs
 
 def main() -> None:
     module, device = sys.argv[1:]
-    # Whoever asks for cuda must have got it: a fallback to the CPU would compare it with itself.
+    # cuda must be available if requested: a fallback to the CPU would compare it with itself.
     assert torch.zeros(1, device=device).device.type == device
     assert torch.cuda.is_available() == (device == "cuda")
     importlib.import_module(f"tests.libraries.{module}")

@@ -1,13 +1,13 @@
 """Join a device session and do what each line of a fifo says; answers are lines of a file.
 
-``member.py FIFO ANSWERS SECONDS``; SECONDS is how long others are waited for before it leaves.
+``member.py FIFO ANSWERS SECONDS``; SECONDS: how long it waits for other threads before it detaches.
 
-    grow COUNT    so many operators, which nobody waits for; "grown", or how many till an interrupt
-    sync          wait until all was executed; "done", or the error's first line
-    begin         a thread that does both again and again; "begun"
-    end           end it; how often it did
+    grow COUNT    issue operators without waiting; "grown", or the number until an interrupt
+    sync          wait until all are executed; "done", or the error's first line
+    begin         start a thread that repeats both; "begun"
+    end           end it; the number of repetitions
 
-It has nothing open to the outside but the session, and no terminal: it can be saved by CRIU.
+It is connected to no other process but by the session, and has no terminal: CRIU can save it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
     fifo, answers, seconds = sys.argv[1:]
     agent_connection.LEAVE_SECONDS_MAX = float(seconds)
     member = Member()
-    # Both ends: reading never ends.
+    # Both ends, so that reading never reaches an end.
     with open(os.open(fifo, os.O_RDWR | os.O_CLOEXEC), "rb", buffering=0) as commands:
         say(answers, "ready")
         while True:

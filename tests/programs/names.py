@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-# What typing and the like left there; no business of users.
+# Names left by imports in torch itself, which are not for users.
 STRAYS = {
     "AcceleratorError",
     "Any",
@@ -127,7 +127,7 @@ def autocast_function(kind: str) -> Callable[[], object]:
 
 
 cuda = torch.cuda
-# How each is used at the least. Classes and constants that are not here are looked at.
+# The simplest use of each. Classes and constants that are not here are only read.
 USES: dict[str, Callable[[], object]] = {
     "BFloat16Storage": lambda: deprecated(lambda: cuda.BFloat16Storage(2))(),
     "CUDAGraph": captured,
@@ -217,14 +217,14 @@ USES: dict[str, Callable[[], object]] = {
 
 
 def rows() -> dict[str, str]:
-    """What the page says of each name: works, no-op or refused."""
+    """Return the page's entry for each name: works, no-op or refused."""
     page = Path(__file__).resolve().parents[2] / "docs" / "torch-cuda.md"
     found = [ROW.match(line) for line in page.read_text("utf-8").splitlines()]
     return {row[1]: row[2] for row in found if row is not None}
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Names of the modules without those that only mean another module's."""
+    """Return the names of the modules without those that only refer to another module's."""
     seen: dict[str, Any] = {}
     for path in MODULES:
         module = importlib.import_module(path)
@@ -242,10 +242,10 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 def tried(name: str, value: Any, kind: str) -> str:
-    """What is wrong with a name that should do as the page says."""
+    """Return the problems of a name that should behave as the page says."""
     use = USES.get(name)
     if use is None and name.startswith("sparse."):
-        return ""  # nothing but names
+        return ""  # the page lists names only
     if use is None:
         if inspect.isclass(value) and not name.endswith(("Storage", "Tensor")):
             return "" if kind == "works" else "a class without a use here"

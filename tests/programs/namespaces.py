@@ -29,7 +29,7 @@ from kernelproxy.kernel.namespace import Omission
 
 
 def new_shell() -> InteractiveShell:
-    """A shell with a module of its own, like that of a fresh kernel."""
+    """Return a shell with a module of its own, like that of a new kernel."""
     InteractiveShell.clear_instance()
     config = Config()
     config.HistoryManager.enabled = False
@@ -39,7 +39,7 @@ def new_shell() -> InteractiveShell:
 
 
 def run(shell: InteractiveShell, source: str) -> str:
-    """Run cells; what they print, and how they fail."""
+    """Run cells; return their output and errors."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         for cell in textwrap.dedent(source).split("# %%\n"):

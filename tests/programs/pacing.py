@@ -1,7 +1,7 @@
 """Train as `steps.py` does, and do something else after each step, as ``PACE`` says.
 
-``wait``: for some milliseconds, as for data. ``thrash FILE``: together with other programs that
-name this file, use something that only one can use at a time, and that takes long to change hands.
+``wait``: for some milliseconds, as for data. ``thrash FILE``: use a resource that is shared with
+the other programs that name this file, one at a time, and that takes long to hand over.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ USE_SECONDS, CHANGE_SECONDS = 0.003, 0.04
 
 
 def wait() -> None:
-    """Wait as a program does whose data take longer than its step."""
+    """Wait as a program does whose data loading takes longer than its step."""
     time.sleep(WAIT_SECONDS)
 
 
 def thrash(file: int) -> None:
-    """Use what the others use, too."""
+    """Use the resource that is shared with the others."""
     fcntl.flock(file, fcntl.LOCK_EX)
     me = str(os.getpid()).encode()
     if os.pread(file, 20, 0) != me:

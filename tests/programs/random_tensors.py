@@ -1,7 +1,7 @@
 """Run random programs on the CPU and on the device, and compare every tensor that they make.
 
 ``random_tensors.py FIRST COUNT``, under a device session; prints one JSON object: how many
-``steps`` went well and how many were ``refused``, by both devices alike, and what ``differs``.
+``steps`` succeeded and how many were ``refused``, by both devices alike, and what ``differs``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPES = (*REAL, torch.float16, torch.complex64, torch.bool, torch.uint8, torch.
 
 @dataclass
 class Drawn:
-    """What a step may use: two tensors, two dimensions of the first one, and a small number."""
+    """Operands of a step: two tensors, two dimensions of the first one, and a small number."""
 
     t: Tensor
     u: Tensor
@@ -48,7 +48,7 @@ def assign(to: Tensor, value: Tensor | float) -> Tensor:
     return to
 
 
-#: What autograd knows; of tensors that need gradients, only copies are changed.
+#: Differentiable operators; of tensors that need gradients, only copies are changed.
 PURE: tuple[Step, ...] = (
     lambda x: x.t.transpose(x.d, x.e),
     lambda x: x.t.unsqueeze(x.d),
@@ -131,14 +131,14 @@ def made(random_: random.Random, device: str, dtypes: Sequence[torch.dtype]) -> 
 
 
 def bits(tensor: Tensor) -> list[object]:
-    """Geometry and values; strides of one element say nothing."""
+    """Return geometry and values; strides of one element mean nothing."""
     strides = [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
     return [tuple(tensor.shape), str(tensor.dtype), strides, repr(values.tolist())]
 
 
 def run(seed: int, device: str) -> list[list[object]]:
-    """What each step of a random program makes; the name of an exception where it raises one."""
+    """Return what each step of a random program computes, or the name of its exception."""
     draw = random.Random(seed)
     differentiable = seed % 2 == 1
     tensors = [made(draw, device, REAL if differentiable else DTYPES) for _ in range(4)]

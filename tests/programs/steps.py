@@ -16,7 +16,7 @@ import torch
 
 
 def steps(wanted: str) -> Iterable[object]:
-    """So many, or until a file is there."""
+    """Return the indices of this many steps, or of steps until a file exists."""
     if wanted.isdigit():
         return range(int(wanted))
     return itertools.takewhile(lambda _: not Path(wanted).exists(), itertools.count())

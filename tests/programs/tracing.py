@@ -1,4 +1,4 @@
-"""What looks into operators finds on the device what it finds on the CPU: traces, exports, maps.
+"""Traces, exports and function transforms have the same results on the device as on the CPU.
 
 Prints a line for each module and way whose result differs, and then how many agreed.
 """
@@ -30,7 +30,7 @@ class Calls(nn.Module):
 
 
 def modules() -> Iterator[tuple[str, nn.Module, Tensors]]:
-    """Modules of operators that travel whole though torch makes them of others."""
+    """Return modules of operators that are sent whole, though torch decomposes them."""
     torch.manual_seed(0)
     image, series = torch.randn(2, 8, 10, 10), torch.randn(2, 5, 16)
     last = image.contiguous(memory_format=torch.channels_last)
@@ -108,7 +108,7 @@ def main() -> None:
             try:
                 wanted = tensors(way(copy.deepcopy(module), inputs, others))
             except RuntimeError:
-                continue  # torch cannot do that
+                continue  # torch does not support it
             there = [tuple(x.cuda() for x in given) for given in (inputs, others)]
             try:
                 found = tensors(way(copy.deepcopy(module).cuda(), *there))

@@ -17,7 +17,7 @@ from benchmarks import programs
 
 
 def results(names: list[str], device: str, steps: int) -> Iterator[dict[str, Any]]:
-    """Train each program for some steps; language models then generate."""
+    """Train each program for some steps; language models generate afterwards."""
     for name in names:
         if name in programs.TRAINING:
             step = programs.TRAINING[name](device, True)
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("names", nargs="+")
     options = parser.parse_args()
-    # Whoever asks for cuda must have got it: a fallback to the CPU would compare it with itself.
+    # cuda must be available if requested: a fallback to the CPU would compare it with itself.
     assert torch.zeros(1, device=options.device).device.type == options.device
     for result in results(options.names, options.device, options.steps):
         json.dump(result, sys.stdout)

@@ -14,7 +14,7 @@ from kernelproxy.kernel.activation import current
 
 
 def main() -> None:
-    # Whoever asks for cuda must have got it: there is nothing to count on a CPU.
+    # cuda must be available: there is nothing to count on a CPU.
     assert torch.zeros(1, device="cuda").is_cuda
     client = current().client
     assert client is not None

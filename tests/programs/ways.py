@@ -1,4 +1,4 @@
-"""Say of every aten operator with a CUDA kernel how it is executed; run under a device session.
+"""Report how each aten operator with a CUDA kernel is executed; run under a device session.
 
 Prints one JSON object for each: its name, its ``way`` (``kernel``: ours, ``composite``: made of
 others, ``fallback``: sent by default), and whether a software device ``executes`` it. Then one for
@@ -33,7 +33,7 @@ def cuda_operators() -> Iterator[str]:
 
 
 def way_of(name: str) -> str:
-    """Name what the dispatcher does with a CUDA operand in this process."""
+    """Return how the dispatcher treats a CUDA operand in this process."""
     if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
         return "kernel"
     composite = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")

@@ -1,13 +1,13 @@
-"""Hold weights on one device, and do with them what each line of input says.
+"""Hold weights on one device, and execute a command on them for each line of input.
 
 ``weights.py DEVICE SEED``, then lines, each answered by one:
 
-    load COUNT BYTES    bring so many random matrices there; "there"
+    load COUNT BYTES    upload this many random matrices; "there"
     fill COUNT BYTES    the same from one piece of host memory; "there"
-    infer TIMES         multiply a vector by all of them, so many times; a number
-    sum                 of all of them, by the device; a number
-    digest              of all of them, read back
-    alone               something without them; a number
+    infer TIMES         multiply a vector by all of them, this many times; a number
+    sum                 add all of them, on the device; a number
+    digest              read all of them back; a digest
+    alone               compute something without them; a number
 
 Numbers are in hexadecimal, as they are compared bit for bit. Ends with its input.
 """

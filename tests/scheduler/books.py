@@ -1,4 +1,4 @@
-"""The books of a cluster, checked from scratch, without trusting any counter."""
+"""Consistency checks of a cluster, computed from scratch, without trusting any counter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jupyter_sing.scheduler.hived.pool import Pool
 
 
 def check(cluster: Cluster) -> None:
-    """Assert that nothing contradicts anything else."""
+    """Assert that the cluster's state is consistent."""
     for pool in cluster.pools.values():
         _check_pool(cluster, pool)
     for vc in cluster.virtual_clusters.values():
@@ -36,7 +36,7 @@ def check(cluster: Cluster) -> None:
 
 
 def pictured(cluster: Cluster) -> object:
-    """All that a cluster is, as a value: equal pictures cannot be told apart by any later call."""
+    """Return the state of a cluster as a value: equal values behave the same in all later calls."""
     return (
         [
             (chain, [[c.order for c in cells] for cells in pool.free], pool.left, pool.need,

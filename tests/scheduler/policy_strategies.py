@@ -32,11 +32,11 @@ EXAMPLES = {
     for name in ("laptop", "lab", "course", "departments")
 }
 
-# The same cases everywhere and always: a test that fails for one of us fails for all. Policies that
-# fail are shown as they are, since making them smaller takes minutes.
+# The same cases on every machine and run: a test that fails for one developer fails for all.
+# Failing policies are shown as they are, since shrinking them takes minutes.
 STEADY = settings(deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
 
-# Names that YAML, or a version of it, takes for something else.
+# Names that YAML, or a version of it, reads as another type.
 ODD_NAMES = (
     "no", "null", "~", "true", "007", "1e5", "0x1f", ".inf", "12:30", "2026-01-01", "=", "<<",
     "a: b", "a #b", "- a", "*", "&a", "!t", "'", '"', "%", "@a", "{", "[", "é", "漢字", "a\\b",
@@ -105,7 +105,7 @@ _RACK = Cluster(
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
-    """Valid policies: everybody is named once, and guarantees are there."""
+    """Valid policies: every user is named once, and guarantees are possible."""
     cluster_names = draw(st.lists(names, unique=True, max_size=3))
     people = draw(st.lists(users, unique=True, max_size=8))
     form = draw(st.sampled_from(("none", "hosts", "cells")))

@@ -25,13 +25,13 @@ def session(name: str, *cells: tuple[float, float], gpus: int = 1, memory: int =
 
 
 def instant(gpus: int, **changes: float) -> Cluster:
-    """A cluster on which nothing takes time but cells; `changes` says what does."""
+    """Return a cluster on which only cells take time; `changes` overrides that."""
     values = {"switch": 0.0, "suspend": 0.0, "bandwidth": 1e30, **changes}
     return Cluster(gpus, **values)  # type: ignore[arg-type]
 
 
 def chance(seed: int, sessions: int = 12, gpus_max: int = 1) -> Workload:
-    """A workload under contention, with memory that does not fit all at once."""
+    """Return a workload under contention, with memory that does not fit all at once."""
     random = Random(seed)
 
     def one(index: int) -> Session:
@@ -46,7 +46,7 @@ def chance(seed: int, sessions: int = 12, gpus_max: int = 1) -> Workload:
 
 
 class Audit:
-    """A scheduler in between that notes who had which device from when to when.
+    """Scheduler wrapper that records which session held which device, from when to when.
 
     Attributes
     ----------
@@ -66,11 +66,11 @@ class Audit:
         self.decisions: list[tuple[float, Decision]] = []
 
     def next_tick(self) -> float | None:
-        """Ask the other one."""
+        """Forward to the wrapped scheduler."""
         return self._scheduler.next_tick()
 
     def handle(self, event: Event) -> Sequence[Decision]:
-        """Note what happens, and pass it on."""
+        """Record an event, and forward it."""
         self.events.append(event)
         if isinstance(event, Started):
             self._started[event.session] = event.at
@@ -99,10 +99,10 @@ def cells_of(outcome: Outcome, name: str) -> list[CellRecord]:
 
 
 def waits(outcome: Outcome, name: str) -> list[float]:
-    """The times to GPU of a session's cells."""
+    """Return the times to GPU of a session's cells."""
     return [round(cell.time_to_gpu, 6) for cell in cells_of(outcome, name)]
 
 
 def ends(outcome: Outcome, name: str) -> list[float]:
-    """When a session's cells ended."""
+    """Return when a session's cells ended."""
     return [round(cell.finished, 6) for cell in cells_of(outcome, name)]

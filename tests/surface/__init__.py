@@ -1,1 +1,1 @@
-"""What programs expect of ``torch.cuda``, by subject; `tests.programs.surface` runs it."""
+"""Checks of ``torch.cuda`` by subject, as programs use it; `tests.programs.surface` runs them."""

@@ -1,4 +1,4 @@
-"""Operators are looked up once, whichever way their operands come."""
+"""Operators are looked up once, however their operands are passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the checks of the surface are registered, and what they have in common."""
+"""Registration of the checks of `tests.surface`, and their common helpers."""
 
 from __future__ import annotations
 

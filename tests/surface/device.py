@@ -1,4 +1,4 @@
-"""What a program learns of its device."""
+"""Properties of a program's device."""
 
 from __future__ import annotations
 

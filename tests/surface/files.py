@@ -1,4 +1,4 @@
-"""Storages, and what is written to files."""
+"""Storages, and writing to files."""
 
 from __future__ import annotations
 

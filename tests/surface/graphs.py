@@ -1,4 +1,4 @@
-"""CUDA graphs: operators that are kept, and executed at every replay."""
+"""CUDA graphs: operators are captured, and executed at every replay."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def a_graph_keeps_what_it_needs_and_gives_it_back() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         x = given
-        for _ in range(10):  # each of these is let go: the graph uses their memory again
+        for _ in range(10):  # each of these is freed: the graph uses their memory again
             x = x + 1
     del given
     assert torch.cuda.memory_allocated() - before < 4 << 20

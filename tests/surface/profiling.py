@@ -81,7 +81,7 @@ def older_profilers_work() -> None:
     with torch.autograd.profiler.profile() as profile:
         torch.ones(3, device="cuda").exp()
     assert any(event.key == "aten::exp" for event in profile.key_averages())
-    for _ in range(3):  # also at its first calls, where the shape of what it gives is found
+    for _ in range(3):  # also at its first calls, when the shape of its result is computed
         with torch.autograd.profiler_legacy.profile(use_cuda=True) as profile:
             torch.ones(3, device="cuda").exp()
         (event,) = (event for event in profile.function_events if event.name == "aten::exp")

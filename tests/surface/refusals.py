@@ -1,4 +1,4 @@
-"""What cannot work says so."""
+"""Errors of unsupported calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def quantized_tensors_say_that_they_are_not_supported_yet() -> None:
     x = torch.eye(3)
     y = x.cuda()
     with warnings.catch_warnings():
-        # Of quantized tensors themselves.
+        # The error of quantized tensors themselves.
         warnings.filterwarnings("ignore", ".*(prototype|deprecated)")
         for function in (
             lambda: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8),

@@ -1,4 +1,4 @@
-"""Settings of torch that operators depend on: the device follows them."""
+"""Settings of torch that operators depend on: the device uses them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def attention_takes_the_kernels_that_are_allowed() -> None:
 @check
 def libraries_may_be_preferred() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is experimental
+        warnings.simplefilter("ignore", UserWarning)  # the warning that it is experimental
         torch.backends.cuda.preferred_linalg_library("magma")
         torch.backends.cuda.preferred_linalg_library("cusolver")
         assert torch.linalg.det(torch.eye(3, device="cuda")).item() == 1

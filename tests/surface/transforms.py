@@ -1,4 +1,4 @@
-"""Programs that torch makes of programs: scripts, traces, exports, transforms, checkpoints."""
+"""Programs that torch derives from programs: scripts, traces, exports, transforms, checkpoints."""
 
 from __future__ import annotations
 

@@ -112,19 +112,19 @@ NOTES = ["The policy describes 1 host of 4 devices, and this daemon has 2."]
 
 
 class FakeAgent:
-    """An agent's end of a tender's connection; `close` is its death."""
+    """An agent's end of a process manager's connection; `close` simulates its death."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sock.settimeout(SECONDS_MAX)
 
     def order(self, message: Message) -> Message:
-        """Give an order, and return its answer."""
+        """Send an order; return its answer."""
         send_message(self._sock, message)
         return self.hear()
 
     def hear(self) -> Message:
-        """Wait for what the tender says."""
+        """Receive a message of the process manager."""
         return recv_message(self._sock)[0]
 
     def close(self) -> None:
@@ -133,28 +133,28 @@ class FakeAgent:
 
 
 class FakeDaemon:
-    """Listens at `path` until it is closed; `requests` are what it was asked, in order."""
+    """Listens at `path` until it is closed; `requests` has the received requests in order."""
 
     def __init__(self, path: Path) -> None:
         self.requests: list[Message] = []
         self.sessions: dict[str, dict[str, Any]] = {}
-        #: What sessions are opened with: the form of processes, and why there is none.
+        #: Answer to opened sessions: the form of processes, or the reason why there is none.
         self.form: tuple[dict[str, Any] | None, str] = (None, "CRIU is not installed")
         self.policy = ""
-        #: Whether it knows no session any more.
+        #: True if it has lost all sessions.
         self.forgotten = False
-        #: What is said before it has made or restored a checkpoint.
+        #: Messages that it sends before it has made or restored a checkpoint.
         self.progress: list[Message] = []
-        #: Of how many more wishes it says that the kernel is not connected yet.
+        #: Number of further requests to which it answers that the kernel is not connected yet.
         self.too_early = 0
-        #: Set it, and who asks for a checkpoint waits; released for each who has hung up.
+        #: If set, callers that request a checkpoint wait. Released for each that has disconnected.
         self.busy = False
         self.hung_up = threading.Semaphore(0)
-        #: Connections of tenders, whose orders the test gives.
+        #: Connections of process managers, whose orders the test sends.
         self.tenders: queue.Queue[FakeAgent] = queue.Queue()
         self._agents: list[FakeAgent] = []
         self._closed = False
-        #: What is still to be told to each of those who watch.
+        #: Pending messages of each subscriber.
         self.watchers: list[queue.SimpleQueue[Message | None]] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -202,7 +202,7 @@ class FakeDaemon:
                     return
 
     def _be_watched(self, sock: socket.socket) -> None:
-        """Tell what changes, until `close` or `drop_watchers`."""
+        """Send changes to a subscriber, until `close` or `drop_watchers`."""
         news: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.watchers.append(news)
         if self._closed:
@@ -212,12 +212,12 @@ class FakeDaemon:
             send_message(sock, message)
 
     def tell(self, *sessions: dict[str, Any], gone: Sequence[str] = ()) -> None:
-        """Tell who watches what has changed."""
+        """Send subscribers what has changed."""
         for news in self.watchers:
             news.put(protocol.Changed(list(sessions), [], list(gone)))
 
     def drop_watchers(self) -> None:
-        """End the connections of those who watch."""
+        """Close the connections of subscribers."""
         while self.watchers:
             self.watchers.pop().put(None)
 

@@ -1,1 +1,1 @@
-"""What other versions, other programs and files on disk rely on, and the record of it."""
+"""Recorded interfaces on which other versions, other programs and files on disk rely."""

@@ -1,4 +1,4 @@
-"""The product's interfaces as data: each function returns one of them, as JSON can hold it.
+"""The product's interfaces as data: each function returns one of them, as a JSON value.
 
 `recorded/NAME.json` holds what `CONTRACT[NAME]` returned when it was last recorded. Modules and
 classes may be renamed freely; then only the imports here change.
@@ -100,7 +100,7 @@ def rebuilding() -> dict[str, Any]:
 
 
 def rest() -> dict[str, Any]:
-    """REST resources: the document that the server's tests hold the server to."""
+    """REST resources: the document that the tests of the server check."""
     return _without_prose(yaml.safe_load((ROOT / "jupyter_sing/server/openapi.yaml").read_text()))
 
 
@@ -148,7 +148,7 @@ def _argument(action: argparse.Action) -> str:
 
 
 def _portable(value: Any) -> str:
-    """Say what a default is, without paths of this machine."""
+    """Return a default without paths of this machine."""
     return "a path" if isinstance(value, str) and "/" in value else repr(value)
 
 
@@ -158,7 +158,7 @@ def magic() -> dict[str, Any]:
 
 
 def environment() -> list[str]:
-    """Environment variables: strings in the code that are the name of one, or mention a user's."""
+    """Environment variables: string literals with the name of one, or with text about a user's."""
     found = set(re.findall(r"JUPYTER_SING_[A-Z_]*[A-Z]", (ROOT / "docs/settings.md").read_text()))
     for package in ("jupyter_sing", "kernelproxy"):
         for path in (ROOT / package).rglob("*.py"):

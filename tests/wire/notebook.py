@@ -1,4 +1,4 @@
-"""The notebook of the recorded checkpoint: one cell that makes everything, one that tells of it."""
+"""The notebook of the recorded checkpoint: one cell creates everything, one prints it."""
 
 CREATE = """
 import collections, dataclasses, datetime, enum, functools, logging, random, re, threading
@@ -69,8 +69,8 @@ row = table[1]
 half = torch.full((3,), 0.5, dtype=torch.bfloat16, device="cuda")
 """
 
-#: Prints the same whatever of it was made and whatever was restored, of which it says more than
-#: the values: who shares what, and what random numbers come next.
+#: Prints the same before and after a restore: the values, and also which objects are shared, and
+#: which random numbers come next.
 TELL = """
 aliases["one"].append(4)
 array[0, 1] = 100.0

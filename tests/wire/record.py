@@ -1,7 +1,7 @@
-"""Record the interfaces as they are: ``python -m tests.wire.record``.
+"""Record the current interfaces: ``python -m tests.wire.record``.
 
-What this changes, versions that are installed and checkpoints that were saved do not know: mention
-it in the commit, and keep old names readable.
+Installed versions and saved checkpoints do not know a changed interface: mention the change in the
+commit, and keep old names readable.
 
 ``python -m tests.wire.record VERSION`` saves a checkpoint instead, beside those of older versions,
 which stay as they are.
@@ -23,17 +23,17 @@ from tests.wire.notebook import CREATE, TELL
 
 RECORDED = Path(__file__).parent / "recorded"
 CHECKPOINTS = RECORDED / "checkpoints"
-#: Where a store keeps what a checkpoint consists of.
+#: Where a store keeps the files of a checkpoint.
 STORED = ("chunks", "manifests")
 
 
 def as_text(interface: Any) -> str:
-    """What the file of an interface holds."""
+    """Return the content of the file of an interface."""
     return json.dumps(interface, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def save_checkpoint(version: str) -> None:
-    """Save the notebook, and what it tells, with a daemon of its own."""
+    """Save the notebook, and its output, with a daemon of its own."""
     into = CHECKPOINTS / version
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
@@ -44,7 +44,7 @@ def save_checkpoint(version: str) -> None:
             JUPYTER_SING_DEVICES="cpu:1GiB@1",
             JUPYTER_SING_RUNTIME_DIR=str(base / "runtime"),
         )
-        os.chdir("/")  # a directory that is everywhere: the checkpoint names it
+        os.chdir("/")  # a directory that exists everywhere: the checkpoint names it
         with kernel() as notebook:
             for cell in (CREATE, "%sing checkpoint recorded --form namespace"):
                 ran = notebook.run(cell)

@@ -1,4 +1,4 @@
-"""Checkpoints that earlier versions saved are restored."""
+"""Checkpoints that earlier versions saved can be restored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
 
 
 def put(checkpoint: Path, states: Path) -> None:
-    """Put a recorded checkpoint into a store, as one of the user who runs this."""
+    """Put a recorded checkpoint into a store, as one of the user who runs the test."""
     states.mkdir(parents=True, mode=0o700)
     for name in STORED:
         shutil.copytree(checkpoint / name, states / name)

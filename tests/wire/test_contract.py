@@ -1,4 +1,4 @@
-"""Interfaces are as they were recorded."""
+"""Interfaces agree with their recorded versions."""
 
 from __future__ import annotations
 

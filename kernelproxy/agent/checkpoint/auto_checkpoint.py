@@ -1,8 +1,8 @@
-"""Checkpoints that nobody asks for: when one is made, and which of the older ones may go.
+"""Automatic checkpoints: when one is made, and which of the older ones may be deleted.
 
-A kernel makes a checkpoint when the agent wishes for one, as soon as no cell runs. Here is decided
-when that is. What counts is what was run: a notebook that has run nothing since its last checkpoint
-gets no other one.
+A kernel makes a checkpoint when the agent requests one, as soon as no cell runs. This module
+decides when to request one. What counts is what was run: a notebook that has run nothing since its
+last checkpoint gets no other one.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long a checkpoint before the daemon's end may take that has begun.
+#: Time limit for a checkpoint before the daemon's end, once it has begun.
 STORE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When checkpoints are made by themselves.
+    """Rule for when checkpoints are made automatically.
 
     Parameters
     ----------
     every : float
-        Seconds between two; 0 or less: time is no reason.
+        Seconds between two; 0 or less: not by time.
     cells : int
-        Cells between two; 0 or less: cells are no reason.
+        Cells between two; 0 or less: not by cells.
     keep : int
-        How many are kept, see `surplus`.
+        Number of checkpoints to keep, see `surplus`.
     """
 
     every: float = 0.0
@@ -48,7 +48,7 @@ class Rule:
     keep: int = 3
 
     def seconds_left(self, cells: int, seconds: float) -> float:
-        """Seconds until one is due, so many cells and seconds after the last; 0: now."""
+        """Return the seconds until one is due, given cells and seconds since the last; 0: now."""
         if 0 < self.cells <= cells:
             return 0.0
         return max(0.0, self.every - seconds) if self.every > 0 else float("inf")
@@ -66,11 +66,11 @@ class Automatic:
 
     def __init__(self, session: Session, checkpoints: Checkpoints, rule: Rule) -> None:
         self.rule = rule
-        #: Why there is none of what was run since the last one; "" if nothing failed.
+        #: Why the last attempt failed, so that recent work is not saved; "" if it did not fail.
         self.problem = ""
         self._session, self._checkpoints = session, checkpoints
         self._saved = 0  # cells that had ended when the last checkpoint was made
-        self._tried, self._tried_at = 0, time.monotonic()  # the same of the last attempt
+        self._tried, self._tried_at = 0, time.monotonic()  # cells and time of the last attempt
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[str] | None = None
         self._begun: str | None = None
@@ -79,37 +79,37 @@ class Automatic:
 
     @property
     def making(self) -> bool:
-        """Whether one is being made."""
+        """True if one is being made."""
         return self._task is not None
 
     @property
     def dirty(self) -> bool:
-        """Whether the notebook has run a cell since its last checkpoint."""
+        """True if the notebook has run a cell since its last checkpoint."""
         return self._session.kernel.cells_ended > self._saved
 
     @property
     def _could_lose(self) -> bool:
-        """Whether the notebook has something to lose."""
+        """True if the notebook has something to lose."""
         session = self._session
         lives = not session.closing and session.state is not State.FAILED
         return lives and not session.script and self.dirty
 
     @property
     def _away(self) -> bool:
-        """Whether it would have to come back to its device for one."""
+        """True if it would have to be resumed on its device for one."""
         used = self._session.device_state.memory.client.head > 0
         return used and self._session.state in (State.SUSPENDED, State.QUEUED)
 
     @property
     def _needed(self) -> bool:
-        """Whether the notebook has something to lose, and can be asked for it."""
+        """True if the notebook has something to lose, and its kernel can be asked for it."""
         return self._could_lose and self._session.kernel.hears
 
     def tend(self) -> None:
-        """Make a checkpoint if one is due, else look again when, as it looks now, one will be."""
+        """Make a checkpoint if one is due, else schedule the next check."""
         self._stop_timer()
         if self._task is not None or self._away or not self._needed:
-            return  # looked at again when it is back
+            return  # checked again when the session has resumed
         cells = self._session.kernel.cells_ended - self._tried
         left = self.rule.seconds_left(cells, time.monotonic() - self._tried_at)
         if left <= 0:
@@ -118,8 +118,8 @@ class Automatic:
             self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self.tend)
 
     def before_rest(self) -> bool:
-        """Begin one of a session that is to be suspended, as it would have to come back for it;
-        return whether that is to wait.
+        """Start a checkpoint of a session that is about to be suspended: later it would have to be
+        resumed for it. Return True if the suspension must wait for that.
         """
         on = self.rule.every > 0 or self.rule.cells > 0
         tried = self._session.kernel.cells_ended <= self._tried
@@ -129,11 +129,11 @@ class Automatic:
         return True
 
     def before_hibernation(self) -> bool:
-        """As `before_rest`, of one that is to hibernate: if it is suspended, it stays so."""
+        """Do as `before_rest` before a hibernation; a suspended session stays suspended."""
         return not self._away and self.before_rest()
 
     def set_rule(self, every: float, cells: int) -> None:
-        """Go by other intervals from now on, until the kernel ends."""
+        """Set other intervals, until the kernel ends."""
         self.rule = replace(self.rule, every=max(0.0, every), cells=max(0, cells))
         self._tried, self._tried_at = self._session.kernel.cells_ended, time.monotonic()
         self.problem = ""
@@ -141,12 +141,12 @@ class Automatic:
         self.tend()
 
     def goes_on_from(self, before: Automatic) -> None:
-        """Begin as that of a kernel whose place a process takes, with all its cells saved."""
+        """Take over the rule of a kernel that a process replaces, with all its cells saved."""
         self.rule = before.rule
         self._saved = self._tried = self._session.kernel.cells_ended
 
     def begun(self, name: str) -> Callable[[], object]:
-        """The kernel hands over a checkpoint; returns what is to be called when it is stored."""
+        """Note that the kernel hands over a checkpoint; return what to call once it is stored."""
         cells, self._begun = self._session.kernel.cells_ended, name
 
         def stored() -> None:
@@ -167,7 +167,7 @@ class Automatic:
         return self._task
 
     async def _make(self) -> str:
-        """Make one, and forget those that it replaces; returns its name."""
+        """Make one, and delete those that it replaces; return its name."""
         session, self._begun = self._session, None
         self._tried, self._tried_at = session.kernel.cells_ended, time.monotonic()
         name = await self._checkpoints.automatic_name(session.owner, session.name)
@@ -195,23 +195,23 @@ class Automatic:
                 exc_info=unexpected,
             )
         self.tend()
-        self._session.look()  # perhaps it was to hibernate
+        self._session.look()  # a hibernation may have waited for this
 
     async def before_end(self, seconds: float, turn: asyncio.Lock) -> tuple[str, str]:
-        """Make one before the daemon ends, of a notebook that can be lost.
+        """Make one before the daemon ends, if the notebook has something to lose.
 
         Parameters
         ----------
         seconds : float
-            How long to wait for the cell that runs, and for the device.
+            How long to wait for the running cell, and for the device.
         turn : Lock
-            Held by one that comes back for it: all who hibernate may not fit into memory at once,
-            and would only hold each other up.
+            Held while a hibernating session is woken for its checkpoint: all of them at once may
+            not fit into memory, and would only delay each other.
 
         Returns
         -------
         tuple of str
-            The name of the checkpoint, and why there is none; both "" if none is needed.
+            The name of the checkpoint, and why it could not be made; both "" if none is needed.
         """
         if not self._session.hibernation.asleep:
             return await self._before_end(seconds)
@@ -219,12 +219,12 @@ class Automatic:
             return await self._before_end(seconds)
 
     async def _before_end(self, seconds: float) -> tuple[str, str]:
-        """As `before_end`, without waiting for others."""
+        """Do as `before_end`, without waiting for other sessions."""
         asleep = self._session.hibernation.asleep
         if not (self._could_lose and asleep) and not self._needed:
             return "", ""
         name = self._session.name
-        task = self._begin()  # one that hibernates comes back for it, and is not busy
+        task = self._begin()  # a hibernating session is woken for it, and is not busy
         await asyncio.wait({task}, timeout=STORE_SECONDS if asleep else seconds)
         if not task.done() and self._begun is not None:
             await asyncio.wait({task}, timeout=STORE_SECONDS)
@@ -236,14 +236,14 @@ class Automatic:
         error = task.exception()
         return ("", f"{name}: {error}") if error is not None else (task.result(), "")
 
-    # ---------------------------------------------------------------- keeping track
+    # ---------------------------------------------------------------- state, its record, its end
 
     def describe(self) -> dict[str, Any]:
-        """See ``automatic`` in ``openapi.yaml``."""
+        """Return ``automatic`` of ``openapi.yaml``."""
         return {**asdict(self.rule), "problem": self.problem}
 
     def record(self) -> dict[str, Any]:
-        """What `adopt` needs, in JSON."""
+        """Return what `adopt` needs, as JSON."""
         return {
             "rule": asdict(self.rule),
             "saved": self._saved,
@@ -253,7 +253,7 @@ class Automatic:
         }
 
     def adopt(self, record: dict[str, Any]) -> None:
-        """Go on where the agent was that died."""
+        """Recover from the record of an agent that died."""
         self.rule = Rule(**record["rule"])
         self._saved, self._tried = record["saved"], record["tried"]
         self._tried_at, self.problem = record["tried_at"], record["problem"]
@@ -264,7 +264,7 @@ class Automatic:
             self._timer = None
 
     async def close(self) -> None:
-        """Make no more."""
+        """Cancel the one that is being made, and make no more."""
         self._stop_timer()
         if self._task is not None:
             self._task.cancel()

@@ -1,7 +1,7 @@
-"""Checkpoints of notebooks: what a kernel has handed over and its device's snapshot, on disk.
+"""Checkpoints of notebooks: the host state from a kernel and its device's snapshot, on disk.
 
-A checkpoint is one manifest of the chunk store. Its extents are those device storages that the
-host state refers to, its blobs the parts of the host state. Nothing of a checkpoint is executed or
+A checkpoint is one manifest of the chunk store. Its extents are the device storages to which the
+host state refers, its blobs the parts of the host state. Nothing of a checkpoint is executed or
 unpickled here.
 """
 
@@ -39,7 +39,7 @@ from kernelproxy.storage.threads import Cancel
 from kernelproxy.storage.writer import Part
 
 KIND = "checkpoint"
-#: Behind the user's number: sessions and checkpoints may have the same names.
+#: Owner of checkpoints in the store, from the uid: sessions and checkpoints may share names.
 _OWNER = "{}-checkpoints"
 _PARTS_MAX = 1 << 20
 _SMALL, _HOST, _FILE = "device-small", "host", "file"
@@ -49,18 +49,18 @@ _READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcnt
 
 @dataclass(frozen=True)
 class Host:
-    """What a kernel says about the host state that it hands over.
+    """A kernel's description of the host state that it hands over.
 
     Parameters
     ----------
     position : int
-        Of the log when it was captured: the device storages are those of then.
+        Position of the log when it was captured: the device storages are of that position.
     parts : list of int
-        Lengths of the parts in its file, one behind the other.
+        Lengths of the parts in its file, in sequence.
     storages : dict of int to int
-        Bytes of each device storage that it refers to, by number.
+        Bytes of each device storage to which it refers, by number.
     about : dict
-        For people: ``saved``, ``omitted`` of the namespace, ``left_out`` of files.
+        User-facing: ``saved``, ``omitted`` of the namespace, ``left_out`` of files.
     files : list of dict
         The notebook's files; the content of those of kind ``file`` is in the second file.
     """
@@ -73,17 +73,17 @@ class Host:
 
     @property
     def contents(self) -> list[int]:
-        """Lengths of the contents of files, one behind the other."""
+        """Lengths of the contents of files, in sequence."""
         return _contents(self.files)
 
     @classmethod
     def parse(cls, raw: dict[str, Any], host_bytes: int, content_bytes: int) -> Host:
-        """Check what a kernel sent with files of so many bytes.
+        """Check a description from a kernel against the sizes of its two files.
 
         Raises
         ------
         ControlError
-            If it makes no sense.
+            If it is invalid.
         """
         try:
             parts = [int(each) for each in raw["parts"]]
@@ -111,12 +111,12 @@ class DeviceSide:
     Parameters
     ----------
     snapshot : Snapshot or None
-        At the position of the host state; None of a device that was not used.
+        At the position of the host state; None if the device was not used.
     arena_fd : int
     previous : Manifest or None
-        Of the same session, if its arena is empty, or for what has not changed.
+        Of the same session: its spilled state if its arena is empty, or a base for unchanged data.
     checkpoint : Manifest or None
-        The newest checkpoint of the same session, for what has not changed of its process.
+        The newest checkpoint of the same session, a base for what is unchanged of its process.
     """
 
     snapshot: Snapshot | None
@@ -127,16 +127,16 @@ class DeviceSide:
 
 @dataclass(frozen=True)
 class ProcessSide:
-    """The process of a kernel, as far as a checkpoint has it.
+    """The process of a kernel, as part of a checkpoint.
 
     Parameters
     ----------
     directory : Path
-        With its images.
+        Directory of its images.
     pages : bytes
-        The client's, the worker's and the agent's page of then.
+        The client's, the worker's and the agent's page at that moment.
     about : dict
-        What a session that goes on from there needs, see `takeover`.
+        What a session that continues from there needs, see `kernel_replacement`.
     """
 
     directory: Path
@@ -160,14 +160,14 @@ class Checkpoints:
         self._openings = Openings()
 
     def name(self, wanted: str, session: str, how: str = "") -> str:
-        """Return the name of a new checkpoint: the wanted one, or one that says what and when."""
+        """Return the name of a new checkpoint: the wanted one, or one made of session and time."""
         if wanted:
             return wanted
         stem = re.sub(r"[^A-Za-z0-9]+", "-", session.removesuffix(".ipynb")).strip("-")[:60]
         return f"{stem or 'notebook'}-{how}{time.strftime('%Y%m%d-%H%M%S')}"
 
     async def automatic_name(self, owner: int, session: str) -> str:
-        """Return a name for a checkpoint that nobody asked for, which no checkpoint has.
+        """Return an unused name for an automatic checkpoint.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class Checkpoints:
         return name
 
     def check_size(self, host: Host) -> None:
-        """Refuse a host state that says it is larger than all that may be stored.
+        """Refuse a host state whose declared size exceeds the limit of the store.
 
         Raises
         ------
@@ -195,16 +195,16 @@ class Checkpoints:
                 "quota",
             )
 
-    # ---------------------------------------------------------------- whose they are
+    # ---------------------------------------------------------------- their origins
 
     async def records(self, owner: int) -> list[Record]:
-        """What the readable ones of a user say about where they come from; raises StoreError."""
+        """Return the origins of a user's readable checkpoints; raises StoreError."""
 
         def work() -> list[Record]:
             store, found = self._opened(), []
             for user, name in store.names():
                 if user == _OWNER.format(owner):
-                    with contextlib.suppress(StoreError):  # `all` says what is wrong with it
+                    with contextlib.suppress(StoreError):  # `all` reports what is wrong with it
                         found.append(_record(store.load(user, name)))
             return found
 
@@ -213,17 +213,17 @@ class Checkpoints:
         return found
 
     async def learn(self, owner: int) -> None:
-        """Read them for `known`, if that was not done yet."""
+        """Read a user's origins for `known`, if that was not done yet."""
         if owner not in self._known:
-            with contextlib.suppress(StoreError, OSError):  # who needs it, is told why
+            with contextlib.suppress(StoreError, OSError):  # a caller that needs it gets the error
                 await self.records(owner)
 
     def known(self, owner: int) -> list[Record]:
-        """What is known of that since it was last read; made and deleted here is known at once."""
+        """Return the origins as last read, updated by what was made and deleted here since."""
         return list(self._known.get(owner, {}).values())
 
     async def one(self, owner: int, name: str) -> dict[str, Any]:
-        """One of those that `all` lists; raises as `open`."""
+        """Return one entry of what `all` lists; raises as `open`."""
         return await asyncio.to_thread(lambda: self._describe(self._load(owner, name)))
 
     # ---------------------------------------------------------------- making and reading
@@ -239,12 +239,12 @@ class Checkpoints:
         cancel: Cancel,
         progress: Callable[[int, int], object],
     ) -> tuple[dict[str, Any], Manifest]:
-        """Store a checkpoint; returns what `all` lists of it, and its manifest.
+        """Store a checkpoint; return its entry as in `all`, and its manifest.
 
         Raises
         ------
         StoreError
-            See `Store.put`, and ``damaged`` if the snapshot lacks what the host state refers to.
+            See `Store.put`; ``damaged`` if the snapshot lacks storages of the host state.
         OSError
             If the images of a process cannot be read.
         """
@@ -265,7 +265,7 @@ class Checkpoints:
                 _SMALL: b"".join(small.values()),
             }
             if process is not None:
-                # All storages: the process refers to them in ways that only it knows.
+                # All storages: only the process knows which of them it refers to.
                 extents = _all_extents(device.snapshot)
                 numbers = [each.id for each in extents]
                 meta = {**meta, "process": process.about, "extents": numbers}
@@ -294,7 +294,7 @@ class Checkpoints:
                 images: Blobs = {}
                 if packed is not None:
                     to_compare = packed.work(device.checkpoint)
-                    # What is stored then, of which much may be there already.
+                    # The bytes to store after comparing; many of them may be stored already.
                     rest = packed.image_bytes + sum(map(len, blobs.values()))
                     rest += sum(each.count for each in extents)
 
@@ -308,7 +308,7 @@ class Checkpoints:
                 try:
                     manifest = put(images)
                 except StoreError as error:
-                    # Somebody deleted meanwhile what the images were to rely on.
+                    # Meanwhile the checkpoint was deleted on which the images were to be based.
                     if packed is None or error.reason != "missing":
                         raise
                     manifest = put(packed.whole())
@@ -320,7 +320,7 @@ class Checkpoints:
         return made, manifest
 
     async def all(self, owner: int) -> list[dict[str, Any]]:
-        """List a user's checkpoints, the newest first; of unreadable ones the name and why."""
+        """List a user's checkpoints, the newest first; unreadable ones with name and error."""
 
         def work() -> list[dict[str, Any]]:
             store, found = self._opened(), []
@@ -340,7 +340,7 @@ class Checkpoints:
         await asyncio.to_thread(self._load, owner, name)
 
     async def load(self, owner: int, name: str) -> tuple[Store, Manifest]:
-        """Find a checkpoint, to read more of it than `open` does; raises as that."""
+        """Load the manifest of a checkpoint, to read more of it than `open`; raises as `open`."""
         return await asyncio.to_thread(lambda: (self._opened(), self._load(owner, name)))
 
     async def open(
@@ -352,7 +352,7 @@ class Checkpoints:
         process: bool = False,
         sessions: int = 0,
     ) -> tuple[CheckpointOpened, list[int]]:
-        """Read and verify a checkpoint, or hand out again what was read of it and is in use.
+        """Read and verify a checkpoint, or share what was read of it and is still in use.
 
         Parameters
         ----------
@@ -361,14 +361,14 @@ class Checkpoints:
         progress : callable
             Called with the bytes read and in total, in any thread.
         process : bool
-            Whether its process will be restored: then only its files are read.
+            True if its process will be restored: then only its files are read.
         sessions : int
-            How many sessions its owner has; see `Openings` for what that bounds.
+            Number of sessions of its owner; see `Openings` for what that bounds.
 
         Returns
         -------
         tuple
-            The answer to who wants it, and the descriptors for that, which become the caller's.
+            The reply to the caller, and descriptors of which it takes ownership.
 
         Raises
         ------
@@ -406,8 +406,8 @@ class Checkpoints:
                 os.ftruncate(fds[1], end)
                 store.get(wanted, fds[1], progress=read)
                 os.pwrite(fds[1], store.blob(manifest, _SMALL), end)
-                # To be read only: others read them, too, and what is written takes of our memory
-                # and disk.
+                # Read-only: others share them, and what they wrote would take our memory and
+                # disk.
                 for fd in fds[:2]:
                     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _READ_ONLY)
                 for index, fd in enumerate(fds):
@@ -436,16 +436,16 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def reading(self, owner: int, name: str) -> Iterator[None]:
-        """Keep a checkpoint from being deleted by itself while it is read."""
+        """Prevent the automatic deletion of a checkpoint while it is read."""
         self._readers[owner, name] += 1
         try:
             yield
         finally:
             self._readers[owner, name] -= 1
-            self._readers += Counter()  # forgets what nobody reads
+            self._readers += Counter()  # drops counts of 0
 
     async def delete(self, owner: int, name: str) -> None:
-        """Forget a checkpoint; raises as `open`."""
+        """Delete a checkpoint; raises as `open`."""
 
         def work() -> None:
             store = self._opened()
@@ -453,22 +453,22 @@ class Checkpoints:
                 store.delete(_OWNER.format(owner), name)
             except StoreError as error:
                 raise _unknown(error, name) from error
-            with contextlib.suppress(StoreError):  # somebody stores or reads: next time
+            with contextlib.suppress(StoreError):  # others store or read: collect next time
                 store.collect()
 
         await asyncio.to_thread(work)
         self._known.get(owner, {}).pop(name, None)
 
     async def delete_unread(self, owner: int, name: str) -> None:
-        """Forget a checkpoint, if there is one and nobody reads it; raises StoreError."""
+        """Delete a checkpoint, if it exists and is not being read; raises StoreError."""
         if not self._readers[owner, name]:
-            with contextlib.suppress(ControlError):  # somebody else was faster
+            with contextlib.suppress(ControlError):  # it was deleted meanwhile
                 await self.delete(owner, name)
 
     def label(
         self, owner: int, name: str, torch: str, device_kind: str, position: int, meta: Any
     ) -> Label:
-        """Label of a checkpoint that is to be stored."""
+        """Return the label of a checkpoint that is to be stored."""
         user = _OWNER.format(owner)
         return Label(user, name, KIND, torch, device_kind, position, meta)
 
@@ -485,7 +485,7 @@ class Checkpoints:
     def _describe(self, manifest: Manifest) -> dict[str, Any]:
         label = manifest.label
         sizes = self._opened().sizes(label.owner, label.name)
-        about = label.meta  # ours: nobody else writes manifests of this owner
+        about = label.meta  # trusted: only this daemon writes manifests of this owner
         return {
             "name": label.name,
             "created": created_text(manifest.created),
@@ -507,7 +507,7 @@ class Checkpoints:
 
 
 def created_text(seconds: float) -> str:
-    """ISO 8601 of a moment, in seconds since 1970."""
+    """Return a time, in seconds since 1970, in ISO 8601."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
@@ -528,7 +528,7 @@ def _contents(files: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def _blobs(name: str, fd: int, counts: Sequence[int]) -> dict[str, bytes | Part]:
-    """Name stretches of a file, one behind the other."""
+    """Name consecutive parts of a file as blobs."""
     ends = list(itertools.accumulate(counts))
     return {
         f"{name}-{index}": Part(fd, end - count, count)
@@ -539,7 +539,7 @@ def _blobs(name: str, fd: int, counts: Sequence[int]) -> dict[str, bytes | Part]
 def _device_part(
     snapshot: Snapshot | None, wanted: Sequence[int]
 ) -> tuple[list[Extent], dict[int, bytes]]:
-    """Find the storages that the host state refers to: in extents, and the bytes of small ones."""
+    """Return the storages of the host state: extents, and the bytes of small storages."""
     if snapshot is None or not wanted:
         if wanted:
             raise StoreError("The device has nothing of what the notebook refers to.", "damaged")
@@ -563,7 +563,7 @@ def _all_extents(snapshot: Snapshot | None) -> list[Extent]:
 
 
 def _only(manifest: Manifest, storages: Sequence[int]) -> Manifest:
-    """A checkpoint with the extents of some storages only, in their order."""
+    """Return a checkpoint with the extents of some storages only, in their order."""
     numbers = manifest.label.meta.get("extents", storages)
     places = {number: place for place, number in enumerate(numbers)}
     kept = [places[number] for number in storages]

@@ -1,4 +1,4 @@
-"""How a session's notebook is saved: the kernel captures, the agent saves and stores."""
+"""Making checkpoints of a session's notebook: the kernel captures, the agent saves and stores."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from kernelproxy.storage.threads import Cancel
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session
 
-#: What a kernel may take to close its connection before it leaves.
+#: Time limit for a kernel to close its connection before it detaches.
 HANG_UP_SECONDS = 30.0
 _USED_MEANWHILE = "Another thread of the notebook used the device meanwhile: try again."
 
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Turn what cannot be done into the refusal of a request."""
+    """Turn a failure into the refusal of a request."""
     try:
         yield
     except ControlError:
         raise
-    except (SingError, OSError) as error:  # or the kernel was interrupted, and hung up
+    except (SingError, OSError) as error:  # or the kernel was interrupted, and disconnected
         raise ControlError(str(error), getattr(error, "reason", "failed")) from error
 
 
@@ -69,39 +69,41 @@ class Checkpointing:
         self._session, self._checkpoints, self._images = session, checkpoints, images
         self._last: Manifest | None = None
         self._asked: dict[tuple[str, str], asyncio.Future[dict[str, Any]]] = {}
-        #: The newest one that the kernel has handed over, by its name.
+        #: The newest checkpoint that the kernel has handed over: its name and its outcome.
         self._newest: tuple[str, asyncio.Future[dict[str, Any]]] | None = None
-        #: What is stored, or read, for the session now.
+        #: Checkpoints that are being stored, or read, for the session.
         self.underway = Underway(session.changed)
         self._returning: asyncio.Task[None] | None = None
-        self._askers: Counter[tuple[str, str]] = Counter()  # who wait for what was asked
+        self._askers: Counter[tuple[str, str]] = Counter()  # number of waiters of each request
         self._withdrawing: asyncio.Task[None] | None = None
 
     def goes_on_from(self, manifest: Manifest) -> None:
-        """Know the checkpoint that its process was made of."""
+        """Remember the checkpoint from which its process was restored."""
         self._last = manifest
 
     @property
     def asked(self) -> bool:
-        """Whether the kernel is to do something between two cells, for which it may need the
-        device: a session that somebody suspended must come back for that (Note [Holding]).
+        """True if the kernel is to do something between two cells.
+
+        It may need the device for that: a session that a user suspended must resume for it
+        (Note [Holding]).
         """
         return bool(self._asked)
 
     async def ask(self, request: Checkpoint, channel: Channel | None = None) -> dict[str, Any]:
-        """Have the kernel make a checkpoint as soon as no cell runs; returns when it is stored.
+        """Ask the kernel to make a checkpoint as soon as no cell runs; return when it is stored.
 
         Parameters
         ----------
         request : Checkpoint
-            Of whoever is not the kernel.
+            From a caller other than the kernel.
         channel : Channel, optional
             Where `Progress` is sent.
 
         Raises
         ------
         ControlError
-            If there is no kernel, or it could not.
+            If there is no kernel, or it failed.
         StoreError
             ``name``.
         """
@@ -111,14 +113,14 @@ class Checkpointing:
         return await (self._ask(wish) if channel is None else self._telling(wish, channel))
 
     async def restore(self, request: Restore, channel: Channel) -> dict[str, Any]:
-        """Have the kernel restore a checkpoint as soon as no cell runs; as `ask`."""
+        """Ask the kernel to restore a checkpoint as soon as no cell runs; as `ask`."""
         await self._checkpoints.check(self._session.owner, request.name)
         outcome = await self._telling(Wish("restore", request.name, form=request.form), channel)
         self._session.past.note_use()
         return outcome
 
     async def _telling(self, wish: Wish, channel: Channel) -> dict[str, Any]:
-        """As `_ask`, and tell how far it is, which the kernel's own request shows."""
+        """Do as `_ask`, and report progress, which the kernel's own request makes known here."""
         far = self.underway.far
         return await with_progress(
             channel, None, lambda _: self._ask(wish), lambda: far(wish.verb, wish.name)
@@ -146,17 +148,17 @@ class Checkpointing:
             self._askers[key] -= 1
             if not self._askers[key]:
                 del self._askers[key]
-                if not asked.done():  # whoever asked has gone
+                if not asked.done():  # all callers have gone
                     asked.cancel()
                     self._withdrawing = asyncio.create_task(self._withdraw(wish))
 
     async def _withdraw(self, wish: Wish) -> None:
-        """Tell the kernel that nobody wishes for that any more."""
+        """Withdraw a request from the kernel because no caller waits for it any more."""
         with contextlib.suppress(ControlError):
             await self._session.kernel.send(replace(wish, withdrawn=True))
 
     def carried(self, report: Carried) -> None:
-        """Hear from the kernel what came of a wish."""
+        """Receive the outcome of a request from the kernel."""
         key = report.verb, report.name
         if report.problem:
             self._settle(key, ControlError(report.problem, "failed"))
@@ -164,12 +166,12 @@ class Checkpointing:
             self._settle(key, report.outcome)
 
     async def settled(self, verb: str, name: str, seconds: float) -> None:
-        """Wait until whoever asked the kernel for something has been told, or for so long."""
+        """Wait until a request to the kernel has its outcome, for at most so many seconds."""
         if (asked := self._asked.get((verb, name))) is not None:
             await asyncio.wait({asked}, timeout=seconds)
 
     def give_up(self, why: str) -> None:
-        """Whoever waits for the kernel is told that nothing comes."""
+        """Fail all pending requests to the kernel."""
         for key in list(self._asked):
             self._settle(key, ControlError(why, "ended"))
 
@@ -181,16 +183,16 @@ class Checkpointing:
         Parameters
         ----------
         request : Checkpoint
-            Of the kernel.
+            From the kernel.
         fds : sequence of int
-            Host state, and contents of files; they stay the caller's.
+            Host state, and contents of files; the caller keeps ownership.
         channel : Channel
             Where `CheckpointBegun` is sent.
 
         Raises
         ------
         ControlError
-            If it cannot be made; the reason is that of the `StoreError`, if it was one.
+            If it cannot be made; its reason is that of the `StoreError`, if there was one.
         """
         name = self._checkpoints.name(request.name, self._session.name)
         stored = self._session.automatic.begun(name)
@@ -202,11 +204,11 @@ class Checkpointing:
             if self._session.shared:
                 self._checkpoints.check_size(host)
             async with self._session.exclusive():
-                with _refusals():  # they are no fault of the session
+                with _refusals():  # such failures do not fail the session
                     made = await self._make(name, request, host, fds, channel)
         except ControlError as refusal:
             outcome.set_exception(refusal)
-            outcome.exception()  # perhaps nobody follows it
+            outcome.exception()  # mark it as retrieved: perhaps no caller follows it
             self._settle(("checkpoint", name), refusal)
             raise
         except BaseException:
@@ -222,7 +224,7 @@ class Checkpointing:
         return made
 
     async def follow(self, name: str, channel: Channel) -> dict[str, Any]:
-        """Wait for a checkpoint that the kernel has handed over before it left.
+        """Wait for a checkpoint that the kernel has handed over before it detached.
 
         Parameters
         ----------
@@ -253,7 +255,7 @@ class Checkpointing:
             return
         if isinstance(outcome, ControlError):
             asked.set_exception(outcome)
-            asked.exception()  # perhaps nobody waits any more
+            asked.exception()  # mark it as retrieved: perhaps no caller waits any more
         else:
             asked.set_result(outcome)
 
@@ -300,7 +302,7 @@ class Checkpointing:
                 await asyncio.to_thread(self._images.remove, directory)
 
     async def _save_process(self, name: str, directory: Path, channel: Channel) -> ProcessSide:
-        """Save the kernel's process, which goes on then."""
+        """Save the kernel's process, which then continues."""
         session, kernel = self._session, self._session.kernel
         pages: list[bytes] = []
 
@@ -314,7 +316,7 @@ class Checkpointing:
                 for page in (memory.client, memory.worker, memory.agent)
             )
 
-        with contextlib.suppress(OSError):  # it has hung up already
+        with contextlib.suppress(OSError):  # it has disconnected already
             await channel.send(CheckpointBegun(True, name))
         absences = kernel.absences
         try:
@@ -390,7 +392,7 @@ class Checkpointing:
 
 
 async def _hung_up(channel: Channel) -> None:
-    """Wait until a kernel that is to leave has closed its connection.
+    """Wait until a kernel that is to detach has closed its connection.
 
     Raises
     ------

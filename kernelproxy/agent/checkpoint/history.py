@@ -1,4 +1,4 @@
-"""What earlier kernels of a session's notebook have left, and how they ended."""
+"""History of a notebook: checkpoints of its earlier kernels, and how those kernels ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelproxy.common.errors import ControlError
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session
 
-#: A run that ended longer ago than so many others is forgotten: only a hint gets lost.
+#: Number of remembered runs that died; of older ones only a hint is lost.
 _DEATHS_MAX = 1000
 
 
@@ -22,7 +22,7 @@ class Runs:
     Parameters
     ----------
     live : collection of str
-        Ids of those that go on.
+        Ids of the runs that continue.
     """
 
     def __init__(self, live: Collection[str]) -> None:
@@ -31,11 +31,11 @@ class Runs:
 
     @property
     def died(self) -> Collection[str]:
-        """Those that ended though nobody wanted them to."""
+        """Runs that ended unexpectedly."""
         return self._died.keys()
 
     def ended(self, run: str, *, died: bool) -> None:
-        """Hear how one ended; what is heard later is better known."""
+        """Note how a run ended; a later call replaces an earlier one."""
         self._died.pop(run, None)
         if died:
             self._died[run] = None
@@ -46,12 +46,12 @@ class Runs:
 async def last_of_ended(
     run: Run, owner: int, checkpoints: Checkpoints, runs: Runs
 ) -> dict[str, Any]:
-    """Find what gives the notebook back of a run that has ended, also one of an earlier daemon's.
+    """Find the checkpoint to restore of a run that has ended, also of an earlier daemon's run.
 
     Returns
     -------
     dict
-        As `Checkpoints.all` lists it.
+        Its entry, as in `Checkpoints.all`.
 
     Raises
     ------
@@ -79,21 +79,21 @@ class Past:
     def __init__(self, session: Session, checkpoints: Checkpoints, runs: Runs) -> None:
         self._session, self._checkpoints, self._runs = session, checkpoints, runs
         self._run = Run(session.id, session.kernel_id, session.notebook)
-        #: See `records.last`.
+        #: See `retention.last`.
         self.fresh = True
 
     def note_use(self) -> None:
-        """Something was restored, or saved by its user: what was before is settled."""
+        """Mark earlier checkpoints as handled, after a restore or a manual checkpoint."""
         if self.fresh:
             self.fresh = False
             self._session.deposit()
 
     async def mine(self) -> list[Record]:
-        """The notebook's checkpoints, the oldest first; raises StoreError."""
+        """Return the notebook's checkpoints, the oldest first; raises StoreError."""
         return self._choose(await self._checkpoints.records(self._session.owner))
 
     async def last(self) -> dict[str, Any]:
-        """The checkpoint that gives the notebook back, as `Checkpoints.all` lists it.
+        """Return the checkpoint to restore, as in `Checkpoints.all`.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Past:
         return await self._checkpoints.one(self._session.owner, found.record.name)
 
     def describe(self) -> dict[str, Any] | None:
-        """See ``last_checkpoint`` in ``openapi.yaml``."""
+        """Return ``last_checkpoint`` of ``openapi.yaml``."""
         found = self._last(self._choose(self._checkpoints.known(self._session.owner)))
         if found is None:
             return None

@@ -1,12 +1,14 @@
-"""How the process of a checkpoint takes a kernel's place.
+"""Replacement of a kernel by the process of a checkpoint.
 
-The kernel asks for it. A session is made that is where that of the checkpoint was: its pages, its
-log (which was empty), and its state, which is on disk already and only gets a manifest of its own.
-The tender makes the process beside the kernel's, and it joins the new session. Only then is the
-kernel answered, and the tender lets the new process take its place as soon as it has answered the
-request that it executes; the kernel's session ends with its process. Until it is answered, whatever
-fails leaves the kernel and its session as they were. From then on it executes nothing: so the
-tender has promised before to go on even if we die.
+The kernel asks for it. A new session is made in the state of the checkpoint's session: with its
+pages, its log (which was empty), and its device state, which is on disk already and only gets a
+manifest of its own. The process manager restores the process beside the kernel's, and it attaches
+to the new session. Only then does the kernel get its reply. The process manager lets the new
+process take the kernel's place as soon as the kernel has answered the request that it executes; the
+kernel's session ends with its process.
+
+Until the reply, a failure leaves the kernel and its session as they were. After it the kernel
+executes nothing: so the process manager has promised before to continue even if the agent dies.
 """
 
 from __future__ import annotations
@@ -53,21 +55,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The tender has limits of its own, which depend on the size of the process.
+#: The process manager has limits of its own, which depend on the size of the process.
 REVIVE_SECONDS = 3600.0
 JOIN_SECONDS = 60.0
 ORDER_SECONDS = 30.0
-#: What the kernel may take to answer the request that asked for this; the tender has its own limit.
+#: Time limit for the kernel to answer the request that asked for this; the process manager has its
+#: own.
 REPLACE_SECONDS = 86_400.0
 
-#: What it may take to say how a restoration went that was asked for from outside.
+#: Time limit for the kernel to report the outcome of a restore that was requested from outside.
 CARRIED_SECONDS = 30.0
 
 Add = Callable[[str, OpenSession, int, Room, DeviceState], "Session"]
 
 
 class TakeOvers:
-    """Lets processes of checkpoints take kernels' places.
+    """Replaces kernels by processes of checkpoints.
 
     Parameters
     ----------
@@ -95,12 +98,12 @@ class TakeOvers:
         self._replacing: set[asyncio.Task[None]] = set()
 
     async def obstacle(self, session: Session, name: str) -> str | None:
-        """Say why the process of a checkpoint cannot take a kernel's place.
+        """Return why the process of a checkpoint cannot replace a kernel.
 
         Returns
         -------
         str or None
-            A sentence; "" if the checkpoint has no process; None if it can, as far as is known.
+            A sentence; "" if the checkpoint has no process; None if it can, as far as known.
 
         Raises
         ------
@@ -117,7 +120,7 @@ class TakeOvers:
         return None
 
     async def _check(self, session: Session, manifest: Manifest) -> None:
-        """Raise ControlError ``unavailable`` if it is known to be impossible."""
+        """Raise ControlError ``unavailable`` if the replacement is known to be impossible."""
         why = ""
         label = manifest.label
         kind = session.room.device.kind.name.lower()
@@ -142,24 +145,25 @@ class TakeOvers:
             raise ControlError(why, "unavailable")
 
     async def take_over(self, session: Session, name: str, note: Note) -> dict[str, Any]:
-        """Let the process of a checkpoint take the place of a session's kernel.
+        """Replace a session's kernel by the process of a checkpoint.
 
         Parameters
         ----------
         session : Session
         name : str
         note : callable
-            Called with the bytes of its images that are there, and in total, in any thread.
+            Called with the bytes of its images that were read or written, and in total, in any
+            thread.
 
         Returns
         -------
         dict
-            What was restored, see `RestoreReply`, when it runs.
+            What was restored, see `RestoreReply`, once it runs.
 
         Raises
         ------
         ControlError, StoreError
-            If it does not: then the kernel and its session are as they were.
+            If that fails: then the kernel and its session are as they were.
         """
         session.check_usable()
         store, manifest = await self._checkpoints.load(session.owner, name)
@@ -188,7 +192,7 @@ class TakeOvers:
         except BaseException as error:
             self._replaced.discard(session.id)
             if revived is not None:
-                with contextlib.suppress(ControlError):  # then it does so by itself
+                with contextlib.suppress(ControlError):  # then it lets requests through by itself
                     await tender.order(LetThrough(), Done, ORDER_SECONDS)
             if new is not None:
                 new.close("Its process could not be restored.")
@@ -214,18 +218,18 @@ class TakeOvers:
     async def _replace(
         self, session: Session, new: Session, tender: Tender, directory: Path, name: str
     ) -> None:
-        """Let the new process have the kernel's clients, as soon as they are answered."""
+        """Give the new process the kernel's clients, as soon as their requests are answered."""
         session.tender, new.tender, tender.session = None, tender, new
         session.kernel.end_is_wanted = True
         try:
-            # Who asked for it from outside is told by the kernel, which executes no request then.
+            # The kernel reports the outcome to callers from outside; it executes no request then.
             await session.checkpointing.settled("restore", name, CARRIED_SECONDS)
             await tender.order(Replace(), Done, REPLACE_SECONDS)
             log.info("Session %s has taken the place of %s", new.id, session.id)
             session.close(f"Session {new.id} has taken its place.")
         except ControlError as error:
             log.warning("Session %s cannot take the place of %s: %s", new.id, session.id, error)
-            # The kernel has been told that it is over, and executes nothing any more.
+            # The kernel knows that it is replaced, and executes nothing any more.
             new.close(f"It could not take the place of its kernel: {error}")
             session.close(f"Its place was to be taken by session {new.id}: {error}")
         finally:
@@ -233,7 +237,7 @@ class TakeOvers:
             await asyncio.to_thread(self._directories.remove, directory)
 
     async def _begin(self, session: Session, store: Store, manifest: Manifest) -> Session:
-        """Make the session that the process joins."""
+        """Make the session to which the process attaches."""
         name, label = secrets.token_hex(6), manifest.label
         about, room = label.meta["process"], session.room
         state = DeviceState(
@@ -267,7 +271,7 @@ class TakeOvers:
         return new
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel what is under way."""
         for task in self._replacing:
             task.cancel()
         await asyncio.gather(*self._replacing, return_exceptions=True)
@@ -284,9 +288,9 @@ def _unpack(store: Store, manifest: Manifest, directory: Path, note: Note) -> No
 def _copy(
     store: Store, manifest: Manifest, label: Label
 ) -> tuple[list[bytes], Snapshot | None, Manifest | None]:
-    """Copy what a session begins with: pages, tables, and a manifest of its own.
+    """Return what a session begins with: pages, snapshot, and a manifest of its own.
 
-    Nothing is copied but that manifest: it names chunks that are there.
+    Only that manifest is new: it names chunks that exist already.
     """
     raw = store.blob(manifest, PAGES)
     pages = [raw[at : at + PAGE_BYTES] for at in range(0, 3 * PAGE_BYTES, PAGE_BYTES)]

@@ -1,8 +1,8 @@
-"""Checkpoints that are open: what is read of one is shared by all who open it.
+"""Open checkpoints: all callers that open one share what was read of it.
 
-Note [In use]: who opened a checkpoint has descriptors of its files, may map them and pass them on,
-so the end of a connection does not say that nobody uses them. The system does: a lease for writing
-is given only for a file that nobody else has open or mapped.
+Note [In use]: a caller that opened a checkpoint has descriptors of its files, and may map them and
+pass them on. So the end of its connection does not show that the files are unused. The system shows
+it: it grants a write lease (`F_SETLEASE`) only for a file that no other process has open or mapped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import CheckpointOpened
 from kernelproxy.storage.manifest import Manifest
 
-#: Seconds between two looks whether anybody still uses what is open.
+#: Interval of checking whether open checkpoints are still in use.
 LOOK_SECONDS = 1.0
-#: So many checkpoints a user may have open beside one for each of their sessions, which may go on
-#: using what it restored.
+#: Number of checkpoints that a user may have open in addition to one for each of their sessions; a
+#: session may continue to use what it restored.
 SPARE = 4
 
 Read = Callable[[Note], tuple[CheckpointOpened, list[int]]]
@@ -30,37 +30,37 @@ Read = Callable[[Note], tuple[CheckpointOpened, list[int]]]
 
 @dataclass(eq=False)
 class Opening:
-    """One checkpoint that is read, or is open.
+    """One checkpoint that is being read, or is open.
 
     Parameters
     ----------
     owner : int
     manifest : Manifest
     process : bool
-        Whether it is open for its process.
+        True if it is open for its process.
     """
 
     owner: int
     manifest: Manifest
     process: bool
     reading: asyncio.Task[tuple[CheckpointOpened, list[int]]] = field(init=False)
-    #: Who waits for it, and hears how far it is.
+    #: Callbacks of the waiters, for progress.
     waiting: list[Note] = field(default_factory=list)
 
     def note(self, done: int, total: int) -> None:
-        """Tell all who wait."""
+        """Report progress to all waiters."""
         for each in tuple(self.waiting):
             each(done, total)
 
     def in_use(self) -> bool:
-        """Whether anybody waits for it or has it."""
+        """Return True if a caller waits for it, or a process has its files open or mapped."""
         if self.waiting or not self.reading.done():
             return True
         return any(_in_use(fd) for fd in self.reading.result()[1])
 
 
 class Openings:
-    """What is open of all users' checkpoints."""
+    """The open checkpoints of all users."""
 
     def __init__(self) -> None:
         self._open: list[Opening] = []
@@ -83,23 +83,23 @@ class Openings:
         owner : int
         manifest : Manifest
         read : callable
-            Reads it, in a thread; returns the answer and descriptors to be read only.
+            Reads it, in a thread; returns the reply and read-only descriptors.
         note : callable
             Called with the bytes read and in total, in any thread.
         process : bool
             As in `Opening`.
         sessions : int
-            How many sessions its owner has.
+            Number of sessions of its owner.
 
         Returns
         -------
         tuple
-            The answer, and descriptors of the caller's own.
+            The reply, and descriptors that the caller owns.
 
         Raises
         ------
         ControlError
-            ``too-many``, if its owner has too many others open.
+            ``too-many``, if its owner has too many other checkpoints open.
         Exception
             What `read` raises.
         """
@@ -134,12 +134,12 @@ class Openings:
         return opening
 
     def _ended(self, opening: Opening, task: asyncio.Task[object]) -> None:
-        """What could not be read is not open; who waits is told why."""
+        """Drop a checkpoint that could not be read; the waiters get the exception of the task."""
         if task.cancelled() or task.exception() is not None:
             self._open.remove(opening)
 
     def _release(self) -> None:
-        """Close what nobody uses."""
+        """Close the checkpoints that are not in use any more."""
         for each in tuple(self._open):
             if not each.in_use():
                 self._open.remove(each)
@@ -157,7 +157,7 @@ class Openings:
 
 
 def _reopened(fds: Sequence[int]) -> list[int]:
-    """The same files, with positions of their own."""
+    """Open the same files again, each with a position of its own."""
     found: list[int] = []
     try:
         for fd in fds:
@@ -170,12 +170,12 @@ def _reopened(fds: Sequence[int]) -> list[int]:
 
 
 def _in_use(fd: int) -> bool:
-    """Whether anybody but us has a file open or mapped: Note [In use]."""
+    """Return True if another process has a file open or mapped; see Note [In use]."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:
-        # Another error: its file system has no leases, as NFS. The files in memory, which are
-        # handed out with it, have.
+        # Another error: its file system has no leases, such as NFS. The memory files that are
+        # handed out with it have them.
         return error.errno == errno.EAGAIN
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False

@@ -1,4 +1,4 @@
-"""Which checkpoints belong to a notebook, which of them gives it back, and which may go. Pure."""
+"""Selection of checkpoints: those of a notebook, the one to restore, those to delete. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Record:
-    """What a checkpoint's manifest says about where it comes from.
+    """The origin of a checkpoint, from its manifest.
 
     Parameters
     ----------
@@ -16,11 +16,11 @@ class Record:
     created : float
         Seconds since 1970.
     automatic : bool
-        Whether nobody asked for it.
+        True if it was made without a request by a user.
     run : str
-        Id of the session that it was made of: of one run of a kernel.
+        Id of the session of which it was made, that is, of one run of a kernel.
     kernel_id, notebook : str
-        Jupyter's id of that kernel, and path of its notebook; "" if not known.
+        Jupyter's id of that kernel, and path of its notebook; "" if unknown.
     """
 
     name: str
@@ -48,15 +48,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Last:
-    """The checkpoint that gives a notebook back.
+    """The checkpoint that restores a notebook.
 
     Parameters
     ----------
     record : Record
     earlier : bool
-        Whether it is of an earlier run of the notebook's kernel.
+        True if it is of an earlier run of the notebook's kernel.
     died : bool
-        Whether that run is known to have ended though nobody wanted it to.
+        True if that run is known to have ended unexpectedly.
     """
 
     record: Record
@@ -65,11 +65,11 @@ class Last:
 
 
 def of_notebook(found: Iterable[Record], run: Run, live: Collection[str]) -> list[Record]:
-    """Choose the checkpoints of a run's notebook, the oldest first.
+    """Return the checkpoints of a run's notebook, the oldest first.
 
-    A kernel keeps its id when it is restarted, and a notebook its path when it gets another kernel;
-    two notebooks of the same name in two directories have two paths. Those of other kernels that
-    run now are theirs: two may have been given one path.
+    A restarted kernel keeps its id, and a notebook keeps its path when it gets another kernel; two
+    notebooks of the same name in two directories have two paths. Checkpoints of other kernels that
+    run now are excluded: two kernels may have been given one path.
     """
     mine = [
         each
@@ -87,24 +87,24 @@ def of_notebook(found: Iterable[Record], run: Run, live: Collection[str]) -> lis
 
 
 def surplus(mine: Iterable[Record], run: str, keep: int) -> list[str]:
-    """Choose which automatic checkpoints of a notebook are no longer needed.
+    """Return the automatic checkpoints of a notebook that are no longer needed.
 
-    Kept are the newest of this run of its kernel and, of earlier runs, the newest of each: what a
-    kernel had when it died outlives what the next one does.
+    The newest ones of the current run of its kernel are kept, and the newest one of each of the
+    latest earlier runs: the last checkpoint of a kernel that died outlives those of the next one.
 
     Parameters
     ----------
     mine : iterable of Record
         Checkpoints of the notebook, the oldest first.
     run : str
-        The run that goes on.
+        The current run.
     keep : int
-        How many of this run, and of how many earlier runs.
+        Number to keep of this run, and number of earlier runs of which one is kept.
 
     Returns
     -------
     list of str
-        Names, the oldest first; only of automatic ones.
+        Names, the oldest first; only automatic ones.
     """
     automatic = [each for each in mine if each.automatic]
     newest = {each.run: each for each in automatic if each.run != run}
@@ -114,19 +114,19 @@ def surplus(mine: Iterable[Record], run: str, keep: int) -> list[str]:
 
 
 def last(mine: Iterable[Record], run: str, died: Collection[str], *, fresh: bool) -> Last | None:
-    """Find the checkpoint that gives a notebook back.
+    """Return the checkpoint that restores a notebook; None if there is none.
 
     Parameters
     ----------
     mine : iterable of Record
         Checkpoints of the notebook, the oldest first.
     run : str
-        The run that goes on.
+        The current run.
     died : collection of str
-        Runs that are known to have ended though nobody wanted them to.
+        Runs that are known to have ended unexpectedly.
     fresh : bool
-        Whether this run has restored nothing, and nobody has put it away: then what it makes by
-        itself does not hide what a run left that died.
+        True if this run has restored nothing, and no user has saved it: then its automatic
+        checkpoints do not hide those of an earlier run that died.
     """
     newest = list(mine)
     if not newest:

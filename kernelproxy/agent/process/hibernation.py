@@ -1,15 +1,17 @@
-"""Sessions that nobody has used for long: their device goes cold, and their process to disk.
+"""Hibernation of unused sessions: the device's state is spilled, and the process saved and ended.
 
-| stage      | the kernel's process is                                      | what follows      |
-|------------|--------------------------------------------------------------|-------------------|
-| (none)     | there                                                        |                   |
-| `dumping`  | there, or gone when its images are complete: the tender acts | `asleep`, or none |
-| `asleep`   | images alone; the session lives as long as the tender does   | `reviving`        |
-| `reviving` | images, and perhaps a process already                        | none, or the end  |
+| stage      | the kernel's process is                           | next stage                    |
+|------------|---------------------------------------------------|-------------------------------|
+| (none)     | running                                           |                               |
+| `dumping`  | running, or ended once its images are complete:   | `asleep`, or none             |
+|            | the process manager is at work                    |                               |
+| `asleep`   | images alone; the session lives as long as the    | `reviving`                    |
+|            | process manager does                              |                               |
+| `reviving` | images, and perhaps a process already             | none, or the session ends     |
 
-Every stage is deposited before anybody could act on it. Where the agent or the connection to the
-tender was lost in the middle, what has become of the order shows when the tender has come back,
-since it carries out one at a time: see `consider`.
+Every stage is persisted before it takes effect. If the agent or the connection to the process
+manager is lost in the middle of a command, the outcome is known once the process manager has
+reconnected, because it carries out one command at a time: see `consider`.
 """
 
 from __future__ import annotations
@@ -37,20 +39,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What the kernel may take for the requests that it has been given already.
+#: Time limit for the kernel to finish the requests that it has received already.
 HOLD_SECONDS = 2.0
 ORDER_SECONDS = 30.0
-#: The tender has limits of its own, which depend on the size of the process.
+#: The process manager has limits of its own, which depend on the size of the process.
 REVIVE_SECONDS = 3600.0
 REVIVE_ATTEMPTS = 2
 JOIN_SECONDS = 30.0
-#: Until what could not hibernate is tried again.
+#: Pause before the next attempt if hibernation failed.
 RETRY_SECONDS = 60.0
 REASON = "Hibernated on disk. Resumes when you open the notebook or run a cell."
 
 
 class Stage(StrEnum):
-    """Where between there and on disk a process is."""
+    """Stages of a process on its way to disk and back."""
 
     DUMPING = "dumping"
     ASLEEP = "asleep"
@@ -58,7 +60,7 @@ class Stage(StrEnum):
 
 
 class Hibernation:
-    """Puts one session to sleep, and wakes it.
+    """Hibernates one session, and wakes it.
 
     Parameters
     ----------
@@ -71,15 +73,15 @@ class Hibernation:
     def __init__(self, session: Session, timeout: float, directories: ImageDirectories) -> None:
         self.timeout = timeout
         self.stage: Stage | None = None
-        #: Of the images, from `dumping` on.
+        #: Directory of the images, from `dumping` on.
         self.directory: Path | None = None
         self._session, self._directories = session, directories
         self._not_before = 0.0
-        self._cells = 0  # that had ended when it was decided to put it to sleep
-        self._going = False  # on its way to sleep
+        self._cells = 0  # that had ended when hibernation was decided
+        self._going = False  # hibernation is under way
         self._knocked = False
-        self._ordering = False  # an order about the process is under way, from here
-        #: Why its process cannot go to disk, though nothing else is in the way; may be empty.
+        self._ordering = False  # this object waits for a command about the process
+        #: Why its process cannot be saved, if only a lack of disk space prevents it; or empty.
         self.problem = ""
         self._tender_watch: ProcessWatch | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -87,13 +89,13 @@ class Hibernation:
 
     @property
     def asleep(self) -> bool:
-        """Whether there is no process, or might be none."""
+        """True if there is no process, or might be none."""
         return self.stage in (Stage.ASLEEP, Stage.REVIVING)
 
     # ---------------------------------------------------------------- when
 
     def seconds_left(self) -> float:
-        """Seconds until it is to hibernate, as it looks now."""
+        """Return the seconds until it should hibernate if it is not used meanwhile."""
         session = self._session
         if self.timeout <= 0 or self.stage is not None or self._going:
             return float("inf")
@@ -116,13 +118,13 @@ class Hibernation:
         return self._session.tender is not None and self._session.kernel.joined
 
     def _has_device(self) -> bool:
-        """Whether the device's part could go to disk."""
+        """Return True if its device's state could be spilled."""
         state = self._session.device_state
         can = state.snapshot is not None or state.worker is not None
         return can and not state.disk.alone and self._session.host.cold.usable
 
     def set_timer(self) -> None:
-        """Look again when it is to hibernate, as it looks now."""
+        """Schedule the next check for when it should hibernate."""
         self._cancel_timer()
         left = self.seconds_left()
         if left != float("inf"):
@@ -134,10 +136,10 @@ class Hibernation:
             self._timer.cancel()
             self._timer = None
 
-    # ---------------------------------------------------------------- going to sleep
+    # ---------------------------------------------------------------- falling asleep
 
     def begin(self) -> None:
-        """Begin to put it to sleep, if it is time for that."""
+        """Start to hibernate, if it is time for that."""
         if self.seconds_left() <= 0:
             self._going = True
             self._knocked = False
@@ -145,7 +147,7 @@ class Hibernation:
             self._spawn(self._hibernate())
 
     async def _hibernate(self) -> None:
-        """Put it to sleep, if it lets us."""
+        """Hibernate, if the session is not used meanwhile."""
         session, failed = self._session, True
         try:
             if self._has_process():
@@ -160,7 +162,7 @@ class Hibernation:
             session.look()
 
     async def _with_process(self) -> bool:
-        """Put it to sleep with its process; return whether that has failed, as it may again."""
+        """Hibernate with its process; return True if that failed and may fail again."""
         session, tender = self._session, self._session.tender
         if tender is None:
             return True
@@ -171,7 +173,7 @@ class Hibernation:
             self._cannot(error)
             return True
         try:
-            # Without the lock: what the kernel still does may need its device.
+            # Without the lock: the requests that the kernel still finishes may need its device.
             await tender.order(Hold(HOLD_SECONDS), Done, HOLD_SECONDS + ORDER_SECONDS)
         except ControlError as error:
             log.info("Session %s does not hibernate: %s", session.id, error)
@@ -193,19 +195,19 @@ class Hibernation:
                 session.reason = REASON
                 session.chronicle.happened(session, "swapped_out", REASON)
                 session.deposit()
-        return False  # it slept, though it may have been woken since
+        return False  # it has hibernated, though it may have been woken since
 
     def _cannot(self, error: Exception) -> None:
-        """Note why it does not hibernate, once."""
+        """Log why it cannot hibernate; a lack of disk space only once."""
         lacks_room = getattr(error, "reason", "") == "quota"
         if not lacks_room or not self.problem:
             log.warning("Session %s could not hibernate: %s", self._session.id, error)
         self.problem = str(error) if lacks_room else ""
 
     def _check_room(self, room: int, *, shared: bool) -> int:
-        """Return what the images may need on disk, which is to be within `room` (bytes).
+        """Return the bytes that the images may need on disk; raise if that exceeds `room` (bytes).
 
-        How well they pack nobody knows before; once the process has ended it is too late.
+        How well they compress is not known before; once the process has ended it is too late.
         """
         need = memory_bytes(self._session.kernel.pid or 0, shared=shared)
         if need > room:
@@ -217,14 +219,14 @@ class Hibernation:
         return need
 
     async def _sleep(self, tender: Tender, need: int, room: int) -> None:
-        """Save its process; `need` and `room` on disk in bytes."""
+        """Save its process and end it; `need` and `room` on disk in bytes."""
         session, kernel = self._session, self._session.kernel
         if self._knocked or not await session.suspend_if_idle("Hibernates"):
             raise ControlError("It has begun to work.", "busy")
 
         def check() -> None:
             self._check_unused()
-            self._check_room(room, shared=True)  # ours is not in it any more
+            self._check_room(room, shared=True)  # the session's memory is detached now
 
         self.directory = await asyncio.to_thread(self._directories.make, session.id, need)
         self.stage, kernel.may_end, self._ordering = Stage.DUMPING, True, True
@@ -237,7 +239,7 @@ class Hibernation:
                 self._wake_up()
                 self._spawn(kernel.come_back())
             else:
-                self.consider()  # what was done shows when it comes back
+                self.consider()  # the outcome is known once the process manager has reconnected
             raise
         finally:
             self._ordering = False
@@ -245,23 +247,23 @@ class Hibernation:
 
     @property
     def _is_used(self) -> bool:
-        """Whether it was used, or is wanted, since it was decided to put it to sleep.
+        """True if it was used, or is wanted, since hibernation was decided.
 
-        A cell that has ended since counts however long ago that was: what it did was not saved.
+        A cell that has ended since then counts, however long ago: its effects were not saved.
         """
         session = self._session
         has_run = session.kernel.cells_ended > self._cells
         return self._seconds_till_due() > 0 or has_run or session.checkpointing.asked
 
     def _check_unused(self) -> None:
-        """Called when the kernel has left, and has said all that it had to say before."""
+        """Raise ControlError if it was used; called when the kernel has detached and sent all."""
         if self._is_used:
             raise ControlError("It has run a cell meanwhile.", "busy")
         if not (self._session.device_state.drained and self._session.device_state.saved):
             raise ControlError("Something used the device meanwhile.", "busy")
 
     def _fall_asleep(self, tender: Tender) -> None:
-        """Its process is in the images, and gone."""
+        """Note that its process is saved in the images, and has ended."""
         session = self._session
         session.kernel.put_away()
         self._watch_tender(ProcessWatch(tender.pid, self._tender_ended))
@@ -273,7 +275,7 @@ class Hibernation:
             self._spawn(self._knock_again())
 
     async def _chill(self) -> bool:
-        """Let its device's part go to disk, unless it is wanted; return whether that failed."""
+        """Spill the device's state, unless it is wanted; return True if that failed."""
         session = self._session
         try:
             if session.device_state.worker is None or await session.suspend_if_idle(
@@ -288,7 +290,7 @@ class Hibernation:
     # ---------------------------------------------------------------- waking up
 
     def knock(self) -> None:
-        """A request waits for the kernel."""
+        """Let a request through that waits for the kernel, or wake the kernel for it."""
         self._knocked = True
         if self.stage is None:
             if not self._going:
@@ -303,7 +305,7 @@ class Hibernation:
             log.warning("Session %s could not be woken: %s", self._session.id, error)
 
     async def wake(self) -> None:
-        """Bring its process back, if it hibernates; returns when it has joined.
+        """Restore its process, if it hibernates; return when the kernel has reattached.
 
         Raises
         ------
@@ -312,7 +314,7 @@ class Hibernation:
         """
         if self.stage is None:
             return
-        self._knocked = True  # whoever has the lock may stop at the next good moment
+        self._knocked = True  # the holder of the lock stops at the next safe point
         async with self._session.exclusive():
             self._session.check_usable()
             if self.stage is Stage.ASLEEP:
@@ -338,7 +340,7 @@ class Hibernation:
                     break
                 except ControlError as error:
                     if session.tender is not tender:
-                        raise  # what was done shows when it comes back
+                        raise  # the outcome is known once the process manager has reconnected
                     log.warning("Session %s: attempt %d to wake: %s", session.id, attempt, error)
                     if attempt == REVIVE_ATTEMPTS:
                         why = f"It hibernated, and its kernel cannot come back: {error}"
@@ -352,7 +354,7 @@ class Hibernation:
         await self._let_through()
 
     def _wake_up(self) -> None:
-        """Its process is there."""
+        """Note that its process is running again."""
         session, directory = self._session, self.directory
         self._watch_tender(None)
         self.stage = self.directory = None
@@ -371,13 +373,13 @@ class Hibernation:
         if tender is not None:
             try:
                 await tender.order(LetThrough(), Done, ORDER_SECONDS)
-            except ControlError as error:  # it asks us again when it has come back
+            except ControlError as error:  # it knocks again when it has reconnected
                 log.warning("Session %s: %s", self._session.id, error)
 
-    # ---------------------------------------------------------------- what happens meanwhile
+    # ---------------------------------------------------------------- events meanwhile
 
     def tended(self, tender: Tender) -> None:
-        """A tender has come, and has no order: none of its predecessor's is under way any more."""
+        """Note that a process manager has connected; no command to an earlier one is under way."""
         if self.stage is not None:
             self._watch_tender(ProcessWatch(tender.pid, self._tender_ended))
             self._session.deposit()
@@ -389,7 +391,7 @@ class Hibernation:
         self._session.look()
 
     def consider(self) -> None:
-        """See what has become of an order whose answer did not come."""
+        """Find out the outcome of a command whose reply was lost."""
         session, kernel, tender = self._session, self._session.kernel, self._session.tender
         if self._ordering or session.closing or tender is None:
             return
@@ -437,7 +439,7 @@ class Hibernation:
     # ---------------------------------------------------------------- outliving the agent, its end
 
     def record(self) -> tuple[dict[str, Any], list[tuple[str, int]]]:
-        """What `adopt` needs: a record in JSON, and named descriptors, which stay ours."""
+        """Return what `adopt` needs: a JSON record, and named descriptors, which we still own."""
         watch = self._tender_watch
         pidfd = watch.pidfd if watch is not None else None
         directory = str(self.directory) if self.directory is not None else None
@@ -445,7 +447,10 @@ class Hibernation:
         return record, [] if pidfd is None else [("tender", pidfd)]
 
     def adopt(self, record: dict[str, Any], pidfd: int | None) -> None:
-        """Go on where the agent was that died; `pidfd` is of the tender's process, and owned."""
+        """Recover from the record of an agent that died; takes ownership of `pidfd`.
+
+        `pidfd` refers to the process manager's process.
+        """
         self.stage = Stage(record["stage"]) if record["stage"] else None
         self.directory = Path(record["directory"]) if record["directory"] else None
         if pidfd is not None:
@@ -454,7 +459,7 @@ class Hibernation:
             self._tender_ended()
 
     async def close(self) -> None:
-        """Give up what is under way, and the images."""
+        """Cancel what is under way, and remove the images."""
         self._cancel_timer()
         self._watch_tender(None)
         for task in self._chores:

@@ -1,9 +1,9 @@
 """Directories of process images: one for each process that is being saved, or that hibernates.
 
-They lie beside the states on disk, readable for their owner alone, since they hold all that a
-process had in memory. Those that take the place of a process count against the same quota; those of
-a checkpoint do not, as they are gone when it is stored. A daemon's are in a directory of its own,
-which says whose it is: what a daemon left that died for good is removed by the next one.
+They lie beside the spilled states, readable for their owner alone, because they hold all that a
+process had in memory. Images that replace a process count against the same quota; those of a
+checkpoint do not, because they are removed once it is stored. Each daemon has a directory of its
+own with an owner record: what a dead daemon left is removed by the next one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 from kernelproxy.agent.daemon_id import Mark
 from kernelproxy.common.untrusted import parse_json
 
-#: What CRIU writes last: the images are complete when it is there.
+#: The file that CRIU writes last: the images are complete when it exists.
 COMPLETE = "inventory.img"
 _OWNER = "owner.json"
 _ASLEEP = "asleep-"
 
 
 class ImageDirectories:
-    """Makes and removes them; all methods block.
+    """Makes and removes the directories; all methods block.
 
     Parameters
     ----------
     root : Path
-        Of all daemons' images; made at first need.
+        Directory of all daemons' images; made when first needed.
     mark : Mark
         Of this daemon.
     """
@@ -39,7 +39,7 @@ class ImageDirectories:
         self._root, self._mark = root, mark
         self._ours = root / mark.key
         self._expected: dict[Path, int] = {}
-        self._made: set[Path] = set()  # by this process: none of them is left by a dead one
+        self._made: set[Path] = set()  # by this process, so not left by a dead agent
 
     def make(self, session: str, expected: int | None = None) -> Path:
         """Make an empty directory.
@@ -49,7 +49,7 @@ class ImageDirectories:
         session : str
             Its id.
         expected : int, optional
-            Of a process that is to end: the bytes that its images may take.
+            For a process that is to end: the bytes that its images may take.
 
         Raises
         ------
@@ -66,13 +66,14 @@ class ImageDirectories:
         found = self._ours / (name if expected is None else f"{_ASLEEP}{name}")
         if expected is not None:
             self._expected[found] = expected
-        self._made.add(found)  # before `tidy`, in another thread, can see it
+        self._made.add(found)  # before `tidy` can see it in another thread
         found.mkdir(mode=0o700)
         return found
 
     def usage(self) -> int:
-        """Bytes of the images that take the place of processes, of all daemons here; of those that
-        are not complete, what is expected if that is more.
+        """Return the bytes of all images that replace processes, of all daemons here.
+
+        Incomplete images count as their expected size if that is larger.
         """
         return sum(
             self._bytes(each)
@@ -90,14 +91,14 @@ class ImageDirectories:
         return max(expected, sum(files.values()))
 
     def remove(self, directory: Path) -> None:
-        """Remove one; if it is gone, or cannot be removed now, the next daemon sees to it."""
+        """Remove one; if that is not possible now, the next daemon does it."""
         self._expected.pop(directory, None)
         if directory.parent == self._ours:
             shutil.rmtree(directory, ignore_errors=True)
         self._made.discard(directory)
 
     def tidy(self, kept: Iterable[Path]) -> None:
-        """Remove what daemons left that are gone, and of ours all but `kept`."""
+        """Remove what dead daemons left, and of this daemon's directories all but `kept`."""
         keep = set(kept)
         for daemon in _listed(self._root):
             if daemon == self._ours:
@@ -108,11 +109,11 @@ class ImageDirectories:
                 shutil.rmtree(daemon, ignore_errors=True)
 
     def _is_orphan(self, daemon: Path) -> bool:
-        """Whether the daemon of a directory is gone for good, as far as can be told from here."""
+        """Return True if the daemon of a directory is gone for good, as far as visible here."""
         try:
             return self._mark.is_orphan(parse_json((daemon / _OWNER).read_text()))
         except (OSError, ValueError):
-            return False  # without one it is being made
+            return False  # without an owner record it is being made
 
 
 def _listed(directory: Path) -> list[Path]:

@@ -1,15 +1,15 @@
-"""The images of a process in a checkpoint: whole once, and later what has changed since.
+"""The images of a process in a checkpoint: stored whole once, and later only what has changed.
 
-All files of a process are one row of pages: the small ones, packed, and each of the others. The
-first checkpoint of a session stores the row as *base*; the next ones name the same chunks and add a
-delta (`kernelproxy.storage.page_delta`), until that has grown so much that a new base is better.
-
+All files of a process form one sequence of pages: first the small ones, packed, then each of the
+others. The first checkpoint of a session stores the sequence as *base*; the next ones name the same
+chunks and add a delta (`kernelproxy.storage.page_delta`), until the delta has grown so much that a
+new base is better.
 | blob             | what it is                                                               |
 |------------------|--------------------------------------------------------------------------|
 | `process-base-N` | a part of the base                                                       |
 | `process-delta`  | pages of the delta                                                       |
-| `process-index`  | JSON: `files` (name and bytes, in the order of the row), `parts` (of     |
-|                  | the base), `runs`; see `pagedelta`                                       |
+| `process-index`  | JSON: `files` (name and bytes, in the order of the sequence), `parts`    |
+|                  | (of the base), `runs`; see `page_delta`                                  |
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from kernelproxy.storage.writer import Kept, Part
 
 INDEX = "process-index"
 _BASE, _DELTA = "process-base-{}", "process-delta"
-#: Below this, files share a blob: each would take a block of its own.
+#: Files below this size share a blob: each would take a block of its own.
 _SMALL_BYTES = 1 << 20
-#: Part of the pages that may be in a delta, and of the base that must be of use, before a new base.
+#: A new base is made if a delta would have more than one in `_DELTA_PART` of the pages (or
+#: `_DELTA_PAGES_MIN`), or would use less than one in `_BASE_PART` of the base's pages.
 _DELTA_PART, _BASE_PART, _DELTA_PAGES_MIN = 4, 2, 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
@@ -45,7 +46,7 @@ Blobs = dict[str, bytes | Part | Kept]
 
 @dataclass(frozen=True)
 class _Index:
-    """What `process-index` says."""
+    """Content of `process-index`."""
 
     files: list[tuple[str, int]]
     parts: int
@@ -76,7 +77,7 @@ def _damaged(manifest: Manifest, how: str) -> StoreError:
 
 
 def holds_process(manifest: Manifest) -> bool:
-    """Whether a checkpoint has a process."""
+    """Return True if a checkpoint contains a process."""
     return INDEX in manifest.blobs
 
 
@@ -86,7 +87,7 @@ class Packed:
     Parameters
     ----------
     directory : Path
-        As CRIU has left it; its logs are left out.
+        Written by CRIU; its logs are left out.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -105,18 +106,18 @@ class Packed:
             self._stored.append(Part(file.fileno(), 0, size))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._stack.close()
 
     def whole(self) -> Blobs:
-        """Blobs of a checkpoint with all of it as base."""
+        """Return the blobs of a checkpoint with all pages as base."""
         count = sum(pages(len(each)) for each in self._contents)
         index = _Index(self._files, len(self._stored), [[count, 0, -1]])
         bases = {_BASE.format(number): each for number, each in enumerate(self._stored)}
         return {**bases, INDEX: index.encode()}
 
     def work(self, previous: Manifest | None) -> int:
-        """Bytes that `blobs` reads to compare them."""
+        """Return the bytes that `blobs` reads to compare them."""
         if previous is None or not holds_process(previous):
             return 0
         named = re.compile(_BASE.format(r"\d+"))
@@ -125,13 +126,13 @@ class Packed:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of the images."""
+        """Number of bytes of the images."""
         return sum(len(each) for each in self._contents)
 
     def blobs(
         self, store: Store, previous: Manifest | None, progress: Callable[[int], object]
     ) -> Blobs:
-        """Blobs of a checkpoint, relying on an earlier one where that is worthwhile.
+        """Return the blobs of a checkpoint, as a delta to an earlier one if that is worthwhile.
 
         Parameters
         ----------
@@ -140,7 +141,7 @@ class Packed:
             The earlier one.
         progress : callable
             Called with the bytes that have been compared, or read for that; `work` in all, unless
-            it turns out that it is of no use.
+            the comparison ends early because a new base is better.
         """
         if previous is None or not holds_process(previous):
             return self.whole()
@@ -176,8 +177,8 @@ def unpack(
     manifest : Manifest
     directory : Path
     progress : callable
-        Called with the bytes done and in total: those that are read, and those that are made of
-        them.
+            Called with the bytes done and in total: those that are read, and those that are
+            written.
 
     Raises
     ------
@@ -215,7 +216,7 @@ def unpack(
 
 
 def _write(directory: Path, files: Iterable[tuple[str, int]], pieces: Iterator[bytes]) -> None:
-    """Cut a row of pages into files."""
+    """Cut a sequence of pages into files."""
     left = b""
     for name, size in files:
         fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -241,7 +242,7 @@ def _base(
 def _blobs(
     store: Store, manifest: Manifest, names: Iterable[str], note: Callable[[int], object]
 ) -> Iterator[Bytes]:
-    """Blobs one behind the other, each filled up to whole pages, verified."""
+    """Read blobs into one mapping, each padded to whole pages, and verify them."""
     with _temporary(store) as file:
         for name in names:
             if name not in manifest.blobs:

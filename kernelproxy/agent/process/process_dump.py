@@ -1,4 +1,4 @@
-"""How the process of a session's kernel is saved: it leaves, is dumped, and joins again."""
+"""Saving the process of a session's kernel: it detaches, is dumped, and reattaches."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session
 
 LEAVE_SECONDS = 30.0
-#: The tender has limits of its own, which depend on the size of the process.
+#: The process manager has limits of its own, which depend on the size of the process.
 DUMP_SECONDS = 3600.0
 
 
 async def dump(
     session: Session, directory: Path, *, leave_running: bool, check: Callable[[], object]
 ) -> float:
-    """Save the process of a kernel, which goes on or is gone then.
+    """Save the process of a kernel; afterwards the process continues or is gone.
 
     Parameters
     ----------
     session : Session
-        Its kernel is between two of its requests; its lock is held.
+        Its kernel is between two of its requests; the caller holds the session's lock.
     directory : Path
         Empty.
     leave_running : bool
     check : callable
-        Called when the kernel has left: nothing of the session changes then. What it raises ends
-        this.
+        Called when the kernel has detached: nothing of the session changes then. If it raises,
+        the kernel continues and nothing is saved.
 
     Returns
     -------
     float
-        Seconds for which the process stood still.
+        Seconds for which the process was stopped.
 
     Raises
     ------
     ControlError
-        If it could not be saved: then it goes on. Unless the tender was lost: then nobody knows.
+        If it could not be saved: then it continues. If the process manager was lost, the outcome is
+        not known.
     """
     tender, kernel = session.tender, session.kernel
     if tender is None:

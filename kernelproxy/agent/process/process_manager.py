@@ -1,7 +1,7 @@
-"""The tender of a session's kernel, as the agent knows it: orders about the process, one at a time.
+"""The process manager of a session's kernel, as the agent knows it: sends it one command at a time.
 
-The tender lives in the server that started the kernel (`kernelproxy.criu`). While it is not
-connected, the process can neither be saved nor brought back.
+The process manager lives in the server that started the kernel (`kernelproxy.criu`). While it is
+not connected, the process can neither be saved nor restored.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ GONE = "the server that runs the kernel is not connected"
 
 
 class Tender:
-    """One connection of a tender, until it ends.
+    """One connection of a process manager, until it ends.
 
     Parameters
     ----------
     session : Session
-        Whose kernel it has; another one when a revived process has taken the kernel's place.
+        The session of its kernel; changes when a restored process takes the kernel's place.
     channel : Channel
     """
 
@@ -46,13 +46,13 @@ class Tender:
         self._awaited: asyncio.Future[Message] | None = None
 
     async def order(self, order: Message, reply_type: type[Reply], seconds: float) -> Reply:
-        """Give an order and wait until it is carried out; another one is waited for.
+        """Send a command and wait until it is carried out; first wait for one that is running.
 
         Raises
         ------
         ControlError
             If it was not carried out; ``unavailable`` if the connection ended, ``timeout`` if it
-            takes too long: then this ends the connection, as nobody knows what was done.
+            takes too long: then the connection is closed, because the outcome is not known.
         """
         async with self._ordering:
             self._awaited = asyncio.get_running_loop().create_future()
@@ -79,7 +79,7 @@ class Tender:
         raise ControlError(f"{type(order).__name__} was answered with something else.", "failed")
 
     async def serve(self) -> None:
-        """Answer that it is the tender now, and hear it until its connection ends."""
+        """Confirm that it is the session's process manager, and serve it until it disconnects."""
         try:
             await self._channel.send(Done())
             self.session.hibernation.tended(self)
@@ -100,19 +100,19 @@ class Tender:
                 self.session.tender = None
 
     def close(self) -> None:
-        """End the connection, and tell who waits for an answer."""
+        """Close the connection, and fail the command that waits for a reply."""
         self._channel.close()
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_exception(ConnectionError("The tender has left."))
 
 
 async def tend(session: Session, channel: Channel) -> None:
-    """Serve a tender that asks to be a session's, until its connection ends.
+    """Serve a process manager that asks to be a session's, until it disconnects.
 
     Raises
     ------
     ControlError
-        If it may not be, or the session has ended.
+        If it is not allowed to, or the session has ended.
     """
     _, uid = channel.peer()
     if session.shared:

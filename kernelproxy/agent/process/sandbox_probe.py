@@ -1,4 +1,4 @@
-"""How processes of kernels can be saved on this machine, tried once at the daemon's start."""
+"""Probe for how kernels' processes can be saved on this machine, run once at the daemon's start."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kernelproxy.criu.sandbox import Form
 
 log = logging.getLogger(__name__)
 
-#: What opening a session waits for it, at most: kernels must start.
+#: How long opening a session waits for the probe, at most: kernels must start.
 WAIT_SECONDS = 8.0
 
 
 class Forms:
-    """Finds the form, in a thread.
+    """Finds the sandbox form that works here, in a thread.
 
     Parameters
     ----------
     directory : Path or None
-        Where what was found is kept; None: there is none under the system daemon.
+        Where the result is cached; None: the system daemon has no such form.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -33,14 +33,14 @@ class Forms:
         self._trying: asyncio.Task[Form] | None = None
 
     def begin(self) -> None:
-        """Begin to try."""
+        """Start the probe."""
         if self._directory is None:
             return
         self._trying = asyncio.create_task(asyncio.to_thread(mode_probe.find, self._directory))
         self._trying.add_done_callback(_say)
 
     async def get(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the form, or None and why there is none, for people."""
+        """Return the form, or None and a user-facing reason why there is none."""
         if self._directory is None:
             return None, NOT_SHARED
         if self._trying is None:
@@ -52,7 +52,7 @@ class Forms:
             return None, f"a trial is not over after {WAIT_SECONDS:g} s"
         except ProcessError as error:
             return None, str(error)
-        except Exception as error:  # our bug must not cost anybody a kernel
+        except Exception as error:  # a bug of ours must not prevent a kernel from starting
             return None, f"internal error: {type(error).__name__}: {error}"
 
 

@@ -1,1 +1,1 @@
-"""Sessions and what users ask of them."""
+"""Sessions and the commands that users give them."""

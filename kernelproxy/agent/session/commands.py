@@ -1,8 +1,8 @@
-"""What people ask of a session, by command, magic and REST: suspend, resume, migrate.
+"""Commands that users give a session, by shell, magic and REST: suspend, resume, migrate.
 
-Note [Withdrawing]: who asks may hang up, as a command that is interrupted does. What only waits
-then (for the session's lock, or for its turn) is cancelled, and the session is as it was. What has
-begun is carried out: a state is never left half saved or half moved.
+Note [Withdrawing]: a caller may disconnect, as an interrupted shell command does. A command that
+only waits then (for the session's lock, or for a lease) is cancelled, and the session is as it was.
+A command that has begun is carried out: a state is never left half saved or half migrated.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Verbs:
-    """Carries out one request after the other, under the session's lock.
+    """Carries out one command after the other, under the session's lock.
 
-    Each verb returns the session as it is then, and raises ControlError if that has ended or ends,
-    or if what was wanted cannot be done: then it is as it was.
+    Each command returns the session's description afterwards. It raises ControlError if the session
+    has ended or is closing, or if the command cannot be carried out: then the session is unchanged.
 
     Parameters
     ----------
@@ -38,24 +38,24 @@ class Verbs:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        #: What is being carried out.
+        #: Commands being carried out.
         self.running: set[asyncio.Task[dict[str, Any]]] = set()
-        self._waiting: set[asyncio.Task[Any] | None] = set()  # and only waits: Note [Withdrawing]
+        self._waiting: set[asyncio.Task[Any] | None] = set()  # that only wait: Note [Withdrawing]
         self._withdrawn: set[asyncio.Task[Any] | None] = set()
-        self._resuming = 0  # how many wait for its turn
-        self._held: tuple[Hold, str] | None = None  # which these ended, with its reason
+        self._resuming = 0  # number of `resume` commands that wait for a lease
+        self._held: tuple[Hold, str] | None = None  # the hold that these ended, with its reason
 
     async def suspend(self, why: str, by: int, uid: int) -> dict[str, Any]:
-        """Suspend it on request, whatever it does; returns when its worker is gone.
+        """Suspend it on request, whatever it does; return when its worker is gone.
 
-        A running cell goes on until it needs the device, and then waits; see Note [Holding].
+        A running cell continues until it needs the device, and then waits; see Note [Holding].
 
         Parameters
         ----------
         why : str
             Who or what suspends it, as a clause; may be empty.
         by, uid : int
-            Process and user id of who asks, as the system knows them.
+            Process id and user id of the caller, from its peer credentials.
         """
         why = why.rstrip(". ") or "Suspended on request"
         return await self._as_verb(self._suspend(why, by, uid))
@@ -88,7 +88,7 @@ class Verbs:
             return session_status.describe_session(session)
 
     async def resume(self) -> dict[str, Any]:
-        """Bring it back; returns when it is there, having waited for room if need be."""
+        """Resume it; return when it is resident. It may have to wait for room first."""
         return await self._as_verb(self._resume())
 
     async def _resume(self) -> dict[str, Any]:
@@ -107,14 +107,14 @@ class Verbs:
         await self._leave_queue()
         if session.state is State.RESTORING:
             async with session.exclusive():
-                pass  # its task had the lock until the worker was there
+                pass  # its task holds the lock until the worker is there
         session.check_usable()
         if session.returning.obstacle:
             raise ControlError(session.returning.obstacle, "failed")
         return session_status.describe_session(session)
 
     async def _leave_queue(self) -> None:
-        """Wait until it is not queued any more; who withdraws leaves it suspended as it was."""
+        """Wait until it is not queued any more; if the caller withdraws, suspend it as before."""
         session = self._session
         self._resuming += 1
         try:
@@ -133,9 +133,9 @@ class Verbs:
                 self._held = None
 
     async def _hold_again(self, hold: Hold, reason: str) -> None:
-        """Suspend it as it was before it was to be resumed, if it still waits for its turn."""
+        """Restore the hold that `resume` ended, if the session still waits for a lease."""
         session = self._session
-        with contextlib.suppress(InternalError):  # it has failed then, and says why
+        with contextlib.suppress(InternalError):  # then the session has failed, with a reason
             async with session.exclusive():
                 if session.state is State.QUEUED and session.device_state.worker is None:
                     session.hold = hold
@@ -143,10 +143,10 @@ class Verbs:
                     session.suspended(reason)
 
     async def migrate(self, room: Room, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Move it to another device while it goes on; returns when it is there.
+        """Migrate it to another device while it continues to work; return when it is there.
 
-        A session without a worker just belongs to the other device from then on. `check` is called
-        when it is about to be moved; what it raises leaves it where it is.
+        A session without a worker is only reassigned to the other device. `check` is called just
+        before it is migrated; if it raises, the session stays where it is.
         """
         return await self._as_verb(self._migrate(room, check))
 
@@ -167,7 +167,7 @@ class Verbs:
         return session_status.describe_session(session)
 
     async def _move_to(self, room: Room, check: Callable[[], None]) -> None:
-        """Move its worker's state to a device, or leave it where it was."""
+        """Migrate its worker's state to a device, or leave it where it was."""
         session = self._session
         state, here = session.device_state, session.room
 
@@ -210,7 +210,7 @@ class Verbs:
                 session.become(State.RUNNING, session_status.RUNNING)
 
     def _settle_in(self, room: Room) -> None:
-        """Belong to a device from now on."""
+        """Assign the session to a device."""
         session = self._session
         session.room.leave_queue(session)
         del session.room.tenants[session.id]
@@ -228,7 +228,10 @@ class Verbs:
             session.device_state.memory.agent.ring()
 
     async def _as_verb(self, work: Coroutine[None, None, dict[str, Any]]) -> dict[str, Any]:
-        """Run a verb so that closing the session ends it, and hanging up what only waits."""
+        """Run a command. If the session closes, the command ends.
+
+        If the caller is cancelled, it ends only if it just waits: Note [Withdrawing].
+        """
         session = self._session
         task = asyncio.create_task(work)
         self.running.add(task)
@@ -247,7 +250,7 @@ class Verbs:
 
     @contextlib.contextmanager
     def _only_waiting(self) -> Iterator[None]:
-        """The verb that runs may be withdrawn meanwhile; it ends here if it was before."""
+        """Mark the running command as one that may be withdrawn; end it if it was already."""
         task = asyncio.current_task()
         if task in self._withdrawn:
             raise asyncio.CancelledError
@@ -259,7 +262,7 @@ class Verbs:
 
     @contextlib.asynccontextmanager
     async def _begun(self) -> AsyncIterator[None]:
-        """Hold the session's lock; the verb may be withdrawn until that is free."""
+        """Hold the session's lock; the command may be withdrawn until it has the lock."""
         async with contextlib.AsyncExitStack() as stack:
             with self._only_waiting():
                 await stack.enter_async_context(self._session.exclusive())
@@ -267,5 +270,5 @@ class Verbs:
 
 
 def _name(room: Room) -> str:
-    """What people call its device."""
+    """Return the user-facing name of a device."""
     return device_name(room.device.id)

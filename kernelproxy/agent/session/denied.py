@@ -1,8 +1,8 @@
-"""A session whose user may use no device: its client is told, instead of waiting for what does not
-come.
+"""Denial of devices: if a session's user may use no device, its client gets an error instead of
+waiting forever.
 
-What it has asked for stays in its log, and its state is kept. As soon as its user is admitted, it
-goes on where it was.
+Its pending requests stay in its log, and its state is kept. As soon as its user is admitted, the
+session continues where it stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Denial:
-    """Whether one session is denied devices. Called under the session's lock.
+    """Denies devices to one session, and ends the denial. Called under the session's lock.
 
     Parameters
     ----------
@@ -27,11 +27,11 @@ class Denial:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        #: Why it was denied devices, as a sentence; empty if it was not.
+        #: Reason for the denial, as a sentence; empty if it is not denied.
         self.why = ""
 
     async def deny(self, why: str) -> None:
-        """Let whatever its client runs end with a sentence; its device memory is freed."""
+        """Make what its client runs raise `why`, and free its device memory."""
         session = self._session
         client = session.device_state.memory.client
         self.why = why
@@ -45,7 +45,7 @@ class Denial:
         session.deposit()
 
     def review(self) -> None:
-        """Let it go on if its user may use devices by now."""
+        """End the denial if its user may use devices now."""
         session = self._session
         if self.why and not session.arbiter.admits(session.user):
             self.why, session.hold = "", None

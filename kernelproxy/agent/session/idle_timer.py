@@ -1,4 +1,4 @@
-"""How long a session has not been used, and when that is to be looked at again."""
+"""Idle timer: how long a session has not been used, and when to check that again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def waits(request: OpenSession, settings: Settings, allowance: Allowance) -> tuple[float, float]:
-    """Say how long a session may be unused.
+    """Return the idle timeouts of a session.
 
-    What was asked for can be shorter than what is allowed; it can be longer, or never, only where
-    nothing is said about that.
+    The request can ask for less than the policy allows. It can ask for more, or for never, only
+    where the policy says nothing.
 
     Returns
     -------
@@ -39,15 +39,15 @@ def waits(request: OpenSession, settings: Settings, allowance: Allowance) -> tup
 
 
 class Idleness:
-    """Calls `look` when a session may have been idle for long enough.
+    """Calls `look` when a session may have been idle for its timeout.
 
     Parameters
     ----------
     state : DeviceState
     timeout : float
-        Seconds without use after which it is to be suspended; 0 or less: never.
+        Seconds without use after which it is suspended; 0 or less: never.
     wanted : Wanted
-        Whether it is pinned, and so never to be suspended for that.
+        Tells if the session is pinned: then it is never suspended for idleness.
     look : callable
     """
 
@@ -61,25 +61,25 @@ class Idleness:
 
     @property
     def active(self) -> float:
-        """Moment of the last use, in seconds of the monotonic clock."""
+        """Time of the last use, in seconds of the monotonic clock."""
         return min(time.monotonic(), max(self._used, self._state.active_ns / 1e9))
 
     def note_use(self) -> None:
-        """Count this moment as one of use."""
+        """Count the present moment as a use."""
         self._used = time.monotonic()
 
     def rested(self) -> float:
-        """Seconds for which it has had nothing to do; 0 if it has."""
+        """Return the seconds since its last use; 0 if it has something to do."""
         return max(time.monotonic() - self.active, 1e-9) if self._state.idle else 0.0
 
     def dry(self) -> float:
-        """Seconds for which there has been nothing to execute; 0 if there is."""
+        """Return the seconds for which there has been nothing to execute; 0 if there is."""
         if not self._state.drained:
             return 0.0
         return time.monotonic() - self._state.memory.worker.active_ns / 1e9
 
     def seconds_left(self) -> float:
-        """Seconds after which it is to be suspended, as it looks now."""
+        """Return the seconds until it should be suspended if it is not used meanwhile."""
         if self._state.worker is None or self.timeout <= 0 or self._wanted.pinned:
             return float("inf")
         if not self._state.idle:
@@ -87,7 +87,7 @@ class Idleness:
         return self.active + self.timeout - time.monotonic()
 
     def set_timer(self) -> None:
-        """Look again when, as it looks now, it is to be suspended."""
+        """Schedule the next check for when it should be suspended."""
         self.cancel()
         left = self.seconds_left()
         if left != float("inf"):
@@ -95,7 +95,7 @@ class Idleness:
             self._timer = loop.call_later(max(left, 0.001), self._look)
 
     def cancel(self) -> None:
-        """Look no more."""
+        """Cancel the scheduled check."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,12 +1,13 @@
 """The kernel of a session, as the agent knows it: a process and its connection.
 
-Note [Leaving a session]: before a kernel's process is saved it *leaves*, since a process with
-descriptors of ours cannot be saved: it gives up the session's memory and its connection, and waits
-for a line at its *wake* pipe. Then it joins again; it may be another process by then.
+Note [Leaving a session]: before a kernel's process is saved it *detaches*, because a process with
+our descriptors cannot be saved: it gives up the session's memory and its connection, and waits for
+a line on its *wake* pipe. Then it reattaches; it may be another process by then.
 
-Note [Counting cells]: a kernel that listens says how many cells have ended, all of them each time.
-One that has attached counts those in its client page that have ended since. Both counts go with the
-process: whoever joins again, also another session, goes on from there.
+Note [Counting cells]: a kernel that is connected without a device reports how many cells have
+ended, always the total. One that has attached counts the cells that have ended since then in its
+client page. Both counts move with the process: when it reattaches, also to another session, the
+count continues from there.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What the tender may take to wake a kernel whose process it has saved.
+#: Time limit for the process manager to wake a kernel whose process it has saved.
 WAKE_SECONDS = 10.0
 _VERSION_MAX = 100
 KERNEL_ENDED = "Its kernel ended."
-#: A number of a descriptor, and the device and inode of the pipe.
+#: A descriptor number, and the device and inode of the pipe.
 _Pipe = tuple[int, int, int]
 
 
 class Attachment:
-    """Closes the session when its kernel ends, and lets it look when the kernel rings.
+    """Closes the session when its kernel ends, and reconciles it when the kernel rings.
 
     Parameters
     ----------
@@ -60,15 +61,15 @@ class Attachment:
     def __init__(self, session: Session, zygotes: Zygotes) -> None:
         self.pid: int | None = None
         self.torch_version: str | None = None
-        #: Whether its process may end without the session's end: it is being saved.
+        #: True if its process may end without closing the session: it is being saved.
         self.may_end = False
-        #: Whether it did.
+        #: True if it did.
         self.ended = False
-        #: How often it has left.
+        #: How often it has detached.
         self.absences = 0
-        #: Whether another process may join in its place.
+        #: True if another process may attach in its place.
         self.awaits_another = False
-        #: Whether another one has taken its place: then its end is no death.
+        #: True if another one has taken its place: then its end is expected.
         self.end_is_wanted = False
         #: Cells that had ended before it attached.
         self.cells_before = 0
@@ -77,7 +78,7 @@ class Attachment:
         self._channel: Channel | None = None
         self._joined = asyncio.Event()
         self._leaving: asyncio.Future[int] | None = None
-        self._wake: _Pipe | None = None  # of a kernel that has left and was not woken from here
+        self._wake: _Pipe | None = None  # of a detached kernel that was not woken from here
         self._watch: ProcessWatch | None = None
 
     # ---------------------------------------------------------------- its process
@@ -100,12 +101,12 @@ class Attachment:
             self._session.close(KERNEL_ENDED, died=True)
 
     def unwatch(self) -> None:
-        """Let the process end unnoticed; doing it twice is no error."""
+        """Stop watching the process. Idempotent."""
         if self._watch is not None:
             self._watch.close()
 
     def take(self, pid: int) -> None:
-        """Know a process as the kernel from now on, and watch it."""
+        """Make a process the session's kernel, and watch it."""
         if pid != self.pid or self.ended or self.may_end:
             self.may_end = self.ended = False
             self.pid = pid
@@ -113,7 +114,7 @@ class Attachment:
         self.awaits_another = False
 
     def put_away(self) -> None:
-        """There is no process any more, and the session goes on."""
+        """Note that the session continues without a process."""
         self.unwatch()
         self.may_end = self.ended = False
         self.pid = self._wake = None
@@ -122,7 +123,7 @@ class Attachment:
 
     @property
     def joined(self) -> bool:
-        """Whether it is connected."""
+        """True if it is connected."""
         return self._joined.is_set()
 
     async def wait_joined(self, seconds: float) -> None:
@@ -131,7 +132,7 @@ class Attachment:
         Raises
         ------
         ControlError
-            If it does not come.
+            If it does not connect in time.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -140,9 +141,9 @@ class Attachment:
             raise ControlError("Its kernel does not join its session again.", "timeout") from None
 
     async def serve(self, channel: Channel, torch_version: str) -> None:
-        """Attach a kernel and hear its bells until it is gone; then the session is closed.
+        """Attach a kernel and serve its bells until it disconnects; then close the session.
 
-        A kernel whose daemon died attaches again, and so does one that had left.
+        A kernel whose agent died attaches again, and so does one that was detached.
 
         Raises
         ------
@@ -168,7 +169,7 @@ class Attachment:
             session.close(why, died=why == KERNEL_ENDED)
 
     async def listen(self, channel: Channel) -> None:
-        """Serve a kernel that has no device yet, until it attaches, or ends: as `serve`.
+        """Serve a kernel that has no device yet, until it attaches or disconnects: as `serve`.
 
         Raises
         ------
@@ -196,14 +197,14 @@ class Attachment:
             )
 
     async def _attach(self, pid: int, torch_version: str) -> None:
-        """Take a process for the kernel; raises as `serve`."""
+        """Make a process the kernel and check its version of torch; raises as `serve`."""
         session = self._session
         if len(torch_version) > _VERSION_MAX:
             raise ControlError("That is no version of torch.", "bad-request")
         if self.torch_version is None:
             try:
-                # Better said now, while the kernel can still run without us, than at its first
-                # cell.
+                # Better to report it now, while the kernel can still run without us, than at its
+                # first cell.
                 await self._zygotes.get(session.python, torch_version)
             except WorkerError as error:
                 raise ControlError(str(error), "unavailable") from error
@@ -222,7 +223,7 @@ class Attachment:
         self._session.look()
 
     async def _hear(self, channel: Channel) -> str:
-        """Hear it until its connection ends; return why it did, or "" if the kernel has left."""
+        """Receive until the connection ends; return the reason, or "" if the kernel detached."""
         try:
             while True:
                 message = expect(await channel.receive())
@@ -245,22 +246,22 @@ class Attachment:
             return f"Its kernel's connection broke: {error}"
 
     def _count_cells(self, count: int) -> None:
-        if count > self.cells_before:  # else it has only joined again
+        if count > self.cells_before:  # else it has only reconnected
             self._session.idleness.note_use()
         self.cells_before = count
-        if self._attached:  # it does not say so again
+        if self._attached:  # it does not report this again
             self._session.deposit()
         self._session.automatic.tend()
 
-    # ---------------------------------------------------------------- leaving
+    # ---------------------------------------------------------------- detaching
 
     async def leave(self, seconds: float) -> int:
-        """Have it give up memory and connection; return the number of its wake pipe.
+        """Make it give up memory and connection; return the number of its wake pipe.
 
         Raises
         ------
         ControlError
-            If it does not: then it is joined still, or joins again by itself.
+            If it does not: then it is still connected, or reattaches by itself.
         """
         self._leaving = asyncio.get_running_loop().create_future()
         try:
@@ -278,24 +279,24 @@ class Attachment:
         self.absences += 1
         with contextlib.suppress(OSError):  # it has ended
             self._wake = _pipe_of(self.pid, wake_fd)
-        self._session.deposit()  # should we die, whoever comes next must be able to wake it
+        self._session.deposit()  # if this agent dies, the next one must be able to wake the kernel
         if self._leaving is not None and not self._leaving.done():
             self._leaving.set_result(wake_fd)
         else:
-            self.wake()  # it took so long that nobody wants it any more
+            self.wake()  # it took so long that the caller of `leave` has given up
 
     def _stayed(self, error: ControlError) -> None:
         if self._leaving is not None and not self._leaving.done():
             self._leaving.set_exception(error)
 
     def wake(self) -> None:
-        """Let a kernel join again that has left, if nobody else has woken it."""
+        """Make a detached kernel reattach, unless it has been woken already."""
         wake, self._wake = self._wake, None
         if wake is None:
             return
         line = json.dumps({"restored": False, "session": self._session.id}).encode() + b"\n"
         try:
-            # Only the pipe that was there when it left: its number may be another file's by now.
+            # Only the pipe it had when it detached: the number may be another file's by now.
             if _pipe_of(self.pid, wake[0]) != wake:
                 return
             fd = os.open(f"/proc/{self.pid}/fd/{wake[0]}", os.O_WRONLY | os.O_NONBLOCK)
@@ -303,36 +304,39 @@ class Attachment:
                 os.write(fd, line)
             finally:
                 os.close(fd)
-        except OSError as error:  # it has ended, which its watch tells, or has closed the pipe
+        except OSError as error:  # it has ended, which its watch notices, or has closed the pipe
             log.info("Session %s: its kernel cannot be woken: %s", self._session.id, error)
 
     async def come_back(self) -> None:
-        """See that a kernel joins again whose process was to be saved: its tender wakes it."""
+        """Wait until a kernel reattaches whose process was to be saved.
+
+        Its process manager wakes it; if that does not happen in time, this does.
+        """
         try:
             await self.wait_joined(WAKE_SECONDS)
         except ControlError:
             log.warning("Session %s: its kernel was not woken", self._session.id)
             self.wake()
 
-    # ---------------------------------------------------------------- talking to it
+    # ---------------------------------------------------------------- messages to it
 
     @property
     def hears(self) -> bool:
-        """Whether it can be told something now."""
+        """True if messages can be sent to it now."""
         return self._channel is not None
 
     @property
     def cells_ended(self) -> int:
-        """How many cells it has run, as far as it could say so; see Note [Counting cells]."""
+        """Number of cells it has run, as far as known; see Note [Counting cells]."""
         return self.cells_before + self._session.device_state.memory.client.cells_ended
 
     def check_is(self, pid: int) -> None:
-        """Raise ControlError if a process is not the kernel; before it attached, any may be."""
+        """Raise ControlError if a process is not the kernel; before one attached, any may be."""
         if self.pid not in (None, pid):
             raise ControlError("Only the kernel itself can do that.", "not-allowed")
 
     async def send(self, message: Message) -> None:
-        """Tell the kernel something.
+        """Send the kernel a message.
 
         Raises
         ------
@@ -349,7 +353,7 @@ class Attachment:
     # ---------------------------------------------------------------- outliving the agent
 
     def record(self) -> tuple[dict[str, Any], list[tuple[str, int]]]:
-        """What `adopt` needs: a record in JSON, and named descriptors, which stay ours."""
+        """Return what `adopt` needs: a JSON record, and named descriptors, which we still own."""
         pidfd = self._watch.pidfd if self._watch is not None else None
         record = {
             "pid": self.pid,
@@ -362,15 +366,15 @@ class Attachment:
         return record, [] if pidfd is None else [("watched", pidfd)]
 
     def adopt(self, record: dict[str, Any], pidfd: int | None, *, asleep: bool) -> None:
-        """Go on where the agent was that died; the kernel will attach again.
+        """Recover from the record of an agent that died; the kernel will attach again.
 
         Parameters
         ----------
         record : dict
         pidfd : int or None
-            Owned from now on.
+            The attachment takes ownership.
         asleep : bool
-            Whether there is no process.
+            True if there is no process.
         """
         self.pid, self.torch_version = record["pid"], record["torch_version"]
         self._wake = tuple(record["wake"]) if record["wake"] else None
@@ -382,11 +386,11 @@ class Attachment:
         elif self.may_end:
             self.ended = True
         elif not asleep and self.pid != 0:
-            # It ended when the agent did; one of another namespace has no number.
+            # It ended when the agent did. (Pid 0 is in another PID namespace: not watched.)
             self._session.close(KERNEL_ENDED, died=True)
 
 
 def _pipe_of(pid: int | None, fd: int) -> _Pipe:
-    """What a descriptor of a process is; raises OSError if there is none."""
+    """Return the identity of a process's descriptor; raises OSError if there is none."""
     found = os.stat(f"/proc/{pid}/fd/{fd}")
     return fd, found.st_dev, found.st_ino

@@ -1,9 +1,9 @@
-"""What its user wants of a session besides its work: that it is pinned, and how it is served.
+"""A user's preferences for a session: whether it is pinned, and its tier.
 
-Note [Pinning]: the memory of a pinned session stays on its device. It is not suspended for being
-idle, nobody's wish for room takes its memory away, nobody but its owner moves it, and it does not
-hibernate. It takes turns like all others. Its owner may suspend it all the same: then it gives up
-its memory like any other, and is pinned again where it comes back.
+Note [Pinning]: the memory of a pinned session stays on its device. It is not suspended for
+idleness, no other session can evict it, only its owner can migrate it, and it does not hibernate.
+It gets leases like all others. Its owner may still suspend it: then it gives up its memory like
+any other session, and is pinned again where it resumes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REMEMBERED_MAX = 1000
 
 
 class Wanted:
-    """The wishes for one session, and for the next one of its kernel when that is restarted.
+    """The preferences for one session, and for its kernel's next session after a restart.
 
     Parameters
     ----------
@@ -38,23 +38,23 @@ class Wanted:
 
     def __init__(self, session: Session) -> None:
         self.pinned = False
-        #: What it is to be served as; None: nobody has said.
+        #: The tier it asks for; None: no preference.
         self.tier: str | None = None
         self._session = session
 
     def pin(self, pinned: bool) -> dict[str, Any]:
-        """Keep its memory on its device, or no more; returns the session as it is then.
+        """Pin the session to its device, or unpin it; return its description afterwards.
 
         Raises
         ------
         ControlError
-            If it has ended, or its user may not have that.
+            If the session has ended, or its user is not allowed to.
         """
         self._session.check_usable()
         return self._change(pinned, self.tier)
 
     def prefer(self, level: str) -> dict[str, Any]:
-        """Let it be served as one of a level; raises as `pin`."""
+        """Ask for a tier; raises as `pin`."""
         self._session.check_usable()
         if level not in TIERS:
             known = ", ".join(TIERS)
@@ -71,30 +71,30 @@ class Wanted:
                 self.pinned, self.tier = before
                 raise
             session.deposit()
-            for room in session.room.rooms:  # its own timers go by it, and why others wait
+            for room in session.room.rooms:  # own timers and others' reasons to wait depend on it
                 for each in room.tenants.values():
                     each.look()
         return session_status.describe_session(session)
 
     @property
     def anything(self) -> bool:
-        """Whether anything was said."""
+        """True if there is any preference."""
         return self.pinned or self.tier is not None
 
     def record(self) -> dict[str, Any]:
-        """What `adopt` needs, in JSON."""
+        """Return what `adopt` needs, as JSON."""
         return {"pinned": self.pinned, "tier": self.tier}
 
     def adopt(self, record: dict[str, Any]) -> None:
-        """Go on where the agent was that died."""
+        """Recover from the record of an agent that died."""
         self._take(record["pinned"], record["tier"])
 
     def goes_on_from(self, before: Wanted) -> None:
-        """Begin as that of a kernel whose place a process takes."""
+        """Take over the preferences of a kernel that another process replaces."""
         self._take(before.pinned, before.tier)
 
     def _take(self, pinned: bool, tier: str | None) -> None:
-        """Want what was wanted before, as far as it is allowed now."""
+        """Re-apply earlier preferences, dropping those the policy no longer allows."""
         for wish in ((pinned, tier), (pinned, None)):
             with contextlib.suppress(ControlError):
                 self._change(*wish)
@@ -102,14 +102,14 @@ class Wanted:
 
 
 class Remembered:
-    """What was wanted of sessions that have closed: a kernel keeps its id when it is restarted, and
-    has another session then, maybe of another daemon.
+    """Preferences for sessions that have closed: a restarted kernel keeps its id and gets another
+    session, maybe of another daemon.
 
     Parameters
     ----------
     path : Path
-        Its file, which nobody else can write. What cannot be written or read is lost, and the log
-        says so.
+        Its file, which only the daemon's user can write. What cannot be written or read is lost,
+        with a warning in the log.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +117,7 @@ class Remembered:
         self._records = self._read()
 
     def keep(self, owner: int, kernel_id: str, record: dict[str, Any]) -> None:
-        """Remember it for a user's kernel; the oldest are forgotten."""
+        """Remember a record for a user's kernel; the oldest records are dropped."""
         self._records.pop(_key(owner, kernel_id), None)
         self._records[_key(owner, kernel_id)] = record
         while len(self._records) > REMEMBERED_MAX:
@@ -125,7 +125,7 @@ class Remembered:
         self._write()
 
     def take(self, owner: int, kernel_id: str) -> dict[str, Any] | None:
-        """Return it, for the kernel's next session, and forget it."""
+        """Return the record for the kernel's next session, and forget it."""
         record = self._records.pop(_key(owner, kernel_id), None)
         if record is not None:
             self._write()

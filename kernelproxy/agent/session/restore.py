@@ -1,9 +1,9 @@
-"""How a session gets its worker back: at its turn, with room on its device, from its state.
+"""Resuming a session: it gets a worker, once it has a lease and room on its device.
 
-Note [Postponing]: a state that can be rebuilt is never thrown away. Where no worker can be started
-(an environment without torch, no descriptors, no memory), or workers die again and again, the
-session gives up its turn and its room, is queued with that reason, and tries again after a pause,
-which grows each time. What its user runs, and `resume`, do not wait for the end of a pause.
+Note [Postponing]: a state that can be rebuilt is never thrown away. If no worker can be started (an
+environment without torch, no descriptors, no memory), or if workers die again and again, the
+session gives up its lease and its device memory, is queued with that reason, and retries after a
+pause, which grows each time. A cell that its user runs, and `resume`, end the pause at once.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 START_ATTEMPTS_MAX = 10
 START_REFUSALS_MAX = 3
-#: Seconds for which it waits for room in its turn; then it gives the turn back.
+#: Seconds for which it waits for room while it has a lease; then it gives the lease back.
 ROOM_SECONDS = 1.0
 
 
 class Returning:
-    """Whether one session must come back, and how it does. Called under the session's lock.
+    """Resumes one session when it must have a worker. Called under the session's lock.
 
     Parameters
     ----------
@@ -46,24 +46,24 @@ class Returning:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        #: A worker is wanted though the log may ask for none.
+        #: True if it must have a worker, even if the log is drained.
         self.needed = False
-        self._died = False  # its worker did, and the next one is not there yet
+        self._died = False  # its worker died, and the next one is not there yet
         self._queued_since: float | None = None  # for room on its device
-        self._why_died = ""  # if that was our doing: a sentence
-        self._vain = 0  # attempts since a worker was there
+        self._why_died = ""  # if the agent ended the worker: the reason, a sentence
+        self._vain = 0  # failed attempts since it last had a worker
         self._again: float | None = None  # when to try next, by the monotonic clock
-        self._stamp = 0  # when a cell had last begun or ended at the attempt before
+        self._stamp = 0  # when a cell had last begun or ended at the previous attempt
         self._timer: asyncio.TimerHandle | None = None
-        #: Why it waits for no device but for the next attempt; "" while it does not.
+        #: Why it waits for the next attempt and not for a device; "" if it does not.
         self.obstacle = ""
 
     def lost(self) -> None:
-        """Take note that its worker is gone, with what it had not saved."""
+        """Note that its worker is gone, with all that was not saved."""
         self.needed = self._died = True
 
     async def come_back(self) -> None:
-        """Let it execute, on its device, or wait for its turn; or say that it may not."""
+        """Resume it, let it wait for a lease, or deny it devices."""
         session = self._session
         if self._again is not None and session.device_state.worker is None:
             if time.monotonic() < self._again and self._stamp == self._cell_stamp():
@@ -73,32 +73,33 @@ class Returning:
             return await session.denial.deny(why)
         self.needed = self.needed or session.device_state.worker is None
         if session.shared and session.device_state.worker is None:
-            # Before it has anything for which others wait: this may take as long as it likes.
-            with contextlib.suppress(WorkerError):  # said below, when it was tried again
+            # Before it holds anything that others wait for: this may take as long as it likes.
+            with contextlib.suppress(WorkerError):  # reported below, at the next attempt
                 await session.zygotes.get(session.python, session.kernel.torch_version)
         if session.device_state.wants_memory:
-            session.turn.watch.measure()  # its arbiter counts what it waits for, too
+            session.turn.watch.measure()  # the scheduler also counts what it waits for
         session.turn.ask()
         if not session.turn.held:
-            self._leave_queue()  # whose turn it is comes first
+            self._leave_queue()  # sessions with a lease come first
             if session.device_state.worker is None and not session.wanted.pinned:
-                session.room.release(session)  # whose turn it is may need what a dead worker had
+                session.room.release(session)  # they may need the memory of its dead worker
             session.become(State.QUEUED, self.kept_out() or self.why(session.turn.reason))
         elif session.device_state.worker is None:
             await self._restore()
         return None
 
     async def give_way(self) -> None:
-        """Wait off its device for the memory that it lacks there, as others use that.
+        """Suspend it, so that it waits off its device for memory that others use there.
 
-        Note [Giving way]: who has some memory and waits for more keeps others from theirs, who may
-        do the same. So nobody waits like that: a session whose wish does not fit beside those who
-        execute leaves, and waits in line for all that it needs. Its wish is refused only where it
-        could not be granted to it alone.
+        Note [Giving way]: a session that holds some memory while it waits for more keeps others
+        from theirs, and they may do the same (hold and wait: a deadlock). So no session waits like
+        that: if its request does not fit beside the sessions that execute, it leaves the device and
+        queues for all that it needs. A request is refused only if it could not be granted even to
+        that session alone.
         """
         session = self._session
         state = session.device_state
-        session.turn.watch.measure()  # what it needs now, too
+        session.turn.watch.measure()  # including what it needs now
         try:
             if not await session.unload(unless_busy=False, pressed=True):
                 session.look()
@@ -112,7 +113,10 @@ class Returning:
         await self.come_back()
 
     async def _zygote(self) -> Zygote:
-        """What forks its worker, while it holds room on a device; raises WorkerError."""
+        """Return the zygote for its worker, with a time limit in the shared daemon.
+
+        The session holds device memory meanwhile. Raises WorkerError.
+        """
         session = self._session
         limit = session.settings.order_seconds if session.shared else None
         try:
@@ -122,7 +126,7 @@ class Returning:
             raise WorkerError(f"{session.python} does not start.") from error
 
     async def _restore(self) -> None:
-        """Bring it onto its device, or into the queue for room there."""
+        """Start its worker, or queue it for room on its device."""
         session = self._session
         state, room = session.device_state, session.room
         wish, need = state.wish, self._need()
@@ -130,15 +134,15 @@ class Returning:
             return await self._strand(state.disk.error)
         self.needed = True
         if await room.reserve(session, need, queued=True) is not Answer.GRANTED:
-            room.ledger.release(session.id)  # held still if a worker died
-            session.turn.bring(away=False)  # what it takes tells nothing of the device any more
+            room.ledger.release(session.id)  # it may still hold some if a worker died
+            session.turn.bring(away=False)  # from here on its duration is no measure of the device
             state.announce(Presence.ABSENT)
             kept = room.kept_from(session, need) or room.stuck(session)
             place = room.enqueue(session)
             self._queued_since = self._queued_since or time.monotonic()
             long = time.monotonic() - self._queued_since > ROOM_SECONDS
             device, size = device_name(room.device.id), bytes_text(need)
-            if (kept or long) and not session.arbiter.keeps:  # others can use the turn
+            if (kept or long) and not session.arbiter.keeps:  # others can use the lease
                 self._leave_queue()
                 why = kept or f"{device} has less than {size} free now."
                 session.become(State.QUEUED, why)
@@ -151,7 +155,7 @@ class Returning:
         session.become(State.RESTORING, rebuilt if self._died else session_status.RESTORED)
         self._died, self._why_died = False, ""
         session.publish_grant(room.ledger.of(session.id), wish)  # replaying may need all of it
-        state.announce(Presence.PRESENT)  # from now on nobody needs to ring
+        state.announce(Presence.PRESENT)  # from here on the client need not ring
         refusals = 0
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
             try:
@@ -176,14 +180,14 @@ class Returning:
         return None
 
     def postpone(self, why: str, seconds: float | None = None) -> None:
-        """Wait before the next attempt; see Note [Postponing].
+        """Schedule the next attempt to resume; see Note [Postponing].
 
         Parameters
         ----------
         why : str
             A sentence.
         seconds : float, optional
-            By default longer after each attempt in vain.
+            By default a pause that grows with each failed attempt.
         """
         session, state = self._session, self._session.device_state
         self._vain += 1
@@ -192,7 +196,7 @@ class Returning:
         self._again, self._stamp = time.monotonic() + seconds, self._cell_stamp()
         self._leave_queue()
         if not session.wanted.pinned:
-            session.room.release(session)  # others may have it meanwhile
+            session.room.release(session)  # others may use it meanwhile
         state.announce(Presence.ABSENT)
         session.turn.stand_back()
         at = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
@@ -202,18 +206,18 @@ class Returning:
         self._timer = asyncio.get_running_loop().call_later(seconds, session.look)
 
     def stand_back(self) -> None:
-        """Want no worker any more, for which it only waited so far."""
+        """Stop waiting for a worker that is not needed any more."""
         self.needed = False
         self._leave_queue()
         self._session.turn.stand_back()
 
     def hurry(self) -> None:
-        """Wait no longer before the next attempt."""
+        """End the pause before the next attempt."""
         self._again, self.obstacle = None, ""
         self._cancel_timer()
 
     def close(self) -> None:
-        """Its session ends: try no more."""
+        """Cancel the next attempt: its session ends."""
         self._cancel_timer()
 
     def _cancel_timer(self) -> None:
@@ -225,12 +229,12 @@ class Returning:
         return self._session.device_state.memory.client.cell_changed_ns
 
     def _leave_queue(self) -> None:
-        """Wait for room no more: somebody else may."""
+        """Leave the queue for room, so that others can have it."""
         self._queued_since = None
         self._session.room.leave_queue(self._session)
 
     def _need(self) -> int:
-        """Bytes of a device that it must have to execute."""
+        """Return the bytes of device memory that it must have to execute."""
         session = self._session
         state = session.device_state
         wish, granted = state.wish, state.memory.agent.memory_granted
@@ -238,7 +242,7 @@ class Returning:
         return min(max(granted, state.replay_grant, wanted), session.room.ledger.total)
 
     def outlook(self) -> Outlook | None:
-        """What it can expect while it waits for its turn, or for room; None: nobody can say."""
+        """Return what it can expect while it waits for a lease or for room; None if unknown."""
         session = self._session
         if session.standing()[0] is not State.QUEUED:
             return None
@@ -252,7 +256,7 @@ class Returning:
         return Outlook(found.position, seconds, kept or self.why(found.reason))
 
     def kept_out(self) -> str:
-        """Say who keeps it out even when it is its turn; "" if nobody does."""
+        """Return who keeps memory that it needs even with a lease; "" if nothing keeps it out."""
         session = self._session
         if session.device_state.worker is not None:
             return ""
@@ -262,18 +266,18 @@ class Returning:
         return kept[session.room] if all(kept.values()) else ""
 
     def why(self, reason: str) -> str:
-        """Say why it has not its turn, and why it needs one if its worker died."""
+        """Return why it has no lease, after why it needs one if its worker died."""
         return f"{self._why_died} {reason or 'Waiting for its turn.'}".strip()
 
     def blocked(self) -> bool:
-        """Whether it waits for what others have, as far as that was decided by now."""
+        """Return True if it is known by now to wait for what others have, or for a retry."""
         session = self._session
         return bool(
             self.obstacle or session.turn.reason or session.room.place(session) or self.kept_out()
         )
 
     async def _strand(self, error: StoreError) -> None:
-        """Leave it on disk, from where it cannot be brought back now, and let its client know."""
+        """Leave it on disk because its state cannot be read now, and notify its client."""
         session = self._session
         state = session.device_state
         state.drop_worker()
@@ -284,12 +288,12 @@ class Returning:
         client = state.memory.client
         session.hold = Hold(False, client.cell_changed_ns or 1, client.head)
         session.become(State.SUSPENDED, reason)
-        # It must not wait for what does not come; the next cell, or `resume`, tries again.
+        # The client must not wait in vain; the next cell, or `resume`, retries.
         state.announce(Presence.ENDED, reason)
         session.room.release(session)
 
     async def bury(self) -> None:
-        """Take leave of a dead worker; `come_back` follows if the verdict allows."""
+        """Clean up after a dead worker; `come_back` follows if the verdict allows."""
         session = self._session
         worker = session.device_state.worker
         if worker is not None and worker.hung:

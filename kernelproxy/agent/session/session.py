@@ -1,11 +1,12 @@
-"""One device session: what its kernel and its owner ask for, done one thing at a time.
+"""One device session: carries out what its kernel and its owner ask for, one thing at a time.
 
-`DeviceState` has the state and its worker; this module decides when there is a worker. Whatever
-changes a session happens under its lock, in one of two ways: `look` lets its task see what the
-shared pages and the worker ask for, and the verbs (`suspend`, `resume`) come from requests.
+`DeviceState` has the state and its worker; this module decides when there is a worker. All changes
+to a session happen under its lock, in one of two ways: `look` makes its own task reconcile it with
+what the shared pages and the worker ask for, and the commands (`suspend`, `resume`) come from
+requests.
 
 Note [Looking]: a client rings after it wrote what it wants, and not again until the agent page's
-bell has moved. So a look first moves the bell and then reads: what is written later rings again.
+bell has moved. So reconciling first moves the bell and then reads: a later write rings again.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ SETTLE_LOOK_SECONDS = 0.01
 
 
 class Session:
-    """A session from its opening to its close.
+    """A session from its opening until it is closed.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ class Session:
     room : Room
         Its device.
     state : DeviceState
-        Owned from now on.
+        The session takes ownership.
     zygotes : Zygotes
     settings : Settings
     host : HostMemory
@@ -89,7 +90,7 @@ class Session:
     audience : Audience
     chronicle : Chronicle
     on_closed : callable
-        Called with it once everything is freed.
+        Called with the session once everything is freed.
     """
 
     def __init__(
@@ -115,13 +116,13 @@ class Session:
         self.name, self.kernel_id = request.name, request.kernel_id
         self.python, self.script, self.notebook = request.python, request.script, request.notebook
         self.owner, self.room = owner, room
-        #: Who it is for, as policies call them.
+        #: Name of its user, as policies spell it.
         self.user = request.user or session_status.user_name(owner)
-        #: Whether the daemon is not its owner's alone, and believes him nothing.
+        #: True if the daemon serves other users, too, and so must not trust the session's owner.
         self.shared = settings.system
         self.kernel = Attachment(self, zygotes)
         self.settings = settings
-        #: What the arbiter lets it have.
+        #: Limits that the scheduler sets.
         self.allowance = Allowance()
         self.device_state = state
         state.whose = lambda: f"{self.user} {self.name}"
@@ -131,25 +132,25 @@ class Session:
         suspend_after, hibernate_after = waits(request, settings, Allowance())
         self.idleness = Idleness(self.device_state, suspend_after, self.wanted, self.look)
         self.upkeep = Upkeep(self.device_state, settings.log_budget, host.has, self.look)
-        #: What its last move between devices has cost.
+        #: Cost of its last migration.
         self.migration: Migration | None = None
         self.state, self.reason, self.since = State.IDLE, session_status.UNUSED, time.monotonic()
         self.zygotes, self.host, self._deposits = zygotes, host, deposits
         self._on_closed, self._audience, self.chronicle = on_closed, audience, chronicle
-        self._withdrawn = False  # nothing of it is deposited any more
+        self._withdrawn = False  # nothing of it is persisted any more
         self.hold: Hold | None = None
-        #: Why it could not be suspended when that was last tried; "" if it could.
+        #: Why the last attempt to suspend it failed; "" if it did not fail.
         self.stuck = ""
         self._lock, self.claims, self._looking = asyncio.Lock(), 0, False
         self._looks, self.wishes = asyncio.Event(), asyncio.Event()
         self.left_queue: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._burying: asyncio.Task[None] | None = None  # of the worker, when it has failed
+        self._burying: asyncio.Task[None] | None = None  # ends the worker, when it has failed
         self.returning, self.denial = Returning(self), Denial(self)
         self.verbs, self.chilling = Verbs(self), Chilling(self)
         self.arbiter, self.turn = arbiter, Turn(self, arbiter)
         self.checkpointing = Checkpointing(self, checkpoints, images)
-        #: Who has the kernel's process in hand, while it is connected.
+        #: Process manager of the kernel, while it is connected.
         self.tender: Tender | None = None
         self.hibernation = Hibernation(self, hibernate_after, images)
         if self.shared and hibernate_after > 0:
@@ -162,7 +163,7 @@ class Session:
         room.tenants[session_id] = self
 
     def terms(self) -> Terms:
-        """Who it is, for the arbiter."""
+        """Return the session's description for the scheduler."""
         used = min(self.device_state.memory.client.memory_used, self.room.ledger.total)
         bound = self.request.device is not None
         pinned, tier = self.wanted.pinned, self.wanted.tier
@@ -170,7 +171,7 @@ class Session:
         return Terms(self.id, self.name, self.owner, device, used, bound, self.user, pinned, tier)
 
     def allow(self, allowance: Allowance) -> None:
-        """Let other limits hold from now on."""
+        """Apply new limits."""
         waited = waits(self.request, self.settings, allowance)
         self.idleness.timeout, self.hibernation.timeout = waited
         self.allowance = allowance
@@ -180,13 +181,13 @@ class Session:
         self.look()
 
     def changed(self) -> None:
-        """What is shown of it may be something else now."""
+        """Note that its user-visible state may have changed."""
         self._audience.note(self)
 
     # ---------------------------------------------------------------- outliving the agent
 
     def deposit(self) -> None:
-        """Deposit what `adopt` needs; see Note [Deposits]."""
+        """Give the supervisor what `adopt` needs; see Note [Deposits]."""
         if self._withdrawn:
             return
         self.changed()
@@ -214,12 +215,12 @@ class Session:
         self._deposits.put(Deposited(self.id, record, [*fds, *kernel_fds, *tender_fds]))
 
     def adopt(self, deposited: Deposited) -> None:
-        """Go on where the agent was that died.
+        """Recover the session of an agent that died.
 
         Raises
         ------
         ControlError
-            If the session was about to end.
+            If the session was about to be closed.
         StoreError
             If its state on disk cannot be used.
         """
@@ -245,19 +246,19 @@ class Session:
             self.returning.lost()
             grant = page.memory_granted
             if was is not State.QUEUED and not self.room.ledger.short(self.id, grant):
-                self.room.ledger.hold(self.id, grant)  # before those who waited for room
+                self.room.ledger.hold(self.id, grant)  # before sessions that waited for memory
         self.wanted.adopt(record["wanted"])
         self.look()
 
     def begin_suspended(self, reason: str) -> None:
-        """Begin as one that was used and suspended."""
+        """Begin as a session that was used and then suspended."""
         self.become(State.SUSPENDED, reason)
         self.deposit()
 
-    # ---------------------------------------------------------------- looking
+    # ---------------------------------------------------------------- reconciling
 
     def look(self) -> None:
-        """Ask its task to look at what could be done."""
+        """Make its task reconcile the session."""
         self._looks.set()
         self.wishes.set()
 
@@ -266,7 +267,7 @@ class Session:
             await self._looks.wait()
             self._looks.clear()
             self._looking = True
-            with contextlib.suppress(InternalError):  # it has failed then, and says why
+            with contextlib.suppress(InternalError):  # then the session has failed, with a reason
                 async with self.exclusive():
                     self._looking = False
                     await self._serve()
@@ -274,7 +275,7 @@ class Session:
             self.changed()
 
     async def _serve(self) -> None:
-        """Do what pages, worker and clock ask for."""
+        """Reconcile: do what the pages, the worker and the timers ask for."""
         state = self.device_state
         state.memory.agent.ring()  # Note [Looking]
         if self.state is State.FAILED:
@@ -292,7 +293,7 @@ class Session:
                 timeout = session_status.duration(self.idleness.timeout)
                 await self.suspend_if_idle(f"Not used for {timeout}")
         if (wish := state.wish) and wish.bytes > state.memory_limit:
-            # Refused, without waiting for a worker.
+            # Refuse it at once, without waiting for a worker.
             self.publish_grant(state.memory.agent.memory_granted, wish)
         if self.wants_worker():
             await self.returning.come_back()
@@ -319,7 +320,7 @@ class Session:
             self.room.changed()
 
     def wants_worker(self) -> bool:
-        """Whether something must be executed now; ends a hold that is over (Note [Holding])."""
+        """Return True if there is work for a worker; end a hold that is over (Note [Holding])."""
         state = self.device_state
         if self.state is State.FAILED:
             return False
@@ -331,12 +332,12 @@ class Session:
         return self.hold is None
 
     async def _grant(self) -> bool:
-        """Answer the client's wish for memory.
+        """Answer the client's request for memory.
 
         Returns
         -------
         bool
-            False if there is no room for it as long as the session and its neighbours are here.
+            False if there is no room for it while the session and its neighbours are resident.
         """
         state = self.device_state
         wish = state.wish
@@ -344,7 +345,7 @@ class Session:
             return True
         if state.memory.agent.memory_granted < wish.bytes <= state.memory_limit:
             if self.room.used_elsewhere(self) + wish.bytes > state.quota:
-                return False  # its arbiter takes others of its user off their devices, or it waits
+                return False  # it waits, or the scheduler evicts other sessions of its user
             answer = await self.room.reserve(self, wish.bytes, queued=False)
             if answer is not Answer.GRANTED:
                 return answer is Answer.LATER
@@ -352,11 +353,11 @@ class Session:
         return True
 
     def publish_grant(self, grant: int, answered: Wish | None) -> None:
-        """Tell the client its grant, and which of its wishes that answers."""
+        """Publish the client's grant, and the request which that answers."""
         self.device_state.set_grant(grant, self.room.ledger.free, answered)
 
     async def meanwhile(self, work: Coroutine[None, None, T]) -> T:
-        """Do what takes as long as the state is large, and grant memory meanwhile."""
+        """Run work whose duration depends on the size of the state; grant memory meanwhile."""
         task = asyncio.create_task(work)
         try:
             while not task.done():
@@ -371,7 +372,7 @@ class Session:
                     await self.turn.start()
                     if not await self._grant():
                         self.device_state.hurry()
-                        self._looks.set()  # what it lacks is seen to afterwards
+                        self._looks.set()  # reconcile afterwards: it lacks memory
         except BaseException:
             task.cancel()
             await asyncio.wait({task})
@@ -379,8 +380,8 @@ class Session:
         return task.result()
 
     def let_go_on(self) -> None:
-        """Its user runs something else: end a hold, see Note [Holding], and a pause between two
-        attempts to come back.
+        """End a hold (see Note [Holding]), and a pause between two attempts to resume, because the
+        user runs another cell.
         """
         if self.returning.obstacle:
             self.returning.hurry()
@@ -394,7 +395,7 @@ class Session:
         self.look()
 
     def _note_end_of_paused_cell(self) -> None:
-        """A cell in the middle of which it was suspended has ended, as by an interrupt: say so."""
+        """Update the reason once the cell has ended (as by an interrupt) that it was paused in."""
         hold, client = self.hold, self.device_state.memory.client
         if hold is None or not hold.in_cell or client.cells_running:
             return
@@ -405,7 +406,7 @@ class Session:
             self.deposit()
 
     async def settle(self, seconds: float) -> None:
-        """Wait until what was issued is executed, if that takes no longer."""
+        """Wait until the log is drained, for at most so many seconds."""
         end = time.monotonic() + seconds
         while (
             self.state not in (State.SUSPENDED, State.FAILED)
@@ -413,19 +414,19 @@ class Session:
             and not self.device_state.drained
             and time.monotonic() < end
         ):
-            await asyncio.sleep(SETTLE_LOOK_SECONDS)  # nobody tells when the log was executed
+            await asyncio.sleep(SETTLE_LOOK_SECONDS)  # there is no notification for a drained log
 
     # ---------------------------------------------------------------- suspending
 
     async def suspend_if_idle(self, why: str, *, pressed: bool = False) -> bool:
-        """Suspend it, unless it is pinned or begins to work meanwhile; return whether it is.
+        """Suspend it, unless it is pinned or begins to work meanwhile; return True on success.
 
         `pressed`: others wait for that.
         """
         if self.wanted.pinned:
             return False
         try:
-            # Without a lease nothing is executed, whatever there is to execute.
+            # Without a lease nothing executes, even if the log has work.
             busy = self.turn.held
             if not await self.unload(unless_busy=busy, pressed=pressed):
                 self.look()
@@ -440,20 +441,20 @@ class Session:
             return False
         except WorkerError as error:
             log.warning("Session %s could not be suspended: %s", self.id, error)
-            self.idleness.note_use()  # try again when it was idle for as long again
+            self.idleness.note_use()  # try again after another full timeout
             return False
         self.suspended(f"{why}. {session_status.way_back(self)}")
         return True
 
     async def unload(self, *, unless_busy: bool, pressed: bool = False) -> bool:
-        """End its worker, as `DeviceState.unload`, if host memory has room for its state.
+        """End its worker, as `DeviceState.unload`, if its state fits into host memory.
 
         Raises
         ------
         ControlError
-            ``quota``, if it has not; the worker goes on.
+            ``quota``, if it does not fit; the worker continues.
         WorkerError
-            As there.
+            As `DeviceState.unload`.
         """
         state = self.device_state
         count = state.dirty_bytes if state.worker is not None and not state.saved else 0
@@ -461,17 +462,17 @@ class Session:
             return await state.unload(unless_busy=unless_busy, pressed=pressed)
 
     def suspended(self, reason: str) -> None:
-        """Take note that its worker is gone and its state is saved."""
+        """Note that its worker is gone and its state is saved."""
         self.returning.needed = False
         self.become(State.SUSPENDED, reason)
         self.leave_device()
         self.look()  # something may have been appended before that was announced
 
     def leave_device(self) -> None:
-        """Let others have its memory there: its worker is gone, and its state is saved."""
+        """Free its device memory for others: its worker is gone, and its state is saved."""
         state, self.stuck = self.device_state, ""
         if state.drained:
-            # Nothing will be replayed, so what it has in use is all it needs to come back.
+            # Nothing will be replayed, so it needs no more than its memory in use to resume.
             state.replay_grant = 0
             state.cut_grant(0)
             state.replay_grant = state.memory.agent.memory_granted
@@ -514,7 +515,7 @@ class Session:
         if state.worker is None or state.worker.broken or self.claims or self.closing:
             return None
         granted = self.room.ledger.of(self.id)
-        # With work in the log, what the client uses by now is not what executing it may need.
+        # While the log has work, executing it may need more than the client uses now.
         used = state.memory.client.memory_used if state.drained else granted
         stays = self.wanted.pinned or (self.turn.held and not state.idle)
         return Neighbour(self.id, granted, used, None if stays else self.idleness.active)
@@ -537,7 +538,10 @@ class Session:
         return before - after
 
     async def evict(self, device: str, reason: str) -> bool:
-        """Suspend it, if it does not execute and is on a device; return whether it is off it."""
+        """Suspend it if it is on `device` and does not execute; return True if it is suspended.
+
+        False if it is on another device.
+        """
         self.device_state.hurry()
         async with self.exclusive():
             if self.room.device.id != device:
@@ -554,17 +558,17 @@ class Session:
                 return await self.suspend_if_idle(
                     f"Made room for {known_as(self, self.room.tenants.get(other))}", pressed=True
                 )
-        return True  # it has failed, and that made room, too
+        return True  # it has failed, which freed its memory, too
 
     # ---------------------------------------------------------------- its state and its end
 
     def check_usable(self) -> None:
-        """Raise ControlError if nothing can be done with it any more."""
+        """Raise ControlError if it has failed or is closing."""
         if self.state is State.FAILED or self.closing:
             raise ControlError(f"Session {self.id} has ended: {self.reason}", "ended")
 
     def observe(self) -> None:
-        """Tell running from idle by the pages."""
+        """Update the state from the pages: running, idle or queued."""
         with_worker = self.device_state.worker is not None
         if not with_worker or self.state not in _WITH_WORKER | {State.QUEUED}:
             return
@@ -575,21 +579,21 @@ class Session:
         elif self.device_state.idle:
             self.become(State.IDLE, session_status.idle(self))
         elif self.turn.held or self.turn.waiting or not self.device_state.drained:
-            self.stuck = ""  # who works is not asked
+            self.stuck = ""  # nothing tries to suspend a session that works
             self.become(State.RUNNING, session_status.running(self))
-        else:  # its cell goes on without the device, which others may have
+        else:  # its cell continues without the device, which others may use
             self.become(State.IDLE, session_status.ELSEWHERE)
 
     def standing(self, *, asking: bool = False) -> tuple[State, str]:
-        """What people are told that it does, and why.
+        """Return its user-visible state, and the reason.
 
-        Who has asked for a turn is queued for everything here; people are told so once it is known
-        that others have what it waits for.
+        Here, a session that has asked for a lease is always queued. Users see it as queued only
+        once it is known that others have what it waits for.
 
         Parameters
         ----------
         asking : bool
-            Whether its own cell asks, which does not count as work.
+            True if its own cell asks for the state, which does not count as work.
         """
         state = self.device_state
         if compiling := session_status.awaited_compilation(self):
@@ -604,7 +608,7 @@ class Session:
         return self.state, self.reason
 
     def become(self, state: State, reason: str) -> None:
-        """Change state, as the table allows."""
+        """Change state, if the table allows it."""
         check_transition(self.state, state)
         if (state, reason) != (self.state, self.reason):
             self.changed()
@@ -620,7 +624,7 @@ class Session:
             self.left_queue = None
 
     def fail(self, reason: str) -> None:
-        """End it for good: its client raises the reason, and its device memory is free."""
+        """Fail it for good: its client raises the reason, and its device memory is freed."""
         state = self.device_state
         worker, state.worker = state.worker, None
         if worker is None:
@@ -633,7 +637,7 @@ class Session:
         self.device_state.announce(Presence.ENDED, reason)
 
     async def _end_failed(self, worker: Worker) -> None:
-        """End its worker, and its turn: the next one may execute when this one is gone."""
+        """End its worker, then its lease: another session may execute once the worker is gone."""
         try:
             await worker.kill()
             worker.close()
@@ -642,17 +646,17 @@ class Session:
 
     @property
     def closing(self) -> bool:
-        """Whether its end has begun."""
+        """True if it is closing or closed."""
         return self._closing is not None
 
     def close(self, why: str, *, died: bool = False) -> asyncio.Task[None]:
-        """End it and free all it has; doing it twice is no error.
+        """Close it and free all it has. Idempotent.
 
         Parameters
         ----------
         why : str
         died : bool
-            Whether its kernel ended, and as far as is known nobody wanted that.
+            True if its kernel ended, as far as is known unexpectedly.
         """
         if self._closing is None:
             died = died and not self.script and not self.kernel.end_is_wanted
@@ -668,7 +672,7 @@ class Session:
         self.upkeep.cancel()
         self.returning.close()
         if self.device_state.worker is not None:
-            await self.device_state.worker.kill()  # nobody waits for its answers any more
+            await self.device_state.worker.kill()  # its answers are not needed any more
         if self._burying is not None:
             await self._burying
         self.turn.close()
@@ -681,7 +685,7 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        async with self._lock:  # a neighbour may be suspending us
+        async with self._lock:  # a neighbour may be suspending this session
             self.room.leave_queue(self)
             del self.room.tenants[self.id]
             self.device_state.announce(Presence.ENDED, why)
@@ -698,19 +702,20 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Hold its lock, and count who wants it: see Note [Locks] in `room`.
+        """Hold its lock, and count the waiters: see Note [Locks] in `devices.device_allocator`.
 
-        What nobody expected ends this session, and only this one; what the machine lacks does not.
+        An unexpected exception fails this session, and only this one. A lack of system resources
+        does not: it is retried.
         """
         self.claims += 1
         if self._lock.locked():
-            self.wishes.set()  # whoever has it may let us go first
+            self.wishes.set()  # long work of the lock's holder may give way to us
         try:
             async with self._lock:
                 yield
         except ControlError:
             raise
-        except (OSError, MemoryError) as error:  # of the machine, not of the session
+        except (OSError, MemoryError) as error:  # a lack of the machine, not the session's fault
             log.warning("Session %s tries again: %s", self.id, error)
             asyncio.get_running_loop().call_later(PAUSE_MIN, self.look)
             raise InternalError(f"{error}: try again.") from error
@@ -725,15 +730,15 @@ class Session:
                 self.host.decided(self.chilling)
 
     def others_wait(self) -> bool:
-        """Whether somebody waits for what it has, or for its lock."""
+        """Return True if a caller waits for its lock, or another session for its device."""
         return self.awaited or self.arbiter.contended(self.id)
 
     @property
     def busy(self) -> bool:
-        """Whether somebody has its lock."""
+        """True if its lock is held."""
         return self._lock.locked()
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for who has its lock: not its own task, which only looks."""
+        """True if a task other than its own reconcile loop waits for its lock, or it is closing."""
         return self.closing or self.claims - self._looking > 1

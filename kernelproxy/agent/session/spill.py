@@ -1,4 +1,4 @@
-"""How a suspended session goes to disk."""
+"""Spilling of a suspended session to disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Chilling:
-    """A session as `hostmemory` sees it; its methods are those of `Guest`.
+    """A session as `spill.host_memory` sees it; its methods are those of `Guest`.
 
     Parameters
     ----------
@@ -58,11 +58,11 @@ class Chilling:
             try:
                 return await self.chill_held()
             except (StoreError, OSError) as error:
-                problem = error  # the disk's fault, not the session's
+                problem = error  # of the disk, not of the session
         raise problem
 
     async def chill_held(self) -> bool:
-        """As `chill`, by who holds its lock."""
+        """Do the same as `chill`; the caller holds the session's lock."""
         session = self._session
         state = session.device_state
         suspended = session.state is State.SUSPENDED and state.worker is None
@@ -89,7 +89,7 @@ class Chilling:
             await storing.end()
         error = storing.task.exception()
         if error is None:
-            if not session.hibernation.asleep:  # which says more, and this may be deposited
+            if not session.hibernation.asleep:  # its reason says more, and this may be persisted
                 session.reason = f"Saved to disk. {session_status.way_back(session)}"
                 session.chronicle.happened(session, "swapped_out", session.reason)
             await state.cool()

@@ -1,4 +1,4 @@
-"""The states of a session and the ways between them."""
+"""The states of a session and the transitions between them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from kernelproxy.common.errors import InternalError
 
 
 class State(StrEnum):
-    """What a session does, as people see it.
+    """The user-visible state of a session.
 
-    ``running`` and ``idle`` mostly have a worker and are told apart by the pages (a cell runs, or
-    the log is not drained). A session that was never used is idle without one. ``queued`` wants
-    to execute and waits for its turn, or for room. ``failed`` is the end. ``preparing`` is
-    only told: what its first worker needs is being compiled.
+    ``running`` and ``idle`` mostly have a worker; the shared pages tell which of the two it is (a
+    cell runs, or the log is not drained). A session that was never used is idle without a worker.
+    ``queued`` wants to execute and waits for its lease, or for device memory. ``failed`` is final.
+    ``preparing`` is only shown, never entered: what its first worker needs is being compiled.
     """
 
     IDLE = "idle"
@@ -28,8 +28,8 @@ class State(StrEnum):
 
 _I, _R, _Q, _S, _T, _M, _F, _P = State
 
-# from: to. A dead worker takes running, idle and restoring to restoring (or queued, if the room
-# is gone); everything can fail, and nothing leaves failed.
+# from: to. When its worker dies, a session goes from running, idle and restoring to restoring (or
+# to queued, if its memory was taken meanwhile). Every state can fail; failed is final.
 ALLOWED: dict[State, frozenset[State]] = {
     _I: frozenset({_R, _S, _T, _Q, _M, _F}),
     _R: frozenset({_I, _S, _T, _Q, _M, _F}),
@@ -43,12 +43,12 @@ ALLOWED: dict[State, frozenset[State]] = {
 
 
 def check_transition(before: State, after: State) -> None:
-    """Hold a change of state against the table; staying is always allowed.
+    """Check a transition against the table; staying in a state is always allowed.
 
     Raises
     ------
     InternalError
-        If there is no such way.
+        If there is no such transition.
     """
     if after is not before and after not in ALLOWED[before]:
         raise InternalError(f"a session went from {before} to {after}")

@@ -1,14 +1,14 @@
-"""What brings a session back that somebody suspended.
+"""The conditions that resume a session which a user suspended.
 
-Note [Holding]: a session that was suspended for idleness comes back at the next append. One that
-somebody suspended is *held*: what the running cell, a background thread or the garbage collector
-appends does not bring it back; the next cell's first append does, and so does `resume`. If it was
-suspended from inside its own cell, that cell brings it back too, but only when it waits for the
-device: it must not wait for itself. In the middle of a cell, where the next one cannot begin before
-that has ended, whatever its user runs brings it back: the kernel says that it was asked for another
-cell. A checkpoint or a restoration that was asked for from outside
-brings it back, too: while the kernel waits for the device in one, it runs no cell. A client that
-reports no cells comes back at its next append.
+Note [Holding]: a session that was suspended for idleness resumes at the next append. One that a
+user suspended is *held*: appends by the running cell, a background thread or the garbage collector
+do not resume it; the first append of the next cell does, and so does `resume`. If it was suspended
+from inside its own cell, that cell resumes it too, but only when it waits for the device: it must
+not wait for itself. If it was suspended in the middle of a cell, the next cell cannot begin before
+that one has ended; so any cell that its user runs resumes it: the kernel reports that it was asked
+for another cell. A checkpoint or a restore that is requested from outside resumes it, too: while
+the kernel waits for the device in one, it runs no cell. A client that reports no cells is resumed
+by its next append.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from kernelproxy.agent.state.device_state import DeviceState
 
 @dataclass(frozen=True)
 class Hold:
-    """A suspension that an append alone does not end: see Note [Holding].
+    """A suspension that an append alone does not end; see Note [Holding].
 
     Parameters
     ----------
     by_itself : bool
-        Whether the session's own kernel asked for it.
+        True if the session's own kernel asked for it.
     cell_stamp : int
-        When a cell had last begun or ended then (`ClientPage.cell_changed_ns`).
+        When a cell had last begun or ended at that moment (`ClientPage.cell_changed_ns`).
     head : int
-        End of the log then.
+        End of the log at that moment.
     in_cell : bool
-        Whether a cell ran then.
+        True if a cell was running at that moment.
     by : str
-        Name of the user who asked for it, as the system knows it; "": nobody did.
+        Name of the user that suspended it, as the system knows it; "": no user did.
     at : float
         When, in seconds of the epoch.
     """
@@ -46,7 +46,7 @@ class Hold:
     at: float = 0.0
 
     def is_over(self, state: DeviceState) -> bool:
-        """Whether what its client does now ends it."""
+        """Return True if the client's current activity ends the hold."""
         client = state.memory.client
         if self.cell_stamp:
             over = client.cells_running > 0 and client.cell_changed_ns != self.cell_stamp

@@ -1,7 +1,7 @@
-"""Notes what becomes of sessions and devices, for the record of the last day.
+"""Recorder of the activity of sessions and devices, for the record of the last day.
 
-Sessions say so themselves. What they use of their devices is looked at a moment after something has
-changed, and every few seconds while one of them executes; nothing is done while none does.
+Sessions report their changes. Their device memory is polled: shortly after a change, and every few
+seconds while a session executes. Nothing is done while no session executes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernelproxy.common.readable import device_name
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session
 
-#: Between two looks at memory after changes, and while nothing changes but sessions execute.
+#: Delay of polling memory after a change, and its interval while sessions execute.
 SOON_SECONDS, LOOK_SECONDS = 0.5, 5.0
 _EXECUTING = {State.RUNNING, State.RESTORING, State.MIGRATING}
 #: An idle session that has no worker yet.
@@ -29,16 +29,16 @@ _UNUSED = "unused"
 
 
 class Chronicle:
-    """Notes what becomes of all sessions.
+    """Records the activity of all sessions.
 
     Parameters
     ----------
     sessions : mapping
-        By id; those that there are.
+        The present sessions, by id.
     rooms : mapping
         By id of the device.
     record : Record
-        Owned from now on.
+        The recorder takes ownership.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Chronicle:
         self._last: dict[str, tuple[str, str]] = {}
         self._suspended: set[str] = set()
         self._used: dict[str, int] = {}
-        self._executed: dict[str, float] = {}  # seconds that were noted, by session
+        self._executed: dict[str, float] = {}  # seconds recorded so far, by session
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
     def begin(self, *, kept: bool) -> None:
-        """The daemon begins; see `Record.begin`."""
+        """Record that the daemon begins; see `Record.begin`."""
         devices = [
             (each.device.id, each.device.kind.name.lower(), each.device.memory_total)
             for each in self._rooms.values()
@@ -65,14 +65,14 @@ class Chronicle:
         self._record.taken_over()
 
     def opened(self, session: Session) -> None:
-        """There is a session."""
+        """Record a new session."""
         self._record.opened(session.id, session.owner, session.user, session.name)
         self.became(session)
 
     def became(self, session: Session, *, adopted: bool = False) -> None:
-        """A session is in another state, or on another device.
+        """Record that a session is in another state, or on another device.
 
-        `adopted`: it was so under the agent before, who has noted what happened.
+        `adopted`: it was already in that state under the previous agent, which has recorded it.
         """
         state, device = _state(session), session.room.device.id
         if self._last.get(session.id) == (device, state):
@@ -92,11 +92,11 @@ class Chronicle:
             self.happened(session, "failed", session.reason)
 
     def happened(self, session: Session, kind: str, text: str) -> None:
-        """Something happened to a session: a kind as in ``openapi.yaml``, and a sentence."""
+        """Record an event of a session: a kind as in ``openapi.yaml``, and a sentence."""
         self._record.happened(time.time(), kind, session.id, session.room.device.id, text)
 
     def closed(self, session: Session) -> None:
-        """A session has ended, and uses nothing any more."""
+        """Record that a session has ended and uses nothing any more."""
         device, _ = self._last.pop(session.id, (session.room.device.id, ""))
         self._executed.pop(session.id, None)
         self._suspended.discard(session.id)
@@ -113,20 +113,20 @@ class Chronicle:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Note what is used, and that the daemon lives."""
+        """Record the memory in use, and that the daemon is alive."""
         self._timer = None
         self._note_memory()
         if any(each.state in _EXECUTING for each in self._sessions.values()):
             self._look_within(LOOK_SECONDS)
 
     def note_executed(self, session: Session) -> None:
-        """Note for how long its workers have executed, where it was until now."""
+        """Record how long its workers have executed, on the device where it was until now."""
         if session.device_state.closed:
             return
         total = session.device_state.busy_seconds
         before = self._executed.get(session.id)
         if before is None and session.id not in self._last:
-            before = total  # of an agent that died: it has noted that
+            before = total  # from an agent that died, which has recorded it
         self._executed[session.id] = total
         if (seconds := total - (before or 0.0)) > 0.0:
             device, _ = self._last.get(session.id, (session.room.device.id, ""))
@@ -145,7 +145,7 @@ class Chronicle:
         self._record.alive(now)
 
     async def close(self) -> None:
-        """The daemon ends."""
+        """Record that the daemon ends, and close the record."""
         if self._timer is not None:
             self._timer.cancel()
         self._note_memory()
@@ -153,7 +153,7 @@ class Chronicle:
 
 
 def _state(session: Session) -> str:
-    """What a session is in, as the record has it."""
+    """Return a session's state, as the record spells it."""
     state = session.standing()[0]
     if session.device_state.worker is None and state in (State.IDLE, State.PREPARING):
         return _UNUSED

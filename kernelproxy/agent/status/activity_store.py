@@ -1,20 +1,20 @@
-"""The record of the last day in its file: who had which device, and what happened.
+"""The activity record of the last day in its file: use of devices by sessions, and events.
 
 | table      | a row is                                                                            |
 |------------|-------------------------------------------------------------------------------------|
 | `devices`  | a device, as it was when the last daemon began                                      |
-| `sessions` | whose a session is, and its name                                                    |
-| `changes`  | a moment from which on a session is in a state: `timeline.Change`; the last one of  |
-|            | each session holds until now, however old it is                                     |
-| `memory`   | a moment from which on so many bytes of a device are used                           |
-| `events`   | what happened to a session, in a sentence                                           |
-| `executed` | a moment until which a session has executed for so many seconds more                |
-| `alive`    | the last moment at which a daemon is known to have lived                            |
+| `sessions` | the owner of a session, and its name                                                |
+| `changes`  | a time from which on a session is in a state: `timeline.Change`; the last one of    |
+|            | each session is valid until now, however old it is                                  |
+| `memory`   | a time from which on so many bytes of a device are in use                           |
+| `events`   | an event of a session, as a sentence                                                |
+| `executed` | a time until which a session has executed for so many seconds more                  |
+| `alive`    | the last time at which a daemon is known to have been alive                         |
 
-Note [Dead daemons]: a daemon that was killed has written no end of anything. The next one ends all
-that went on at the last moment at which its predecessor is known to have lived, which is right now
-if the keeper has started it. Which sessions could be taken over shows soon after; the others are
-lost.
+Note [Dead daemons]: a killed daemon has recorded no end of anything. The next daemon ends all that
+was under way, at the last time at which its predecessor is known to have been alive; that is right
+now if the supervisor has started it. Which sessions could be recovered is known soon after; the
+others are lost.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 
 NAME = "activity.sqlite3"
 KEPT_SECONDS = 25 * 3600.0
-#: Rows of each table, and after how many new ones what is too old, or too much, is removed.
+#: Maximum rows of each table, and number of new rows after which old or surplus ones are removed.
 KEPT, TIDY_EVERY = 200_000, 2000
-#: Of what is answered for one device, and for all together.
+#: Maximum entries of a reply: for one device, and for all together.
 ENTRIES_MAX, ALL_ENTRIES_MAX = 4000, 40_000
 EVENTS_MAX = 4000
-#: States that no session is in, but in which the record says it was: nobody knows; it is gone.
+#: States in the record alone: of a dead daemon's session that may be recovered, and of a gone one.
 AWAY, ENDED = "away", "ended"
 
-#: What others than the owner of a session may know of what happened to it.
+#: Texts of the events that users other than a session's owner may see.
 _FOR_ALL = {
     "suspended": "Suspended.",
     "resumed": "Resumed.",
@@ -111,12 +111,12 @@ _LIVED = """
 
 
 class Record:
-    """Writes the record, soon after each call, until `close`.
+    """Writes the record, shortly after each call, until `close`.
 
     Parameters
     ----------
     directory : Path
-        Its file is for its owner alone. What cannot be written is lost, and the log says so once.
+        Its file is readable for its owner alone. What cannot be written is lost, with one warning.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -124,7 +124,7 @@ class Record:
         self._noted = 0
 
     def begin(self, at: float, devices: Sequence[tuple[str, str, int]], *, kept: bool) -> None:
-        """A daemon begins: end what another one has left; see Note [Dead daemons].
+        """Record that a daemon begins, and end what its predecessor left; see Note [Dead daemons].
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class Record:
         devices : sequence of tuple
             Id, kind and bytes of memory of each.
         kept : bool
-            Whether a keeper has started this daemon, since the last one ended.
+            True if the supervisor started this daemon as soon as the last one ended.
         """
         lived = "?" if kept else f"min(?, ({_LIVED}))"
         self._scribe.put(
@@ -155,7 +155,7 @@ class Record:
         self._tidy(at)
 
     def taken_over(self) -> None:
-        """All sessions have come that could be taken over: the others are lost."""
+        """Record as lost the sessions that were not recovered; called once the others are back."""
         left = f"FROM changes WHERE {_LAST} AND state = '{AWAY}'"
         self._scribe.put(
             "INSERT INTO events (at, kind, session, device, text)"
@@ -167,40 +167,40 @@ class Record:
         )
 
     def opened(self, session: str, uid: int, owner: str, name: str) -> None:
-        """There is a session, of a user with this number and this name."""
+        """Record a session, with its user's uid and name."""
         self._scribe.put("REPLACE INTO sessions VALUES (?, ?, ?, ?)", session, uid, owner, name)
 
     def changed(self, change: Change) -> None:
-        """A session is in another state, or on another device."""
+        """Record that a session is in another state, or on another device."""
         self._put(
             "INSERT INTO changes (at, session, device, state) VALUES (?, ?, ?, ?)",
             change.at, change.session, change.device, change.state,
         )  # fmt: skip
 
     def used(self, at: float, device: str, count: int) -> None:
-        """So many bytes of a device are used."""
+        """Record that so many bytes of a device are in use."""
         self._put("INSERT INTO memory (at, device, bytes) VALUES (?, ?, ?)", at, device, count)
 
     def executed(self, at: float, session: str, device: str, seconds: float) -> None:
-        """A session has executed for so long since that was said last."""
+        """Record how long a session has executed since the previous such call."""
         self._put(
             "INSERT INTO executed (at, session, device, seconds) VALUES (?, ?, ?, ?)",
             at, session, device, seconds,
         )  # fmt: skip
 
     def happened(self, at: float, kind: str, session: str, device: str, text: str) -> None:
-        """Something happened to a session, for people."""
+        """Record a user-facing event of a session."""
         self._put(
             "INSERT INTO events (at, kind, session, device, text) VALUES (?, ?, ?, ?, ?)",
             at, kind, session, device, text,
         )  # fmt: skip
 
     def alive(self, at: float) -> None:
-        """The daemon lives."""
+        """Record that the daemon is alive."""
         self._scribe.put("REPLACE INTO alive VALUES (0, ?)", at)
 
     def close(self, at: float) -> None:
-        """Write what is left, and end."""
+        """Write what is left, and close the file."""
         self.alive(at)
         self._scribe.close()
 
@@ -211,7 +211,7 @@ class Record:
             self._tidy(time.time())
 
     def _tidy(self, now: float) -> None:
-        """Remove what is too old or too much, but not what holds still."""
+        """Remove rows that are too old or too many, except those that are still valid."""
         self._noted = 0
         horizon = now - KEPT_SECONDS
         old = "WHERE (at < ? OR number <= (SELECT max(number) FROM {0}) - ?)"
@@ -238,7 +238,7 @@ class Record:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the file says about a time."""
+    """Rows of the file for a period."""
 
     devices: list[dict[str, Any]]
     sessions: dict[str, tuple[int, str, str]]
@@ -251,18 +251,18 @@ class _Rows:
 def read(
     directory: Path, since: float, until: float, resolution: float, uid: int
 ) -> dict[str, Any]:
-    """Say who had the devices, as `Activity` of ``openapi.yaml``; read in a thread.
+    """Return the use of the devices, as `Activity` of ``openapi.yaml``; read in a thread.
 
     Parameters
     ----------
     directory : Path
-        Of the file; there need be none, and of one that cannot be read the log says so.
+        Directory of the file. The file may be missing; an unreadable one is logged.
     since, until : float
-        Seconds of the epoch; not more than a day is kept.
+        Seconds of the epoch; only about a day is kept.
     resolution : float
-        Seconds: what is closer together is one; made coarser where that would be too much.
+        Seconds: entries closer together are merged; made coarser if there would be too many.
     uid : int
-        Number of the user who asks: of sessions of others he learns no names.
+        User id of the caller: names of other users' sessions are hidden from them.
     """
     since = min(max(since, until - KEPT_SECONDS), until)
     try:
@@ -311,7 +311,7 @@ def _load(path: Path, since: float, until: float) -> _Rows:
             " ORDER BY number",
             (since, until),
         )
-        # A daemon of an earlier version has written none.
+        # A daemon of an earlier version has not made this table.
         noted = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'executed'").fetchone()
         executed = database.execute(
             "SELECT device, sum(seconds) FROM executed WHERE at BETWEEN ? AND ? GROUP BY device"
@@ -365,7 +365,7 @@ def _entries(device: dict[str, Any]) -> int:
 
 
 class _Names:
-    """Whose sessions are, and what they are called where one may know."""
+    """Owners of sessions, and their names as far as the caller may see them."""
 
     def __init__(self, sessions: dict[str, tuple[int, str, str]], uid: int) -> None:
         self._sessions, self._uid = sessions, uid
@@ -375,12 +375,12 @@ class _Names:
         return self._uid in (uid, os.getuid(), 0)
 
     def of(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Add name and owner to what is said of a session."""
+        """Add name and owner to an entry about a session."""
         _, owner, name = self._sessions.get(entry["session"], (-1, "", ""))
         return {**entry, "name": name if self._mine(entry["session"]) else "", "owner": owner}
 
     def of_event(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Do the same with an event; None if it is nobody else's business."""
+        """Do the same with an event; None if only the session's owner may see it."""
         if self._mine(event["session"]):
             return self.of(event)
         text = _FOR_ALL.get(event["kind"])

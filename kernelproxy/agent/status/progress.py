@@ -1,4 +1,4 @@
-"""How far what takes a while is, for those who wait for it and for those who look."""
+"""Progress of long operations, for the callers that wait for them and for displays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Note = Callable[[int, int], object]
 
 
 def both(one: Note, other: Note) -> Note:
-    """Tell two."""
+    """Return a callback that calls both."""
 
     def note(done: int, total: int) -> None:
         one(done, total)
@@ -43,15 +43,16 @@ class Underway:
 
     @contextlib.contextmanager
     def doing(self, verb: str, name: str) -> Iterator[Note]:
-        """Say that something is done, ``checkpoint`` or ``restore``, and to which; how far it is
-        is to be told to what this returns.
+        """Register an operation, ``checkpoint`` or ``restore``, and its checkpoint.
+
+        Yields the callback that takes its progress.
         """
         key = verb, name
         self._far[key] = 0, 0
         self._on_change()
 
         def note(done: int, total: int) -> None:
-            if key in self._far:  # else its thread has outlived it
+            if key in self._far:  # else the thread has outlived the operation
                 self._far[key] = done, total
 
         try:
@@ -61,11 +62,11 @@ class Underway:
             self._on_change()
 
     def far(self, verb: str, name: str) -> tuple[int, int]:
-        """Bytes done and in total; nothing of nothing, if it has not begun or has ended."""
+        """Return the bytes done and in total; (0, 0) if it has not begun or has ended."""
         return self._far.get((verb, name), (0, 0))
 
     def describe(self) -> dict[str, Any] | None:
-        """See ``progress`` in ``openapi.yaml``: of several, the one that began first."""
+        """Return ``progress`` of ``openapi.yaml``: of several operations, the earliest."""
         for (verb, name), (done, total) in list(self._far.items()):
             return {"verb": verb, "checkpoint": name, "done": done, "total": total}
         return None
@@ -77,18 +78,18 @@ async def with_progress(
     work: Callable[[Note], Awaitable[T]],
     how_far: Callable[[], tuple[int, int]] | None = None,
 ) -> T:
-    """Do something that takes a while, and tell who waits how far it is.
+    """Do something that takes a while, and report its progress to the caller.
 
     Parameters
     ----------
     channel : Channel
-        Where `Progress` is sent; its end ends the telling, not the work.
+        Where `Progress` is sent; if it is closed, the reports end, but not the work.
     cancel : Cancel or None
-        Set if this is cancelled; the work is waited for. None: the work is cancelled.
+        Set if this is cancelled; then the work is awaited. None: the work is cancelled.
     work : callable
-        Called with what it shall call, in any thread, with the bytes done and the total.
+        Called with a callback, to be called in any thread with the bytes done and the total.
     how_far : callable, optional
-        Asked for these numbers, if the work cannot tell.
+        Returns these numbers, if the work cannot report them.
     """
     latest = [0, 0]
 

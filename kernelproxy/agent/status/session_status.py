@@ -33,13 +33,13 @@ RESTORED = "Resuming on its GPU."
 STARTS = "Starting on its GPU."
 REBUILT = "The GPU process ended unexpectedly. Rebuilding its state; nothing is lost."
 
-#: Who is in one of these without a worker waits for one, or will when a cell runs.
+#: States in which a session without a worker waits for one, or will when a cell runs.
 _BEFORE_WORKERS = {State.IDLE, State.QUEUED, State.RESTORING}
 _SUBORDINATE = Path("/etc/subuid")
 
 
 def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any]:
-    """One session of the reply to `Status`; `asking` as in `Session.standing`."""
+    """Return a session's entry in the reply to `Status`; `asking` as in `Session.standing`."""
     session.observe()
     standing, reason = session.standing(asking=asking)
     state, memory = session.device_state, session.device_state.memory
@@ -90,14 +90,14 @@ def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any
 
 
 def awaited_compilation(session: Session) -> Compiling | None:
-    """What has to be compiled before a session that has no worker can get one."""
+    """Return what has to be compiled before a session without a worker can get one."""
     if session.device_state.worker is not None or session.state not in _BEFORE_WORKERS:
         return None
     return session.zygotes.compiling(session.python)
 
 
 def _prepared(session: Session) -> dict[str, Any] | None:
-    """How far that is, as ``progress`` in ``openapi.yaml``."""
+    """Return the progress of that compilation, as ``progress`` in ``openapi.yaml``."""
     found = awaited_compilation(session)
     if found is None:
         return None
@@ -105,14 +105,14 @@ def _prepared(session: Session) -> dict[str, Any] | None:
 
 
 def _shared(session: Session) -> dict[str, Any] | None:
-    """With whom it takes turns; who was suspended by somebody takes none."""
+    """Return the sessions with which it shares devices; None if a user suspended it."""
     if session.arbiter.keeps or session.hold is not None:
         return None
     return shared(session, session.room.rooms)
 
 
 def memory_used(session: Session) -> int:
-    """Bytes of its device that a session uses."""
+    """Return the bytes of its device that a session uses."""
     state, memory = session.device_state, session.device_state.memory
     if state.worker is None or state.worker.broken:
         return 0
@@ -120,7 +120,7 @@ def memory_used(session: Session) -> int:
 
 
 def running(session: Session) -> str:
-    """What a session that executes does, and beside whom."""
+    """Return a sentence about a session that executes, and about the sessions beside it."""
     others = session.turn.watch.company()
     if not others or session.arbiter.keeps:
         return RUNNING
@@ -131,7 +131,7 @@ def running(session: Session) -> str:
 
 
 def idle(session: Session) -> str:
-    """What happens to a session that has nothing to do."""
+    """Return a sentence about a session that has nothing to do."""
     left = session.idleness.seconds_left()
     if session.wanted.pinned:
         return PINNED
@@ -142,12 +142,12 @@ def idle(session: Session) -> str:
     return f"Idle. Suspends at {moment(time.time() + left)}; nothing is lost."
 
 
-#: What users see of each other's sessions, under a daemon that they share: who holds what.
+#: Fields of other users' sessions that are visible in a shared daemon: who uses how much.
 _OUTLINE = {
     "id", "owner", "state", "tier", "device", "memory", "queued_for", "last_activity",
     "recoverable",
 }  # fmt: skip
-#: What is null of them, and not blank.
+#: Fields that are null in such an outline, not blank.
 _UNSAID = {
     "kernel_pid", "worker_pid", "queue_position", "expected_wait", "suspended_by", "suspended_at",
     "promised",
@@ -155,9 +155,9 @@ _UNSAID = {
 
 
 def outline(session: dict[str, Any]) -> dict[str, Any]:
-    """What is shown of a session to others than its owner: the rest is blank, of the same type."""
+    """Return a session's description for other users than its owner: mostly blank fields."""
     found = {k: value if k in _OUTLINE else _blank(value) for k, value in session.items()}
-    # What may be lacking lacks.
+    # Optional objects become null.
     none = {k: None for k, value in session.items() if isinstance(value, dict)}
     automatic = {k: _blank(value) for k, value in session["automatic"].items()}
     unsaid = dict.fromkeys(_UNSAID & session.keys())
@@ -165,7 +165,7 @@ def outline(session: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(session: dict[str, Any], owner: int, uid: int) -> dict[str, Any]:
-    """What is shown of a session of one user to another, or to himself."""
+    """Return a session's description as the user `uid` may see it."""
     return session if uid in (owner, os.getuid(), 0) else outline(session)
 
 
@@ -174,19 +174,19 @@ def _blank(value: Any) -> Any:
 
 
 def _tier(session: Session, resident: bool) -> str:
-    """Where its state is."""
+    """Return where its state is."""
     if resident:
         return "resident"
     return "cold" if session.device_state.cold or session.hibernation.asleep else "parked"
 
 
 def _rounded(seconds: float | None) -> float | None:
-    """Seconds as precisely as they can be known."""
+    """Return seconds, rounded to the precision that an estimate can have."""
     return None if seconds is None else round(max(0.0, seconds), 1 if seconds < 10.0 else 0)
 
 
 def _reason(session: Session, reason: str) -> str:
-    """Why it is in its state, and what it cannot do now that it should."""
+    """Return why it is in its state, and what it cannot do now but should."""
     if session.state is State.FAILED:
         return reason
     if session.device_state.forgone:
@@ -199,7 +199,7 @@ def _reason(session: Session, reason: str) -> str:
 
 
 def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
-    """The newest snapshot of a session, or nothing."""
+    """Return the newest snapshot of a session, or None."""
     if snapshot is None:
         return None
     return {
@@ -213,7 +213,7 @@ def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
 
 
 def describe_device(room: Room, sessions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One device of the reply to `Status`, given all sessions of the reply."""
+    """Return a device's entry in the reply to `Status`, given all sessions of the reply."""
     here = [each for each in sessions if each["device"] == room.device.id]
     return {
         "id": room.device.id,
@@ -226,7 +226,7 @@ def describe_device(room: Room, sessions: Sequence[dict[str, Any]]) -> dict[str,
 
 
 def way_back(session: Session) -> str:
-    """Say what brings a suspended session back; see Note [Holding]."""
+    """Return a sentence about what resumes a suspended session; see Note [Holding]."""
     hold = session.hold
     if session.script:
         return "Resumes on request." if hold else "Resumes when the program uses the GPU."
@@ -238,19 +238,19 @@ def way_back(session: Session) -> str:
 
 
 def held(session: Session, hold: Hold, why: str) -> str:
-    """Say who suspended a session, and when; `why` is the clause of its own user."""
+    """Return who suspended a session, and when; `why` is the clause given by its own user."""
     if hold.in_cell and not hold.by_itself:
         where = "" if session.script else ", in the middle of a cell"
         return f"Paused by {hold.by}, {moment(hold.at)}{where}."
     return f"{why}." if hold.by == session.user else f"Suspended by {hold.by}, {moment(hold.at)}."
 
 
-@functools.lru_cache(maxsize=4096)  # who knows names may be another machine
+@functools.lru_cache(maxsize=4096)  # names may come from a directory server
 def user_name(uid: int) -> str:
-    """Name of a user; ``uid:N`` of one without a name, as policies write it.
+    """Return the name of a user; ``uid:N`` of one without a name, as policies spell it.
 
-    Numbers that ``/etc/subuid`` has given to somebody, for containers, are ``subuid:N``: whoever
-    has them can be any of them, so no policy means one of those by a number.
+    Subordinate uids, which ``/etc/subuid`` assigns to users for containers, are ``subuid:N``: the
+    user of a range can act as any uid in it, so a policy never means one of those by ``uid:N``.
     """
     try:
         return pwd.getpwuid(uid).pw_name
@@ -259,10 +259,10 @@ def user_name(uid: int) -> str:
 
 
 def _is_subordinate(uid: int) -> bool:
-    """Whether a user's number is in somebody's range of subordinate ones."""
+    """Return True if a uid is in any user's range of subordinate uids."""
     try:
         lines = _SUBORDINATE.read_text(errors="replace").splitlines()
-    except OSError:  # then nobody has any
+    except OSError:  # then there are no subordinate uids
         return False
     for line in lines:
         with contextlib.suppress(ValueError):
@@ -273,13 +273,13 @@ def _is_subordinate(uid: int) -> bool:
 
 
 def timestamp(monotonic: float) -> str:
-    """ISO 8601 of a moment of the monotonic clock."""
+    """Return a time of the monotonic clock in ISO 8601."""
     age = max(0.0, time.monotonic() - monotonic)
     return datetime.fromtimestamp(time.time() - age, UTC).isoformat(timespec="milliseconds")
 
 
 def duration(seconds: float) -> str:
-    """Say a time, such as ``10 minutes`` or ``2.5 seconds``."""
+    """Return a duration as text, such as ``10 minutes`` or ``2.5 seconds``."""
     for unit, length in (("hour", 3600.0), ("minute", 60.0)):
         if seconds >= length and seconds % length == 0:
             return f"{seconds / length:g} {unit}{'' if seconds == length else 's'}"

@@ -1,13 +1,13 @@
-"""Who is told what changes, and when.
+"""Subscribers to changes of sessions and devices, and when they are notified.
 
-Sessions say that something of them may have changed (`Audience.note`), which costs next to nothing.
-A moment later they are described, and what differs from what was told last is told to all who
-watch. Pages of sessions that execute change without a word: these are looked at again and again,
-as long as there are any, and somebody watches.
+Sessions report that something about them may have changed (`Audience.note`), which costs next to
+nothing. Shortly later they are described, and all subscribers receive what differs from the last
+notification. The shared pages of sessions that execute change without a report: these sessions are
+polled, as long as there are any and there is a subscriber.
 
-Note [Slow watchers]: what is to be told to a watcher are ids, so that one who reads slowly is told
-less often, and not more. Who does not read at all for a while is not told anything any more: he
-loses his connection, and may make another one.
+Note [Slow watchers]: what is pending for a subscriber is a set of ids. So one that reads slowly is
+notified less often; its messages do not pile up. One that does not read at all for a while is
+disconnected; it may connect again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from kernelproxy.common.protocol import Changed, StatusReply
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session
 
-#: Until what may have changed is described, and so between two messages to one watcher.
+#: Delay from a report to the notification, and so between two messages to one subscriber.
 TELL_SECONDS = 0.1
-#: Between two looks at what executes.
+#: Interval of polling sessions that execute.
 LOOK_SECONDS = 0.5
-#: What a watcher may take to read.
+#: Time limit for a subscriber to read a message.
 READ_SECONDS = 20.0
-#: A change of memory that is told: so much of its device, or so many bytes.
+#: Smallest change of memory that is sent: a part of its device, or a number of bytes.
 MEMORY_PART, MEMORY_BYTES = 0.01, 16 << 20
-#: A change of the expected wait that is told: so many seconds, or so much of it.
+#: Smallest change of the expected wait that is sent: seconds, or a part of it.
 WAIT_SECONDS, WAIT_PART = 1.0, 0.1
 _TOLD = (
     "state", "tier", "device", "reason", "name", "pinned", "priority", "served_as", "recoverable",
@@ -48,16 +48,16 @@ Description = dict[str, Any]
 
 
 def differs(before: Description, now: Description, seconds: float, memory_total: int) -> bool:
-    """Say whether a change of a session is to be told.
+    """Return True if a change of a session is to be sent.
 
     Parameters
     ----------
     before, now : dict
-        Descriptions of it, see `report.describe_session`.
+        Descriptions of it, see `session_status.describe_session`.
     seconds : float
-        Between the two.
+        Time between the two.
     memory_total : int
-        Of its device, in bytes.
+        Memory of its device, in bytes.
     """
     if any(before.get(each) != now.get(each) for each in _TOLD):
         return True
@@ -72,12 +72,12 @@ def differs(before: Description, now: Description, seconds: float, memory_total:
 
 
 class Audience:
-    """All who watch.
+    """All subscribers.
 
     Parameters
     ----------
     sessions : mapping
-        By id; those that there are.
+        The present sessions, by id.
     rooms : mapping
         By id of the device.
     """
@@ -86,17 +86,17 @@ class Audience:
         self._sessions, self._rooms = sessions, rooms
         self._watchers: set[_Watcher] = set()
         self._noted: set[str] = set()
-        #: What was told last of each session, and when; empty while nobody watches.
+        #: Last description sent of each session, and when; empty without subscribers.
         self._told: dict[str, tuple[Description, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
 
     def __len__(self) -> int:
-        """How many watch."""
+        """Return the number of subscribers."""
         return len(self._watchers)
 
     def note(self, session: Session) -> None:
-        """Something of a session may have changed, or it has ended."""
+        """Note that something about a session may have changed, or that it has ended."""
         if self._watchers:
             self._noted.add(session.id)
             self._tell_within(TELL_SECONDS)
@@ -114,7 +114,7 @@ class Audience:
         self._timer, self._due = None, math.inf
 
     def _tell(self) -> None:
-        """Describe what was noted or executes, and tell what differs."""
+        """Describe the sessions that were noted or execute, and send what differs."""
         self._cancel_timer()
         noted, self._noted = self._noted, set()
         moving, there = False, self._there()
@@ -125,7 +125,7 @@ class Audience:
         for name in self._told.keys() - {each.id for each in there}:
             del self._told[name]
             self._tell_all(name)
-        if self._noted - noted:  # to describe one may have changed another
+        if self._noted - noted:  # describing one session may have changed another
             self._tell_within(TELL_SECONDS)
         elif moving:
             self._tell_within(LOOK_SECONDS)
@@ -134,7 +134,7 @@ class Audience:
         return [each for each in self._sessions.values() if not each.device_state.closed]
 
     def _refresh(self, session: Session) -> Description:
-        """Describe a session, and tell it if that differs from what was told."""
+        """Describe a session, and send the description if it differs from the last one."""
         now, described = time.monotonic(), session_status.describe_session(session)
         told, total = self._told.get(session.id), session.room.device.memory_total
         if told is None or differs(told[0], described, now - told[1], total):
@@ -147,24 +147,24 @@ class Audience:
             each.tell(session)
 
     async def serve(self, channel: Channel, only: Session | None, sharing: dict[str, Any]) -> None:
-        """Tell one who watches what is so, and what changes, until he hangs up or does not read.
+        """Send a subscriber the current state and then changes, until it disconnects.
 
         Parameters
         ----------
         channel : Channel
-            Stays the caller's.
+            The caller keeps ownership.
         only : Session, optional
-            The one that matters to him.
+            The only session that it subscribes to.
         sharing : dict
             See `StatusReply`.
 
         Raises
         ------
         OSError
-            If he has hung up, or does not read.
+            If it has disconnected, or does not read.
         """
         uid, watcher = channel.peer()[1], _Watcher(only)
-        # Before he is told anything, so that what is told later is measured by what he knows.
+        # Before it is added, so that later changes are relative to what it receives here.
         known = [
             self._refresh(each)
             for each in self._there()
@@ -209,7 +209,7 @@ class Audience:
             message = self._news(watcher, uid)
 
     def _news(self, watcher: _Watcher, uid: int) -> Changed | None:
-        """What a watcher has not been told yet; None if that is nothing."""
+        """Return what a subscriber has not received yet; None if there is nothing."""
         names = watcher.take()
         views = [self._view(self._told[each][0], uid) for each in names if each in self._told]
         gone = [each for each in names if each not in self._told]
@@ -217,7 +217,7 @@ class Audience:
         return Changed(views, devices, gone) if views or gone or devices else None
 
     def _view(self, described: Description, uid: int) -> Description:
-        """What of a session a user is shown."""
+        """Return a session's description as a user may see it."""
         there = self._sessions.get(described["id"])
         return session_status.shown(described, there.owner if there is not None else 0, uid)
 
@@ -227,7 +227,7 @@ class Audience:
 
 
 class _Watcher:
-    """What one who watches is still to be told; see Note [Slow watchers]."""
+    """Pending notifications for one subscriber; see Note [Slow watchers]."""
 
     def __init__(self, only: Session | None) -> None:
         self._only, self._names = only, dict[str, None]()
@@ -235,36 +235,36 @@ class _Watcher:
         self._something = asyncio.Event()
 
     def tell(self, session: str) -> None:
-        """Something of a session is to be told."""
+        """Note that a session has changed."""
         if self._only is None or self._only.id == session:
             self._names[session] = None
             self._something.set()
 
     async def wait(self) -> None:
-        """Wait for something to tell."""
+        """Wait until something is pending."""
         await self._something.wait()
 
     def take(self) -> list[str]:
-        """Return the ids of what is to be told, and take it for told."""
+        """Return and clear the pending session ids."""
         self._something.clear()
         names = list(self._names)
         self._names.clear()
         return names
 
     def learn(self, devices: list[Description]) -> list[Description]:
-        """Take for told what is so of devices; return those of which that is new."""
+        """Return the descriptions of devices that have changed, and note them as sent."""
         changed = [each for each in devices if self._devices.get(each["id"]) != each]
         self._devices.update((each["id"], each) for each in changed)
         return changed
 
 
 def _moves(session: Session) -> bool:
-    """Whether its pages may change without a word."""
+    """Return True if its shared pages may change without a report."""
     return session.state in _MOVING or session.checkpointing.underway.describe() is not None
 
 
 async def _hung_up(channel: Channel) -> None:
-    """Wait until he hangs up; whatever he says meanwhile is not heard."""
+    """Wait for the subscriber to disconnect; discard anything it sends."""
     with contextlib.suppress(ConnectionError):
         while True:
             close_fds((await channel.receive())[1])

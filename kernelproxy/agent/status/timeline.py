@@ -1,11 +1,11 @@
-"""Who had a device when, of changes that were written down. Pure."""
+"""Timeline of devices: computes which session had a device when, from recorded changes. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-#: States in which a session has its device, those that say more last.
+#: States in which a session is on its device, in ascending order of importance.
 HELD = ("idle", "restoring", "migrating", "running")
 _RANK = {state: rank for rank, state in enumerate(HELD)}
 QUEUED = "queued"
@@ -14,7 +14,7 @@ Step = tuple[float, int]
 
 
 class Change(NamedTuple):
-    """From a moment on a session is in a state.
+    """A session's change to a state, at a time.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class Change(NamedTuple):
     session, device : str
         Ids.
     state : str
-        One of `HELD`, ``queued``, or something else: then it has no device.
+        One of `HELD`, ``queued``, or something else: then it is on no device.
     """
 
     at: float
@@ -33,14 +33,14 @@ class Change(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A time in which a session had a device, and did one thing there.
+    """A period in which a session was on a device, in one state.
 
     Parameters
     ----------
     start, end : float
         Seconds of the epoch.
     seconds : float
-        For how long it did that: less than from `start` to `end` where several times were made one.
+        How long it was in that state; less than `end` - `start` if several periods were merged.
     """
 
     session: str
@@ -52,14 +52,14 @@ class Span(NamedTuple):
 
 
 class History:
-    """The changes of all sessions in a time.
+    """The changes of all sessions in a period.
 
     Parameters
     ----------
     changes : iterable of Change
-        In the order in which they happened, whatever a clock said that was set meanwhile.
+        In the order in which they happened, even if the clock was set meanwhile.
     since, until : float
-        What is before and behind is cut off; what is so before counts at `since`.
+        The period; what is outside is cut off. The last state before it is valid at `since`.
     """
 
     def __init__(self, changes: Iterable[Change], since: float, until: float) -> None:
@@ -67,12 +67,13 @@ class History:
         self._sessions: dict[str, list[Change]] = {}
         for each in changes:
             mine = self._sessions.setdefault(each.session, [])
-            # The time of each is not before that of the one before.
+            # No change is earlier than the one before it.
             mine.append(each._replace(at=mine[-1].at) if mine and mine[-1].at > each.at else each)
 
     def spans(self) -> list[Span]:
-        """Find who had a device: by the beginning. Those of one session do not overlap, and none
-        is empty.
+        """Return the periods of sessions on devices, by their start.
+
+        Those of one session do not overlap, and none is empty.
         """
         found: list[Span] = []
         for changes in self._sessions.values():
@@ -84,7 +85,7 @@ class History:
         return _ordered(found)
 
     def queues(self) -> dict[str, list[Step]]:
-        """Count who waited, by device."""
+        """Return the number of waiting sessions over time, by device."""
         moves: dict[str, list[Step]] = {}
         for changes in self._sessions.values():
             waited = ""
@@ -107,15 +108,15 @@ class History:
 
 
 def coarser(spans: Iterable[Span], resolution: float) -> list[Span]:
-    """Make few of many spans.
+    """Merge many spans into few.
 
     Parameters
     ----------
     spans : iterable of Span
-        By their beginning.
+        By their start.
     resolution : float
-        Seconds. What is shorter is one with what is around it: a short rest with the work before
-        it, and two times of one state with the short one between them.
+        Seconds. Shorter spans are merged with their neighbours: a short rest with the work before
+        it, and two spans of one state with the short one between them.
     """
     found: dict[str, list[Span]] = {}
     for each in spans:
@@ -128,7 +129,7 @@ def _ordered(spans: list[Span]) -> list[Span]:
 
 
 def _add(merged: list[Span], span: Span, resolution: float) -> None:
-    """Put a span behind those of its session, or make it one with the last."""
+    """Append a span to those of its session, or merge it with the last one."""
     last = merged[-1] if merged else None
     if last is None or last.device != span.device or span.start - last.end > resolution:
         merged.append(span)
@@ -141,29 +142,29 @@ def _add(merged: list[Span], span: Span, resolution: float) -> None:
         merged[-1] = last._replace(end=span.end)
     elif adjoins and not less and last.end - last.start < resolution:
         merged.pop()
-        # It may be one with what was before that by now.
+        # Now it may have to be merged with the span before that.
         _add(merged, span._replace(start=last.start), resolution)
     else:
         merged.append(span)
 
 
 def cut(steps: Sequence[Step], since: float, until: float) -> list[Step]:
-    """Keep those of a time; the last one before it counts at its beginning."""
+    """Keep the steps of a period; the last value before it is valid at its start."""
     before = [value for at, value in steps if at <= since]
     inside = [each for each in steps if since < each[0] <= until]
     return [(since, before[-1] if before else 0), *inside]
 
 
 def merged(steps: Sequence[Step], resolution: float) -> list[Step]:
-    """Make few of many steps.
+    """Merge many steps into few.
 
     Parameters
     ----------
     steps : sequence of tuple
-        When, and which value holds from then on.
+        Time, and the value from then on.
     resolution : float
-        Seconds. Of what is closer together, the highest value stands for all, and the last one
-        holds afterwards: no peak is lost.
+        Seconds. Of steps that are closer together, the highest value stands for all, and the last
+        value is valid afterwards: no peak is lost.
     """
     found: list[Step] = []
     index = 0

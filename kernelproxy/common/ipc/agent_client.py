@@ -26,9 +26,9 @@ __all__ = ["Control", "ControlError", "connect", "runtime_dir"]
 
 runtime_dir = paths.runtime_dir
 
-#: Half a second is usual, and twelve were seen on a machine that was short of everything.
+#: Half a second is usual; twelve seconds were seen on an overloaded machine.
 START_SECONDS_MAX = 60.0
-#: How long to try for a place in the queue of the daemon's socket.
+#: How long to retry while the backlog of the daemon's socket is full.
 QUEUE_SECONDS_MAX = 2.0
 _LOG_BYTES_MAX = 1 << 20
 Reply = TypeVar("Reply", bound=Message)
@@ -36,15 +36,15 @@ Show = Callable[[int, int], object]
 
 
 class Control:
-    """A connection to the daemon. Not for use by several threads at once.
+    """A connection to the daemon. Not thread-safe.
 
     Parameters
     ----------
     sock : socket.socket
-        A connected socket, owned from now on.
+        A connected socket; takes ownership.
     path : Path, optional
-        Where it is connected to. With it, a request during which the daemon dies is made once
-        more, to the daemon that takes its place: none does harm when it is made twice.
+        Its address. If it is given and the daemon dies during a request, the request is sent once
+        more, to the daemon that replaces it: all requests are idempotent.
     """
 
     def __init__(self, sock: socket.socket, path: Path | None = None) -> None:
@@ -66,7 +66,7 @@ class Control:
         request : Message
             One of the requests of `kernelproxy.common.protocol`.
         timeout : float or None
-            Seconds to wait; None: as long as it takes.
+            Seconds to wait; None: no limit.
 
         Raises
         ------
@@ -82,9 +82,9 @@ class Control:
     def call_with_fds(
         self, request: Message, timeout: float | None = None, fds: Sequence[int] = ()
     ) -> tuple[Message, list[int]]:
-        """Like `call`, and also return the reply's descriptors, which become the caller's.
+        """Like `call`, and also return the reply's descriptors, which the caller then owns.
 
-        `fds` go with the request, and stay the caller's.
+        `fds` are sent with the request; the caller still owns them.
         """
         was_closed = self._sock is None
         try:
@@ -100,7 +100,7 @@ class Control:
         return self._exchange(request, timeout, fds)
 
     def more(self, timeout: float | None = None) -> Message:
-        """Wait for the next message of a reply that has several; raises as `call`."""
+        """Wait for the next message of a multi-message reply; raises as `call`."""
         reply, fds = self._exchange(None, timeout)
         for fd in fds:
             os.close(fd)
@@ -117,7 +117,7 @@ class Control:
         timeout : float or None
             Seconds to wait for each message.
         show : callable, optional
-            Called with what is done and in total, now and then.
+            Called with the amounts done and in total, at each `Progress`.
         """
         reply, fds = self.call_with_fds(request, timeout)
         while isinstance(reply, Progress):
@@ -156,9 +156,9 @@ class Control:
         Raises
         ------
         ControlError
-            If it is too large: nothing of it was sent.
+            If it is too large; then nothing was sent.
         OSError
-            If the daemon has gone without a word.
+            If the daemon has disconnected without a reply.
         """
         try:
             frame = encode(request, len(fds))
@@ -167,7 +167,7 @@ class Control:
         try:
             send_frame(sock, frame, fds)
         except (BrokenPipeError, ConnectionResetError):
-            # It may have said why before it hung up, as it does when a message is too large.
+            # It may have sent an error before it disconnected, as for a message that is too large.
             if not readable(sock.fileno(), 0):
                 raise
 
@@ -194,7 +194,7 @@ class Control:
 
     @property
     def daemon_pid(self) -> int:
-        """Process id of the daemon, as the kernel knows it.
+        """Process id of the daemon, from the peer credentials.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class Control:
         return credentials(self._sock)[0]
 
     def detach(self) -> socket.socket:
-        """Give up the socket, blocking and without a timeout: it becomes the caller's.
+        """Return the socket, blocking and without a timeout; the caller takes ownership.
 
         Raises
         ------
@@ -221,14 +221,14 @@ class Control:
         return sock
 
     def abort(self) -> None:
-        """Have another thread wait no more for a reply: it gets a `ControlError`."""
-        self._path = None  # and does not ask the next daemon
+        """Interrupt another thread that waits for a reply: it gets a `ControlError`."""
+        self._path = None  # and does not retry with the next daemon
         if (sock := self._sock) is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection; doing it twice is no error."""
+        """Close the connection. Idempotent."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -236,16 +236,18 @@ class Control:
 
 
 def connect(start: bool = True, path: Path | None = None) -> Control:
-    """Connect to this user's daemon. While its keeper replaces one that died, this waits, as it
-    does while this process is away (see `kernelproxy.common.ipc.detach`).
+    """Connect to this user's daemon.
+
+    This waits while the supervisor replaces a daemon that died, and while this process is detached
+    (see `kernelproxy.common.ipc.detach`).
 
     Parameters
     ----------
     start : bool
         Start the daemon if none runs. Never done in a kernel (``SING_SOCKET`` is set): the
-        daemon that had its session is gone, and a new one would not know it.
+        daemon with its session is gone, and a new one would not know the session.
     path : Path, optional
-        Its socket; by default the one that the environment names.
+        The daemon's socket; by default that of the environment.
 
     Raises
     ------
@@ -257,7 +259,7 @@ def connect(start: bool = True, path: Path | None = None) -> Control:
 
 
 def connect_now(start: bool = True, path: Path | None = None) -> Control:
-    """Like `connect`, also for a process that is away and on its way back."""
+    """Like `connect`, but do not wait if this process is detached; it is used to reattach."""
     path = path or paths.socket_path()
     if paths.is_shared(path):
         return _connect_to_system(path)
@@ -272,13 +274,13 @@ def connect_now(start: bool = True, path: Path | None = None) -> Control:
     if not start:
         raise ControlError("No jupyter_sing daemon is running.", "no-daemon")
     with start_lock(path.parent, fcntl.LOCK_EX):
-        # Somebody else may have started it while we waited for the lock.
+        # Another process may have started it while this one waited for the lock.
         with absent:
             return Control(open_socket(path), path)
         try:
             start_detached(path.parent)
         except ControlError:
-            with absent:  # one lives whose socket had gone for a moment
+            with absent:  # one runs whose socket was missing for a moment
                 return Control(open_socket(path), path)
             raise
         try:
@@ -291,13 +293,12 @@ def connect_now(start: bool = True, path: Path | None = None) -> Control:
 
 
 def connect_to_watch(path: Path | None = None) -> socket.socket | None:
-    """Connect to this user's daemon if there is one, without waiting for it to do anything.
+    """Connect to this user's daemon if there is one, without waiting for the daemon.
 
-    Where others connect so fast that there is no place in the queue, this tries again for
-    `QUEUE_SECONDS_MAX`.
+    While the socket's backlog is full, this retries for `QUEUE_SECONDS_MAX`.
 
-    Only for who asks for nothing that is to be done: the daemon may be about to leave, and then the
-    connection ends. While its keeper replaces one that died, the next one answers.
+    Only for callers that make read-only requests: the daemon may be about to end, and then the
+    connection ends, too. While the supervisor replaces a daemon that died, the next one answers.
 
     Parameters
     ----------
@@ -307,12 +308,12 @@ def connect_to_watch(path: Path | None = None) -> socket.socket | None:
     Returns
     -------
     socket.socket or None
-        It does not block; None: there is no daemon.
+        A non-blocking socket; None: there is no daemon.
 
     Raises
     ------
     ControlError
-        If there is one that cannot be reached now.
+        If there is a daemon that cannot be reached now.
     """
     path = path or paths.socket_path()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -334,9 +335,9 @@ def connect_to_watch(path: Path | None = None) -> socket.socket | None:
 
 
 def _connect_soon(sock: socket.socket, name: str) -> None:
-    """Connect a socket that does not block; raises BlockingIOError if there is no place for long.
+    """Connect a non-blocking socket; raises BlockingIOError if the backlog stays full.
 
-    Waiting in the queue would be fairer, and has no bound.
+    A blocking connect would be fairer, but has no time limit.
     """
     end, pause = time.monotonic() + QUEUE_SECONDS_MAX, 0.0005
     while True:
@@ -350,7 +351,7 @@ def _connect_soon(sock: socket.socket, name: str) -> None:
 
 
 def _connect_to_system(path: Path) -> Control:
-    """Connect to the system daemon, which root starts and stops: there is nothing to lock."""
+    """Connect to the system daemon; root starts and stops it, so the start lock is not needed."""
     try:
         sock = open_socket(path)
     except (FileNotFoundError, ConnectionRefusedError):
@@ -371,14 +372,14 @@ def _connect_to_system(path: Path) -> Control:
 
 
 def _check_is_root(sock: socket.socket, path: Path) -> None:
-    """Raise ControlError unless root listens at the other end."""
+    """Raise ControlError unless the peer runs as root."""
     _, uid, _ = credentials(sock)
     if uid != 0:
         raise ControlError(f"{path} is served by user {uid}, not by root.", "unsafe-directory")
 
 
 def credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group id of who listened at the other end, as the kernel knows them."""
+    """Return the process, user and group id of the listening process, from the OS kernel."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", raw)
     return pid, uid, gid
@@ -386,10 +387,10 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def start_lock(directory: Path, operation: int) -> Iterator[None]:
-    """Hold the lock that orders connecting (shared), starting and leaving (exclusive).
+    """Hold the lock that orders connecting (shared) with start and end of a daemon (exclusive).
 
-    A daemon that leaves holds it until its process has ended, so that nobody connects to a
-    daemon that will not serve him, and no two start.
+    A daemon that ends holds it until its process has ended. So no client connects to a daemon that
+    will not serve it, and two daemons never start at once.
     """
     try:
         fd = os.open(directory / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -421,18 +422,18 @@ def start_detached(
     log: str = "agent.log",
     who: str = "daemon",
 ) -> None:
-    """Start a detached process and wait until it serves (or says why it cannot).
+    """Start a detached process and wait until it serves, or reports why it cannot.
 
     Parameters
     ----------
     directory : Path
-        The runtime directory, where its log is.
+        The runtime directory, for its log.
     arguments : sequence of str
-        Of the interpreter; ``--ready-fd`` is added.
+        Arguments of the interpreter; ``--ready-fd`` is added.
     log : str
         Name of its log.
     who : str
-        What it is, for people.
+        User-facing name of the process.
 
     Raises
     ------
@@ -441,7 +442,7 @@ def start_detached(
     """
     environment = {k: v for k, v in os.environ.items() if k not in ("SING_SESSION", "SING_SOCKET")}
     environment["JUPYTER_SING_RUNTIME_DIR"] = str(directory)
-    # This interpreter may know us only by a path that its environment does not name.
+    # This interpreter may find our packages by a path that is not in its environment variables.
     search = [str(paths.bundle_dir()), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search))
     log_path = directory / log
@@ -461,7 +462,7 @@ def start_detached(
                 cwd="/",
                 env=environment,
             )
-        process.wait()  # it forks the daemon and ends: nobody's child is left to be reaped
+        process.wait()  # it forks the daemon and ends, so no zombie is left
         os.close(write_end)
         write_end = -1
         said = _read_line(ready, START_SECONDS_MAX)

@@ -29,7 +29,7 @@ class Channel:
     ----------
     sock : socket.socket
     guard : Guard, optional
-        Looks at the descriptors that come.
+        Checks received descriptors.
     """
 
     def __init__(self, sock: socket.socket, guard: Guard | None = None) -> None:
@@ -42,34 +42,34 @@ class Channel:
         self.on_close: Callable[[], object] = lambda: None
 
     def peer(self) -> tuple[int, int]:
-        """Process id and user id of the other side, as the kernel knows them."""
+        """Return the process id and user id of the peer, from the OS kernel."""
         raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, uid, _ = _PEER.unpack(raw)
         return pid, uid
 
     def owner(self) -> Owner:
-        """Who the other side is, with his groups."""
+        """Return the peer's user, with their groups."""
         return Owner.at(self._sock)
 
     def charged(self, work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
-        """What serves this connection, with its time on the loop charged to its user."""
+        """Wrap a coroutine that serves this connection: its loop time is charged to the user."""
         share = None if self._guard is None else self._guard.share
         return work if share is None else share.charge(work)
 
     async def turn(self) -> None:
-        """Wait until the user at the other side may have more of the loop: see Note [Fairness]."""
+        """Wait until the peer's user may use the loop again: see Note [Fairness]."""
         if self._guard is not None:
             await self._guard.turn()
 
     async def receive(self) -> tuple[Message, list[int]]:
-        """Wait for a message; its descriptors become the caller's.
+        """Wait for a message; the caller owns its descriptors.
 
         Raises
         ------
         ConnectionError
             At the end of the connection.
         ProtocolError
-            If what came is no message; the connection cannot be read on.
+            If the received data is not a message; reading cannot continue.
         """
         while True:
             await self.turn()
@@ -86,13 +86,13 @@ class Channel:
             if not data:
                 raise ConnectionError("The other side closed the connection.")
             self._decoder.feed(data, fds)
-            # A peer that sends without pause must not keep the loop to itself.
+            # A peer that sends without pause must not block the loop.
             await asyncio.sleep(0)
 
     async def hung_up(self) -> None:
-        """Wait until the other side closes the connection, while nobody receives.
+        """Wait until the peer disconnects; only while no task is in `receive`.
 
-        If it sends something instead, that is left to `receive`, and this does not return.
+        If the peer sends data instead, this leaves it to `receive` and does not return.
         """
         while True:
             await self._wait(asyncio.get_running_loop().add_reader, reading=True)
@@ -108,7 +108,7 @@ class Channel:
         return data, self._guard.check(fds)
 
     async def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send a message; the descriptors stay the caller's.
+        """Send a message; the caller still owns the descriptors.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class Channel:
                 frame = frame[sent:]
 
     async def _wait(self, add: Callable[..., object], *, reading: bool) -> None:
-        """Wait until the socket can be read, or written."""
+        """Wait until the socket is readable, or writable."""
         loop = asyncio.get_running_loop()
         if self._sock.fileno() < 0:
             raise ConnectionError("The connection is closed.")
@@ -145,7 +145,7 @@ class Channel:
                 (loop.remove_reader if reading else loop.remove_writer)(self._sock)
 
     def close(self) -> None:
-        """Close the connection: whoever waits for it gets a ConnectionError."""
+        """Close the connection: tasks that wait on it get a ConnectionError."""
         if self._sock.fileno() < 0:
             return
         loop = asyncio.get_running_loop()
@@ -167,18 +167,18 @@ def _settle(ready: asyncio.Future[None]) -> None:
 
 
 def close_fds(fds: Sequence[int]) -> None:
-    """Close descriptors that came with a message and are not wanted."""
+    """Close the unwanted descriptors of a message."""
     for fd in fds:
         os.close(fd)
 
 
 def expect(reply: tuple[Message, list[int]], fd_count: int = 0) -> Message:
-    """Return a reply that must come with `fd_count` descriptors; others are closed.
+    """Check that a reply has `fd_count` descriptors, and return its message.
 
     Raises
     ------
     ProtocolError
-        If there are more or fewer.
+        If there are more or fewer; they are closed.
     """
     message, fds = reply
     if len(fds) != fd_count:

@@ -1,8 +1,8 @@
-"""A process that is without its session for a while, so that it can be saved.
+"""Detached state of a process, which leaves its session for a while so that it can be saved.
 
-While it is away it has no connection to the daemon: whoever wants one waits till it is back, and it
-leaves when those that are open have been closed; those that may be open for long are asked to be
-(`Absence.giving_way`). `kernelproxy.kernel.activation.agent_connection` leaves and returns.
+While it is detached, it has no connection to the daemon, and callers that need one wait. It
+detaches when all open connections are closed; holders of long-lived ones are asked to close them
+(`Absence.giving_way`). `kernelproxy.kernel.activation.agent_connection` detaches and reattaches.
 Standard library only.
 """
 
@@ -21,14 +21,14 @@ from kernelproxy.common.errors import ControlError
 
 @dataclass(frozen=True)
 class Return:
-    """How an absence ended, or a daemon was replaced by another one.
+    """Outcome of a reattach, or of the replacement of a daemon by another one.
 
     Parameters
     ----------
     restored : bool
-        Whether this is another process than the one that left, made of its images.
+        Whether this is a new process, restored from images of the one that detached.
     problem : str
-        Why the session is lost, for people; "" if it is not.
+        User-facing reason why the session is lost; "" if it is not.
     """
 
     restored: bool = False
@@ -36,7 +36,7 @@ class Return:
 
 
 class GivingWay:
-    """Somebody with a connection that he can do without for a while.
+    """Holder of a connection that can be closed for a while.
 
     Parameters
     ----------
@@ -46,25 +46,25 @@ class GivingWay:
 
     def __init__(self, let_go: Callable[[], object]) -> None:
         self._let_go = let_go
-        #: Whether it was asked to let go: then its connection's end is no failure.
+        #: True if it was asked to close its connection: then the connection's end is expected.
         self.asked = False
 
     def ask(self) -> None:
-        """Ask to let go."""
+        """Ask the holder to close its connection."""
         self.asked = True
         self._let_go()
 
 
 class Absence:
-    """When this process is away, and who wants to know."""
+    """State of this process, attached or detached, and the waiters for its changes."""
 
     def __init__(self) -> None:
-        #: Says why this process could not come back from an absence; "" if it can.
+        #: Returns why this process could not reattach after it detached; "" if it can.
         self.obstacle: Callable[[], str] = str
         self.reset()
 
     def reset(self) -> None:
-        """Called in a forked child: a lock that another thread held is held for ever there."""
+        """Called in a forked child, where a lock held by another thread is never released."""
         self._changed = threading.Condition()
         self._away = False
         self._connecting = 0
@@ -75,17 +75,17 @@ class Absence:
 
     @property
     def returns(self) -> int:
-        """How often it has returned; for `wait`."""
+        """How often the process has reattached; for `wait`."""
         return self._returns
 
     @property
     def restored(self) -> bool:
-        """Whether this is another process than the one that left last."""
+        """True if this process was restored from images of the one that detached last."""
         return self._last.restored
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[None]:
-        """Around the making of a connection: waits while the process is away."""
+        """Context for opening a connection: waits while the process is detached."""
         with self._changed:
             while self._away:
                 self._changed.wait()
@@ -98,25 +98,26 @@ class Absence:
                 self._changed.notify_all()
 
     def note_opened(self, control: object) -> None:
-        """Count a connection."""
+        """Register an open connection."""
         with self._changed:
             self._open.add(control)
 
     def note_closed(self, control: object) -> None:
-        """Count it no more; doing it twice is no error."""
+        """Unregister a closed connection. Idempotent."""
         with self._changed:
             self._open.discard(control)
             self._changed.notify_all()
 
     @contextlib.contextmanager
     def giving_way(self, let_go: Callable[[], object]) -> Iterator[GivingWay]:
-        """While somebody has a connection that must not keep the process from leaving.
+        """Context for holding a connection that must not prevent the process from detaching.
 
         Parameters
         ----------
         let_go : callable
-            Called when the process is to leave, in another thread; ends the connection soon, such
-            as `Control.abort`. It may neither wait nor open or close one itself.
+            Called in another thread when the process must detach. It makes the holder close the
+            connection soon, such as `Control.abort`. It must not wait, and must not open or close a
+            connection itself.
         """
         there = GivingWay(let_go)
         with self._changed:
@@ -130,13 +131,13 @@ class Absence:
                 self._giving_way.discard(there)
 
     def begin(self, seconds: float) -> None:
-        """Go away as soon as there is no connection.
+        """Detach as soon as there is no open connection.
 
         Raises
         ------
         ControlError
-            If that takes longer than `seconds`, or there is an obstacle; then the process is not
-            away.
+            If that takes longer than `seconds`, or there is an obstacle; then the process stays
+            attached.
         """
         if why := self.obstacle():
             raise ControlError(why, "unavailable")
@@ -154,11 +155,11 @@ class Absence:
                     raise ControlError(
                         "The notebook is waiting for the jupyter_sing daemon.", "busy"
                     )
-                # One that nobody closed may be collected without a word.
+                # A connection that is garbage-collected without `close` sends no notification.
                 self._changed.wait(min(left, 0.05))
 
     def end(self, how: Return) -> None:
-        """Be there again; also to be called if what `wait` waits for does not come."""
+        """Mark the process as attached again; also if what `wait` waits for does not happen."""
         with self._changed:
             self._away = False
             self._returns += 1
@@ -166,19 +167,19 @@ class Absence:
             self._changed.notify_all()
 
     def wait(self, returns: int, seconds: float) -> Return:
-        """Wait until the process has returned once more.
+        """Wait until the process has reattached once more.
 
         Parameters
         ----------
         returns : int
-            `returns` before whatever makes it leave was asked for.
+            Value of `returns` before the request that makes the process detach.
         seconds : float
-            How long it may take till it leaves; how long it is away is up to others.
+            Time limit for the detach; the time until the reattach is not limited here.
 
         Raises
         ------
         ControlError
-            If it does not leave.
+            If it does not detach in time.
         """
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -186,11 +187,11 @@ class Absence:
                 left = deadline - time.monotonic()
                 if not self._away and left <= 0:
                     raise ControlError("The kernel was not asked to leave its session.", "timeout")
-                # A time to wait for would be one of the clock of then, in a restored process.
+                # No timeout while detached: a restored process may have another monotonic clock.
                 self._changed.wait(None if self._away else left)
             return self._last
 
 
-#: Of this process.
+#: The instance of this process.
 current = Absence()
 os.register_at_fork(after_in_child=current.reset)

@@ -1,10 +1,11 @@
-"""How much of the system daemon's one loop a user may take.
+"""Rate limit of the time that each user takes on the system daemon's only event loop.
 
-Note [Fairness]: whatever a user's connections make the daemon do on its loop is measured, step
-by step, and charged to the user. Who has used up `BURST_SECONDS` is heard again when that has been
-paid back, at `RATE` seconds a second: so all connections of one user together keep the loop from
-others for a burst, and from then on for a fifth of the time. Only the next message waits, never
-what was begun; and one connection at a time, so that a hundred do not wake up too early.
+Note [Fairness]: all work that a user's connections cause on the loop is measured, step by step, and
+charged to the user, as in a token bucket. When a user's `BURST_SECONDS` are used up, the next
+message waits until the debt is refilled, at `RATE` seconds per second. So all connections of one
+user together can block the loop for one burst, and after that for a fifth of the time. Only the
+next message waits, never work that has begun. One connection waits at a time, so that a hundred do
+not wake up too early.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import Any
 
 RATE = 0.2
 BURST_SECONDS = 0.02
-#: Nobody waits longer for one step, whoever is to blame for what it took.
+#: Maximum wait after one step, because a step may be long without the user's fault.
 PAUSE_SECONDS_MAX = 1.0
 
 
 class Share:
-    """One user's.
+    """Share of one user.
 
     Parameters
     ----------
     clock : callable
-        Returns seconds.
+        Returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,7 +41,7 @@ class Share:
         self._left -= seconds
 
     def pause(self) -> float:
-        """Seconds until the user may be heard again; 0: now."""
+        """Return the seconds until the user's next message may be processed; 0: now."""
         self._refill()
         return 0.0 if self._left > 0 else min(PAUSE_SECONDS_MAX, -self._left / RATE + 1e-3)
 
@@ -50,7 +51,7 @@ class Share:
         self._at = now
 
     async def turn(self) -> None:
-        """Wait until the user may be heard."""
+        """Wait until the user's next message may be processed."""
         if not self._queue.locked() and not self.pause():
             return
         async with self._queue:
@@ -58,12 +59,12 @@ class Share:
                 await asyncio.sleep(pause)
 
     async def charge(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something, and charge what it takes of the loop."""
+        """Run a coroutine, and charge its time on the loop."""
         await _Charged(work, self)
 
 
 class _Charged(Awaitable[None]):
-    """Steps a coroutine, and measures each step."""
+    """Awaitable that runs a coroutine and charges the time of each step."""
 
     def __init__(self, work: Coroutine[Any, Any, None], share: Share) -> None:
         self._work, self._share = work, share

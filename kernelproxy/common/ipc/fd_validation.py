@@ -1,8 +1,8 @@
-"""Descriptors that users send to the system daemon: only such as cannot make it wait.
+"""Validation of descriptors that users send to the system daemon: they must not block it.
 
-To read a file, to look at it and even to close it may wait for whoever serves its file system,
-which may be its user. What is none of memory, a process, or a file on a disk of this machine is
-closed by a thread of its own, unseen by anybody else.
+To read, to stat or even to close a file may wait for the server of its file system, which may be
+the user's own process. So a descriptor that is not of memory, a process, or a file on a local disk
+is not used; a separate thread closes it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from kernelproxy.common.ipc.fair_share import Share
 from kernelproxy.common.ipc.framing import Bounds
 from kernelproxy.common.protocol.snapshot_tables import read_tables
 
-#: File systems of a disk or of memory, which the kernel serves itself.
+#: File systems on disk or in memory that the OS kernel serves itself.
 _LOCAL = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs"}
 _LOCAL |= {"xfs", "zfs"}
 _HELD_BYTES_MAX = 32 << 20
 _HELD_FDS_MAX = 32
-#: What users send: a kernel's description of a notebook is what is longest.
+#: Limits for messages of users; a kernel's description of a notebook is the longest one.
 BOUNDS = Bounds(frame_bytes=8 << 20, values=100_000, fds=4)
-#: Of a snapshot: 32 for each storage, and the tables.
+#: Limit of a snapshot's file: 32 bytes for each storage, and the tables.
 _SNAPSHOT_BYTES_MAX = 256 << 20
 _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class Discards:
-    """Closes what nobody wants, of each user so much at a time."""
+    """Closes unwanted descriptors in threads, a limited number at a time for each user."""
 
     MAX = 8
 
@@ -42,12 +42,12 @@ class Discards:
         self._pending: Counter[int] = Counter()
 
     def full(self, uid: int) -> bool:
-        """Whether a user has sent so much that still cannot be closed that he is heard no more."""
+        """True if a user has too many unclosed descriptors: no more messages are accepted."""
         with self._lock:
             return self._pending[uid] >= self.MAX
 
     def close(self, uid: int, fd: int) -> None:
-        """Close a descriptor, in a thread that may wait for its user."""
+        """Close a descriptor in a thread, as the close may wait for its user."""
         with self._lock:
             self._pending[uid] += 1
         threading.Thread(target=self._run, args=(uid, fd), name="sing-close", daemon=True).start()
@@ -60,23 +60,23 @@ class Discards:
                 del self._pending[uid]
 
 
-#: Of this process.
+#: The instance of this process.
 _discards = Discards()
 
 
 class Guard:
-    """What stands between a user's end of a connection and the daemon.
+    """Protects the daemon from what a user sends over a connection.
 
     Parameters
     ----------
     uid : int
     discards : Discards, optional
-        By default those of this process.
+        By default that of this process.
     share : Share, optional
-        What the user may take of the loop; by default all.
+        The user's share of the loop; no limit by default.
     """
 
-    #: Bytes and descriptors of messages that are not whole yet, of each user.
+    #: Bytes and descriptors of incomplete messages, by user.
     _held: ClassVar[Counter[int]] = Counter()
     _held_fds: ClassVar[Counter[int]] = Counter()
 
@@ -92,18 +92,17 @@ class Guard:
         return self._discards.full(self.uid)
 
     async def turn(self) -> None:
-        """Wait until the user may be heard: see Note [Fairness]."""
+        """Wait until the user's next message may be processed: see Note [Fairness]."""
         if self.share is not None:
             await self.share.turn()
 
     def hold(self, count: int, fds: int = 0) -> None:
-        """Note how many bytes and descriptors of a message that is not whole yet have come over
-        this connection.
+        """Record how many bytes and descriptors of an incomplete message this connection holds.
 
         Raises
         ------
         ProtocolError
-            If that is too much, with what has come over others of the same user.
+            If all connections of the user together hold too many.
         """
         more, self._mine = count - self._mine, count
         more_fds, self._my_fds = fds - self._my_fds, fds
@@ -117,19 +116,19 @@ class Guard:
             raise ProtocolError("Too many descriptors have come without their messages.")
 
     def discard(self, fd: int) -> None:
-        """Close a descriptor that came from there."""
+        """Close a descriptor that the user has sent."""
         if is_harmless(fd):
             os.close(fd)
         else:
             self._discards.close(self.uid, fd)
 
     def check(self, fds: list[int]) -> list[int]:
-        """Return descriptors that came from there.
+        """Return the descriptors that the user has sent, if they are accepted.
 
         Raises
         ------
         ProtocolError
-            If one of them may make us wait; then all are closed.
+            If one of them may block the daemon, or few descriptors are left; then all are closed.
         """
         scarce = any(map(is_scarce, fds)) and self.uid != 0
         if not scarce and all(map(is_harmless, fds)):
@@ -142,24 +141,24 @@ class Guard:
 
 
 def is_scarce(fd: int) -> bool:
-    """Whether a descriptor is one of the last that this process may have.
+    """True if a descriptor is one of the last that this process may have.
 
-    They are numbered from below, and a quarter of them is for the sessions that there are.
+    Numbers are assigned from the lowest, and the last quarter is reserved for existing sessions.
     """
     return fd >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
 
 
 def few_are_left() -> bool:
-    """Whether the next descriptor would be scarce."""
+    """True if the next descriptor would be scarce."""
     fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     os.close(fd)
     return is_scarce(fd)
 
 
 def is_harmless(fd: int) -> bool:
-    """Whether a descriptor is of memory, a process, or a file on a disk of this machine.
+    """True if a descriptor is of memory, a process, or a file on a local disk.
 
-    Its file system is not asked.
+    This makes no request to its file system.
     """
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -175,7 +174,7 @@ def is_harmless(fd: int) -> bool:
 
 
 def _type_of(mount: str) -> str:
-    """Type of the file system that is mounted by a number; raises KeyError if none is here."""
+    """Return the file system type of a mount id; raises KeyError if there is none."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
         if left.split(" ", 1)[0] == mount:
@@ -184,12 +183,12 @@ def _type_of(mount: str) -> str:
 
 
 def fix_snapshot(fd: int) -> None:
-    """See that the file of a snapshot, which comes from a worker, stays as it is.
+    """Seal the file of a snapshot, which comes from a worker, so that it cannot change.
 
     Raises
     ------
     WorkerError
-        If that cannot be.
+        If it cannot be sealed, or is too large.
     """
     try:
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
@@ -202,20 +201,21 @@ def fix_snapshot(fd: int) -> None:
 
 
 def check_snapshot(fd: int, position: int, most: int) -> None:
-    """Look at the file of a snapshot, before anybody relies on it.
+    """Validate the file of a snapshot, before it is used.
 
     Parameters
     ----------
     fd : int
     position : int
-        Of the log, as its worker says.
+        Position in the log, as reported by the worker.
     most : int
-        Bytes that its device holds: whoever stores it takes memory by what it says it has.
+        Bytes that its device holds. The size in the file determines how much memory is allocated
+        to store the snapshot.
 
     Raises
     ------
     WorkerError
-        If it is none of that position, or of more than its device holds.
+        If it is of another position, or larger than its device.
     """
     tables = read_tables(fd)
     if tables.position != position or sum(each.count for each in tables.extents) > most:

@@ -1,4 +1,4 @@
-"""Waiting for descriptors."""
+"""Wait for a descriptor."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import select
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Wait until something can be read, or the other end is closed; return whether it is so.
+    """Wait until data can be read or the peer has disconnected; return False at the timeout.
 
-    Unlike `select.select` of any descriptor: a server with many kernels has thousands of them.
+    Unlike `select.select`, it has no upper bound on the descriptor's number: a server with many
+    kernels has thousands of descriptors.
     """
     poll = select.poll()
     poll.register(fd, select.POLLIN)

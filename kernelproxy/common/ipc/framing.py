@@ -2,15 +2,15 @@
 
 A frame is a ``u32`` length (little-endian), then a JSON object ``{"kind": "OpenSession",
 ...fields}``. Descriptors travel by ``SCM_RIGHTS`` with the first bytes of their frame, whose object
-then also counts them (``"fds": 4``), so that a reader which took several frames at once knows whose
-they are. Decoding is strict: unknown kinds and fields, missing fields and wrong types raise
+then also counts them (``"fds": 4``), so that a reader of several frames at once knows which frame
+they belong to. Decoding is strict: unknown kinds and fields, missing fields and wrong types raise
 `ProtocolError`; nothing is ever unpickled.
 
-Note [Bounds]: who sends may mean harm, and whoever parses hears nobody else meanwhile. So before
-anything is parsed a frame is refused that is longer than its kind may be (the kind comes first; a
+Note [Bounds]: a sender may be malicious, and parsing blocks the receiver for all other peers. So a
+frame is rejected before it is parsed if it is longer than its kind allows (the kind comes first; a
 frame that begins otherwise may have `SMALL_BYTES_MAX`), or has more values than its reader allows:
-what parsing takes is proportional to these two. What was parsed is looked at once, here: no
-numbers that are not finite or do not fit 64 bits, no text that is not Unicode, no deep nesting.
+the cost of parsing is proportional to these two. Parsed values are then checked once, here: numbers
+must be finite and fit 64 bits, text must be Unicode, and nesting is limited.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _HINTS = {each: typing.get_type_hints(each) for each in _KINDS.values()}
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a reader takes: see Note [Bounds].
+    """Limits of what a reader accepts: see Note [Bounds].
 
     Parameters
     ----------
     frame_bytes : int
-        Length of a frame, however long its kind may be.
+        Maximum length of a frame, even if its kind allows more.
     values : int
-        How many values a message may have, those in lists and objects included.
+        Maximum number of values of a message, including those in lists and objects.
     fds : int
-        How many descriptors may come before the message that they belong to is whole.
+        Maximum number of descriptors that come before their message is complete.
     """
 
     frame_bytes: int = FRAME_BYTES_MAX
@@ -101,8 +101,8 @@ def decode(text: bytes, bounds: Bounds = DEFAULT_BOUNDS) -> tuple[Message, int]:
         raise ProtocolError(f"A message has more than {bounds.values} values.")
     try:
         body = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
-        # Escapes can stand for what is no character, half of a pair. Python has names of files so
-        # that are not UTF-8, and those are as good as others.
+        # Escapes can encode lone surrogates, which are not characters. Python uses some of them
+        # (surrogateescape) for file names that are not UTF-8; those are accepted.
         if b"\\u" in text:
             json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogateescape")
     except UnicodeError as error:
@@ -131,7 +131,7 @@ def decode(text: bytes, bounds: Bounds = DEFAULT_BOUNDS) -> tuple[Message, int]:
 
 
 def _check_values(body: dict[str, Any]) -> None:
-    """Raise ProtocolError if numbers are out of all ranges, or values are nested too deep."""
+    """Raise ProtocolError if a number is out of range, or values are nested too deep."""
     level: list[Any] = [body]
     for _ in range(DEPTH_MAX):
         below: list[Any] = []
@@ -152,12 +152,12 @@ def _check_values(body: dict[str, Any]) -> None:
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuse NaN and infinities, which are no JSON and which no field means."""
+    """Reject NaN and infinities, which are not JSON and not valid in any field."""
     raise ValueError(name)
 
 
 def _has_type(value: object, hint: Any) -> bool:
-    """Whether a JSON value is of a field's declared type; integers count as floats."""
+    """True if a JSON value has a field's declared type; integers are accepted as floats."""
     origin = typing.get_origin(hint)
     if origin in (types.UnionType, typing.Union):
         return any(_has_type(value, each) for each in typing.get_args(hint))
@@ -173,9 +173,9 @@ def _has_type(value: object, hint: Any) -> bool:
 
 @dataclass
 class FrameDecoder:
-    """Cuts a byte stream into messages and gives each its descriptors.
+    """Splits a byte stream into messages and assigns each its descriptors.
 
-    Descriptors that were received and not handed out are owned, and closed by `close`.
+    It owns descriptors that were received and not handed out; `close` closes them.
 
     Parameters
     ----------
@@ -187,17 +187,17 @@ class FrameDecoder:
     _fds: deque[int] = field(default_factory=deque)
 
     def feed(self, data: bytes, fds: Iterable[int] = ()) -> None:
-        """Take what one ``recvmsg`` returned."""
+        """Add the result of one ``recvmsg``; takes ownership of the descriptors."""
         self._bytes += data
         self._fds.extend(fds)
 
     def next_message(self) -> tuple[Message, list[int]] | None:
-        """Return the next whole message with its descriptors, which become the caller's.
+        """Return the next complete message with its descriptors, which the caller then owns.
 
         Raises
         ------
         ProtocolError
-            If the stream is not made of messages; it cannot be read on.
+            If the stream does not consist of messages; reading cannot continue.
         """
         end = _LENGTH.size
         if len(self._bytes) >= end:
@@ -215,7 +215,7 @@ class FrameDecoder:
         return message, [self._fds.popleft() for _ in range(fd_count)]
 
     def _check_length(self, length: int) -> None:
-        """Raise ProtocolError if a message is too large, as soon as that is known."""
+        """Raise ProtocolError if a message is too large, as soon as this is known."""
         most = self.bounds.frame_bytes
         if SMALL_BYTES_MAX < length <= most:
             begin = bytes(self._bytes[_LENGTH.size : _LENGTH.size + _KIND_BYTES])
@@ -228,23 +228,23 @@ class FrameDecoder:
             raise ProtocolError(f"A message is too large: {length} bytes, {most} are allowed.")
 
     def __len__(self) -> int:
-        """Bytes that came and were not taken."""
+        """Number of bytes that were received and not yet returned in a message."""
         return len(self._bytes)
 
     @property
     def fd_count(self) -> int:
-        """Descriptors that came and were not taken."""
+        """Number of descriptors that were received and not yet handed out."""
         return len(self._fds)
 
     def missing(self) -> int:
-        """Bytes that the message which has begun still lacks; 0 before its length is known."""
+        """Number of bytes missing from the current message; 0 before its length is known."""
         if len(self._bytes) < _LENGTH.size:
             return 0
         (length,) = _LENGTH.unpack_from(self._bytes)
         return _LENGTH.size + int(length) - len(self._bytes)
 
     def close(self) -> None:
-        """Close descriptors that no message claimed."""
+        """Close the descriptors that were not handed out."""
         while self._fds:
             os.close(self._fds.popleft())
 
@@ -279,7 +279,7 @@ def receive_bytes(
 
 
 def send_message(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Send a message over a blocking socket; the descriptors stay the caller's.
+    """Send a message over a blocking socket; the caller still owns the descriptors.
 
     Raises
     ------
@@ -290,27 +290,27 @@ def send_message(sock: socket.socket, message: Message, fds: Sequence[int] = ())
 
 
 def send_frame(sock: socket.socket, frame: bytes, fds: Sequence[int] = ()) -> None:
-    """Send what `encode` has made; raises as `send_message`."""
+    """Send a frame made by `encode`; raises as `send_message`."""
     sent = socket.send_fds(sock, [frame], list(fds)) if fds else 0
-    if sent < len(frame):  # else the peer may be gone already, with all of it
+    if sent < len(frame):  # else the peer may have received all and be gone
         sock.sendall(frame[sent:])
 
 
 def recv_message(sock: socket.socket) -> tuple[Message, list[int]]:
-    """Receive one message over a blocking socket; its descriptors become the caller's.
+    """Receive one message over a blocking socket; the caller owns its descriptors.
 
     Raises
     ------
     ConnectionError
         If the peer closed the connection.
     ProtocolError
-        If what came is no message.
+        If the received data is not a message.
     TimeoutError
         If the socket's timeout passed.
     """
     decoder = FrameDecoder()
     try:
-        wanted = _LENGTH.size  # never beyond this frame: the rest is the next call's
+        wanted = _LENGTH.size  # never beyond this frame: the rest is for the next call
         while True:
             while wanted:
                 data, fds = receive_bytes(sock, min(wanted, 1 << 16))

@@ -1,8 +1,8 @@
-"""As whom the processes of a session run, under a daemon that serves several users.
+"""Users as which a session's processes run, under a daemon that serves several users.
 
-The system daemon is root and executes nothing of its users: whatever is theirs (an interpreter, its
-torch, a build of the native part) is executed by processes that have become them before, with the
-user, the groups and nothing else of who opened the session.
+The system daemon runs as root and executes no code of its users. Their code (an interpreter, its
+torch, a build of the native part) is executed by processes that have dropped privileges before:
+they have the uid and groups of the user who opened the session, and no other privileges.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # Python has no name for it
 _GROUPS_MAX = 256  # of getsockopt's 1024 bytes
 _PATH_BYTES_MAX = 4096
-#: What processes of users get of the daemon's environment, beside what begins with a prefix.
+#: Variables of the daemon's environment that users' processes get, besides those with a prefix.
 _PASSED = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "JUPYTER_SING_ANY_TORCH")
 _PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "TORCH_")
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A user with groups and a home directory, which is a variable for his processes alone.
+    """A user with groups and a home directory.
 
     Parameters
     ----------
     uid, gid : int
     groups : tuple of int
-        The supplementary ones.
+        Supplementary groups.
     home : str
+        Only used as a variable of the user's processes.
     """
 
     uid: int
@@ -48,50 +49,50 @@ class Owner:
 
     @classmethod
     def at(cls, sock: socket.socket) -> Owner:
-        """Who connected a socket, as the kernel knows him."""
+        """Return the user who connected to a socket, from the peer credentials."""
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, gid = _CREDENTIALS.unpack(raw)
         try:
             groups = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_MAX)
-        except OSError as error:  # more of them than fit: then with less rights, not with others
+        except OSError as error:  # too many: then with fewer rights, not with wrong ones
             log.warning("User %d is known by no supplementary groups: %s", uid, error)
             groups = b""
         return cls(uid, gid, tuple(each[0] for each in struct.iter_unpack("I", groups)))
 
     def of_home(self, home: str) -> Owner:
-        """The same with the home directory that he says he has.
+        """Return a copy with the home directory that the user has sent.
 
         Raises
         ------
         ControlError
-            If it is no path.
+            If it is not an absolute path.
         """
         check_path(home or "/")
         return replace(self, home=home or "/")
 
     @classmethod
     def adopt(cls, record: dict[str, Any]) -> Owner:
-        """The one of whom `dataclasses.asdict` has made a record."""
+        """Recreate an owner from a record made by `dataclasses.asdict`."""
         return cls(**{**record, "groups": tuple(record["groups"])})
 
     def environment(self) -> dict[str, str]:
-        """Variables for his processes: his home, and what concerns devices."""
+        """Return the environment of the user's processes: their home, and allowed variables."""
         found = {k: v for k, v in os.environ.items() if k in _PASSED or k.startswith(_PREFIXES)}
         return {**found, "HOME": self.home}
 
     def process(self) -> dict[str, Any]:
-        """What `subprocess.Popen` needs to become him before it executes anything."""
+        """Return the arguments of `subprocess.Popen` that start a process as this user."""
         return {
             "user": self.uid,
             "group": self.gid,
-            # Never none at all: Python 3.12.0 would leave him root's (CVE-2023-6507).
+            # Never empty: Python 3.12.0 would then leave root's groups (CVE-2023-6507).
             "extra_groups": list(self.groups) or [self.gid],
             "umask": 0o022,
         }
 
 
 def peer_of(sock: socket.socket) -> int:
-    """Number of the user at the other end, as the kernel knows him."""
+    """Return the uid of the peer, from the peer credentials."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     uid: int = _CREDENTIALS.unpack(raw)[1]
     return uid
@@ -104,24 +105,24 @@ def check_path(text: str) -> None:
 
 
 def check_forked(pidfd: int, pid: int, parent: int, uid: int) -> bool:
-    """Whether a descriptor is of a process that a user's process has forked, and that is his.
+    """True if a pidfd is of a process that `parent` has forked, and that runs as user `uid`.
 
-    Whoever sends a descriptor of a process may send that of any: what is done with it by root must
-    be what its sender could do himself.
+    A sender may send the pidfd of any process. Root must do with it only what the sender could do
+    without root.
 
     Parameters
     ----------
     pidfd, pid : int
-        The descriptor, and what its sender says of it.
+        The descriptor, and the process id that its sender claims.
     parent : int
-        Who has forked it.
+        Process that must have forked it.
     uid : int
     """
     try:
         if _pid_of(pidfd) != pid or pid <= 0:
             return False
         status = _status_of(pid)
-        same = _pid_of(pidfd) == pid  # it was still there, so that was its status
+        same = _pid_of(pidfd) == pid  # it still lives, so this is its status
         return same and status["PPid"] == [parent] and status["Uid"] == [uid] * 4
     except (OSError, KeyError, ValueError):
         return False

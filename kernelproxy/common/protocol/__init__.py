@@ -1,7 +1,7 @@
 """Typed messages between front ends, kernels, agent, zygotes and workers (standard library only).
 
-`kernelproxy.common.ipc.framing` puts them on a stream socket. A module for each pair of parties;
-who uses them imports them from here.
+`kernelproxy.common.ipc.framing` sends them over a stream socket. There is a module for each pair of
+parties; other code imports messages from this package.
 """
 
 from kernelproxy.common.protocol.base import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""What all parties say to each other."""
+"""Messages that all parties use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class Message:
     Parameters
     ----------
     kind : str
-        Name of a subclass on the wire, whatever the class is called. It never changes.
+        Name of a subclass on the wire, independent of the class's name. It never changes.
     """
 
-    # Not annotated, so no field: how long a frame of this kind may be. Nothing longer is parsed.
+    # Not annotated, so not a field: maximum length of a frame of this kind. Longer frames are not
+    # parsed.
     frame_bytes_max = SMALL_BYTES_MAX
     wire_kind = ""
 
@@ -31,25 +32,25 @@ class Message:
 
 @dataclass(frozen=True)
 class Done(Message, kind="Done"):
-    """It is done; `message` is a sentence for people or empty."""
+    """Reply: the request is done; `message` is a user-facing sentence or empty."""
 
     message: str = ""
 
 
 @dataclass(frozen=True)
 class Error(Message, kind="Error"):
-    """It was not done.
+    """Reply: the request was not done.
 
     Parameters
     ----------
     message : str
-        One sentence for people.
+        One user-facing sentence.
     reason : str
         One word: ``unknown-session``, ``ambiguous``, ``not-allowed``, ``no-room``,
         ``unknown-device``, ``unknown-checkpoint``, ``already-attached``, ``ended``,
         ``unavailable``, ``bad-request``, ``bad-policy``, ``stopping``, ``failed``, or that of a
-        `StoreError`; of the attendant also ``unknown-kernel``, ``has-server``; made by `control`:
-        ``no-daemon``, ``timeout``.
+        `StoreError`; from the kernel host also ``unknown-kernel``, ``has-server``; set by the
+        client's `Control`: ``no-daemon``, ``timeout``.
     """
 
     message: str
@@ -59,7 +60,7 @@ class Error(Message, kind="Error"):
 
 @dataclass(frozen=True)
 class Progress(Message, kind="Progress"):
-    """Bytes, or notebooks, done and in total; any number of these may come before another reply."""
+    """Bytes or notebooks done, and in total; may come any number of times before a reply."""
 
     done: int
     total: int

@@ -1,6 +1,7 @@
-"""Between a server and the attendant, which has its kernels: see `kernelproxy.kernel_host`.
+"""Messages between a Jupyter server and the kernel host: see `kernelproxy.kernel_host`.
 
-Each connection is one kernel's, and its end without `CloseKernel` says that the server has left.
+Each connection belongs to one kernel. If it ends without `CloseKernel`, the server has left the
+kernel, which continues.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from kernelproxy.common.protocol.base import LARGE_BYTES_MAX, Message
 
 @dataclass(frozen=True)
 class StartKernel(Message, kind="StartKernel"):
-    """Start a kernel; answered by `KernelState`. Two descriptors come with it: its standard output
-    and error.
+    """Start a kernel; answered by `KernelState`. Two descriptors come with it: the kernel's
+    standard output and error.
 
     Parameters
     ----------
     kernel_id : str
-        Jupyter's.
+        Jupyter's id of the kernel.
     command : list of str
     env : dict
-        All of its environment.
+        Its complete environment.
     cwd : str
     keep : float
-        Seconds for which it lives while it has no server.
+        Seconds that the kernel lives without a server.
     session : str
         Id of its session, or "".
     tended : dict or None
-        The arguments of `kernelproxy.kernel_host.process_manager.Tender`, if its process is to be
-        one that can be saved.
+        The arguments of `kernelproxy.kernel_host.process_manager.Tender`, if the kernel's process
+        must be one that can be saved.
     """
 
     kernel_id: str
@@ -45,7 +46,7 @@ class StartKernel(Message, kind="StartKernel"):
 
 @dataclass(frozen=True)
 class AdoptKernel(Message, kind="AdoptKernel"):
-    """Take over a kernel whose server has left; answered by `KernelState`.
+    """Take over a kernel whose server has left it; answered by `KernelState`.
 
     Parameters
     ----------
@@ -53,7 +54,8 @@ class AdoptKernel(Message, kind="AdoptKernel"):
     keep : float
         As for `StartKernel`.
     wait : float
-        Seconds for its server to have left: one that was just killed may not have been missed yet.
+        Seconds to wait until its server has left. If the server was just killed, the kernel host
+        may not have noticed it yet.
     """
 
     kernel_id: str
@@ -63,12 +65,12 @@ class AdoptKernel(Message, kind="AdoptKernel"):
 
 @dataclass(frozen=True)
 class AskKernel(Message, kind="AskKernel"):
-    """Ask how the connection's kernel is; answered by `KernelState`."""
+    """Request the state of the connection's kernel; answered by `KernelState`."""
 
 
 @dataclass(frozen=True)
 class SignalKernel(Message, kind="SignalKernel"):
-    """Send the connection's kernel a signal. Has no answer.
+    """Send a signal to the connection's kernel. Has no reply.
 
     Parameters
     ----------
@@ -80,26 +82,29 @@ class SignalKernel(Message, kind="SignalKernel"):
 
 @dataclass(frozen=True)
 class ShutDownKernel(Message, kind="ShutDownKernel"):
-    """The connection's kernel was asked to end, see `Tender.shut_down`. Has no answer."""
+    """Notification that the connection's kernel was asked to end, see `Tender.shut_down`.
+
+    Has no reply.
+    """
 
 
 @dataclass(frozen=True)
 class CloseKernel(Message, kind="CloseKernel"):
-    """End the connection's kernel, and free what it has; answered by `KernelState`."""
+    """End the connection's kernel, and free its resources; answered by `KernelState`."""
 
 
 @dataclass(frozen=True)
 class KernelState(Message, kind="KernelState"):
-    """How a kernel is; also sent unasked, once, when it has ended.
+    """State of a kernel; also sent once without a request, when the kernel has ended.
 
     Parameters
     ----------
     pid : int
-        Its process; 0: it hibernates.
+        Its process id; 0: it hibernates.
     session : str
-        Id of its session: another one after its process was replaced.
+        Id of its session: a different one after its process was replaced.
     code : int or None
-        How it has ended, as `subprocess.Popen.poll` says it; None: it has not.
+        Exit code, as returned by `subprocess.Popen.poll`; None: it has not ended.
     """
 
     pid: int
@@ -109,4 +114,4 @@ class KernelState(Message, kind="KernelState"):
 
 @dataclass(frozen=True)
 class EndKernels(Message, kind="EndKernels"):
-    """End all kernels that have no server; answered by `Done` when that is done."""
+    """End all kernels that have no server; answered by `Done` when they have ended."""

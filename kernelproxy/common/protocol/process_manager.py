@@ -1,4 +1,4 @@
-"""Between the agent and a kernel's tender, which has its process: see `kernelproxy.criu`."""
+"""Messages between the agent and the process manager of a kernel: see `kernelproxy.criu`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kernelproxy.common.protocol.base import Message
 
 @dataclass(frozen=True)
 class Tend(Message, kind="Tend"):
-    """Sent by the tender of a kernel, once per connection, which from then on carries orders.
+    """Sent by a kernel's process manager, once per connection, which then carries commands.
 
-    Answered by `Done`; the agent sends `Hold`, `LetThrough`, `Dump`, `Revive`, `Promise` and
-    `Replace`, one at a time, each of which is answered.
+    Answered by `Done`. The agent sends the commands `Hold`, `LetThrough`, `Dump`, `Revive`,
+    `Promise` and `Replace`, one at a time; each has a reply.
 
     Parameters
     ----------
@@ -24,12 +24,15 @@ class Tend(Message, kind="Tend"):
 
 @dataclass(frozen=True)
 class Hold(Message, kind="Hold"):
-    """Order: let no request through to the kernel; answered by `Done` when it has dealt with those
-    before, and by `Error` (``busy``, and requests go through again) if it has not in time.
+    """Command: hold back requests to the kernel.
+
+    Answered by `Done` when the kernel has finished the earlier ones. If it has not in time, the
+    reply is `Error` (``busy``), and requests go through again.
 
     Parameters
     ----------
     seconds : float
+        Time limit.
     """
 
     seconds: float
@@ -37,21 +40,23 @@ class Hold(Message, kind="Hold"):
 
 @dataclass(frozen=True)
 class LetThrough(Message, kind="LetThrough"):
-    """Order: let requests through again; answered by `Done`."""
+    """Command: let requests through again; answered by `Done`."""
 
 
 @dataclass(frozen=True)
 class Dump(Message, kind="Dump"):
-    """Order: save the kernel's process; answered by `Dumped`. If that fails, the process goes on.
+    """Command: save the kernel's process; answered by `Dumped`.
+
+    If that fails, the process continues.
 
     Parameters
     ----------
     directory : str
-        Empty, for the images.
+        An empty directory for the images.
     wake_fd : int
         See `Left`.
     leave_running : bool
-        Whether the process goes on; else it is gone.
+        Whether the process continues afterwards; otherwise it ends.
     """
 
     directory: str
@@ -61,12 +66,12 @@ class Dump(Message, kind="Dump"):
 
 @dataclass(frozen=True)
 class Dumped(Message, kind="Dumped"):
-    """The images are there.
+    """Reply: the images are written.
 
     Parameters
     ----------
     seconds : float
-        How long the process stood still.
+        How long the process was stopped.
     """
 
     seconds: float
@@ -74,16 +79,16 @@ class Dumped(Message, kind="Dumped"):
 
 @dataclass(frozen=True)
 class Revive(Message, kind="Revive"):
-    """Order: make a process of images; answered by `Revived`.
+    """Command: restore a process from images; answered by `Revived`.
 
     Parameters
     ----------
     directory : str
-        Stays as it is.
+        Directory of the images; it is not changed.
     session : str
         The session that the process joins.
     beside : bool
-        Whether the kernel's present process stays till `Replace`, or there is none.
+        Whether the kernel has a current process, which stays until `Replace`.
     """
 
     directory: str
@@ -93,12 +98,12 @@ class Revive(Message, kind="Revive"):
 
 @dataclass(frozen=True)
 class Revived(Message, kind="Revived"):
-    """The process runs.
+    """Reply: the restored process runs.
 
     Parameters
     ----------
     pid : int
-        As the agent sees it.
+        Its process id in the agent's namespace.
     """
 
     pid: int
@@ -106,39 +111,44 @@ class Revived(Message, kind="Revived"):
 
 @dataclass(frozen=True)
 class Promise(Message, kind="Promise"):
-    """Order: carry out `Replace` also if the connection ends before it comes: the kernel is about
-    to hear that it is replaced, and executes nothing from then on. Answered by `Done`.
+    """Command: carry out `Replace` even if the connection ends before that command comes.
+
+    The kernel is about to be notified that it is replaced, and executes nothing after that.
+    Answered by `Done`.
     """
 
 
 @dataclass(frozen=True)
 class Replace(Message, kind="Replace"):
-    """Order: let the revived process take the place of the present one, as soon as the request that
-    this executes is answered; what it has not begun is asked of the new one. Answered by `Done`.
+    """Command: replace the current process by the restored one; answered by `Done`.
+
+    This happens as soon as the current process has answered the request that it executes. Requests
+    that it has not begun go to the new process.
     """
 
 
 @dataclass(frozen=True)
 class Knock(Message, kind="Knock"):
-    """Sent by a tender unasked: a request waits for a kernel that hibernates."""
+    """Notification from a process manager: a request waits for a kernel that hibernates."""
 
 
 @dataclass(frozen=True)
 class Leave(Message, kind="Leave"):
-    """Sent to a kernel: give up the session's memory and this connection, for a while. Answered by
-    `Left`, and by `Error` if it cannot.
+    """Command to a kernel: detach from the session's memory and this connection for a while.
+
+    Answered by `Left`, or by `Error` if it cannot.
     """
 
 
 @dataclass(frozen=True)
 class Left(Message, kind="Left"):
-    """The last that comes over this connection. The kernel joins again when it is woken.
+    """Last message over this connection. The kernel reattaches when it is woken.
 
     Parameters
     ----------
     wake_fd : int
-        Number, in the kernel, of a pipe's writing end: a line of JSON is awaited there, see
-        `kernelproxy.kernel.activation.agent_connection`.
+        Number, in the kernel, of the write end of a pipe, on which the kernel waits for a line of
+        JSON: see `kernelproxy.kernel.activation.agent_connection`.
     """
 
     wake_fd: int
@@ -146,6 +156,7 @@ class Left(Message, kind="Left"):
 
 @dataclass(frozen=True)
 class Stay(Message, kind="Stay"):
-    """Sent to a kernel that was told by `CheckpointBegun` that it is going to leave: it does not
-    leave after all. Has no answer.
+    """Notification to a kernel: it does not detach after all. Has no reply.
+
+    `CheckpointBegun` had notified the kernel that it would detach.
     """

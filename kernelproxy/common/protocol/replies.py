@@ -1,4 +1,4 @@
-"""What the agent answers to front ends and kernels, and tells them unasked."""
+"""Replies and notifications of the agent to front ends and kernels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kernelproxy.common.protocol.base import LARGE_BYTES_MAX, Message
 
 @dataclass(frozen=True)
 class StatusReply(Message, kind="StatusReply"):
-    """Devices and sessions, each exactly as ``jupyter sing status --json`` shows it.
+    """Devices and sessions, each exactly as in ``jupyter sing status --json``.
 
     Parameters
     ----------
     devices, sessions : list of dict
     sharing : dict
-        What has come of the scheduler's decisions; see `Arbiter.sharing`.
+        Results of the scheduler's decisions; see `Arbiter.sharing`.
     elsewhere : list of str
-        A sentence for each GPU of this machine that is another daemon's.
+        A sentence for each GPU of this machine that another daemon owns.
     """
 
     devices: list[dict[str, Any]]
@@ -30,12 +30,12 @@ class StatusReply(Message, kind="StatusReply"):
 
 @dataclass(frozen=True)
 class Changed(Message, kind="Changed"):
-    """What has changed since the `StatusReply`, or the last one of these.
+    """Changes since the `StatusReply`, or since the previous `Changed`.
 
     Parameters
     ----------
     sessions, devices : list of dict
-        Those that have changed or are new, whole, as in `StatusReply`.
+        Those that have changed or are new, with all fields, as in `StatusReply`.
     gone : list of str
         Ids of sessions that have ended.
     """
@@ -48,12 +48,12 @@ class Changed(Message, kind="Changed"):
 
 @dataclass(frozen=True)
 class ActivityReply(Message, kind="ActivityReply"):
-    """Who had the devices.
+    """History of device use.
 
     Parameters
     ----------
     activity : dict
-        As `Activity` of ``openapi.yaml``.
+        As `Activity` in ``openapi.yaml``.
     """
 
     activity: dict[str, Any]
@@ -78,7 +78,7 @@ class SessionOpened(Message, kind="SessionOpened"):
     form : dict or None
         How its process can be saved: a `kernelproxy.criu.sandbox.Form`; None: it cannot.
     why : str
-        Why it cannot, for people.
+        User-facing reason why it cannot.
     """
 
     session: str
@@ -89,7 +89,7 @@ class SessionOpened(Message, kind="SessionOpened"):
 
 @dataclass(frozen=True)
 class Attached(Message, kind="Attached"):
-    """Comes with four descriptors: log, client page, worker page, agent page."""
+    """Reply to `Attach`, with four descriptors: log, client page, worker page, agent page."""
 
     session: str
 
@@ -104,7 +104,7 @@ class SessionReply(Message, kind="SessionReply"):
 
 @dataclass(frozen=True)
 class PolicyReply(Message, kind="PolicyReply"):
-    """The text of the policy that holds; empty if there is none."""
+    """The text of the current policy; empty if there is none."""
 
     policy: str
     frame_bytes_max = LARGE_BYTES_MAX
@@ -112,14 +112,14 @@ class PolicyReply(Message, kind="PolicyReply"):
 
 @dataclass(frozen=True)
 class PolicyApplied(Message, kind="PolicyApplied"):
-    """Another policy holds, or would.
+    """Effect of another policy, which was applied or tried.
 
     Parameters
     ----------
     affected : list of dict
-        Whom that affects, and how: each has a sentence ``text``.
+        The users and sessions that it affects, and how: each has a sentence ``text``.
     notes : list of str
-        Sentences on what of it means nothing here.
+        Sentences about parts of the policy that have no effect here.
     """
 
     affected: list[dict[str, Any]]
@@ -129,15 +129,15 @@ class PolicyApplied(Message, kind="PolicyApplied"):
 
 @dataclass(frozen=True)
 class CheckpointBegun(Message, kind="CheckpointBegun"):
-    """What the checkpoint holds does not change any more, whatever the notebook does.
+    """Notification that the content of the checkpoint is final, whatever the notebook does.
 
     Parameters
     ----------
     leaves : bool
-        Whether the kernel's process is about to be saved, too: whoever receives this closes the
-        connection, waits until the kernel has joined again, and asks by `AwaitCheckpoint`.
+        Whether the kernel's process is about to be saved, too. The receiver then closes the
+        connection, waits until the kernel has reattached, and sends `AwaitCheckpoint`.
     name : str
-        Of the checkpoint, if the kernel leaves.
+        Name of the checkpoint, if `leaves`.
     """
 
     leaves: bool = False
@@ -167,9 +167,9 @@ class Stopped(Message, kind="Stopped"):
     Parameters
     ----------
     checkpoints : list of str
-        Names of those that were made before.
+        Names of the checkpoints that were made before.
     problems : list of str
-        One line for each notebook of which none could be made.
+        One line for each notebook that could not be saved.
     """
 
     checkpoints: list[str]
@@ -179,8 +179,10 @@ class Stopped(Message, kind="Stopped"):
 
 @dataclass(frozen=True)
 class CheckpointOpened(Message, kind="CheckpointOpened"):
-    """Comes with three files: the host state's parts, one behind the other, device storages, and
-    the content of the notebook's files, one behind the other.
+    """A checkpoint that was read; comes with three files.
+
+    They are the concatenated parts of the host state, the device storages, and the concatenated
+    content of the notebook's files.
 
     Parameters
     ----------
@@ -193,10 +195,10 @@ class CheckpointOpened(Message, kind="CheckpointOpened"):
     files : list of dict
         See `kernelproxy.kernel.files.file_bundle.described`.
     form : str
-        ``namespace``; or ``process``: then there are no parts and no storages, and the kernel puts
-        the files in place and asks by `TakeOver`.
+        ``namespace``; or ``process``: then there are no parts and no storages; the kernel puts the
+        files in place and sends `TakeOver`.
     why : str
-        Why it is not the process though it has one, for people.
+        User-facing reason why its process is not restored although the checkpoint has one.
     """
 
     checkpoint: dict[str, Any]
@@ -210,13 +212,13 @@ class CheckpointOpened(Message, kind="CheckpointOpened"):
 
 @dataclass(frozen=True)
 class RestoreReply(Message, kind="RestoreReply"):
-    """What was restored.
+    """Outcome of a restoration.
 
     Parameters
     ----------
     outcome : dict
-        ``checkpoint`` (its name), ``variables`` and ``files`` (how many), ``aside`` (where those
-        files are that were there), ``problems`` (each with ``name`` and ``why``).
+        ``checkpoint`` (its name), ``variables`` and ``files`` (how many), ``aside`` (where the
+        replaced files were moved), ``problems`` (each with ``name`` and ``why``).
     """
 
     outcome: dict[str, Any]
@@ -225,20 +227,20 @@ class RestoreReply(Message, kind="RestoreReply"):
 
 @dataclass(frozen=True)
 class Wish(Message, kind="Wish"):
-    """Sent to a kernel unasked, to be carried out between two cells.
+    """Request to a kernel, to be carried out between two cells.
 
     Parameters
     ----------
     verb : str
         ``checkpoint`` or ``restore``.
     name : str
-        Of the checkpoint.
+        Name of the checkpoint.
     automatic : bool
-        Whether nobody asked for it.
+        Whether it is automatic, not requested by a user.
     form : str
         As in `Checkpoint` or `OpenCheckpoint`.
     withdrawn : bool
-        Whether nobody wishes for that any more, unless it has begun.
+        Whether the request is cancelled. It has no effect if the kernel has begun.
     """
 
     verb: str

@@ -1,6 +1,6 @@
-"""The file of a snapshot, as far as the agent must understand it: header, extents, storages.
+"""Parser of the parts of a snapshot's file that the agent needs: header, extents, storages.
 
-`native/worker/snapshot/tables.h` defines them. Everything else in the file is between workers.
+`native/worker/snapshot/tables.h` defines them. The rest of the file is used by workers only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOST = 2
 
 @dataclass(frozen=True)
 class Extent:
-    """Where the bytes of one storage lie in the session's arena.
+    """Location of one storage's bytes in the session's arena.
 
     Parameters
     ----------
@@ -42,20 +42,20 @@ class Extent:
 
 @dataclass(frozen=True)
 class Tables:
-    """What a snapshot's file says to the agent.
+    """Content of a snapshot's file that the agent needs.
 
     Parameters
     ----------
     position : int
-        Of the session's log.
+        Position in the session's log.
     device_kind : int
         `oplog.DeviceKind` of the device that it was made on.
     state_bytes : int
-        What the snapshot stands for, in bytes.
+        Size of the state, in bytes.
     extents : tuple of Extent
-        In the order of the file, which is that of `Readiness`.
+        In the order of the file, which is also that of `Readiness`.
     table_bytes : int
-        Length of what follows them, see `read_storages`.
+        Length of the tables behind the extents, see `read_storages`.
     """
 
     position: int
@@ -66,7 +66,7 @@ class Tables:
 
     @property
     def arena_bytes(self) -> int:
-        """Where the last extent ends."""
+        """End of the last extent."""
         return max((extent.offset + extent.count for extent in self.extents), default=0)
 
 
@@ -103,16 +103,16 @@ def read_tables(fd: int) -> Tables:
 
 @dataclass(frozen=True)
 class Storage:
-    """A storage as the tables have it.
+    """One storage in the tables.
 
     Parameters
     ----------
     lost : bool
-        Whether the operator failed that should have made it.
+        Whether the operator that should have made it failed.
     filled : int
         Bytes from its start that hold values; the others are zeros.
     small : bytes
-        Those, if no extent has them.
+        These bytes, if they are not in an extent.
     """
 
     lost: bool
@@ -159,7 +159,7 @@ def read_storages(fd: int) -> dict[int, Storage]:
 
 
 class _Reader:
-    """Takes numbers and strings from bytes; ``struct.error`` at their end."""
+    """Reads numbers and strings from bytes; raises ``struct.error`` at their end."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw, self._at = raw, 0

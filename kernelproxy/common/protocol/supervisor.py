@@ -1,6 +1,6 @@
-"""Between the agent and its keeper: first `Keep`, then `KeepDevice` and deposits.
+"""Messages between the agent and its supervisor: first `Keep`, then `KeepDevice` and `Deposit`.
 
-To the next agent the keeper says the same, and `Done` behind it.
+The supervisor sends the same messages to the next agent, and then `Done`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kernelproxy.common.protocol.base import LARGE_BYTES_MAX, Message
 
 @dataclass(frozen=True)
 class Keep(Message, kind="Keep"):
-    """Who the two are; comes with the daemon's lock, its listening socket and the sender's pidfd.
+    """First message; comes with the daemon's lock, its listening socket and the sender's pidfd.
 
     Parameters
     ----------
     command : list of str
-        What starts the next agent; the number of its connection is put behind it.
+        Command that starts the next agent; the number of its connection is appended.
     socket : str
         Path of the listening socket.
     """
@@ -29,7 +29,7 @@ class Keep(Message, kind="Keep"):
 
 @dataclass(frozen=True)
 class KeepDevice(Message, kind="KeepDevice"):
-    """A GPU is the daemon's; comes with the descriptor that locks it.
+    """The daemon owns a GPU; comes with the descriptor that locks it.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class KeepDevice(Message, kind="KeepDevice"):
 
 @dataclass(frozen=True)
 class Deposit(Message, kind="Deposit"):
-    """What a session is made of, in place of what was deposited for it before.
+    """Persist a session's state, in place of what was persisted for it before.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ class Deposit(Message, kind="Deposit"):
     record : dict
         See `Session.record`.
     names : list of str
-        What the descriptors are that come with it. ``agent`` is the agent page, and each
-        ``process`` the pidfd of a worker.
+        Kinds of the descriptors that come with it. ``agent`` is the agent page, and each
+        ``process`` is the pidfd of a worker.
     """
 
     session: str
@@ -62,11 +62,11 @@ class Deposit(Message, kind="Deposit"):
 
 @dataclass(frozen=True)
 class Withdraw(Message, kind="Withdraw"):
-    """A session has ended: nothing of it is to be kept."""
+    """Remove the persisted state of a session that has ended."""
 
     session: str
 
 
 @dataclass(frozen=True)
 class Farewell(Message, kind="Farewell"):
-    """The agent leaves, and nobody is to take its place; answered by the keeper's end."""
+    """The agent ends and must not be replaced; answered by the end of the supervisor."""

@@ -1,6 +1,7 @@
-"""Between the agent, its zygotes, and their workers.
+"""Messages between the agent, its zygotes and their workers.
 
-A worker is given one order at a time, each answered unless it says otherwise.
+A worker receives one command at a time. Each command has a reply, unless its description says
+otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from kernelproxy.common.protocol.base import LARGE_BYTES_MAX, Message
 
 @dataclass(frozen=True)
 class ZygoteReady(Message, kind="ZygoteReady"):
-    """A zygote has imported torch and waits for orders; `Error` if it cannot."""
+    """A zygote has imported torch and waits for commands; it sends `Error` if it cannot."""
 
     torch_version: str
     torch_directory: str
@@ -21,14 +22,14 @@ class ZygoteReady(Message, kind="ZygoteReady"):
 
 @dataclass(frozen=True)
 class Compiled(Message, kind="Compiled"):
-    """Comes again and again before `ZygoteReady`, while the native part for a torch is compiled.
+    """Progress of the native part's compilation for a torch; sent repeatedly before `ZygoteReady`.
 
     Parameters
     ----------
     torch : str
         Its version, such as ``2.13``.
     done, total : int
-        Units; no total while nobody knows it.
+        Compilation units; `total` is 0 while it is unknown.
     """
 
     torch: str
@@ -38,7 +39,7 @@ class Compiled(Message, kind="Compiled"):
 
 @dataclass(frozen=True)
 class Spawn(Message, kind="Spawn"):
-    """Order to a zygote: fork a worker around the one descriptor that comes with this."""
+    """Command to a zygote: fork a worker that uses the one descriptor that comes with this."""
 
     token: int
 
@@ -53,7 +54,7 @@ class Spawned(Message, kind="Spawned"):
 
 @dataclass(frozen=True)
 class WorkerExited(Message, kind="WorkerExited"):
-    """How a worker ended: its exit status, or minus the signal that killed it."""
+    """Notification of a worker's end: its exit status, or minus the signal that killed it."""
 
     pid: int
     status: int
@@ -61,10 +62,12 @@ class WorkerExited(Message, kind="WorkerExited"):
 
 @dataclass(frozen=True)
 class Open(Message, kind="Open"):
-    """First order to a worker; comes with log, client, worker, agent and arena descriptors and, if
-    `snapshot`, the tables of the snapshot to start from, and, if `readiness`, the file that says
-    which of its extents are in the arena (`native/worker/snapshot/readiness.h`). Answered by
-    `Opened` or `Error`.
+    """First command to a worker; answered by `Opened` or `Error`.
+
+    Comes with the descriptors of log, client page, worker page, agent page and arena. If
+    `snapshot`, the tables of the snapshot to start from follow. If `readiness`, the file follows
+    that marks which of the snapshot's extents are in the arena
+    (`native/worker/snapshot/readiness.h`).
 
     Parameters
     ----------
@@ -75,20 +78,20 @@ class Open(Message, kind="Open"):
     epoch : int
         Count of the session's workers.
     skip, starved : list of int
-        Positions of records that killed earlier workers; those of them for which the machine had
-        not enough memory.
+        Positions of records that killed earlier workers; and those of them where the cause was a
+        lack of memory on the machine.
     snapshot, readiness : bool
         Which descriptors follow.
     gate : bool
-        Whether its gate is open; not with `prepare`. It has no `Lease` yet.
+        Whether its gate is open; not together with `prepare`. The worker has no `Lease` yet.
     prepare : bool
         Load all of the snapshot while another worker executes the session; answered when that is
-        done. `Adopt` may follow, and `Gate` makes it the session's worker.
+        done. `Adopt` may follow, and `Gate` makes this the session's worker.
     careful : bool
-        Whether a worker before it ended by itself: on a GPU it waits for each kernel, so that one
-        which asserts is found at its own record.
+        Whether an earlier worker of the session ended by itself. On a GPU this worker then waits
+        for each kernel, so that a device assertion is reported at its own record.
     title : str
-        What `ps` shall show of it: whose it is, of which notebook, and where.
+        Process title, as shown by `ps`: the user, the notebook and the device.
     """
 
     session: str
@@ -108,23 +111,24 @@ class Open(Message, kind="Open"):
 
 @dataclass(frozen=True)
 class Opened(Message, kind="Opened"):
-    """The worker executes, and loads what is still to be loaded; or it is prepared."""
+    """Reply: the worker executes, and still loads its snapshot if needed; or it is prepared."""
 
 
 @dataclass(frozen=True)
 class Gate(Message, kind="Gate"):
-    """Open or close the gate; answered by `Done`, or, by a prepared worker, `Error`."""
+    """Open or close the gate; answered by `Done`; a prepared worker may also answer `Error`."""
 
     open: bool
 
 
 @dataclass(frozen=True)
 class Lease(Message, kind="Lease"):
-    """Give or take the permission to execute, which is needed beside an open gate.
+    """Give or take the permission to execute, which is needed in addition to an open gate.
 
-    Has no answer, and may come at any time: a worker without a lease sends `Parked` when nothing
-    is executed any more. A token below one that it has seen is stale, and changes nothing. If the
-    program's memory is least within so many seconds, the lease is taken there; otherwise then.
+    Has no reply, and may come at any time. After the lease was taken, the worker sends `Parked`
+    when it executes nothing any more. A token lower than one seen before is stale and has no
+    effect. If the program reaches its memory minimum within `within` seconds, the lease is taken
+    there; otherwise at the end of that time.
     """
 
     token: int
@@ -134,16 +138,16 @@ class Lease(Message, kind="Lease"):
 
 @dataclass(frozen=True)
 class Parked(Message, kind="Parked"):
-    """Since the lease with this token was taken nothing is executed any more."""
+    """Notification that nothing is executed any more after the lease with this token was taken."""
 
     token: int
 
 
 @dataclass(frozen=True)
 class Observe(Message, kind="Observe"):
-    """Answered by `Observed`, at any time: the step that the log repeats.
+    """Request the step that the log repeats; answered by `Observed`; may come at any time.
 
-    `since_ns`, of the monotonic clock, says from when on steps are counted.
+    Steps are counted from `since_ns` (monotonic clock) on.
     """
 
     since_ns: int
@@ -151,10 +155,10 @@ class Observe(Message, kind="Observe"):
 
 @dataclass(frozen=True)
 class Observed(Message, kind="Observed"):
-    """The step that a session's log repeats: so many records, or 0 if nothing repeats.
+    """The step that a session's log repeats: its number of records, or 0 if nothing repeats.
 
-    After the record `nadir` of these least memory is in use, `memory_min` bytes. Since the moment
-    asked for, `made` records were executed in `seconds`.
+    The step's memory minimum, `memory_min` bytes, is after its record `nadir`. Since the time of
+    the request's `since_ns`, `made` records were executed in `seconds`.
     """
 
     records: int
@@ -167,11 +171,11 @@ class Observed(Message, kind="Observed"):
 
 @dataclass(frozen=True)
 class TakeSnapshot(Message, kind="TakeSnapshot"):
-    """Answered by `SnapshotTaken` with the descriptor of the snapshot's tables, or `Error`.
+    """Take a snapshot; answered by `SnapshotTaken` with the descriptor of its tables, or `Error`.
 
-    With `stop` nothing is executed until it is done. Otherwise the worker goes on, and takes
-    `Gate`, `Hurry` and `End` meanwhile; with `patient` it may wait for a moment in the program's
-    steps when copying disturbs it least; with `tell` it sends `Frozen` first.
+    With `stop`, nothing is executed until it is done. Otherwise the worker continues to execute,
+    and accepts `Gate`, `Hurry` and `End` in the meantime. With `patient`, it may wait for the point
+    in the program's steps where copying disturbs it least. With `tell`, it sends `Frozen` first.
     """
 
     stop: bool = False
@@ -181,30 +185,31 @@ class TakeSnapshot(Message, kind="TakeSnapshot"):
 
 @dataclass(frozen=True)
 class Frozen(Message, kind="Frozen"):
-    """What the snapshot will hold does not change any more; it is still being copied."""
+    """Notification that the snapshot's content is final; it is still being copied."""
 
 
 @dataclass(frozen=True)
 class Hurry(Message, kind="Hurry"):
-    """A snapshot that is being taken shall take all the cores it can get. Has no answer."""
+    """Let the snapshot that is being taken use all available cores. Has no reply."""
 
 
 @dataclass(frozen=True)
 class SnapshotTaken(Message, kind="SnapshotTaken"):
-    """All device state at `position` of the log: the tables that come with it, and their extents
-    in the arena.
+    """Reply: a snapshot of all device state at `position` of the log.
+
+    Its tables come with this; its extents are in the arena.
 
     Parameters
     ----------
     position : int
     bytes : int
-        What it stands for.
+        Size of the state.
     copied : int
-        Bytes of these that had changed since the snapshot before.
+        How many of these bytes had changed since the previous snapshot.
     stalled_ns : int
-        Nanoseconds for which it kept the log from being executed.
+        Nanoseconds for which it blocked the execution of the log.
     seconds : float
-        What it took.
+        Its duration.
     """
 
     position: int
@@ -216,30 +221,31 @@ class SnapshotTaken(Message, kind="SnapshotTaken"):
 
 @dataclass(frozen=True)
 class Trim(Message, kind="Trim"):
-    """Give back the memory of snapshots before `retained`; answered by `Done` or `Error`."""
+    """Free the memory of snapshots before `retained`; answered by `Done` or `Error`."""
 
 
 @dataclass(frozen=True)
 class Adopt(Message, kind="Adopt"):
-    """To a prepared worker: take over a newer snapshot, whose tables come with this. Answered by
-    `Done` or `Error`, after which the worker is of no use.
+    """Command to a prepared worker: switch to a newer snapshot, whose tables come with this.
+
+    Answered by `Done` or `Error`. After `Error` the worker cannot be used any more.
     """
 
 
 @dataclass(frozen=True)
 class Replay(Message, kind="Replay"):
-    """Open the gate; answered by `Done` when everything below `until` was executed, or `Error`."""
+    """Open the gate; answered by `Done` when all before `until` is executed, or by `Error`."""
 
     until: int
 
 
 @dataclass(frozen=True)
 class End(Message, kind="End"):
-    """End the worker; answered by its exit. A snapshot that is being taken is given up."""
+    """End the worker; answered by its exit. A snapshot that is being taken is aborted."""
 
 
 @dataclass(frozen=True)
 class Ended(Message, kind="Ended"):
-    """Sent by a worker unasked: it met a corrupt log and ends."""
+    """Notification from a worker: it found a corrupt log and ends."""
 
     message: str

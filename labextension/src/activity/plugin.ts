@@ -18,7 +18,7 @@ import { ActivityFeed } from './data/feed';
 import { ActivityPanel, viewState } from './view/view';
 
 const NAMESPACE = 'jupyter-sing-activity';
-/** The layout is saved when somebody has ceased to zoom for so long. */
+/** The layout is saved when the user has not zoomed for this time. */
 const SAVE_MS = 500;
 
 /** The main area view "GPU activity". */

@@ -4,7 +4,7 @@ import createClient from 'openapi-fetch';
 import type { components, paths } from '../openapi';
 import type { Checkpoint, Session } from './tokens';
 
-/** What the server has refused, or could not do, in a sentence for people. */
+/** An error of the server with a user-facing sentence. */
 export class SingError extends Error {
   constructor(
     message: string,
@@ -39,7 +39,7 @@ export class SingClient {
     return answered(this._client.GET('/status'));
   }
 
-  /** What was done on each device since a moment, in seconds of the epoch. */
+  /** Activity of each device since a time, in seconds since the epoch. */
   activity(since: number, resolution: number) {
     return answered(this._client.GET('/activity', { params: { query: { since, resolution } } }));
   }
@@ -67,14 +67,14 @@ export class SingClient {
     );
   }
 
-  /** Put a session's notebook away; an empty name lets the daemon choose one. */
+  /** Save a checkpoint of a session; an empty name lets the daemon choose one. */
   checkpoint(id: string, name = ''): Promise<Checkpoint> {
     return answered(
       this._client.POST('/sessions/{id}/checkpoint', { params: { path: { id } }, body: { name } })
     );
   }
 
-  /** Take a notebook out in the place of a session's. */
+  /** Restore a checkpoint into a session. */
   restore(id: string, name: string) {
     return answered(
       this._client.POST('/sessions/{id}/restore', { params: { path: { id } }, body: { name } })

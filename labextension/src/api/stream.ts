@@ -1,19 +1,21 @@
 import type { Event } from '@jupyterlab/services';
 import { EVENT_SCHEMA, type Session } from './tokens';
 
-/** What the server says of a session when it has changed (`jupyter_sing/server/events/session-v1.yaml`). */
+/**
+ * An event of the server about a changed session (`jupyter_sing/server/events/session-v1.yaml`).
+ */
 export interface ISessionEvent extends Partial<Session> {
-  /** Its id. */
+  /** The session's id. */
   session: string;
-  /** It is no more. */
+  /** True if the session has ended. */
   ended?: boolean;
-  /** The checkpoint that gives a notebook back whose kernel died. */
+  /** The checkpoint from which a notebook can be restored whose kernel died. */
   checkpoint?: string;
-  /** The line that restores it. */
+  /** The command that restores it. */
   command?: string;
 }
 
-/** Return what an emission says of a session, or nothing if it is about something else. */
+/** Return the event about a session in an emission, or null if it is about something else. */
 export function sessionEvent(emission: Event.Emission): ISessionEvent | null {
   if (emission.schema_id !== EVENT_SCHEMA || typeof emission.session !== 'string') {
     return null;

@@ -11,46 +11,49 @@ export type Device = components['schemas']['Device'];
 /** A device session, as `openapi.yaml` describes it. */
 export type Session = components['schemas']['Session'];
 
-/** A saved notebook, as `openapi.yaml` describes it. */
+/** A checkpoint, as `openapi.yaml` describes it. */
 export type Checkpoint = components['schemas']['Checkpoint'];
 
-/** What a session does. */
+/** State of a session. */
 export type SessionState = Session['state'];
 
 /**
- * What is known of devices and sessions.
+ * The state of devices and sessions.
  *
- * It is kept up to date by the server's events, and asked for only when these may have been missed
- * or while a view is observed that shows what they do not tell.
+ * It is kept up to date by the server's events, and requested only when events may have been missed
+ * or while there is an observer: a view that shows data which events do not contain.
  */
 export interface ISingModel {
   /** Devices, in the daemon's order; none without a daemon. */
   readonly devices: readonly Device[];
-  /** Sessions, those of other users included as far as they are shown to us. */
+  /** Sessions, including those of other users that are visible to this user. */
   readonly sessions: readonly Session[];
-  /** Whether the server has answered at all. */
+  /** True if the server has answered at least once. */
   readonly isReady: boolean;
-  /** Why what is shown may be out of date; empty if it is not. */
+  /** Why the data may be out of date; empty if it is not. */
   readonly problem: string;
-  /** Whether the server did not answer when it was asked last: what is shown was so before. */
+  /** True if the server did not answer the last request: the data is older. */
   readonly isUnreachable: boolean;
   /** Emitted after changes, at most once a frame. */
   readonly changed: ISignal<ISingModel, void>;
-  /** Emitted for each event of the server about a session, when what it says is known here. */
+  /** Emitted for each event of the server about a session, after the model was updated. */
   readonly told: ISignal<ISingModel, ISessionEvent>;
   /** The session of a kernel, if it has one. */
   ofKernel(kernelId: string | null | undefined): Session | undefined;
   /** The session with an id. */
   get(id: string): Session | undefined;
-  /** Ask the server now. Never rejects: `problem` says what failed. */
+  /** Request the status now. Never rejects: `problem` holds the error. */
   refresh(): Promise<void>;
-  /** Take over what an answer says about one session. */
+  /** Update one session from an answer. */
   update(session: Session): void;
-  /** Keep what events do not tell up to date until the result is disposed: for visible views. */
+  /**
+   * Keep data that events do not contain up to date until the result is disposed: for visible
+   * views.
+   */
   observe(): IDisposable;
 }
 
-/** What users choose, as `schema/plugin.json` describes it. */
+/** The user's choices, as `schema/plugin.json` describes them. */
 export type SingChoices = {
   showPanel: boolean;
   showPill: boolean;
@@ -62,17 +65,17 @@ export type SingChoices = {
   pollSeconds: number;
 };
 
-/** What this user has chosen; the defaults until that is known. */
+/** The user's choices; the defaults until they are loaded. */
 export interface ISingSettings {
   get<K extends keyof SingChoices>(key: K): SingChoices[K];
-  /** Choose, and remember it. Never rejects. */
+  /** Change a setting and save it. Never rejects. */
   set<K extends keyof SingChoices>(key: K, value: SingChoices[K]): Promise<void>;
   readonly changed: ISignal<ISingSettings, void>;
-  /** Resolves when it is known. Never rejects. */
+  /** Resolves when the settings are loaded. Never rejects. */
   readonly ready: Promise<void>;
 }
 
-/** What this extension offers to its own parts, and to other extensions. */
+/** Interface of this extension for its own parts, and for other extensions. */
 export interface ISing {
   readonly client: SingClient;
   readonly model: ISingModel;
@@ -84,7 +87,10 @@ export const ISing = new Token<ISing>(
   'Devices and device sessions, and what can be done with them.'
 );
 
-/** Ids of commands. Those about a session take `{ session?: string }`: its id, else the current's. */
+/**
+ * Ids of commands. Those about a session take `{ session?: string }`: its id; default: the current
+ * session.
+ */
 export namespace CommandIDs {
   export const suspend = 'jupyter_sing:suspend';
   export const resume = 'jupyter_sing:resume';
@@ -93,13 +99,13 @@ export namespace CommandIDs {
   export const checkpoint = 'jupyter_sing:checkpoint';
   /** Also takes `name`; asks for it otherwise. */
   export const restore = 'jupyter_sing:restore';
-  /** Toggles. */
+  /** Toggles the pin. */
   export const pin = 'jupyter_sing:pin';
   export const openNotebook = 'jupyter_sing:open-notebook';
   export const openActivity = 'jupyter_sing:open-activity';
   export const openCheckpoints = 'jupyter_sing:open-checkpoints';
   export const refresh = 'jupyter_sing:refresh';
-  /** Shows what this kernel's session does. */
+  /** Shows the state of this kernel's session. */
   export const showState = 'jupyter_sing:show-state';
 }
 

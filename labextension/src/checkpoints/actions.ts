@@ -9,12 +9,12 @@ import { type INotebooks, sessionOf } from './notebooks';
 import type { CheckpointStore } from './store';
 import { type Outcome, outcomeText } from './texts';
 
-/** How long it is shown that a notebook was restored. */
+/** Time for which a restored notebook's message is shown. */
 const OUTCOME_MS = 8000;
 
 /**
- * What can be done with checkpoints. All of it asks first as far as people want to be asked, tells
- * what has come of it, and never rejects.
+ * Actions on checkpoints. Each asks for confirmation, unless the user has disabled that, shows the
+ * result, and never rejects.
  */
 export class CheckpointActions {
   constructor(
@@ -24,14 +24,14 @@ export class CheckpointActions {
     private readonly _trans: TranslationBundle
   ) {}
 
-  /** Put a checkpoint in the place of a notebook's variables. */
+  /** Replace a notebook's variables by those of a checkpoint. */
   async restore(checkpoint: Checkpoint, notebook: INotebook): Promise<void> {
     if (await mayRestore(this._sing.settings, checkpoint, notebook, this._trans)) {
       await this.restoreNow(checkpoint.name, notebook);
     }
   }
 
-  /** As `restore`, after somebody was asked. */
+  /** Like `restore`, without asking for confirmation. */
   async restoreNow(name: string, notebook: INotebook): Promise<void> {
     const { client, model } = this._sing;
     await this._store.during('restore', name, async () => {
@@ -52,7 +52,10 @@ export class CheckpointActions {
     });
   }
 
-  /** The session of a notebook; a kernel whose session has ended is restarted, and has another. */
+  /**
+   * Return the session of a notebook; a kernel whose session has failed is restarted to get a new
+   * one.
+   */
   private async _session(notebook: INotebook): Promise<Session> {
     const { model } = this._sing;
     if (model.ofKernel(notebook.kernelId)?.state === 'failed') {
@@ -61,7 +64,7 @@ export class CheckpointActions {
     return sessionOf(model, notebook, this._trans);
   }
 
-  /** Restore a checkpoint into a notebook that is made for it, beside the one that it is of. */
+  /** Restore a checkpoint into a new notebook, made beside the checkpoint's notebook. */
   async restoreIntoNew(checkpoint: Checkpoint): Promise<void> {
     if (!(await mayRestore(this._sing.settings, checkpoint, null, this._trans))) {
       return;
@@ -80,7 +83,7 @@ export class CheckpointActions {
     }
   }
 
-  /** Delete checkpoints; returns whether any is gone. */
+  /** Delete checkpoints; returns whether any was deleted. */
   async delete(checkpoints: readonly Checkpoint[]): Promise<boolean> {
     if (!(await mayDelete(this._sing.settings, checkpoints, this._trans))) {
       return false;
@@ -92,7 +95,7 @@ export class CheckpointActions {
     return failed.size < checkpoints.length;
   }
 
-  /** Show that something is being done, if it takes long, and that it failed; else say nothing. */
+  /** Show progress if the work takes long, and an error if it fails; otherwise show nothing. */
   private _telling<T>(doing: Promise<T>, { doing: text }: { doing: string }) {
     return withProgress(this._sing.model, '', doing, { doing: text, done: () => '' });
   }
@@ -111,7 +114,7 @@ export class CheckpointActions {
   }
 }
 
-/** Whether there is more to be said than a sentence. */
+/** True if the outcome needs more than a sentence. */
 function hasDetails(outcome: Outcome): boolean {
   return !!outcome.why || outcome.problems.length > 0 || Object.keys(outcome.aside).length > 0;
 }

@@ -75,7 +75,7 @@ export const checkpoints: JupyterFrontEndPlugin<void> = {
       }
     });
 
-    /** The notebook that a command is about: of a session, or the current one. */
+    /** The notebook for a command: of a session, or the current one. */
     const notebookOf = (session: unknown): INotebook | null => {
       const found = typeof session === 'string' ? model.get(session) : undefined;
       return found ? { path: found.name, kernelId: found.kernel_id } : notebooks.current;

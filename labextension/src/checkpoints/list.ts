@@ -2,12 +2,12 @@ import type { Checkpoint } from '../api/tokens';
 
 /** A notebook that is open, and its kernel. */
 export interface INotebook {
-  /** Below the server's root. */
+  /** Path relative to the server's root. */
   readonly path: string;
   readonly kernelId: string | null;
 }
 
-/** By what a list is sorted. */
+/** Keys by which the list can be sorted. */
 export type SortKey = 'name' | 'notebook' | 'created' | 'how' | 'form' | 'size';
 
 export interface IOrder {
@@ -15,16 +15,18 @@ export interface IOrder {
   readonly descending: boolean;
 }
 
-/** What is shown of a list: what has all words, of one notebook if there is one. */
+/** Filter of the list: entries with all words, and of one notebook if it is given. */
 export interface IFilter {
   readonly text: string;
   readonly of: INotebook | null;
 }
 
-/** The newest first, as the server lists them. */
+/** Newest first, as the server lists them. */
 export const NEWEST_FIRST: IOrder = { key: 'created', descending: true };
 
-/** Whether a checkpoint is a notebook's: of its kernel, which keeps its id, or of its path. */
+/**
+ * True if a checkpoint belongs to a notebook: to its kernel, which keeps its id, or to its path.
+ */
 export function isOf(checkpoint: Checkpoint, notebook: INotebook): boolean {
   return (
     (!!checkpoint.kernel_id && checkpoint.kernel_id === notebook.kernelId) ||
@@ -32,23 +34,26 @@ export function isOf(checkpoint: Checkpoint, notebook: INotebook): boolean {
   );
 }
 
-/** Whether all of it can be read. */
+/** True if the checkpoint is readable as a whole. */
 export function isSound(checkpoint: Checkpoint): boolean {
   return checkpoint.problem === undefined;
 }
 
-/** Whether it holds the process of its notebook, and not only variables. */
+/** True if it holds the process of its notebook, and not only variables. */
 export function holdsProcess(checkpoint: Checkpoint): boolean {
   return checkpoint.forms?.includes('process') ?? false;
 }
 
-/** The name of the notebook that it was made of, without directories. */
+/** The name of the notebook from which it was made, without directories. */
 export function notebookName(checkpoint: Checkpoint): string {
   const path = checkpoint.path || checkpoint.notebook || checkpoint.session || '';
   return path.split('/').pop() ?? '';
 }
 
-/** Choose what is shown, in its order. What has nothing to compare comes last in any order. */
+/**
+ * Return the checkpoints that match a filter, sorted. Entries without a value come last in any
+ * order.
+ */
 export function arranged(
   checkpoints: readonly Checkpoint[],
   filter: IFilter,
@@ -64,7 +69,7 @@ export function arranged(
   );
 }
 
-/** The order after a click on a column: the other way round, or as people expect it first. */
+/** Return the order after a click on a column: reversed, or the column's usual first order. */
 export function clicked(order: IOrder, key: SortKey): IOrder {
   return order.key === key
     ? { key, descending: !order.descending }
@@ -93,7 +98,7 @@ function compared<T extends string | number>(
     : sign * (Number(a) - Number(b));
 }
 
-/** Whether each word is in its name, its notebook's path, or the name of a variable. */
+/** True if each word is in its name, its notebook's path, or the name of a variable. */
 function hasWords(checkpoint: Checkpoint, words: readonly string[]): boolean {
   const texts = [
     checkpoint.name,

@@ -7,30 +7,31 @@ import { SingError } from '../api/client';
 import type { Checkpoint, ISingModel, Session } from '../api/tokens';
 import type { INotebook } from './list';
 
-/** What a kernel may take to start. */
+/** Time limit for a kernel to start. */
 const START_MS_MAX = 120_000;
-/** What may pass until the session of a kernel that answers is known. */
+/** Time limit until the session of an answering kernel is known. */
 const SESSION_MS_MAX = 30_000;
 
-/** The notebooks that are open, and new ones. */
+/** Open notebooks, and new ones. */
 export interface INotebooks {
-  /** The one that was used last, if it is still open. */
+  /** The most recently used one, if it is still open. */
   readonly current: INotebook | null;
-  /** Emitted when that is another one, or has another kernel. */
+  /** Emitted when `current` is another notebook, or has another kernel. */
   readonly changed: ISignal<INotebooks, void>;
-  /** Make a notebook beside that of a checkpoint: a copy, if it is still there. Returns its path. */
+  /**
+   * Create a notebook beside that of a checkpoint: a copy, if the original still exists. Returns
+   * its path.
+   */
   create(checkpoint: Checkpoint): Promise<string>;
   /** Open a notebook and wait until its kernel answers. */
   start(path: string): Promise<INotebook>;
-  /** Start the kernel of a notebook again. */
+  /** Restart the kernel of a notebook. */
   restart(notebook: INotebook): Promise<void>;
 }
 
 /** The notebooks of JupyterLab. */
 export class Notebooks implements INotebooks {
-  /**
-   * @param open - Opens a notebook, with a kernel of its own if it does not say with which.
-   */
+  /** @param open - Opens a notebook, with a new kernel if none is given. */
   constructor(
     private readonly _tracker: INotebookTracker | null,
     private readonly _services: ServiceManager.IManager,
@@ -57,7 +58,7 @@ export class Notebooks implements INotebooks {
       try {
         return (await contents.copy(checkpoint.path, directory)).path;
       } catch {
-        // It is gone, or cannot be read: a new one will do.
+        // The original is gone, or cannot be read: use an empty notebook.
       }
     }
     const make = async (path: string) =>
@@ -108,12 +109,12 @@ export class Notebooks implements INotebooks {
   }
 
   private readonly _changed = new Signal<this, void>(this);
-  private readonly _new = new Set<string>(); // which say nothing of their kernels
+  private readonly _new = new Set<string>(); // notebooks that do not name a kernel
   private _panel: NotebookPanel | null = null;
 }
 
 /**
- * Wait for the session of a notebook's kernel, which may have started just now.
+ * Wait for the session of a notebook's kernel, which may have just started.
  *
  * @throws SingError - if it has none.
  */
@@ -156,7 +157,7 @@ export async function sessionOf(
   }
 }
 
-/** Await something for so long. */
+/** Await a promise with a time limit. */
 async function within<T>(doing: Promise<T>, ms: number, why: () => string): Promise<T> {
   let timer: ReturnType<typeof setTimeout> | undefined;
   const late = new Promise<never>((_, reject) => {

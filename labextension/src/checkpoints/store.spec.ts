@@ -50,7 +50,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-/** Let the model say something of the session. */
+/** Change the session in the model. */
 async function tell(told: Partial<Session>): Promise<void> {
   sessions = [aSession(told)];
   changed.emit();
@@ -133,7 +133,7 @@ test('deletes one after the other, and says which are still there', async () => 
   expect([...failed]).toEqual([['other', 'Somebody reads it.']]);
   expect(remove.mock.calls).toEqual([['other'], ['before-lunch']]);
   await vi.advanceTimersByTimeAsync(1);
-  expect(list).toHaveBeenCalledTimes(2); // others may have grown
+  expect(list).toHaveBeenCalledTimes(2); // the sizes of others may have grown
 });
 
 test('two questions at once are one, and a third is asked after it', async () => {

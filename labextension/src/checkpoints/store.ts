@@ -4,28 +4,28 @@ import type { SingClient } from '../api/client';
 import { PATIENCE_MS, fraction } from '../model/progress';
 import type { Checkpoint, ISingModel, Session } from '../api/tokens';
 
-/** What is being done with a checkpoint. */
+/** Work in progress on a checkpoint. */
 export interface IDoing {
   readonly verb: 'checkpoint' | 'restore' | 'delete';
-  /** How much is done, from 0 to 1; null if nobody knows. */
+  /** Progress from 0 to 1; null if unknown. */
   readonly done: number | null;
-  /** Whether it takes so long that it is shown. */
+  /** True if it has taken long enough to be shown. */
   readonly isLong: boolean;
 }
 
-/** A checkpoint that is being stored. */
+/** A checkpoint that is being saved. */
 export interface IArriving {
   readonly name: string;
-  /** Of what. */
+  /** The session's name. */
   readonly session: string;
 }
 
 /**
- * The checkpoints, as far as somebody looks at them.
+ * The checkpoints, kept up to date while a view shows them.
  *
- * Note [Looking]: while nobody does, the server is asked nothing. While somebody does, it is asked
- * at the beginning, and when sessions say that one was made: their last checkpoint is another one,
- * or what was being stored is stored.
+ * Note [Looking]: while no view is visible, nothing is requested from the server. While one is, the
+ * list is requested at the beginning, and when sessions show that a checkpoint was made: their last
+ * checkpoint has changed, or a save has ended.
  */
 export class CheckpointStore implements IDisposable {
   constructor(client: SingClient, model: ISingModel) {
@@ -34,22 +34,22 @@ export class CheckpointStore implements IDisposable {
     this._model.changed.connect(this._onModel, this);
   }
 
-  /** The newest first. */
+  /** All checkpoints, newest first. */
   get all(): readonly Checkpoint[] {
     return this._all;
   }
 
-  /** Whether the server has answered at all. */
+  /** True if the server has answered at least once. */
   get isReady(): boolean {
     return this._isReady;
   }
 
-  /** Why what is shown may be out of date; empty if it is not. */
+  /** Why the list may be out of date; empty if it is not. */
   get problem(): string {
     return this._problem;
   }
 
-  /** Whether something takes longer than half a second, and how much of it is done if known. */
+  /** Progress of work that takes longer than half a second, if known; null if there is none. */
   get working(): { done: number | null } | null {
     return this._working;
   }
@@ -63,7 +63,7 @@ export class CheckpointStore implements IDisposable {
     return this._isDisposed;
   }
 
-  /** Whether somebody looks; see Note [Looking]. */
+  /** True while a view is visible; see Note [Looking]. */
   get isWatched(): boolean {
     return this._observing !== null;
   }
@@ -80,32 +80,32 @@ export class CheckpointStore implements IDisposable {
     }
   }
 
-  /** What is being done with a checkpoint, by whomever. */
+  /** Return the work in progress on a checkpoint, started by any client. */
   doing(name: string): IDoing | null {
     const ours = this._ours.get(name);
     const session = this._model.sessions.find(each => each.progress?.checkpoint === name);
     const verb = session?.progress?.verb ?? ours?.verb;
-    // What is prepared is no checkpoint.
+    // Preparing is not work on a checkpoint.
     return verb && verb !== 'prepare'
       ? { verb, done: fraction(session), isLong: ours?.isLong ?? true }
       : null;
   }
 
-  /** Those that are being stored, and not in the list yet. */
+  /** Checkpoints that are being saved and are not in the list yet. */
   get arriving(): readonly IArriving[] {
     return [...this._arriving.values()].filter(
       ({ name }) => !this._all.some(each => each.name === name)
     );
   }
 
-  /** Ask the server. Never rejects: `problem` says what failed. */
+  /** Request the list. Never rejects: `problem` holds the error. */
   async refresh(): Promise<void> {
     this._isStale = true;
     this._asking ??= this._ask();
     await this._asking;
   }
 
-  /** Do something with a checkpoint, and show that it is being done; returns its result. */
+  /** Do work on a checkpoint, and show its progress; returns its result. */
   async during<T>(verb: IDoing['verb'], name: string, work: () => Promise<T>): Promise<T> {
     const ours = { verb, isLong: false };
     this._ours.set(name, ours);
@@ -124,9 +124,9 @@ export class CheckpointStore implements IDisposable {
   }
 
   /**
-   * Delete checkpoints, one after the other, as far as that is possible.
+   * Delete checkpoints one after the other, as far as possible.
    *
-   * @returns What went wrong: for each that is still there, why.
+   * @returns Failures: for each checkpoint that still exists, the reason.
    */
   async delete(names: readonly string[]): Promise<Map<string, string>> {
     const failed = new Map<string, string>();
@@ -145,7 +145,7 @@ export class CheckpointStore implements IDisposable {
       }
     });
     if (this.isWatched) {
-      void this.refresh(); // the sizes of others have changed
+      void this.refresh(); // the sizes of other checkpoints have changed
     }
     return failed;
   }
@@ -167,7 +167,7 @@ export class CheckpointStore implements IDisposable {
             this._all = await this._client.checkpoints();
             this._isReady = true;
             this._problem = '';
-            this._arriving = arriving(this._model.sessions); // what has arrived is in the list
+            this._arriving = arriving(this._model.sessions); // drops those that are now in the list
           } catch (error) {
             this._problem = (error as Error).message;
           }
@@ -178,7 +178,7 @@ export class CheckpointStore implements IDisposable {
     this._changed.emit();
   }
 
-  /** Do something, and show that it is being done after half a second. */
+  /** Do work, and show its progress after half a second. */
   private async _patiently(
     share: () => number | null,
     work: (noted: () => void) => Promise<void>
@@ -234,7 +234,7 @@ export class CheckpointStore implements IDisposable {
   private _progress = '';
 }
 
-/** Something that is another one after a checkpoint was made. */
+/** Return a value that changes when a checkpoint was made. */
 function mark(sessions: readonly Session[]): string {
   const made = sessions.map(({ id, last_checkpoint: last, progress }) => [
     id,

@@ -5,7 +5,7 @@ import type { Checkpoint } from '../api/tokens';
 import { bytesText } from '../text/words';
 import { holdsProcess, isSound, notebookName } from './list';
 
-/** What has come of restoring a checkpoint, as `openapi.yaml` describes it. */
+/** The result of restoring a checkpoint, as `openapi.yaml` describes it. */
 export type Outcome = Awaited<ReturnType<SingClient['restore']>>;
 
 /** A checkpoint's age: `5 minutes ago`. */
@@ -13,12 +13,12 @@ export function ageText(checkpoint: Checkpoint): string {
   return checkpoint.created ? Time.formatHuman(checkpoint.created) : '';
 }
 
-/** The moment when it was made. */
+/** Time at which it was made. */
 export function momentText(checkpoint: Checkpoint): string {
   return checkpoint.created ? Time.format(checkpoint.created) : '';
 }
 
-/** How many of what: `12 variables and 2 files`. */
+/** Counts, in words: `12 variables and 2 files`. */
 export function countsText(variables: number, files: number, trans: TranslationBundle): string {
   const some = trans._n('%1 variable', '%1 variables', variables, variables);
   return files > 0
@@ -26,7 +26,7 @@ export function countsText(variables: number, files: number, trans: TranslationB
     : some;
 }
 
-/** What a checkpoint holds, in a line; of a damaged one what is wrong. */
+/** Contents of a checkpoint, in a line; for a damaged one, the problem. */
 export function contentsText(checkpoint: Checkpoint, trans: TranslationBundle): string {
   if (!isSound(checkpoint)) {
     return trans.__('Damaged: %1', checkpoint.problem);
@@ -34,13 +34,13 @@ export function contentsText(checkpoint: Checkpoint, trans: TranslationBundle): 
   return countsText(checkpoint.saved?.length ?? 0, checkpoint.files ?? 0, trans);
 }
 
-/** How many things it lacks; empty if it has all. */
+/** Number of things that were not saved; empty if there are none. */
 export function leftOutText(checkpoint: Checkpoint, trans: TranslationBundle): string {
   const count = checkpoint.omitted?.length ?? 0;
   return count > 0 ? trans._n('%1 not saved', '%1 not saved', count, count) : '';
 }
 
-/** Who made it. */
+/** Its origin: automatic, or made by the user. */
 export function howText(checkpoint: Checkpoint, trans: TranslationBundle): string {
   return checkpoint.automatic ? trans.__('Automatic') : trans.__('You');
 }
@@ -51,7 +51,7 @@ export function howTitle(checkpoint: Checkpoint, trans: TranslationBundle): stri
     : trans.__('Created by you. It is kept until you delete it.');
 }
 
-/** In which form a notebook comes back. */
+/** Form in which a notebook is restored. */
 export function formText(checkpoint: Checkpoint, trans: TranslationBundle): string {
   return holdsProcess(checkpoint) ? trans.__('Whole process') : trans.__('Variables');
 }
@@ -66,7 +66,7 @@ export function formTitle(checkpoint: Checkpoint, trans: TranslationBundle): str
       );
 }
 
-/** What its sizes mean. */
+/** Explanation of its sizes. */
 export function sizeTitle(checkpoint: Checkpoint, trans: TranslationBundle): string {
   return trans.__(
     'Deleting it frees %1. It uses %2 on disk, including data shared with other checkpoints, and restores %3.',
@@ -76,13 +76,16 @@ export function sizeTitle(checkpoint: Checkpoint, trans: TranslationBundle): str
   );
 }
 
-/** How many there are. */
+/** Number of checkpoints. */
 export function totalText(checkpoints: readonly Checkpoint[], trans: TranslationBundle): string {
   const count = checkpoints.length;
   return trans._n('%1 checkpoint', '%1 checkpoints', count, count);
 }
 
-/** How many are selected, and what deleting them frees at least: more, if they share something. */
+/**
+ * Number of selected checkpoints, and the minimum that deleting them frees: more, if they share
+ * data.
+ */
 export function selectionText(
   checkpoints: readonly Checkpoint[],
   trans: TranslationBundle
@@ -94,7 +97,7 @@ export function selectionText(
   );
 }
 
-/** A checkpoint and where it is from: `before-lunch, 5 minutes ago in train.ipynb`. */
+/** A checkpoint and its notebook: `before-lunch, 5 minutes ago in train.ipynb`. */
 export function labelText(checkpoint: Checkpoint, trans: TranslationBundle): string {
   const name = notebookName(checkpoint);
   return name
@@ -102,7 +105,7 @@ export function labelText(checkpoint: Checkpoint, trans: TranslationBundle): str
     : ageText(checkpoint) || trans.__('damaged');
 }
 
-/** What is asked before one or more are deleted. */
+/** Question before one or more are deleted. */
 export function deletionTexts(
   checkpoints: readonly Checkpoint[],
   trans: TranslationBundle
@@ -126,7 +129,7 @@ export function deletionTexts(
   };
 }
 
-/** What is to be known before a notebook is replaced. */
+/** Warning before a notebook is replaced. */
 export function restoreWarning(where: string, trans: TranslationBundle): string {
   return trans.__(
     'This replaces the variables of %1 and restores the files in the checkpoint. Files in the way are renamed, not deleted.',
@@ -134,14 +137,14 @@ export function restoreWarning(where: string, trans: TranslationBundle): string 
   );
 }
 
-/** What is to be known of checkpoints that others have made. */
+/** Warning about checkpoints that other people have made. */
 export function trustWarning(trans: TranslationBundle): string {
   return trans.__(
     'A checkpoint contains code that runs when you restore it. Only restore checkpoints made by you or someone you trust.'
   );
 }
 
-/** What has come of it, in a sentence or two. */
+/** The result of a restore, in a sentence or two. */
 export function outcomeText(outcome: Outcome, where: string, trans: TranslationBundle): string {
   const counts = countsText(outcome.variables, outcome.files, trans);
   const texts = [
@@ -160,7 +163,7 @@ export function outcomeText(outcome: Outcome, where: string, trans: TranslationB
   return texts.join(' ');
 }
 
-/** That only variables came back, and why. */
+/** Explanation that only variables were restored, and why. */
 export function formOutcomeText(outcome: Outcome, trans: TranslationBundle): string {
   return outcome.why
     ? trans.__('Only variables were restored, not the process: %1', outcome.why)

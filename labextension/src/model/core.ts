@@ -16,7 +16,7 @@ export const core: JupyterFrontEndPlugin<ISing> = {
     const { serviceManager } = app;
     const client = new SingClient(serviceManager.serverSettings);
     const model = new SingModel({ client, events: serviceManager.events });
-    // What is told while a connection is interrupted, or the page sleeps, is missed.
+    // Events are missed while a connection is interrupted, or while the page sleeps.
     serviceManager.connectionFailure.connect(() => model.suspect());
     document.addEventListener('visibilitychange', () => {
       if (!document.hidden) {

@@ -2,12 +2,12 @@ import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Widget } from '@lumino/widgets';
 import type { ISingModel, Session } from '../api/tokens';
 
-/** The session context of a notebook, a console or whatever else has one. */
+/** Return the session context of a notebook, a console or another widget that has one. */
 export function contextOf(widget: Widget | null): ISessionContext | undefined {
   return (widget as { sessionContext?: ISessionContext } | null)?.sessionContext;
 }
 
-/** The device session of the kernel of a notebook or console. */
+/** Return the device session of the kernel of a notebook or console. */
 export function sessionOf(
   model: ISingModel,
   context: ISessionContext | undefined
@@ -16,8 +16,8 @@ export function sessionOf(
 }
 
 /**
- * Whether nothing can be said of a notebook's or console's kernel: there is none, or it is about to
- * have a session, or to end.
+ * True if the state of a notebook's or console's kernel is not known: there is no kernel, or its
+ * session is about to begin or to end.
  */
 export function isUnknown(model: ISingModel, context: ISessionContext): boolean {
   const kernel = context.session?.kernel;

@@ -6,18 +6,19 @@ import { type SingClient, SingError } from '../api/client';
 import { type ISessionEvent, sessionEvent } from '../api/stream';
 import type { Device, ISingModel, Session } from '../api/tokens';
 
-/** Changes that come within this time are told at once: about a frame. */
+/** Changes within this time are emitted together: about a frame. */
 const FRAME_MS = 16;
-/** How long what could not be asked for waits at most until it is asked for again. */
+/** Longest pause before a failed request is retried. */
 const BACKOFF_MS_MAX = 60_000;
 
 /**
  * The state of devices and sessions, see `ISingModel`.
  *
- * Note [Asking]: events tell every change, but not whether some were missed. So the server is asked
- * at the start, whenever `suspect` is called (a connection was interrupted, the page was hidden),
- * and, as long as somebody observes, every `interval`. A poll does that: it runs while an answer is
- * owed or somebody observes, stands by while the page is hidden, and is stopped otherwise.
+ * Note [Asking]: events report every change, but not whether some were missed. So the server's
+ * status is requested at the start, whenever `suspect` is called (a connection was interrupted, the
+ * page was hidden), and every `interval` as long as there are observers. A poll does that: it runs
+ * while a request is pending or there are observers, stands by while the page is hidden, and is
+ * stopped otherwise.
  */
 export class SingModel implements ISingModel, IDisposable {
   constructor(options: SingModel.IOptions) {
@@ -63,7 +64,7 @@ export class SingModel implements ISingModel, IDisposable {
     return this._changed;
   }
 
-  /** Emitted for what the server says of a session, after the model has taken it over. */
+  /** Emitted for each event of the server about a session, after the model was updated. */
   get told(): ISignal<this, ISessionEvent> {
     return this._told;
   }
@@ -72,7 +73,7 @@ export class SingModel implements ISingModel, IDisposable {
     return this._poll.isDisposed;
   }
 
-  /** Milliseconds between two questions while somebody observes. */
+  /** Milliseconds between two requests while there are observers. */
   set interval(milliseconds: number) {
     this._interval = milliseconds;
     this._poll.frequency = this._frequency;
@@ -92,7 +93,7 @@ export class SingModel implements ISingModel, IDisposable {
     await this._poll.tick;
   }
 
-  /** Ask, soon, as something may have been missed. */
+  /** Request the status soon, as events may have been missed. */
   suspect(): void {
     this._owed = true;
     void this._poll.refresh();
@@ -119,7 +120,7 @@ export class SingModel implements ISingModel, IDisposable {
     Signal.clearData(this);
   }
 
-  /** Ask for everything, and stop asking if that is enough (Note [Asking]). */
+  /** Request the status, and stop the poll if no more is needed (Note [Asking]). */
   private async _ask(): Promise<void> {
     this._owed = false;
     const meanwhile: ISessionEvent[] = (this._meanwhile = []);
@@ -127,7 +128,7 @@ export class SingModel implements ISingModel, IDisposable {
       const { devices, sessions } = await this._client.status();
       this._devices = devices;
       this._sessions = sessions;
-      // They may be newer than the answer; if they are not, taking them over again does no harm.
+      // They may be newer than the answer; if they are not, applying them again is idempotent.
       meanwhile.forEach(event => this._take(event));
       this._isReady = true;
       this._problem = '';
@@ -165,11 +166,11 @@ export class SingModel implements ISingModel, IDisposable {
     const { session: id, ended, checkpoint, command, ...told } = event;
     if (ended) {
       this._sessions = this._sessions.filter(each => each.id !== id);
-      this.suspect(); // its kernel may live on without it, which only the server knows
+      this.suspect(); // its kernel may still run without it, which only the server knows
     } else if (this.get(id)) {
       this._put(id, { progress: null, ...told, device: told.device || null });
     } else if (told.state !== 'failed') {
-      this.suspect(); // a new one, of which the event tells but a part
+      this.suspect(); // a new session, of which the event contains only a part
     }
     this._devicesAreOld = true;
   }
@@ -207,12 +208,12 @@ export class SingModel implements ISingModel, IDisposable {
   private _interval: number;
   private _observers = 0;
   private _owed = false;
-  private _meanwhile: ISessionEvent[] | null = null; // what is told while an answer is awaited
+  private _meanwhile: ISessionEvent[] | null = null; // events received while an answer is awaited
   private _devicesAreOld = false;
   private _frame: number | undefined;
 }
 
-/** Say what a device holds, from what sessions say. */
+/** Return a device with its memory use and sessions, computed from the sessions. */
 function occupied(device: Device, sessions: readonly Session[]): Device {
   const here = sessions.filter(each => each.device === device.id);
   const used = here.reduce((sum, each) => sum + each.memory, 0);
@@ -223,7 +224,7 @@ export namespace SingModel {
   export interface IOptions {
     client: SingClient;
     events: Event.IManager;
-    /** Milliseconds between two questions while somebody observes; 10,000 if not given. */
+    /** Milliseconds between two requests while there are observers; default: 10,000. */
     interval?: number;
   }
 }

@@ -1,23 +1,23 @@
 import { Notification } from '@jupyterlab/apputils';
 import type { ISingModel, Session } from '../api/tokens';
 
-/** What takes longer than this is shown while it goes on. */
+/** Work that takes longer than this is shown while it is in progress. */
 export const PATIENCE_MS = 500;
-/** How long a success is shown. */
+/** Time for which a success is shown. */
 const SUCCESS_MS = 5000;
 
-/** How much of what is being done is done, from 0 to 1; null if nobody knows. */
+/** Progress of a session's work, from 0 to 1; null if unknown. */
 export function fraction(session: Session | undefined): number | null {
   const progress = session?.progress;
   return progress && progress.total > 0 ? Math.min(1, progress.done / progress.total) : null;
 }
 
 /**
- * Await something that is done to a session, and show a notification with a progress bar if that
- * takes longer than half a second. Of what is done before, nothing is shown but errors.
+ * Await work on a session, and show a notification with a progress bar if it takes longer than half
+ * a second. If it ends earlier, only errors are shown.
  *
- * @param texts - What is being done, and what is said of the result; empty: it is said elsewhere.
- * @returns Its result, or undefined if it failed: people have been told then.
+ * @param texts - Texts for the work in progress and for its result; empty: shown elsewhere.
+ * @returns Its result, or undefined if it failed: the user has been notified then.
  */
 export async function withProgress<T>(
   model: ISingModel,
@@ -49,10 +49,10 @@ export async function withProgress<T>(
 /**
  * A notification with a progress bar.
  *
- * Note [Bar]: JupyterLab shows progress in its list of notifications at best, never in those that
- * appear, and an update of one that was hidden makes it appear again. So the text is written once,
- * and the bar is an element of ours in the notification, which has its id; it comes when that is
- * there.
+ * Note [Bar]: JupyterLab shows progress at most in its list of notifications, never in those that
+ * pop up, and updating a hidden notification makes it pop up again. So the text is written once,
+ * and the bar is an element of ours inside the notification's element, which is found by its id;
+ * the bar is added when that element exists.
  */
 class Shown {
   constructor(message: string, done: () => number | null) {
@@ -70,7 +70,7 @@ class Shown {
     draw();
   }
 
-  /** Say how it ended; empty: nothing needs to be said. */
+  /** Show the result; empty: nothing to show. */
   end(message: string, options: { type: 'success' | 'error'; autoClose: number | false }): void {
     window.cancelAnimationFrame(this._frame);
     this._bar.remove();

@@ -2,7 +2,7 @@ import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { Signal } from '@lumino/signaling';
 import { type ISingSettings, PLUGIN_ID, type SingChoices } from '../api/tokens';
 
-/** What holds until the settings are read, or if they cannot be: as in `schema/plugin.json`. */
+/** Values until the settings are loaded, or if that fails: as in `schema/plugin.json`. */
 export const DEFAULTS: SingChoices = {
   showPanel: true,
   showPill: true,
@@ -14,14 +14,12 @@ export const DEFAULTS: SingChoices = {
   pollSeconds: 10
 };
 
-/** What a user has chosen, see `ISingSettings`. */
+/** The user's choices, see `ISingSettings`. */
 export class SingSettings implements ISingSettings {
   readonly changed = new Signal<this, void>(this);
   readonly ready: Promise<void>;
 
-  /**
-   * @param registry - The settings of JupyterLab; without them, the defaults hold.
-   */
+  /** @param registry - The settings of JupyterLab; null: the defaults are used. */
   constructor(registry: ISettingRegistry | null) {
     this.ready = registry === null ? Promise.resolve() : this._follow(registry);
   }

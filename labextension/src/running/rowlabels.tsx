@@ -6,12 +6,12 @@ import type { Rows } from './rows';
 import { StateIcon } from '../ui/stateicon';
 import { CommandIDs } from '../api/tokens';
 
-/** What labels show, for the search of JupyterLab, which reads no components but their children. */
+/** Texts of labels, for JupyterLab's search, which reads only the children of components. */
 interface ISearched {
   children: string[];
 }
 
-/** Render again when what is read of the rows is another. */
+/** Render again when the value read from the rows has changed. */
 function useRow<T>(rows: Rows, read: () => T): T {
   const subscribe = useCallback(
     (heard: () => void) => {
@@ -23,7 +23,7 @@ function useRow<T>(rows: Rows, read: () => T): T {
   return useSyncExternalStore(subscribe, read);
 }
 
-/** A device: its name, and how full it is. */
+/** A device: its name, and its memory use. */
 export function DeviceLabel(
   props: { rows: Rows; id: string; trans: TranslationBundle } & ISearched
 ): React.JSX.Element | null {
@@ -47,7 +47,7 @@ export function DeviceLabel(
   );
 }
 
-/** How many wait: in words where there is room, else with an icon. */
+/** Number of waiting sessions: in words if there is room, else with an icon. */
 function Waiting(props: { count: number; trans: TranslationBundle }): React.JSX.Element {
   const text = props.trans.__('%1 waiting', props.count);
   return (
@@ -61,7 +61,7 @@ function Waiting(props: { count: number; trans: TranslationBundle }): React.JSX.
   );
 }
 
-/** A session: whose it is, what it does, what happens next, and a button that changes that. */
+/** A session: owner, state, what happens next, and a button for an action. */
 export function SessionLabel(
   props: {
     rows: Rows;
@@ -105,7 +105,7 @@ export function SessionLabel(
   );
 }
 
-/** The button of a session, if there is something to do. */
+/** The button of a session, if an action is possible. */
 function Action(props: {
   action: 'suspend' | 'resume' | null;
   name: string;
@@ -132,7 +132,7 @@ function Action(props: {
   );
 }
 
-/** What is to be said besides, or instead. */
+/** An additional message, or one in place of the rows. */
 export function NoteLabel({ rows }: { rows: Rows } & ISearched): React.JSX.Element {
   const note = useRow(rows, () => rows.note);
   return (
@@ -143,9 +143,9 @@ export function NoteLabel({ rows }: { rows: Rows } & ISearched): React.JSX.Eleme
 }
 
 /**
- * Have the item around a label open by Enter, too; the tree, which takes keys, has no such thing.
+ * Open the item around a label by Enter, too; the tree, which handles keys, does not do that.
  *
- * @returns What refers to the label.
+ * @returns A reference to the label.
  */
 function useOpenByKey(open: (() => void) | undefined): React.RefObject<HTMLSpanElement> {
   const node = useRef<HTMLSpanElement>(null);
@@ -158,7 +158,7 @@ function useOpenByKey(open: (() => void) | undefined): React.RefObject<HTMLSpanE
         return;
       }
       if (event.target !== item) {
-        event.stopPropagation(); // a button's own: the tree would take it
+        event.stopPropagation(); // the button's own key: the tree would handle it
       } else if (event.key === 'Enter') {
         opens.current?.();
       }

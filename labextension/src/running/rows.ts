@@ -15,12 +15,12 @@ import {
   usedPercent
 } from '../text/words';
 
-/** What is shown of a session. */
+/** Contents of a session's row. */
 export interface ISessionRow {
   readonly id: string;
   readonly shown: Shown;
   readonly name: string;
-  /** Whose it is; empty if the name says so, or all sessions are the same user's. */
+  /** Owner; empty if the name contains it, or if all sessions are the same user's. */
   readonly owner: string;
   readonly word: string;
   readonly pinned: boolean;
@@ -28,21 +28,21 @@ export interface ISessionRow {
   readonly device: string;
   /** What happens next. */
   readonly sentence: string;
-  /** What its button does, if it has one. */
+  /** Action of its button, or null. */
   readonly action: 'suspend' | 'resume' | null;
 }
 
-/** What is shown of a device. */
+/** Contents of a device's row. */
 export interface IDeviceRow {
   readonly name: string;
-  /** How much of its memory is in use, in percent. */
+  /** Percentage of its memory in use. */
   readonly used: number;
   readonly occupancy: string;
-  /** How many wait for it. */
+  /** Number of sessions that wait for it. */
   readonly waiting: number;
 }
 
-/** A device and the sessions on it, or those that are on none. */
+/** A device and the sessions on it, or the sessions on no device. */
 export interface IGroup {
   readonly device: string | null;
   readonly sessions: readonly { readonly id: string; readonly mine: boolean }[];
@@ -51,15 +51,15 @@ export interface IGroup {
 /**
  * The rows of the panel.
  *
- * Note [Rows]: JupyterLab renders all items anew for each `runningChanged`, and each of them then
- * listens once more to its section, for ever. So that is told only when rows come, go or move;
- * of what changes in a row only that row is told, by `changed`, and only if it reads differently:
- * rows are the same objects until then.
+ * Note [Rows]: JupyterLab renders all items again for each `runningChanged`, and each of them then
+ * connects once more to its section's signal, permanently. So that signal is emitted only when rows
+ * are added, removed or moved. A change inside a row is reported only to that row, by `changed`,
+ * and only if its text differs: row objects stay the same until then.
  */
 export class Rows {
-  /** Emitted when rows come, go or move. */
+  /** Emitted when rows are added, removed or moved. */
   readonly moved = new Signal<this, void>(this);
-  /** Emitted when some rows read differently. */
+  /** Emitted when the text of some rows has changed. */
   readonly changed = new Signal<this, void>(this);
 
   constructor(
@@ -75,7 +75,7 @@ export class Rows {
     return this._groups;
   }
 
-  /** What is to be said besides, or instead, in a sentence; empty if nothing is. */
+  /** An additional message, or one in place of the rows, in a sentence; empty if there is none. */
   get note(): string {
     return this._note;
   }
@@ -88,7 +88,7 @@ export class Rows {
     return this._devices.get(id);
   }
 
-  /** What of a session's row can be searched for. */
+  /** Searchable texts of a session's row. */
   searched(id: string): string[] {
     const row = this._sessions.get(id);
     return row ? [row.name, row.owner, row.word, row.device] : [];
@@ -183,7 +183,7 @@ export class Rows {
   private _shape = '';
 }
 
-/** The rows of what there is: those that were there before, where they read the same. */
+/** Return the rows of the current items; rows with the same text are reused. */
 function renewed<T extends { id: string }, Row extends object>(
   before: ReadonlyMap<string, Row>,
   found: readonly T[],

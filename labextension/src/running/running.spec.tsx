@@ -55,7 +55,7 @@ function render(items: Items = manager.running({ mode: 'tree' })): void {
   flushSync(() => root.render(elements(items)));
 }
 
-/** What is read of an item, without what only those hear who cannot see it. */
+/** Visible text of an item, without the texts for screen readers. */
 const row = (id: string) => place.querySelector(`[data-context="${id}"] .jp-Sing-row`)!;
 const part = (id: string, name: string) =>
   row(id).querySelector(`.jp-Sing-row${name}`)?.textContent ?? null;

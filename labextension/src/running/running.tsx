@@ -18,10 +18,13 @@ import { type IGroup, Rows } from './rows';
 import { CommandIDs, DOMAIN, ISing, type ISingModel } from '../api/tokens';
 import { obstacle } from '../text/verbs';
 
-/** What is opened from the section's toolbar; more would leave its name no room. */
+/**
+ * The view that is opened from the section's toolbar; more buttons would leave no room for its
+ * name.
+ */
 const VIEW = { id: CommandIDs.openActivity, icon: activityIcon, label: '' };
 
-/** Adds the section "GPUs" to the panel of what runs. */
+/** Adds the section "GPUs" to the panel of running items. */
 export const running: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-sing:running',
   description: 'Shows devices and the sessions on them in the panel of what runs.',
@@ -42,7 +45,8 @@ export const running: JupyterFrontEndPlugin<void> = {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const manager = new RunningDevices(app.commands, sing.model, trans);
     managers.add(manager);
-    // The button of a command that another part has added since is hidden until it is told.
+    // The button of a command that another plugin has added later is hidden until this
+    // notification.
     void app.restored.then(
       () => app.commands.hasCommand(VIEW.id) && app.commands.notifyCommandChanged(VIEW.id)
     );
@@ -90,7 +94,7 @@ export class RunningDevices implements IRunningSessions.IManager {
     if (!note) {
       return items;
     }
-    // Below the devices, which stay where they are then; but a problem has to be seen.
+    // Below the devices, so that they do not move; but a problem must be visible.
     return this._model.problem ? [this._note(), ...items] : [...items, this._note()];
   }
 
@@ -109,14 +113,14 @@ export class RunningDevices implements IRunningSessions.IManager {
         );
   };
 
-  /** Nothing is shut down here: sessions with nothing to do are suspended. */
+  /** Suspends idle sessions: nothing is shut down here. */
   shutdownAll(): void {
     for (const session of this._idle()) {
       void this._commands.execute(CommandIDs.suspend, { session });
     }
   }
 
-  /** Ids of this user's sessions that have nothing to do, and need not stay. */
+  /** Ids of this user's sessions that are idle and not pinned. */
   private _idle(): string[] {
     return this._model.sessions
       .filter(each => each.state === 'idle' && !each.pinned)
@@ -181,7 +185,7 @@ export class RunningDevices implements IRunningSessions.IManager {
   private readonly _rows: Rows;
 }
 
-/** Hold something while a widget is visible. */
+/** Hold a resource while a widget is visible. */
 export function whileVisible(widget: Widget, hold: () => IDisposable): void {
   let held: IDisposable | undefined;
   const look = () => {
@@ -194,7 +198,7 @@ export function whileVisible(widget: Widget, hold: () => IDisposable): void {
   };
   MessageLoop.installMessageHook(widget, (_, { type }) => {
     if (/^(after-(show|hide|attach|detach)|close-request)$/.test(type)) {
-      queueMicrotask(look); // hooks come before the widget takes note
+      queueMicrotask(look); // hooks are called before the widget updates its state
     }
     return true;
   });

@@ -17,7 +17,7 @@ let shell: { currentWidget: object | null; currentChanged: Signal<object, void> 
 let clicked: HTMLElement | undefined;
 let opened: ReturnType<typeof vi.fn>;
 
-/** A notebook in front, whose kernel has an id. */
+/** The notebook in front, whose kernel has an id. */
 const notebook = (kernel: string) => ({
   id: `notebook-${kernel}`,
   sessionContext: { session: { kernel: { id: kernel } } }
@@ -60,7 +60,7 @@ afterEach(() => {
 
 const told = () => Notification.manager.notifications.map(each => [each.type, each.message]);
 
-/** Answer the dialog that is open, as soon as it is. */
+/** Answer the dialog as soon as it is open. */
 async function answer(label: string): Promise<HTMLElement> {
   const dialog = await vi.waitFor(() => {
     const found = document.querySelector<HTMLElement>('.jp-Dialog');
@@ -77,7 +77,7 @@ async function answer(label: string): Promise<HTMLElement> {
 const session = 'session-1';
 
 test.each([
-  // of these states, what can be done
+  // for each state, the possible actions
   ['running', ['suspend', 'migrate', 'checkpoint', 'pin']],
   ['idle', ['suspend', 'migrate', 'checkpoint', 'pin']],
   ['queued', ['suspend', 'migrate', 'checkpoint', 'pin']],

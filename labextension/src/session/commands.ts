@@ -15,10 +15,10 @@ import { CommandIDs, DOMAIN, ISing, type Session } from '../api/tokens';
 import { isMine, movedText, obstacle, type Verb } from '../text/verbs';
 import { bytesText, deviceName, sessionName, stateSentence } from '../text/words';
 
-/** The class of what a context menu about a session belongs to; `data-context` is the id. */
+/** CSS class of elements with a context menu for a session; `data-context` is its id. */
 export const SESSION_CLASS = 'jp-Sing-session';
 
-/** Restores into what a context menu was opened on. */
+/** Restores into the session on which a context menu was opened. */
 const RESTORE_HERE = 'jupyter_sing:restore-here';
 
 const PALETTE = [
@@ -30,7 +30,7 @@ const PALETTE = [
   CommandIDs.refresh
 ];
 
-/** Makes what can be done with sessions available to menus, the palette and other parts. */
+/** Makes actions on sessions available to menus, the palette and other parts. */
 export const commands: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-sing:commands',
   description: 'Commands that suspend, resume, move, pin and save device sessions.',
@@ -52,10 +52,10 @@ export const commands: JupyterFrontEndPlugin<void> = {
 };
 
 /**
- * The commands about sessions.
+ * The commands for sessions.
  *
- * They take the session from `session`, from what a context menu was opened on (`isContextMenu`),
- * or else from the notebook or console in front.
+ * They take the session from the argument `session`, from the element on which a context menu was
+ * opened (`isContextMenu`), or else from the notebook or console in front.
  */
 class Commands {
   constructor(
@@ -106,7 +106,7 @@ class Commands {
       execute: args => this._open(this._session(args)),
       describedBy: { args: SESSION_SCHEMA }
     });
-    // The command itself is the checkpoints' part, and knows nothing of this menu.
+    // The command itself belongs to the checkpoints plugin, which does not know this menu.
     this._app.commands.addCommand(RESTORE_HERE, {
       label: trans.__('Restore Checkpoint…'),
       caption: trans.__('Replace the variables of this notebook by those of a checkpoint'),
@@ -131,7 +131,7 @@ class Commands {
     this._follow();
   }
 
-  /** Add a command that is about a session. */
+  /** Add a command for a session. */
   private _add(id: string, verb: Verb, options: ISessionCommand): void {
     const { _trans: trans } = this;
     const why = (args: Args): string => {
@@ -163,7 +163,7 @@ class Commands {
     });
   }
 
-  /** The session that a command is about. */
+  /** Return the session for a command. */
   private _session(args: Args): Session | undefined {
     const { model } = this._sing;
     if (typeof args['session'] === 'string') {
@@ -242,7 +242,7 @@ class Commands {
     return made?.name;
   }
 
-  /** Await what is done to a session, and take over what it is then. */
+  /** Await an action on a session, and update the model with its result. */
   private async _do(
     { id }: Session,
     doing: Promise<Session>,
@@ -288,7 +288,7 @@ class Commands {
     }
   }
 
-  /** Have what shows the commands look again when they may have changed. */
+  /** Notify menus and other users of the commands when these may have changed. */
   private _follow(): void {
     const { _app: app } = this;
     const { model } = this._sing;
@@ -314,11 +314,11 @@ class Commands {
 type Args = ReadonlyPartialJSONObject;
 
 interface ISessionCommand {
-  /** In menus, and in the palette, where it has to say what it is about. */
+  /** For menus, and for the palette, where it has to name its object. */
   label: [string, string];
   caption: string;
   icon: LabIcon;
-  /** Why it cannot be done now, beside what `obstacle` says. */
+  /** Why it is not possible now, in addition to `obstacle`. */
   obstacle?: (session: Session) => string;
   isToggled?: (session: Session | undefined) => boolean;
   execute: (session: Session, args: Args) => Promise<unknown>;

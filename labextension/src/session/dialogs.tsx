@@ -8,7 +8,9 @@ import type { ISing, ISingModel, Session } from '../api/tokens';
 import { checkpointName, likelyTarget, roomOn, roomText } from '../text/verbs';
 import { deviceName, occupancyText, sessionName, usedPercent } from '../text/words';
 
-/** Ask whether a session that works is to be suspended; unless asking is not wanted. */
+/**
+ * Ask for confirmation before a running session is suspended, unless the user has disabled that.
+ */
 export async function mayBeSuspended(
   { settings }: ISing,
   session: Session,
@@ -34,7 +36,7 @@ export async function mayBeSuspended(
   return answer.button.accept;
 }
 
-/** Ask for the name of a new checkpoint: empty lets the daemon choose; null if none is wanted. */
+/** Ask for the name of a new checkpoint: empty lets the daemon choose; null if cancelled. */
 export async function askForName(
   session: Session,
   trans: TranslationBundle
@@ -49,7 +51,7 @@ export async function askForName(
   return answer.button.accept ? (answer.value ?? '').trim() : null;
 }
 
-/** Ask for a device to move a session to; null if it is to stay. */
+/** Ask for a device to which to move a session; null if cancelled. */
 export async function askForDevice(
   model: ISingModel,
   session: Session,
@@ -67,7 +69,7 @@ export async function askForDevice(
   return answer.button.accept ? answer.value : null;
 }
 
-/** Lets one choose among devices, and shows how full they are, as it changes. */
+/** A list to choose a device from, with the current memory use. */
 class DevicePicker extends ReactWidget implements Dialog.IBodyWidget<string | null> {
   constructor(
     private readonly _model: ISingModel,

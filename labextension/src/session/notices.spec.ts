@@ -51,7 +51,7 @@ const DIED = {
   command: '%sing restore evening'
 } as const;
 
-/** Do what the button of the newest notification does. */
+/** Press the button of the newest notification. */
 function press(): void {
   const [{ options }] = Notification.manager.notifications;
   options.actions![0].callback(new MouseEvent('click'));
@@ -81,7 +81,7 @@ test('nothing is restored when people hide what says that it will be', () => {
 });
 
 test.each([
-  // what it was, what is told, and of which kind a notification is
+  // state before, pinned, event's state and reason, and the kind of notification
   ['running', false, 'failed', 'Its device process died.', 'error'],
   ['running', false, 'suspended', 'Made room for b.ipynb. Resumes on request.', 'warning'],
   ['idle', true, 'suspended', 'The device is gone. Resumes when you run a cell.', 'warning'],

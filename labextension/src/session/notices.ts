@@ -7,10 +7,13 @@ import { CommandIDs, DOMAIN, ISing, type Session } from '../api/tokens';
 import { isMine } from '../text/verbs';
 import { readable, sessionName } from '../text/words';
 
-/** How a suspension begins that somebody asked for, see `jupyter_sing/server/routes.py` and its verbs. */
+/**
+ * Beginning of the reason of a requested suspension, see `jupyter_sing/server/routes.py` and its
+ * verbs.
+ */
 const ASKED_FOR = /^Suspended\b/;
 
-/** Tells people what nobody asked for. */
+/** Notifies users of events that they did not request. */
 export const notices: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-sing:notices',
   description: 'Notifies of kernels that died, and of sessions that could not go on.',
@@ -24,8 +27,8 @@ export const notices: JupyterFrontEndPlugin<void> = {
 };
 
 /**
- * Notifies of three things: a kernel died of which there is a checkpoint, a session has failed, and
- * one was suspended that worked, or was to stay on its device.
+ * Notifies of three things: a kernel that died has a checkpoint, a session has failed, or a session
+ * was suspended that was running or pinned.
  */
 class Notices {
   constructor(
@@ -44,7 +47,8 @@ class Notices {
         this._look(event, before);
       }
       const now = model.get(event.session);
-      // One that is gone is remembered: that its kernel died may be told after its end.
+      // A session that has ended is remembered: the event that its kernel died may come after its
+      // end.
       if (now) {
         this._known.set(now.id, now);
       }
@@ -53,7 +57,7 @@ class Notices {
       const died = this._known;
       remember();
       died.forEach((each, id) => this._known.has(id) || this._gone.set(id, each.name));
-      // Only what ended lately matters.
+      // Keep only the sessions that ended last.
       [...this._gone.keys()].slice(0, -GONE_MAX).forEach(id => this._gone.delete(id));
     });
   }
@@ -107,7 +111,7 @@ class Notices {
     });
   }
 
-  /** Restore a checkpoint into the kernel that takes the place of one that died, when it is there. */
+  /** Restore a checkpoint into the kernel that replaces one that died, as soon as it exists. */
   private _restore(kernel: string | undefined, died: string, name: string): void {
     const { model } = this._sing;
     const next = () => {
@@ -134,7 +138,7 @@ class Notices {
         restore(session);
       }
     };
-    // Whoever hides the notification has thought better of it.
+    // A user who hides the notification cancels the restore.
     const hidden = (_: unknown, change: Notification.IChange) => {
       if (change.type === 'removed' && change.notification.id === waiting) {
         stop();
@@ -152,10 +156,10 @@ class Notices {
   private readonly _gone = new Map<string, string>();
 }
 
-/** Whether somebody else than its owner has suspended a session. */
+/** True if another user than its owner has suspended a session. */
 function bySomebodyElse(session: Session): boolean {
   return !!session.suspended_by && session.suspended_by !== session.owner;
 }
 
-/** Of how many sessions that ended the name is remembered. */
+/** Number of ended sessions whose names are remembered. */
 const GONE_MAX = 50;

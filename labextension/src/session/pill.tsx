@@ -15,15 +15,15 @@ import { StateCard } from './statecard';
 import { CommandIDs, DOMAIN, ISing, type ISingModel, type Session } from '../api/tokens';
 import { shown, stateSentence, stateWord, unreachableWord } from '../text/words';
 
-/** The pill's name in settings of toolbars, see `schema/pill.json`. */
+/** The pill's name in toolbar settings, see `schema/pill.json`. */
 export const PILL = 'sing-state';
 
-/** The longest queue for whose number of digits a pill has room without growing. */
+/** The longest queue whose number fits into a pill without growing it. */
 const QUEUE_MAX = 9;
 
 /**
  * The state of a kernel's session, in the toolbar of its notebook or console; a click opens a
- * popover with all about it.
+ * popover with the details.
  */
 export class Pill extends ReactWidget {
   constructor(private readonly options: Pill.IOptions) {
@@ -35,11 +35,11 @@ export class Pill extends ReactWidget {
     model.changed.connect(this.update, this);
     context.kernelChanged.connect(this.update, this);
     context.statusChanged.connect(this.update, this);
-    // A connection that broke, or is back, is the first sign of it.
+    // A change of the connection is the first sign of an unreachable, or restarted, server.
     context.connectionStatusChanged.connect(() => void model.refresh());
   }
 
-  /** Of the notebook or console that it belongs to. */
+  /** Context of the notebook or console to which it belongs. */
   get context(): ISessionContext {
     return this.options.context;
   }
@@ -104,7 +104,7 @@ export namespace Pill {
   }
 }
 
-/** What a pill looks like. */
+/** Appearance of a pill. */
 export function PillButton(props: {
   session: Session | undefined;
   isBlank: boolean;
@@ -133,8 +133,8 @@ export function PillButton(props: {
     </>
   );
   if (isBlank) {
-    // It keeps its place, so that nothing else ever moves. Another element, as toolbars look for
-    // what can be focused only when elements come and go.
+    // It keeps its place, so that nothing else moves. It is another element, as toolbars look for
+    // focusable elements only when elements are added or removed.
     return (
       <span className="jp-SingPill-button jp-mod-blank" aria-hidden="true">
         {content}
@@ -150,7 +150,7 @@ export function PillButton(props: {
       aria-expanded={isOpen}
       aria-label={trans.__('%1: GPU session of this kernel', wordAndProgress(word, session, trans))}
       title={isOpen ? undefined : sentence}
-      // As other buttons of toolbars, it leaves the focus where people type.
+      // Like other toolbar buttons, it does not take the focus from where the user types.
       onMouseDown={event => event.preventDefault()}
       onClick={onClick}
     >
@@ -159,7 +159,7 @@ export function PillButton(props: {
   );
 }
 
-/** A thin bar while something takes its time; it moves where nobody knows how long. */
+/** A thin bar during long work; without a known progress, it is only animated. */
 function PillBar({ session }: { session: Session | undefined }): React.JSX.Element | null {
   const isMoving = ['restoring', 'migrating', 'preparing'].includes(session?.state ?? '');
   if (!session?.progress && !isMoving) {
@@ -183,13 +183,13 @@ function wordAndProgress(
 ): string {
   const done = fraction(session);
   const state = session?.pinned ? trans.__('%1, stays on GPU', word) : word;
-  // Of what is being prepared, the word says so.
+  // While preparing, the word for the state already includes the progress.
   return done === null || session?.state === 'preparing'
     ? state
     : trans.__('%1, %2 %', state, Math.round(100 * done));
 }
 
-/** All that a pill may say: it is as wide as the longest. */
+/** All words that a pill may show: it is as wide as the longest. */
 function allWords(trans: TranslationBundle): string[] {
   const states = Object.keys(stateIcons) as (keyof typeof stateIcons)[];
   const words = states
@@ -198,7 +198,7 @@ function allWords(trans: TranslationBundle): string[] {
   return [...words, stateWord(undefined, trans)];
 }
 
-/** All about a kernel's session. */
+/** Details of a kernel's session. */
 class StatePopover extends Popover {
   constructor(
     anchor: HTMLElement,
@@ -274,7 +274,7 @@ export const pill: JupyterFrontEndPlugin<void> = {
       pills.forEach(each => each.setHidden(!settings.get('showPill')))
     );
 
-    /** The pill of a session, else that of what people look at. */
+    /** The pill of a session, else that of the current notebook or console. */
     const find = (session: unknown): Pill | undefined => {
       const here = contextOf(shell.currentWidget);
       return [...pills].find(

@@ -22,7 +22,7 @@ import {
   unreachableWord
 } from '../text/words';
 
-/** How many neighbours are named. */
+/** Maximum number of neighbours shown by name. */
 const NAMED_MAX = 5;
 /** JupyterLab's own command; its panel has our section. */
 const SHOW_RUNNING_PANEL = 'running:show-panel';
@@ -32,11 +32,11 @@ export interface IStateCardProps {
   session: Session | undefined;
   commands: CommandRegistry;
   trans: TranslationBundle;
-  /** Called before a command that leads elsewhere. */
+  /** Called before a command that opens another view. */
   onLeave: () => void;
 }
 
-/** What a kernel's session does, with whom it shares its device, and what can be done about it. */
+/** The state of a kernel's session, the other sessions on its device, and the possible actions. */
 export function StateCard(props: IStateCardProps): React.JSX.Element {
   const { model, session, trans } = props;
   const device = model.devices.find(each => each.id === session?.device);
@@ -79,7 +79,7 @@ export function StateCard(props: IStateCardProps): React.JSX.Element {
   );
 }
 
-/** Nobody knows what a session does while the server does not answer. */
+/** Shown while the server does not answer: the session's state is unknown. */
 function Unreachable({ trans }: { trans: TranslationBundle }): React.JSX.Element {
   const Icon = stateIcons.unreachable.react;
   return (
@@ -100,7 +100,7 @@ function StateIcon({ session }: { session: Session | undefined }): React.JSX.Ele
   return <Icon tag="span" className="jp-SingCard-icon" />;
 }
 
-/** What holds for longer than a turn: what is read out when it changes. */
+/** Text that stays the same across turns: it is announced by screen readers when it changes. */
 function standing(session: Session | undefined, word: string, trans: TranslationBundle): string {
   return session?.shared
     ? sharingText(session.shared, trans)
@@ -111,7 +111,7 @@ function capitalized(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/** What to do about a kernel without a session. */
+/** Help for a kernel without a session. */
 function Remedy({ trans }: { trans: TranslationBundle }): React.JSX.Element {
   return (
     <p className="jp-SingCard-minor">
@@ -122,7 +122,7 @@ function Remedy({ trans }: { trans: TranslationBundle }): React.JSX.Element {
   );
 }
 
-/** When it is the session's turn: counts down between two estimates. */
+/** The session's turn: counts down between two estimates. */
 function Turn(props: { session: Session; trans: TranslationBundle }): React.JSX.Element {
   const { session, trans } = props;
   const left = useCountdown(session);
@@ -136,10 +136,10 @@ function Turn(props: { session: Session; trans: TranslationBundle }): React.JSX.
   return <p className="jp-SingCard-turn">{text}</p>;
 }
 
-/** Seconds that are left of a session's expected wait. */
+/** Seconds left of a session's expected wait. */
 function useCountdown(session: Session): number | null {
   const [now, setNow] = React.useState(Date.now);
-  // Whatever is told of a session makes a new object, with a new estimate.
+  // Each update of a session makes a new object, with a new estimate.
   const told = React.useRef({ session, at: now });
   if (told.current.session !== session) {
     told.current = { session, at: Date.now() };
@@ -154,7 +154,7 @@ function useCountdown(session: Session): number | null {
     : session.expected_wait - Math.max(0, now - told.current.at) / 1000;
 }
 
-/** What is being stored, read or prepared, and how far that is. */
+/** Work in progress (save, restore or preparation), and its progress. */
 function Work(props: { session: Session; trans: TranslationBundle }): React.JSX.Element | null {
   const { session, trans } = props;
   if (!session.progress) {
@@ -186,7 +186,7 @@ function Work(props: { session: Session; trans: TranslationBundle }): React.JSX.
   );
 }
 
-/** How full its device is, and by whom. */
+/** Memory use of its device, and the sessions that cause it. */
 function Occupancy(props: {
   session: Session;
   device: Device;
@@ -243,14 +243,14 @@ function Occupancy(props: {
 interface IAction {
   command: string;
   label: string;
-  /** What else may be written there: the button is as wide as the longest. */
+  /** Other texts of the button, which is as wide as the longest. */
   room?: string[];
   pressed?: boolean;
-  /** Why it cannot be done now; empty if it can. */
+  /** Why the action is not possible now; empty if it is. */
   why: string;
 }
 
-/** What can be done to a session; what cannot be done now says why. */
+/** Actions on a session; an action that is not possible now shows why. */
 function Actions(props: IStateCardProps & { session: Session }): React.JSX.Element | null {
   const { commands, session, trans } = props;
   const reasons = React.useId();
@@ -275,7 +275,7 @@ function Actions(props: IStateCardProps & { session: Session }): React.JSX.Eleme
     .filter(each => commands.hasCommand(each.command))
     .map(each => ({
       ...each,
-      // The caption of a command that cannot be executed says why.
+      // The caption of a disabled command says why it is disabled.
       why: commands.isEnabled(each.command, args) ? '' : commands.caption(each.command, args)
     }));
   const whys = [...new Set(actions.map(each => each.why).filter(Boolean))];
@@ -286,7 +286,7 @@ function Actions(props: IStateCardProps & { session: Session }): React.JSX.Eleme
           const isDisabled = why !== '' || doing.has(command);
           return (
             <button
-              // One button, which keeps the focus when what it does has changed what it says.
+              // The same button, so that it keeps the focus when its action changes its label.
               key={command === CommandIDs.resume ? CommandIDs.suspend : command}
               type="button"
               className="jp-SingCard-button"
@@ -317,7 +317,7 @@ function Actions(props: IStateCardProps & { session: Session }): React.JSX.Eleme
   );
 }
 
-/** Ways to views that show more. */
+/** Links to views with more details. */
 function Links(props: IStateCardProps): React.JSX.Element {
   const { commands, trans, onLeave } = props;
   const links = [
@@ -345,7 +345,7 @@ function Links(props: IStateCardProps): React.JSX.Element {
   );
 }
 
-/** Execute a command; commands themselves tell people what failed. */
+/** Execute a command; commands themselves notify the user of failures. */
 async function execute(
   commands: CommandRegistry,
   command: string,

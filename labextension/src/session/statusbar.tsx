@@ -13,12 +13,15 @@ import { type Device, DOMAIN, ISing, type ISingModel } from '../api/tokens';
 
 /** JupyterLab's own command; its panel has our section. */
 const SHOW_RUNNING_PANEL = 'running:show-panel';
-/** Before the kernel's state, which changes its width all the time; this does not. */
+/** Before the kernel's state, whose width changes often; the width of this item does not. */
 const RANK = 0.5;
 
-/** How full the device of the current notebook is, else all devices, and how many wait. */
+/**
+ * Memory use of the current notebook's device, or of all devices, and the number of waiting
+ * sessions.
+ */
 export class StatusItem extends ReactWidget {
-  /** Emitted when something may have changed of what it says, or whether it says anything. */
+  /** Emitted when its text, or whether it is shown, may have changed. */
   readonly changed = new Signal<this, void>(this);
 
   constructor(private readonly options: StatusItem.IOptions) {
@@ -26,7 +29,7 @@ export class StatusItem extends ReactWidget {
     options.model.changed.connect(this._onChange, this);
   }
 
-  /** The kernel of which to show the device; none: all devices are shown. */
+  /** The kernel whose device is shown; undefined: all devices are shown. */
   set context(context: ISessionContext | undefined) {
     if (context === this._context) {
       return;
@@ -37,7 +40,7 @@ export class StatusItem extends ReactWidget {
     this._onChange();
   }
 
-  /** Whether there is anything to say. */
+  /** True if there is anything to show. */
   get isActive(): boolean {
     const { devices, sessions } = this.options.model;
     return devices.length > 0 && sessions.length > 0;

@@ -1,6 +1,6 @@
 import type { Activity, DeviceActivity, Happening, Span } from '../activity/data/data';
 
-/** Numbers that look random and are the same each time. */
+/** Pseudorandom numbers, the same each time. */
 export function randomOf(seed: number): () => number {
   let state = seed >>> 0;
   return () => {
@@ -24,10 +24,10 @@ const PEOPLE: readonly (readonly [string, string, number])[] = [
 ];
 
 /**
- * Make up the record of a day: notebooks that compute, wait for each other, are moved and saved;
- * in the night only what computes for long.
+ * Make up the record of a day: notebooks that compute, wait for each other, are moved and saved; at
+ * night only long computations.
  *
- * @param until - The end of the day, in seconds of the epoch.
+ * @param until - The end of the day, in seconds since the epoch.
  * @param spanCount - About how many spans there are on all devices.
  */
 export function aDay(options: {
@@ -63,7 +63,7 @@ export function aDay(options: {
 
   const mean = (86_400 * count) / spanCount;
   devices.forEach((_, device) => {
-    // Two notebooks at a time take turns, and when one has been away for long another comes.
+    // Two notebooks at a time take turns; when one has been away for long, another one replaces it.
     const resident = [device % PEOPLE.length, (device + count) % PEOPLE.length];
     let at = since + random() * 600;
     let turn = 0;
@@ -143,7 +143,7 @@ function pick(random: () => number, resident: readonly number[]): number[] {
   return [others[Math.floor(random() * others.length)]];
 }
 
-/** Put spans in order, without two of one session at a time, and make up memory and queue. */
+/** Sort spans, so that no two spans of a session overlap, and make up memory and queue. */
 function settle(device: DeviceActivity, random: () => number, scale: number, until: number): void {
   const endsOf = new Map<string, number>();
   device.held = device.held

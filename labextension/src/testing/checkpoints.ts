@@ -1,6 +1,6 @@
 import type { Checkpoint } from '../api/tokens';
 
-/** A checkpoint as the server describes one, with what a test says of it. */
+/** A checkpoint as the server describes one, with a test's values. */
 export function aCheckpoint(told: Partial<Checkpoint> = {}): Checkpoint {
   return {
     name: 'before-lunch',
@@ -27,7 +27,7 @@ export function aCheckpoint(told: Partial<Checkpoint> = {}): Checkpoint {
   };
 }
 
-/** One that cannot be read. */
+/** A checkpoint that cannot be read. */
 export const damaged: Checkpoint = {
   name: 'torn',
   created: '',

@@ -1,26 +1,26 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
 import { Signal } from '@lumino/signaling';
 
-/** The context of a notebook whose kernel is what a test says. */
+/** The context of a notebook, with a kernel that the test sets. */
 export class FakeContext {
   readonly kernelChanged = new Signal<this, void>(this);
   readonly statusChanged = new Signal<this, void>(this);
   readonly connectionStatusChanged = new Signal<this, string>(this);
   session: { kernel: { id: string; status: string } } | null = null;
 
-  /** Have a kernel. */
+  /** Set a kernel. */
   start(id: string, status = 'idle'): void {
     this.session = { kernel: { id, status } };
     this.kernelChanged.emit();
   }
 
-  /** Have none. */
+  /** Remove the kernel. */
   stop(): void {
     this.session = null;
     this.kernelChanged.emit();
   }
 
-  /** As the interface that it has a part of. */
+  /** This object as the interface that it implements in part. */
   get asContext(): ISessionContext {
     return this as unknown as ISessionContext;
   }

@@ -3,16 +3,16 @@ import { Signal } from '@lumino/signaling';
 import type { ISessionEvent } from '../api/stream';
 import type { Device, ISingModel, Session } from '../api/tokens';
 
-/** A model that knows what a test says, and tells changes at once. */
+/** A model with a test's data, which emits changes at once. */
 export class FakeModel implements ISingModel {
   readonly changed = new Signal<this, void>(this);
   readonly told = new Signal<this, ISessionEvent>(this);
   isReady = true;
   problem = '';
   isUnreachable = false;
-  /** How many observe. */
+  /** Number of observers. */
   observers = 0;
-  /** How often it was asked to refresh. */
+  /** Number of refresh requests. */
   refreshes = 0;
 
   constructor(
@@ -36,7 +36,7 @@ export class FakeModel implements ISingModel {
     this.put(session);
   }
 
-  /** Have a session in the place of the one with its id, or besides the others. */
+  /** Add a session, or replace the one with its id. */
   put(session: Session): void {
     const others = this.sessions.filter(each => each.id !== session.id);
     this.sessions = [...others, session];

@@ -1,6 +1,6 @@
 import type { Device, Session } from '../api/tokens';
 
-/** A session as the server describes one, with what a test says of it. */
+/** A session as the server describes one, with a test's values. */
 export function aSession(told: Partial<Session> = {}): Session {
   return {
     id: 'session-1',

@@ -1,4 +1,4 @@
-// What JupyterLab's packages expect of a browser and jsdom does not have.
+// Browser interfaces that JupyterLab's packages need and jsdom lacks.
 globalThis.DragEvent ??= class extends MouseEvent {} as unknown as typeof DragEvent;
 globalThis.ResizeObserver ??= class {
   observe(): void {}

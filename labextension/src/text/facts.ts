@@ -2,24 +2,28 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Device, Session } from '../api/tokens';
 import { deviceName, momentText, occupancyText, secondsText } from './words';
 
-/** Those who have state on a device, apart from one session: its neighbours. */
+/** Return the neighbours of a session: other sessions with state on its device. */
 export function neighbours(session: Session, sessions: readonly Session[]): Session[] {
   return sessions.filter(
     each => each.id !== session.id && each.device === session.device && isOnDevice(each)
   );
 }
 
-/** Whether a session takes room on its device now; `device` alone says where it belongs. */
+/**
+ * True if a session uses memory on its device now; `device` alone only names the assigned device.
+ */
 export function isOnDevice(session: Session): boolean {
   return session.memory > 0 || ['running', 'restoring', 'migrating'].includes(session.state);
 }
 
-/** Whether a session waits for others: who takes turns with them has its device as they have. */
+/**
+ * True if a session waits for others. One that takes turns with them has the device as they have.
+ */
 export function isWaiting(session: Session): boolean {
   return session.state === 'queued' && !session.shared;
 }
 
-/** How many wait for a device, or for any. */
+/** Return how many sessions wait for a device, or for any. */
 export function waitingCount(sessions: readonly Session[], device?: Device): number {
   return sessions.filter(
     each => isWaiting(each) && (device === undefined || each.device === device.id)
@@ -27,10 +31,9 @@ export function waitingCount(sessions: readonly Session[], device?: Device): num
 }
 
 /**
- * Say when it is the turn of a session that waits: `You are next, about 4 s`.
+ * Describe the turn of a waiting session: `You are next, about 4 s`.
  *
- * @param left - Seconds that are left of what was expected, less than none if it is overdue;
- *   null if nobody can say.
+ * @param left - Seconds left of the expected wait, negative if it is overdue; null if unknown.
  */
 export function queueText(position: number, left: number | null, trans: TranslationBundle): string {
   const place =
@@ -46,15 +49,20 @@ export function queueText(position: number, left: number | null, trans: Translat
     : trans.__('%1, about %2', place, secondsText(left, trans));
 }
 
-/** A sentence of the daemon's without the turn that `queueText` says, which changes all the time. */
+/**
+ * Return a sentence of the daemon without the turn that `queueText` describes, which changes often.
+ */
 export function withoutTurn(sentence: string): string {
   return sentence.replace(/ (?:You are next|Place \d+ in the queue)[^.]*\./, '');
 }
 
-/** By how much an expectation may be wrong before that is said. */
+/** Error of an estimate, in seconds, above which the wait is shown as overdue. */
 const OVERDUE_SECONDS = 3;
 
-/** Say which checkpoint gives a session's notebook back: `Last checkpoint: 10:42, automatic`. */
+/**
+ * Describe the checkpoint from which a session's notebook can be restored: `Last checkpoint: 10:42,
+ * automatic`.
+ */
 export function checkpointText(
   session: Session,
   now: Date,
@@ -72,7 +80,9 @@ export function checkpointText(
     : trans.__('Last checkpoint: %1, %2', made, how);
 }
 
-/** What a session lacks of what its tier promises, where its state says other things; or empty. */
+/**
+ * Describe what a session lacks of its tier's guarantee, if its state does not show it; or empty.
+ */
 export function shortfallText(session: Session, trans: TranslationBundle): string {
   const { shared, served_as: tier, promised } = session;
   return shared && promised === 0 && (tier === 'premium' || tier === 'standard')
@@ -80,7 +90,10 @@ export function shortfallText(session: Session, trans: TranslationBundle): strin
     : '';
 }
 
-/** Say how full devices are, and how many wait: `GPU 1: 12.0 GiB of 80.0 GiB · 2 waiting`. */
+/**
+ * Describe the memory use of devices, and how many sessions wait: `GPU 1: 12.0 GiB of 80.0 GiB · 2
+ * waiting`.
+ */
 export function devicesText(
   devices: readonly Device[],
   waiting: number,
@@ -104,7 +117,7 @@ export function devicesText(
     : trans.__('%1 · %2', text, trans._n('%1 waiting', '%1 waiting', waiting, waiting));
 }
 
-/** The longest that `devicesText` says of devices, as far as these stay. */
+/** Return the longest texts of `devicesText` for these devices. */
 export function devicesTextsMax(devices: readonly Device[], trans: TranslationBundle): string[] {
   const total = devices.reduce((sum, each) => sum + each.memory_total, 0);
   const [first, ...others] = devices.map(each => ({ ...each, memory_used: 0 }));
@@ -114,5 +127,5 @@ export function devicesTextsMax(devices: readonly Device[], trans: TranslationBu
   );
 }
 
-/** The longest queue for whose number there is room. */
+/** The longest queue whose number has reserved space. */
 const WAITING_MAX = 9;

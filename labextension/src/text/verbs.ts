@@ -2,21 +2,21 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Device, Session, SessionState } from '../api/tokens';
 import { deviceName } from './words';
 
-/** What can be asked of a session. */
+/** Actions on a session. */
 export type Verb = 'suspend' | 'resume' | 'migrate' | 'checkpoint' | 'pin';
 
-/** States of which the end is to be awaited before anything else is asked. */
+/** States that must end before another action is possible. */
 const UNDERWAY: readonly SessionState[] = ['restoring', 'migrating'];
 
-/** Whether a session is this user's: of others' the server gives no reasons. */
+/** True if a session is this user's: for other users' sessions the server sends no reason. */
 export function isMine(session: Session): boolean {
   return session.reason !== '';
 }
 
 /**
- * Why something cannot be asked of a session now, in a sentence; empty if it can.
+ * Why an action on a session is not possible now, in a sentence; empty if it is.
  *
- * @param session - If the kernel has one.
+ * @param session - The kernel's session, if it has one.
  */
 export function obstacle(
   verb: Verb,
@@ -38,14 +38,14 @@ export function obstacle(
   return verb === 'pin' || verb === 'checkpoint' ? '' : misfit(verb, session, trans);
 }
 
-/** What has to end before anything else is asked. */
+/** Work that must end before another action is possible. */
 const unfinished = (trans: TranslationBundle) => ({
   restore: trans.__('A checkpoint is being restored.'),
   checkpoint: trans.__('A checkpoint is being saved.'),
   prepare: trans.__('GPU support is being compiled.')
 });
 
-/** Why a session's state does not allow to move it, onto, off or between devices. */
+/** Why a session's state does not allow moving it onto, off or between devices. */
 function misfit(
   verb: Verb,
   { state, worker_pid: worker }: Session,
@@ -70,10 +70,10 @@ function misfit(
   return '';
 }
 
-/** What one would find who moves a session to a device. */
+/** Memory that a session would find on a device. */
 export type Room = 'here' | 'room' | 'full' | 'small';
 
-/** Say whether a device has room for a session. */
+/** Return whether a device has free memory for a session. */
 export function roomOn(device: Device, session: Session): Room {
   if (device.id === session.device) {
     return 'here';
@@ -98,7 +98,7 @@ export function roomText(room: Room, trans: TranslationBundle): string {
   }
 }
 
-/** The device that people most likely want a session moved to: the emptiest that has room. */
+/** Return the most likely target of a migration: the emptiest device with enough memory. */
 export function likelyTarget(devices: readonly Device[], session: Session): Device | undefined {
   const free = (device: Device) => device.memory_total - device.memory_used;
   const order: Room[] = ['room', 'full'];
@@ -110,7 +110,7 @@ export function likelyTarget(devices: readonly Device[], session: Session): Devi
     )[0];
 }
 
-/** A name for a new checkpoint of a session: what, and when. */
+/** Return a name for a new checkpoint of a session: notebook and time. */
 export function checkpointName(session: Session, now: Date): string {
   const stem = (session.name.split('/').pop() ?? '')
     .replace(/\.ipynb$/, '')
@@ -123,7 +123,7 @@ export function checkpointName(session: Session, now: Date): string {
   return `${stem || 'notebook'}-${day}-${time}`;
 }
 
-/** The device a session was moved to, in a sentence. */
+/** Describe the device to which a session was moved, in a sentence. */
 export function movedText(session: Session, name: string, trans: TranslationBundle): string {
   return trans.__('%1 is now on %2.', name, session.device ? deviceName(session.device) : '');
 }

@@ -2,13 +2,14 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Shown } from '../ui/icons';
 import type { Device, Session } from '../api/tokens';
 
-/** What a state is read from: of a session, or of a part of its past. */
+/** Properties from which a state is read: of a session, or of a part of its past. */
 type Stated = Pick<Session, 'state'> &
   Partial<Pick<Session, 'queue_position' | 'shared' | 'progress'>>;
 
-/** What to show of a kernel's session, if it has one. */
+/** Return what to show for a kernel's session, if it has one. */
 export function shown(session: Stated | undefined): Shown {
-  // Who takes turns is shown as that, and not whose turn it is: that changes each second or two.
+  // A session that takes turns is shown as sharing, not by its turn: that changes every second or
+  // two.
   return session?.shared ? 'running' : (session?.state ?? 'cpu');
 }
 
@@ -16,7 +17,7 @@ function queuedWord(place: number, trans: TranslationBundle): string {
   return place === 1 ? trans.__('Queued, next') : trans.__('Queued, place %1', place);
 }
 
-/** What is said instead of a state while the server does not answer. */
+/** Text in place of a state while the server does not answer. */
 export function unreachableWord(trans: TranslationBundle): string {
   return trans.__('Server unreachable');
 }
@@ -54,7 +55,9 @@ export function stateWord(session: Stated | undefined, trans: TranslationBundle)
   }
 }
 
-/** What happens next, in a sentence; other users' sessions say nothing of it themselves. */
+/**
+ * Describe what happens next, in a sentence; other users' sessions have no sentence of their own.
+ */
 export function stateSentence(session: Session | undefined, trans: TranslationBundle): string {
   if (session === undefined) {
     return trans.__('This kernel has no GPU session: it runs on the CPU.');
@@ -69,8 +72,8 @@ export function stateSentence(session: Session | undefined, trans: TranslationBu
 }
 
 /**
- * A name as it is but for what is no part of one: characters that control, or change the order of
- * the text around it, are written as in the command line (`escaped` of `kernelproxy/common/readable.py`).
+ * Return a name with control characters and characters that change the text direction escaped, as
+ * in the command line (`escaped` of `kernelproxy/common/readable.py`).
  */
 export function escaped(text: string): string {
   return text.replace(CONTROL, found => {
@@ -85,7 +88,7 @@ function hex(code: number, digits: number): string {
   return code.toString(16).padStart(digits, '0');
 }
 
-/** With whom a session takes turns: `Sharing GPU 1 with bob and 1 more`. */
+/** Describe with whom a session takes turns: `Sharing GPU 1 with bob and 1 more`. */
 export function sharingText(
   { devices, with: others }: NonNullable<Session['shared']>,
   trans: TranslationBundle
@@ -100,7 +103,7 @@ export function sharingText(
   return trans.__('Sharing %1 with %2', where, whom);
 }
 
-/** What a session gets of what it shares: `my share 50 %`. */
+/** Describe a session's share of what it shares: `my share 50 %`. */
 export function shareText(
   { share }: NonNullable<Session['shared']>,
   trans: TranslationBundle
@@ -109,10 +112,10 @@ export function shareText(
 }
 
 /**
- * When it is the turn of a session that takes turns.
+ * Describe the turn of a session that takes turns.
  *
- * @param place - Among those who wait; null if it is its turn.
- * @param left - Seconds; null if nobody can say.
+ * @param place - Place among the waiting sessions; null if it is its turn.
+ * @param left - Seconds; null if unknown.
  */
 export function turnText(
   place: number | null | undefined,
@@ -130,14 +133,14 @@ export function turnText(
     : trans.__('next turn in about %1', secondsText(left, trans));
 }
 
-/** A sentence beside the word for the state, which it need not say again. */
+/** Return a sentence to show beside the word for the state, without repeating that word. */
 export function sentenceBeside(word: string, sentence: string): string {
   return sentence.startsWith(`${word}. `) ? sentence.slice(word.length + 2) : sentence;
 }
 
 /**
- * A sentence of the daemon's as people read it: it holds moments as they are in every zone
- * (`2026-11-23T09:12Z`), and these become times of the browser's clock, of other days with the date.
+ * Return a sentence of the daemon in user-facing form: its UTC times (`2026-11-23T09:12Z`) become
+ * times of the browser's clock, with the date if it is another day.
  */
 export function readable(sentence: string, now = new Date(), language = pageLanguage()): string {
   return sentence.replace(MOMENT, found => momentText(new Date(found), now, language));
@@ -145,7 +148,7 @@ export function readable(sentence: string, now = new Date(), language = pageLang
 
 const MOMENT = /\b\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d)/g;
 
-/** A time of today; of other days the date, too. */
+/** Format a time of today; for other days include the date. */
 export function momentText(moment: Date, now: Date, language: string | undefined): string {
   const isToday = moment.toDateString() === now.toDateString();
   return new Intl.DateTimeFormat(language || undefined, {
@@ -195,7 +198,7 @@ export function secondsText(seconds: number, trans: TranslationBundle): string {
       : trans.__('%1 h', Number((seconds / 3600).toFixed(1)));
 }
 
-/** What people call a session: its notebook's name, without directories. */
+/** User-facing name of a session: its notebook's name, without directories. */
 export function sessionName(
   session: Pick<Session, 'name' | 'owner'>,
   trans: TranslationBundle
@@ -206,7 +209,7 @@ export function sessionName(
   );
 }
 
-/** What people call a device: `GPU 1`, `Simulated GPU 0`. */
+/** User-facing name of a device: `GPU 1`, `Simulated GPU 0`. */
 export function deviceName(id: string): string {
   const [kind, number] = id.split(':');
   return kind === 'cuda' ? `GPU ${number}` : kind === 'cpu' ? `Simulated GPU ${number}` : id;

@@ -1,10 +1,13 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 import type { SessionState } from '../api/tokens';
 
-/** What is shown of a session: its state, that its kernel has none, or that nobody can say. */
+/**
+ * What is shown for a session: its state, that its kernel has no session, or that the server is
+ * unreachable.
+ */
 export type Shown = SessionState | 'cpu' | 'unreachable';
 
-// Shapes of 16 by 16, told apart without colours; `jp-icon3` follows the theme.
+// Shapes of 16 by 16 that can be distinguished without colours; `jp-icon3` follows the theme.
 const SHAPES: Record<Shown, string> = {
   running: '<path d="M4 2.5v11l9.5-5.5z"/>',
   idle: '<path d="M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zm0 1.5a4.5 4.5 0 1 1 0 9 4.5 4.5 0 0 1 0-9z"/>',
@@ -40,7 +43,7 @@ export const activityIcon = icon(
   '<path d="M1 2.500h6V5H1zm4 4.200h10v2.500H5zM2.5 11H11v2.500H2.500z"/>'
 );
 
-/** A box to keep things in. */
+/** A box, for checkpoints. */
 export const checkpointIcon = icon(
   'checkpoint',
   '<path d="M1.5 2h13v4h-1v8h-11V6h-1zM3 3.500v1h10v-1zM4 6v6.500h8V6zm2 1.500h4V9H6z" fill-rule="evenodd"/>'

@@ -2,9 +2,9 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import React from 'react';
 
 /**
- * How much of a device's memory is in use, as a bar.
+ * Use of a device's memory, as a bar.
  *
- * @param props - The device's name, how many percent are in use, and the same in words.
+ * @param props - The device's name, the percentage in use, and the same in words.
  */
 export function MemoryBar(props: {
   device: string;

@@ -4,12 +4,12 @@ import { type ISignal, Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 import * as React from 'react';
 
-/** Pixels between a popover and what it belongs to. */
+/** Pixels between a popover and its anchor. */
 const GAP = 4;
 /** Pixels between a popover and the edges of the window. */
 const MARGIN = 8;
 
-/** Where a popover is, in pixels of the window. */
+/** Position of a popover, in pixels of the window. */
 export interface IPlace {
   left: number;
   top: number;
@@ -36,14 +36,14 @@ export function place(
 }
 
 /**
- * A dialog beside what it belongs to, its anchor. It takes the focus, and gives it back when it is
- * closed by the keyboard. Escape, a click elsewhere and a focus elsewhere close it; whoever owns it
- * closes it when its anchor disappears.
+ * A dialog beside an element, its anchor. It takes the focus, and returns it when it is closed by
+ * the keyboard. Escape, a click elsewhere and a focus elsewhere close it; its owner closes it when
+ * the anchor disappears.
  */
 export abstract class Popover extends ReactWidget {
   /**
-   * @param anchor - What it belongs to.
-   * @param label - What assistive technology calls it.
+   * @param anchor - The element to which it belongs.
+   * @param label - Its name for assistive technology.
    */
   constructor(
     private readonly anchor: HTMLElement,
@@ -51,7 +51,8 @@ export abstract class Popover extends ReactWidget {
   ) {
     super();
     this.addClass('jp-SingPopover');
-    // Styles of JupyterLab hold within such a container only, and this is outside of its shell.
+    // JupyterLab's styles apply only within such a container, and this element is outside of its
+    // shell.
     this.addClass('jp-ThemedContainer');
     this.node.setAttribute('role', 'dialog');
     this.node.setAttribute('aria-label', label);
@@ -76,14 +77,12 @@ export abstract class Popover extends ReactWidget {
     const isSome = active instanceof HTMLElement && active !== document.body;
     this._before = isSome ? active : this.anchor.querySelector('button');
     Widget.attach(this, document.body);
-    // Not a button of it: whoever still holds Enter must not press one.
+    // Focus the dialog and not one of its buttons: a user who still holds Enter must not press one.
     this.node.focus({ preventScroll: true });
     this._toggled.emit(true);
   }
 
-  /**
-   * @param giveBack - Whether to focus what was focused before.
-   */
+  /** @param giveBack - Whether to focus the element that was focused before. */
   dismiss(giveBack = true): void {
     if (!this.isOpen) {
       return;
@@ -101,7 +100,7 @@ export abstract class Popover extends ReactWidget {
     super.dispose();
   }
 
-  /** What it shows. */
+  /** Its content. */
   protected abstract content(): React.ReactElement;
 
   protected override render(): React.ReactElement {
@@ -137,7 +136,7 @@ export abstract class Popover extends ReactWidget {
     document.addEventListener('pointerdown', this, true);
     window.addEventListener('scroll', this, true);
     window.addEventListener('resize', this);
-    // A toolbar changes its size, and its place, when a panel beside it is opened.
+    // A toolbar's size and position change when a panel beside it is opened.
     const toolbar = this.anchor.closest('.jp-Toolbar');
     [this.anchor, toolbar].forEach(each => each && this._resized.observe(each));
     this._follow();
@@ -159,7 +158,7 @@ export abstract class Popover extends ReactWidget {
       event.stopPropagation();
       this.dismiss();
     } else if (event.key === 'Tab') {
-      // It is at the end of the page: without this, the focus would leave it for nowhere.
+      // The dialog is at the end of the page: without this, the focus would move out of the page.
       const stops = [...this.node.querySelectorAll<HTMLElement>('button, [href]')];
       const at = stops.indexOf(document.activeElement as HTMLElement);
       const next = event.shiftKey ? (at <= 0 ? stops.length : at) - 1 : (at + 1) % stops.length;
@@ -180,7 +179,10 @@ export abstract class Popover extends ReactWidget {
     style.maxHeight = `${Math.floor(maxHeight)}px`;
   }
 
-  /** Whether it is here, or in a dialog that was opened from here and gives the focus back. */
+  /**
+   * True if a node is in this popover, or in a dialog that was opened from it and returns the
+   * focus.
+   */
   private _isOurs(node: Node): boolean {
     const element = node instanceof Element ? node : node.parentElement;
     return [this.node, this.anchor].some(each => each.contains(node)) || isInDialog(element);
@@ -191,7 +193,7 @@ export abstract class Popover extends ReactWidget {
   private _before: HTMLElement | null = null;
 }
 
-/** Tells when what it holds was rendered and can be measured, before that is painted. */
+/** Calls back when its children were rendered and can be measured, before they are painted. */
 function Measured(props: React.PropsWithChildren<{ onRendered: () => void }>): React.JSX.Element {
   React.useLayoutEffect(props.onRendered);
   return <>{props.children}</>;

@@ -1,8 +1,8 @@
 import * as React from 'react';
 
 /**
- * Makes a `jp-SingRoom` as wide as the widest of some texts, so that nothing beside it moves when
- * another of them is shown. Neither seen nor read out.
+ * Makes a `jp-SingRoom` as wide as the widest of some texts, so that its neighbours do not move
+ * when another of these texts is shown. Hidden from view and from screen readers.
  */
 export function Room(props: { for: readonly string[] }): React.JSX.Element {
   return (

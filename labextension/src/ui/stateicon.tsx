@@ -2,10 +2,10 @@ import React from 'react';
 import { type Shown, stateIcons } from './icons';
 
 /**
- * The icon of a state, where there are many of them.
+ * The icon of a state, for places with many icons.
  *
- * Of those of JupyterLab each reads its SVG anew whenever it is rendered, and another state is
- * another component. Here one attribute changes.
+ * JupyterLab's icons parse their SVG at each render, and another state is another component. Here
+ * only one attribute changes.
  */
 export function StateIcon(props: { shown: Shown }): React.JSX.Element {
   return (
@@ -17,7 +17,7 @@ export function StateIcon(props: { shown: Shown }): React.JSX.Element {
 
 type Shape = Pick<React.SVGProps<SVGPathElement>, 'd' | 'fillRule' | 'transform'>;
 
-/** The one path that the icon of a state consists of. */
+/** Return the single path of a state's icon. */
 function shapeOf(shown: Shown): Shape {
   return (shapes[shown] ??= readShape(stateIcons[shown].svgstr));
 }

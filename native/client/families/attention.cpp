@@ -21,12 +21,12 @@ namespace sing::client {
 
 namespace {
 
-// SDPBackend of ATen/native/transformers/sdp_utils_cpp.h.
+// Values of SDPBackend in ATen/native/transformers/sdp_utils_cpp.h.
 constexpr int64_t kMath = 0;
 constexpr int64_t kFlash = 1;
 constexpr int64_t kEfficient = 2;
 constexpr int64_t kCudnn = 3;
-// Beyond, cuDNN has no backward pass.
+// Above this width, cuDNN has no backward pass.
 constexpr int64_t kCudnnTrainedMax = 128;
 
 bool is_trained(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
@@ -34,8 +34,8 @@ bool is_trained(const at::Tensor& query, const at::Tensor& key, const at::Tensor
          (query.requires_grad() || key.requires_grad() || value.requires_grad());
 }
 
-// The worker knows its GPU and its libraries: it is asked once for operands of such geometry. In a
-// CUDA build torch's own choice would ask the driver here.
+// The worker knows its GPU and its libraries: it is queried once for operands of each geometry. In
+// a CUDA build torch's own choice would query the driver here.
 int64_t ask_worker(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                    const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
                    std::optional<double> scale, bool enable_gqa) {
@@ -57,7 +57,7 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
                std::optional<double> scale, bool enable_gqa) {
   if (Session::get().software()) return kMath;
   const int64_t choice = ask_worker(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
-  // Nothing requires gradients there.
+  // In the worker no operand requires gradients, so its choice does not consider training.
   const int64_t width = std::max(query.size(-1), value.size(-1));
   if (choice == kCudnn && width > kCudnnTrainedMax && is_trained(query, key, value)) {
     return mask.has_value() && mask->defined() ? kEfficient : kFlash;

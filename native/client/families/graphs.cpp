@@ -12,8 +12,8 @@ void register_graphs() {
       new torch::Library(torch::Library::DEF, kGraphLibrary, std::nullopt, __FILE__, __LINE__);
   library->def(kPrepareGraph);
   library->def(kRunGraph);
-  // On the device they are records like any others. Autograd has dealt with them already: they are
-  // what it made of the program, and it counts the versions of what they change.
+  // On the device they are records like any others. Autograd needs no part in them: these graphs
+  // are what it made of the program, and it already counts the versions of the tensors they change.
   for (const auto key : {c10::DispatchKey::AutogradCUDA, c10::DispatchKey::ADInplaceOrView}) {
     auto* passed = new torch::Library(torch::Library::IMPL, kGraphLibrary, key, __FILE__, __LINE__);
     for (const char* name : {"prepare_graph", "run_graph"}) {

@@ -1,4 +1,4 @@
-// Graphs of torch.compile: the operators by which kernel/activation/inductor_backend.py ships and
+// Graphs of torch.compile: the operators by which kernel/activation/inductor_backend.py sends and
 // runs them.
 #pragma once
 

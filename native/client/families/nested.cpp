@@ -23,13 +23,13 @@ void refuse_nested(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
                               "torch.jagged, or to_padded_tensor().");
 }
 
-// Functions for the CPU that look at bytes; GPUs have none of these.
+// CPU functions that read bytes; GPUs have no such functions.
 bool looks_at_bytes(std::string_view name) {
   return name == "aten::sum.dim_IntList" || name == "aten::_nested_sum_backward";
 }
 
 // ------------------------------------------------------------------ layer norm
-// torch's function calls a kernel of the device where it could have called the operator.
+// Torch's function calls a kernel of the device directly instead of the operator.
 
 void check_norm_input(const Tensor& input, at::IntArrayRef shape) {
   const auto* impl = get_nested_tensor_impl(input);
@@ -82,7 +82,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
   return {nested_like(input, rows), of_weight, of_bias};
 }
 
-// The same for what attention does to the projections: its function pads, and looks at the bytes.
+// The same for attention's transformation of the projections: torch's function pads, and reads the
+// bytes.
 std::tuple<Tensor, Tensor, Tensor> transform_projections(const Tensor& projected,
                                                          const Tensor& bias, int64_t heads) {
   return at::_transform_bias_rescale_qkv(at::nested_to_padded_tensor(projected, 0), bias, heads);

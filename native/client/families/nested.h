@@ -1,6 +1,7 @@
 // Operators of nested tensors in the strided layout: a buffer on the device, and sizes, strides and
-// offsets on the host. All of torch's functions for them on the CPU are made of operators of the
-// buffer or of the tensors within, so that they run here; what they call is shipped.
+// offsets on the host. Torch's CPU functions for them all consist of operators on the buffer or on
+// the inner tensors. So these functions run in the client, and the operators they call are sent to
+// the worker.
 #pragma once
 
 namespace sing::client {

@@ -42,7 +42,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> forward_as_it_lies(const at::Tens
                                input.size(1), elements_of_a_channel(input), groups, eps);
 }
 
-// Torch's own formula copies the gradient and the input of a CUDA tensor before it uses them.
+// Group norm with a formula that keeps the memory layout: torch's own copies the gradient and the
+// input of a CUDA tensor first.
 class GroupNormAsItLies : public torch::autograd::Function<GroupNormAsItLies> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, int64_t groups,
@@ -75,7 +76,7 @@ class GroupNormAsItLies : public torch::autograd::Function<GroupNormAsItLies> {
   }
 
  private:
-  // Where the gradients will be differentiated themselves, torch has a formula for that.
+  // If the gradients will be differentiated again, torch's formula for that is used.
   static variable_list differentiable(const at::Tensor& gradient, const at::Tensor& input,
                                       const at::Tensor& weight, const at::Tensor& bias,
                                       int64_t groups, double eps,
@@ -96,7 +97,7 @@ class GroupNormAsItLies : public torch::autograd::Function<GroupNormAsItLies> {
   }
 };
 
-// Torch's transforms do not take functions such as the one above.
+// True under torch's function transforms, which do not support functions such as the one above.
 bool is_transformed() {
   const auto& transforms = at::functorch::functorchTLSAccessor();
   if (!transforms) return false;
@@ -108,7 +109,7 @@ bool is_transformed() {
   }
 }
 
-// What is wrong is left to torch, which says so.
+// Returns false for invalid operands: torch then raises its own error.
 bool is_right(const at::Tensor& input, int64_t groups, const at::Tensor& weight,
               const at::Tensor& bias) {
   const auto fits = [&](const at::Tensor& parameter) {

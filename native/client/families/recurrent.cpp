@@ -22,8 +22,8 @@ namespace sing::client {
 
 namespace {
 
-constexpr int64_t kLstm = 2;  // ideep::rnn_kind
-// cudnnRNNMode_t.
+constexpr int64_t kLstm = 2;  // of ideep::rnn_kind
+// Values of cudnnRNNMode_t.
 constexpr int64_t kCudnnLstm = 2;
 constexpr int64_t kCudnnGru = 3;
 
@@ -32,8 +32,8 @@ bool all_on_device(at::TensorList tensors) {
                      [](const at::Tensor& tensor) { return on_device(tensor); });
 }
 
-// The conditions of use_mkldnn() in ATen/native/RNN.cpp, for single precision. Wrong operands are
-// left to torch, which says what is wrong with them.
+// The conditions of use_mkldnn() in ATen/native/RNN.cpp, for single precision. Invalid operands are
+// left to torch, which raises its own error.
 bool uses_onednn(const at::Tensor& input, at::TensorList state, at::TensorList weights,
                  bool has_biases, int64_t layers, bool bidirectional) {
   const size_t cells = static_cast<size_t>(layers) * (bidirectional ? 2 : 1);
@@ -44,8 +44,8 @@ bool uses_onednn(const at::Tensor& input, at::TensorList state, at::TensorList w
          all_on_device(weights) && all_on_device(state);
 }
 
-// The conditions of cudnn_is_acceptable() in ATen/native/cudnn; as above, wrong operands are
-// torch's.
+// The conditions of cudnn_is_acceptable() in ATen/native/cudnn; as above, invalid operands are left
+// to torch.
 bool uses_cudnn(const at::Tensor& input, at::TensorList state, size_t states,
                 at::TensorList weights, bool has_biases, int64_t layers, bool bidirectional) {
   const auto dtype = input.scalar_type();
@@ -63,7 +63,7 @@ bool uses_cudnn(const at::Tensor& input, at::TensorList state, size_t states,
   return weights.size() == cells * ((has_biases ? 4 : 2) + (projected ? 1 : 0));
 }
 
-// What cuDNN draws its dropout from: kept by torch, too, for as long as the process lives.
+// State from which cuDNN draws its dropout: torch, too, keeps it as long as the process lives.
 at::Tensor dropout_state(const at::Tensor& input, double dropout, bool train) {
   if (dropout == 0 || !train) return {};
   static auto* const states = new std::map<double, at::Tensor>();
@@ -126,7 +126,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
     return at::native::lstm(input, state, weights, has_biases, layers, dropout, train,
                             bidirectional, batch_first);
   }
-  // As mkldnn_rnn() in ATen/native/mkldnn/RNN.cpp goes over layers and directions.
+  // Iterates over layers and directions like mkldnn_rnn() in ATen/native/mkldnn/RNN.cpp.
   const size_t directions = bidirectional ? 2 : 1;
   const size_t stride = has_biases ? 4 : 2;
   const at::Tensor hidden = state[0].contiguous(), memory = state[1].contiguous();

@@ -1,4 +1,4 @@
-// Recurrent networks: which kernel, decided here.
+// Recurrent networks: chooses the kernel in the client.
 #pragma once
 
 #include <tuple>
@@ -8,8 +8,8 @@
 namespace sing::client {
 
 // Kernels of aten::lstm.input and aten::gru.input on the device, with and without autograd. A GPU
-// takes cuDNN's network, in one operator. A software device takes oneDNN's layers of an LSTM as
-// torch does on a CPU, so that results agree bit for bit; everything else is torch's composite over
+// uses cuDNN's network, in one operator. A software device uses oneDNN's layers for an LSTM, like
+// torch on a CPU, so that results agree bit for bit; everything else is torch's composite over
 // fused cells.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at::TensorList state,
                                                     at::TensorList weights, bool has_biases,

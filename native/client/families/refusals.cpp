@@ -12,8 +12,8 @@ void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stac
                               "keep them on the CPU.");
 }
 
-// Torch's own kernels for CUDA look for a backend of collectives that has it, and without one, as
-// in a CPU build, they follow a null pointer.
+// Torch's own CUDA kernels look for a backend of collectives that registered them; without one, as
+// in a CPU build, they dereference a null pointer.
 void refuse_collective(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, op.schema().name(),
                               ": collectives of tensors on a proxied device are not supported yet; "

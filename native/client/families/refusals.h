@@ -1,4 +1,5 @@
-// Refuses, in a sentence, the kinds of tensors that a proxied device does not have yet.
+// Refuses, with a one-sentence error, the kinds of tensors that a proxied device does not support
+// yet.
 #pragma once
 
 namespace sing::client {

@@ -10,7 +10,7 @@ namespace {
 
 using Names = std::unordered_set<std::string_view>;
 
-// With kernels of their own for each device, or that end in such a one.
+// Operators with separate kernels for each device, or that end in such an operator.
 const Names& shipped_coo() {
   static const Names names = {"aten::add.Tensor",
                               "aten::add_.Tensor",

@@ -1,9 +1,10 @@
 // Operators of sparse tensors.
 //
-// Most of torch's functions for sparse tensors on the CPU and on a GPU are the same ones: they take
-// a tensor apart, call operators of its parts, and put a tensor together. They run here, and what
-// they call is shipped, or not even that. What has kernels of its own for each device is shipped as
-// a whole: its sparse operands travel as their parts, and an answer says what became of them.
+// Most of torch's functions for sparse tensors are the same on the CPU and on a GPU: they take a
+// tensor apart, call operators on its parts, and assemble the result. They run in the client; the
+// operators that they call are sent to the worker, if there are any. An operator with separate
+// kernels for each device is sent as a whole: its sparse operands are sent as their parts, and an
+// answer describes the results.
 #pragma once
 
 #include <string_view>
@@ -14,13 +15,13 @@ namespace sing::client {
 
 void register_sparse();
 
-// Runs torch's function for the CPU on tensors of the device.
+// Runs torch's CPU function on tensors of the device.
 template <c10::DispatchKey key>
 void call_here(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(key), stack);
 }
 
-// Operators of dense tensors that make sparse or nested ones, by functions that run here.
+// True for operators of dense tensors that make sparse or nested ones, by functions that run here.
 bool makes_compound(std::string_view name);
 
 // Replaces, or adds, the kernels of a key.
@@ -32,7 +33,7 @@ class KeyKernels {
         all_(new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__)),
         aten_(new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__)) {}
 
-  // `choose` gives the kernel of each operator that has one for this key or for `cpu`, by name.
+  // `choose` returns, by name, the kernel of each operator that has one for this key or for `cpu`.
   template <class Choose>
   void fill(c10::DispatchKey cpu, torch::CppFunction fallback, Choose choose) {
     all_->fallback(std::move(fallback));
@@ -41,7 +42,7 @@ class KeyKernels {
       const auto op = dispatcher.findSchema(name);
       if (!name.name.starts_with("aten::") || !op.has_value()) continue;
       const bool generic = op->hasKernelForDispatchKey(cpu);
-      // In a CUDA build, torch's own kernels would follow our addresses.
+      // In a CUDA build, torch's own kernels would access our addresses.
       if (!generic && !op->hasKernelForDispatchKey(key_)) continue;
       const std::string full =
           name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;

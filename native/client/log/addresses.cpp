@@ -22,7 +22,7 @@ Addresses::Addresses() {
   reservation_ = static_cast<std::byte*>(reserved);
 }
 
-// Size classes with three significant bits, so that a freed range soon fits again.
+// Uses size classes with three significant bits, so that freed ranges are reused soon.
 std::byte* Addresses::take(uint64_t bytes, uint32_t& size_class) {
   if (bytes == 0) {
     size_class = 0;

@@ -8,21 +8,21 @@
 
 namespace sing::client {
 
-// Storages are accounted in blocks, as CUDA's caching allocator does it.
+// Storages are accounted in blocks of this size, as in CUDA's caching allocator.
 inline constexpr uint64_t kChargeBytes = 512;
 
 inline constexpr uint64_t charged_bytes(uint64_t bytes) noexcept {
   return (bytes + kChargeBytes - 1) / kChargeBytes * kChargeBytes;
 }
 
-// Not for several threads at once.
+// Not thread-safe.
 class Addresses {
  public:
-  // Throws c10::Error when the kernel grants no address space.
+  // Throws c10::Error if the kernel grants no address space.
   Addresses();
 
-  // An address for so many bytes, null for none, and its size class for `give`. Throws c10::Error
-  // when all are taken.
+  // Returns an address for `bytes` bytes (null for none) and its size class for `give`. Throws
+  // c10::Error when all are taken.
   std::byte* take(uint64_t bytes, uint32_t& size_class);
   void give(std::byte* address, uint32_t size_class);
 
@@ -30,7 +30,7 @@ class Addresses {
   // Three significant bits of a 64-bit number of blocks.
   static constexpr uint32_t kClasses = 64 * 16;
 
-  std::byte* reservation_ = nullptr;  // never unmapped, for sessions are not
+  std::byte* reservation_ = nullptr;  // never unmapped, as sessions are never destroyed
   uint64_t used_ = 0;
   std::array<std::vector<std::byte*>, kClasses> free_;
 };

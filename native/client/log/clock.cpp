@@ -12,7 +12,8 @@ constexpr int64_t kSecondNs = 1'000'000'000;
 }  // namespace
 
 int64_t monotonic_ahead_ns() {
-  // Lines of a clock's name, seconds and nanoseconds; no such file: no such namespaces.
+  // The file has lines of a clock's name, seconds and nanoseconds. No file: the system has no time
+  // namespaces.
   std::ifstream file("/proc/self/timens_offsets");
   std::string clock;
   int64_t seconds = 0, nanoseconds = 0;

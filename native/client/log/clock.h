@@ -5,8 +5,8 @@
 
 namespace sing::client {
 
-// How far this process's CLOCK_MONOTONIC is ahead of its host's. A process that was restored from
-// images may live in a time namespace, so that the clock goes on for it where it was.
+// Offset of this process's CLOCK_MONOTONIC relative to its host's. A process that was restored from
+// images may live in a time namespace, so that its clock continues from the value at the dump.
 int64_t monotonic_ahead_ns();
 
 // The host's CLOCK_MONOTONIC.

@@ -1,11 +1,11 @@
-// What leave() waits for, see Note [Leaving] in session.h.
+// The operations for which leave() waits, see Note [Leaving] in session.h.
 #pragma once
 
 #include "client/log/session.h"
 
 namespace sing::client {
 
-// Ends at the end of its life what began with ++engaged_.
+// Scope guard: undoes ++engaged_ in the destructor.
 class Session::Engagement {
  public:
   explicit Engagement(Session& session) noexcept : session_(session) {}

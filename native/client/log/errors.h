@@ -1,4 +1,4 @@
-// Errors of the worker, raised as what torch raises for them.
+// Errors of the worker, raised as the exceptions that torch raises for them.
 #pragma once
 
 #include <cstddef>

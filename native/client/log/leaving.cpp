@@ -1,4 +1,4 @@
-// Leaving the session's memory and joining again: Note [Leaving] in session.h.
+// Detaching from the session's memory and reattaching: Note [Leaving] in session.h.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,9 +16,10 @@ namespace sing::client {
 
 namespace {
 
-constexpr auto kWait = std::chrono::milliseconds(50);  // bound on missing a signal, not a poll
+constexpr auto kWait = std::chrono::milliseconds(50);  // upper bound on the delay of a missed
+                                                       // signal; not a polling interval
 
-// The first page of a mapping, in private memory of the mapping's size.
+// Copies the first page of a mapping into private memory of the mapping's size.
 Mapping private_copy(const Mapping& of, bool writable) {
   Mapping copy = map_private(of.size());
   std::memcpy(copy.data(), of.data(), kPageBytes);
@@ -28,7 +29,7 @@ Mapping private_copy(const Mapping& of, bool writable) {
   return copy;
 }
 
-// All that the client writes, word by word: the agent may look at it meanwhile.
+// Copies all fields that the client writes, word by word: the agent may read them meanwhile.
 void copy_words(const ClientPage& from, ClientPage& to) noexcept {
   const auto* source = reinterpret_cast<const std::byte*>(&from);
   auto* target = reinterpret_cast<std::byte*>(&to);
@@ -41,7 +42,7 @@ void copy_words(const ClientPage& from, ClientPage& to) noexcept {
 
 }  // namespace
 
-// ---------------------------------------------------------------- whoever uses the device
+// ---------------------------------------------------------------- threads that use the device
 
 std::unique_lock<std::mutex> Session::lock_present() {
   for (;;) {
@@ -81,9 +82,9 @@ void Session::disengage() noexcept {
   if (awaited) turn();
 }
 
-// ---------------------------------------------------------------- whoever leaves
+// ---------------------------------------------------------------- the thread that detaches
 
-// Nobody new begins to wait for others while place_ is `leaving`.
+// Waits for engaged threads. No new ones can appear while place_ is `leaving`.
 void Session::wait_disengaged(std::chrono::milliseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   Waiting waiting;
@@ -111,7 +112,7 @@ void Session::leave(std::chrono::milliseconds limit) {
   try {
     wait_disengaged(limit);
     std::lock_guard lock(mutex_);
-    // Whoever has appended last may not have come to waking the worker; later it could not.
+    // The thread that appended last may not have woken the worker yet; after this it could not.
     futex_wake(low_half(client_->head));
     vacate_locked();
   } catch (...) {
@@ -130,17 +131,17 @@ void Session::vacate_locked() {
   Mapping client = private_copy(client_.mapping(), true);
   Mapping worker = private_copy(worker_.mapping(), false);
   Mapping agent = private_copy(agent_.mapping(), false);
-  place_ = Place::away;  // also if one of these fails: then there is no way back
+  place_ = Place::away;  // set first: if a step below fails, there is no way back
   reserve_at(log_map_);
   replace_mapping(client_.mapping(), std::move(client));
   replace_mapping(worker_.mapping(), std::move(worker));
   replace_mapping(agent_.mapping(), std::move(agent));
 }
 
-// ---------------------------------------------------------------- whoever comes back
+// ---------------------------------------------------------------- the thread that reattaches
 
 void Session::rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
-  // Everything is looked at before anything is put in its place.
+  // Everything is checked before anything is replaced.
   TORCH_CHECK(file_bytes(log_fd) == capacity_, "the log has another size than the one left");
   Page<ClientPage> client = map_page<ClientPage>(client_fd, true);
   auto worker = map_page<const WorkerPage>(worker_fd, false, kAnswerRingBytes);
@@ -165,7 +166,7 @@ void Session::rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int
     bell_fd_ = bell_fd;
   }
   turn();
-  // Whoever waits had rung before, and looks again.
+  // Waiting threads had rung before the detach; they check again.
   futex_wake(low_half(client_->head));
   ring();
 }

@@ -21,20 +21,22 @@ namespace sing::client {
 
 namespace {
 
-constexpr auto kWait = std::chrono::milliseconds(50);  // bound on missing a signal, not a poll
-// So many such waits without progress, and a worker stands still.
+constexpr auto kWait = std::chrono::milliseconds(50);  // upper bound on the delay of a missed
+                                                       // signal; not a polling interval
+// After so many such waits without progress, the worker counts as stuck.
 constexpr int kStill = 20;
-// The log grows by so much at a time: some thousand small operators.
+// Memory of the log is populated in steps of this size: some thousand small operators.
 constexpr uint64_t kPopulatedBytes = uint64_t{256} << 10;
-// Note [Patience]: to be woken takes some 50 us, so who waits spins for about as long at first.
-// Where the worker's threads need all cores, that holds up the very answer for which it waits,
-// unless the worker executes small operators alone. So there it spins only while answers come soon.
+// Note [Patience]: a wake-up takes some 50 us, so a waiting thread first spins for about as long.
+// If the worker's threads need all cores, spinning delays the very answer for which the thread
+// waits, unless the worker executes small operators with one thread. So in that case it spins long
+// only while answers come soon.
 constexpr int kSpinsMost = 1500;
 constexpr int kSpinsLeast = 60;
 constexpr uint64_t kSoonNs = 300'000;
 constexpr std::string_view kBell = R"({"kind": "Bell"})";
 
-// Where the worker slept that was last woken; see Note [Waking].
+// Position at which the worker slept when it was last woken; see Note [Waking].
 std::atomic<uint64_t> woken_at{UINT64_MAX};
 
 Session* session = nullptr;
@@ -49,12 +51,13 @@ void pause_core() noexcept {
 }
 
 // Note [Waking]: a worker that was woken counts as asleep until a core is free for it, which may be
-// many records later, and each would wake it again. A worker sleeps where it has consumed the log
-// up to, while head is no further. Whoever wakes it has moved head beyond that before, so that
-// nobody can sleep there any longer: one wake for each place is enough.
+// many records later, and each record would wake it again. A worker sleeps only at the position up
+// to which it has consumed the log, while head is not beyond it. The waker advances head before it
+// wakes the worker, so the worker cannot sleep at that position again: one wake per position is
+// enough.
 void wake_worker(const WorkerPage& worker, const ClientPage& client) noexcept {
   const uint64_t at = worker.consumed.load(std::memory_order_seq_cst);
-  if (at == client.head.load(std::memory_order_seq_cst)) return;  // it had been awake
+  if (at == client.head.load(std::memory_order_seq_cst)) return;  // it was awake
   if (at == woken_at.load(std::memory_order_acquire)) return;
   futex_wake(low_half(client.head));
   woken_at.store(at, std::memory_order_release);
@@ -75,7 +78,7 @@ bool Session::forked() { return is_forked; }
 
 void Session::connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
   TORCH_CHECK(session == nullptr, "this process has a device session already");
-  // Never deleted: tensors are freed during and after the exit of static objects.
+  // Never deleted: tensors are freed during and after the destruction of static objects.
   session = new Session(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
   pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
 }
@@ -95,14 +98,15 @@ Session::Session(int log_fd, int client_fd, int worker_fd, int agent_fd, int bel
   note_settings();
 }
 
-// What depends on the process and its surroundings, which leaving and joining may change.
+// Sets what depends on the process and its environment, which may change between leave() and
+// rejoin().
 void Session::settle() {
   client_->pid = static_cast<uint32_t>(getpid());
   clock_ahead_ns_ = monotonic_ahead_ns();
   const long cores = sysconf(_SC_NPROCESSORS_ONLN);
   crowded_ = software() && agent_->threads.load() + 1 > static_cast<uint64_t>(cores);
   spins_.store(crowded_ ? kSpinsLeast : kSpinsMost);
-  // Forked children have no use for the session, and would hold its memory.
+  // Forked children do not use the session, and would keep its memory alive.
   for (const Mapping* mapping :
        {&log_map_, &client_.mapping(), &worker_.mapping(), &agent_.mapping()}) {
     madvise(mapping->data(), mapping->size(), MADV_DONTFORK);
@@ -120,8 +124,8 @@ bool Session::has_room(uint64_t bytes) const noexcept {
   return head_ + bytes - agent_->retained.load(std::memory_order_acquire) <= capacity_;
 }
 
-// The log's pages come into being as it grows, many at a time: a fault for each would be a tenth of
-// what small operators cost. A kernel that cannot do this has the faults.
+// Populates the log's pages as it grows, many at a time: a page fault for each would cost a tenth
+// of the time of small operators. On a kernel without MADV_POPULATE_WRITE the pages fault instead.
 void Session::populate_locked(uint64_t bytes) noexcept {
   const uint64_t begin = head_ / kPageBytes * kPageBytes;
   const uint64_t end = (head_ + bytes + kPopulatedBytes - 1) / kPopulatedBytes * kPopulatedBytes;
@@ -137,7 +141,7 @@ void Session::write_locked(RecordKind kind, uint8_t flags, std::span<const std::
   if (head_ + total > populated_) [[unlikely]]
     populate_locked(total);
   const RecordHeader header{static_cast<uint32_t>(total), static_cast<uint8_t>(kind), flags, 0};
-  // The padding lies in the last word, of which the payload then takes what it needs.
+  // Clear the last word for the padding; the payload may then overwrite a part of it.
   constexpr uint64_t zero = 0;
   std::memcpy(at + total - sizeof(zero), &zero, sizeof(zero));
   std::memcpy(at, &header, sizeof(header));
@@ -151,7 +155,7 @@ void Session::write_locked(RecordKind kind, uint8_t flags, std::span<const std::
   counters_.bytes += total;
 }
 
-// What goes before the next record.
+// Returns the bytes of the records that must precede the next record.
 uint64_t Session::unwritten_locked() const noexcept {
   uint64_t bytes = 0;
   if (!settings_told_) bytes += padded(sizeof(RecordHeader) + 4 + sizeof(Settings));
@@ -184,8 +188,8 @@ void Session::publish_locked() {
   client_->head.store(head_, std::memory_order_seq_cst);
 }
 
-// After head was published. The worker and the agent set their words before they look at head
-// again, so one of both sides always sees the other.
+// To be called after head was published. The worker and the agent set their words before they check
+// head again, so one of the two sides always sees the other's change.
 void Session::notify(bool requested) {
   switch (static_cast<Presence>(agent_->presence.load(std::memory_order_seq_cst))) {
     case Presence::present:
@@ -217,12 +221,13 @@ void Session::ring() noexcept {
   do {
     sent = send(bell_fd_, frame, sizeof(frame), MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  // A full buffer means that bells are waiting to be read: one more would say nothing new. If the
-  // connection has ended, whoever makes the next one rings there
+  // A full buffer means that bells are waiting to be read: another one would add nothing. If the
+  // connection has ended, the code that makes the next one rings there
   // (kernel/activation/agent_connection.py).
 }
 
-// One bell for each state of the agent's page: it changes whenever the agent has acted.
+// Rings once for each state of the agent's page: its bell word changes whenever the agent has
+// acted.
 void Session::ring_if_needed() noexcept {
   const uint32_t seen = agent_->bell.load(std::memory_order_seq_cst);
   {
@@ -266,7 +271,7 @@ uint64_t Session::append_record(RecordKind kind, uint8_t flags, std::span<const 
           client_->answer_taken.store(0, std::memory_order_relaxed);
           client_->answer_wanted.store(head_ + total, std::memory_order_release);
           ++counters_.requests;
-          ++engaged_;  // the caller makes an Engagement of it
+          ++engaged_;  // the caller makes an Engagement for it
         }
         write_locked(kind, flags, payload, tail);
         publish_locked();
@@ -298,7 +303,7 @@ void Session::flush_storages() {
   {
     std::lock_guard lock(mutex_);
     if (pending_.empty() || place_ != Place::present) return;
-    if (!has_room(unwritten_locked())) return;  // the next record brings them
+    if (!has_room(unwritten_locked())) return;  // the next record flushes them
     flush_locked();
     publish_locked();
   }
@@ -334,10 +339,11 @@ void Session::wait_answer(const std::function<bool()>& ready) {
   }
 }
 
-// A signal ends the wait, but raises nothing: as with CUDA, what the interpreter has called is done
-// before it looks at signals, such as a whole backward(). Only where the worker stands still is
-// that broken off, as any other wait. Several threads may wait for several places: the bell rings
-// for one of them, and the others look again in time. The process may leave its session meanwhile.
+// A signal ends the wait, but raises nothing: as with CUDA, the function that the interpreter has
+// called, such as a whole backward(), is completed before the interpreter checks signals. Only if
+// the worker is stuck is it interrupted, like any other wait. Several threads may wait for several
+// positions: the bell is rung for one of them, and the others check again after a timeout. The
+// process may detach from its session meanwhile.
 void Session::await_progress(uint64_t position) {
   Waiting waiting;
   uint64_t consumed = worker_->consumed.load(std::memory_order_acquire);
@@ -355,8 +361,8 @@ void Session::await_progress(uint64_t position) {
   }
 }
 
-// Whoever waits here has rung. Ringing again would be answered by a move of the agent's bell, and
-// so for ever; the agent looks by itself when what it can do has changed.
+// A thread that waits here has rung the bell. Ringing again would make the agent change its own
+// bell word, and so on in a loop; the agent checks by itself when its options have changed.
 void Session::wait_agent(const std::function<bool()>& ready) {
   Waiting waiting;
   for (;;) {
@@ -406,8 +412,8 @@ void Session::answer(uint64_t position, const std::function<std::byte*(uint64_t)
 }
 
 namespace {
-// The awaited answer is taken back when a wait ends by an exception: the worker must not wait for
-// somebody who left. It may sleep on answer_taken, which therefore changes.
+// Withdraws the awaited answer when a wait ends by an exception: the worker must not wait for a
+// client that no longer waits. The worker may sleep on answer_taken, so that word changes, too.
 class Wanted {
  public:
   explicit Wanted(ClientPage& page) : page_(page) {}
@@ -506,7 +512,7 @@ void Session::cell(int running) {
   }
   if (running >= 0) return;
   flush_storages();
-  // Whoever waits for room hears at once that this session could be suspended.
+  // The agent is notified at once that this session can be suspended, for waiters on memory.
   if (client_->cells_running.load() == 0) ring();
 }
 

@@ -1,19 +1,21 @@
-// The notebook's end of a device session: appends records, waits for answers and for memory.
+// Client end of a device session: appends records, waits for answers and for memory.
 //
-// Threads. Python's threads and autograd's append at once; `mutex_` orders them. One request is
+// Threads. Python's threads and autograd's append directly; `mutex_` orders them. One request is
 // outstanding at a time (`request_mutex_`).
 //
-// Note [GIL]: a thread may hold the GIL when it comes here. It never waits for another process, and
-// never blocks on request_mutex_, while it holds it; and nobody takes the GIL while holding
-// mutex_. Otherwise an interrupt could not be delivered, or two threads would wait for each other.
+// Note [GIL]: a thread may hold the GIL when it calls the session. While it holds the GIL, it never
+// waits for another process and never blocks on request_mutex_; and no thread takes the GIL while
+// holding mutex_. Otherwise an interrupt could not be delivered, or two threads would wait for each
+// other.
 //
 // Note [Leaving]: so that the process can be saved, it can be without the session's memory for a
-// while. From leave() to rejoin() copies of the pages lie at their addresses: what reads there
-// without a lock (check_usable, reached, the futexes) finds their last contents. Whoever would
-// write to the log, or wait for another process, comes by lock_present(), and waits there without
-// the GIL. What others must not see half done is counted (`engaged_`): a request until its answer
-// was taken, a wish for memory until it was answered; leave() waits for those. The rest, such as
-// freeing a storage, goes on and is kept until the rejoining, as is what the client page says.
+// while. From leave() to rejoin(), private copies of the pages are mapped at their addresses: code
+// that reads there without a lock (check_usable, reached, the futexes) finds their last contents. A
+// thread that wants to write to the log, or to wait for another process, calls lock_present(), and
+// waits there without the GIL. Operations that must not be interrupted halfway are counted
+// (`engaged_`): a request until its answer was taken, a request for memory until it was answered;
+// leave() waits for these. The rest, such as freeing a storage, continues, and its effects are kept
+// until rejoin(), as are the contents of the client page.
 #pragma once
 
 #include <atomic>
@@ -37,15 +39,15 @@ namespace sing::client {
 
 class Capture;
 
-// One storage as the client knows it; DataPtr contexts point to these.
+// A storage as the client knows it; the context of a DataPtr points to one.
 struct Slot {
   uint32_t id;
-  uint64_t bytes;          // as the tensor library asked
-  uint64_t charged;        // as accounted, see charged_bytes
+  uint64_t bytes;          // as torch requested
+  uint64_t charged;        // as accounted: see charged_bytes
   std::byte* address;      // never dereferenced
   uint32_t address_class;  // size class of the address, for its reuse
-  // Note [Captures] in capture.h: captures that name it, the one that made it, and whether nobody
-  // but captures needs it.
+  // Note [Captures] in capture.h: number of captures that name it, the capture that made it, and
+  // whether only captures still need it.
   uint32_t pins = 0;
   const Capture* maker = nullptr;
   bool freed = false;
@@ -60,45 +62,46 @@ struct Counters {
 
 class Session {
  public:
-  // The session of this process; connect() was called.
+  // The session of this process. connect() must have been called.
   static Session& get();
   static bool connected();
-  // True in a process forked from one that was connected: the device is not usable there.
+  // True in a process forked from a connected one: the device is not usable there.
   static bool forked();
   static void connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
 
-  // Appends one record whose payload is `payload` followed by `tail`. Pending allocations and
-  // frees go before it. Blocks while the log is full, and at times while much of it is ahead of
-  // the worker (Note [Pace] in pace.h).
+  // Appends one record whose payload is `payload` followed by `tail`. Pending allocations and frees
+  // are written before it. Blocks while the log is full, and also while the worker is far behind
+  // (Note [Pace] in pace.h).
   void append(RecordKind kind, std::span<const std::byte> payload,
               std::span<const std::byte> tail = {}, uint8_t flags = 0);
 
   // Appends a request and waits for its answer: the bytes go to `destination`, which must have
-  // their exact size. Raises what the worker reports, or KeyboardInterrupt.
+  // their exact size. Raises the error that the worker reports, or KeyboardInterrupt.
   void request(RecordKind kind, std::span<const std::byte> payload,
                std::span<std::byte> destination);
   // The same for an answer of unknown size.
   std::vector<std::byte> request(RecordKind kind, std::span<const std::byte> payload,
                                  uint8_t flags = 0);
 
-  // Everything appended so far was executed; raises a pending error.
+  // Waits until everything appended so far was executed; raises a pending error.
   void synchronize();
 
-  // A new storage. `announced`: tell the worker with the next record; otherwise the record that
-  // the caller is about to append binds the number. Throws OutOfMemoryError.
+  // Allocates a storage. `announced`: the worker learns of it with the next record; otherwise the
+  // record that the caller is about to append binds the number. Throws OutOfMemoryError.
   Slot* allocate(uint64_t bytes, bool announced);
   void free(Slot* slot) noexcept;
-  // Gives a slot the size that the worker has given it, and an address.
+  // Gives a slot the size that the worker reported, and an address.
   void charge(Slot* slot, uint64_t bytes);
-  // Grows or shrinks; the slot gets a new address. Appends the resize.
+  // Grows or shrinks a storage; the slot gets a new address. Appends the resize.
   void resize(Slot* slot, uint64_t bytes);
-  // Asks for room for `more` bytes beyond what is in use now.
+  // Requests a grant for `more` bytes beyond what is in use now.
   bool try_reserve(uint64_t more);
-  // After `charge`: has what is in use granted, if that is more than was. Throws OutOfMemoryError.
+  // Requests a grant for the memory in use, if it exceeds the current one; called after `charge`.
+  // Throws OutOfMemoryError.
   void cover_use();
   void flush_storages();
 
-  // No more than so many bytes from here on, whatever the agent grants.
+  // Limits the session to `bytes` from now on, whatever the agent grants.
   void limit_memory(uint64_t bytes);
 
   // --- Note [Captures] in capture.h
@@ -107,33 +110,37 @@ class Session {
   }
   Capture* begin_capture();
   void end_capture(Capture& capture);
-  // A call that is about to be kept names this storage.
+  // Notes that a call which is about to be captured names this storage.
   void pin(Slot* slot);
   void replay(const Capture& capture);
   void discard(Capture* capture) noexcept;
 
-  // Gives an operator a number; `origin` is what put_origin() wrote for one that is not torch's.
+  // Assigns a number to an operator; `origin` is what put_origin() wrote for one that is not
+  // torch's.
   uint32_t define(const std::string& name, const std::string& overload,
                   std::span<const std::byte> origin);
 
-  // Torch may have been set to something else (by a thread that holds the GIL): the next record is
-  // preceded by what it is set to now.
+  // Notes that torch's settings may have changed. The caller holds the GIL. If they have, a record
+  // with the new settings precedes the next record.
   void note_settings();
-  // A number for what torch is set to, the same whenever it is set to the same.
+  // A number for torch's current settings; equal settings have the same number.
   static uint32_t settings_number() noexcept {
     return settings_number_.load(std::memory_order_relaxed);
   }
 
   void cell(int running);
-  // The daemon is gone for good: whoever waits for the device or uses it later is told so.
+  // Marks the daemon as permanently gone: all current and later waits for the device raise an
+  // error.
   void give_up() noexcept;
 
-  // Gives up the session's memory, so that nothing of it is mapped, and forgets the bell, which is
-  // the caller's again. Throws if somebody waits for another process for longer than `limit`, or if
-  // the wait is interrupted; then nothing has changed. See Note [Leaving].
+  // Detaches the process from the session: unmaps the session's memory and forgets the bell's
+  // descriptor, which the caller owns again. Throws if a thread waits for another process for
+  // longer than `limit`, or if the wait is interrupted; then nothing has changed. See
+  // Note [Leaving].
   void leave(std::chrono::milliseconds limit);
-  // Joins again, perhaps another session that is where this one was; perhaps in a process that was
-  // restored from images. Throws if it is not what was left; then the process is still without.
+  // Reattaches, perhaps to another session with the same state as this one; perhaps in a process
+  // that was restored from images. Throws if the state differs from the one at leave(); then the
+  // process stays detached.
   void rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd);
 
   bool reached(uint64_t position) const noexcept;
@@ -141,7 +148,7 @@ class Session {
 
   const ClientPage& client() const { return *client_; }
   const AgentPage& agent() const { return *agent_; }
-  // Whether the device computes on the CPU, as the CPU's own kernels do.
+  // True if the device computes on the CPU, with the CPU's own kernels.
   bool software() const noexcept {
     return agent_->device_kind == static_cast<uint32_t>(DeviceKind::software);
   }
@@ -199,12 +206,12 @@ class Session {
   const std::byte* const answers_;
   bool crowded_ = false;        // the worker's threads need all cores
   std::atomic<int> spins_{0};   // see Note [Patience]
-  int64_t clock_ahead_ns_ = 0;  // of the others' CLOCK_MONOTONIC
+  int64_t clock_ahead_ns_ = 0;  // offset to the CLOCK_MONOTONIC of the other processes
   std::atomic<bool> agent_gone_{false};
-  Word<uint32_t> turn_{0};  // futex word: counts what lock_present() and leave() wait for
+  Word<uint32_t> turn_{0};  // futex word: changed when lock_present() or leave() may continue
 
   std::mutex bell_mutex_;
-  int bell_fd_;  // below 0: none
+  int bell_fd_;  // negative: none
 
   std::mutex mutex_;  // everything below
   Place place_ = Place::present;
@@ -223,10 +230,10 @@ class Session {
   Counters counters_;
   Pace pace_;
   Addresses addresses_;
-  std::vector<Settings> settings_;  // that torch has been set to so far, by their numbers
+  std::vector<Settings> settings_;  // all settings of torch so far, by their numbers
   bool settings_told_ = false;
   static inline std::atomic<uint32_t> settings_number_{0};
-  static inline std::atomic<Capture*> capture_{nullptr};  // being made
+  static inline std::atomic<Capture*> capture_{nullptr};  // the capture in progress
   static inline thread_local uint32_t probing_ = 0;
 
   std::mutex request_mutex_;

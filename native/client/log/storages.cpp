@@ -1,4 +1,4 @@
-// A session's memory: what is asked of the agent, and which storages it is divided into.
+// A session's memory: grants requested from the agent, and the storages that use it.
 #include <memory>
 #include <mutex>
 
@@ -38,7 +38,7 @@ bool Session::want(uint64_t bytes) {
     ring();
     throw;
   }
-  // What was granted may be less again by now: whoever has not used it asks once more.
+  // A grant may be reduced again before it is used: the caller then requests it once more.
   return agent_->refused_sequence.load() != sequence;
 }
 
@@ -70,8 +70,8 @@ void Session::cover_use() {
   }
 }
 
-// The agent lowers a grant and then looks at what is in use; we note what we use and then look at
-// the grant: one of both notices.
+// The agent lowers a grant and then reads the memory in use; the client publishes the memory in use
+// and then reads the grant. So one of the two notices the conflict.
 bool Session::take_memory_locked(uint64_t wanted) noexcept {
   if (wanted > agent_->memory_granted.load(std::memory_order_relaxed)) return false;
   client_->memory_used.store(wanted, std::memory_order_seq_cst);
@@ -80,7 +80,7 @@ bool Session::take_memory_locked(uint64_t wanted) noexcept {
   return false;
 }
 
-// Small results come and go with every operator: their slots are used again.
+// Small results come and go with every operator: their slots are reused.
 std::unique_ptr<Slot> Session::take_slot_locked() {
   if (spare_slots_.empty()) return std::make_unique<Slot>();
   auto slot = std::move(spare_slots_.back());
@@ -202,7 +202,7 @@ void Session::free(Slot* slot) noexcept {
 void Session::resize(Slot* slot, uint64_t bytes) {
   const uint64_t charged = charged_bytes(bytes);
   if (charged > slot->charged) {
-    // Reserves by a storage of the difference, so that there is one way to be out of memory.
+    // Reserves by allocating the difference, so that running out of memory is handled in one place.
     Slot* more = allocate(charged - slot->charged, false);
     free(more);
   }

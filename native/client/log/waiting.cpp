@@ -18,7 +18,7 @@ namespace {
 
 constexpr auto kSignalInterval = std::chrono::milliseconds(50);
 
-// Counts SIGINTs while somebody watches, and hands them on to the handler that was there.
+// Counts SIGINTs while a thread watches, and forwards them to the previous handler.
 class InterruptWatch {
  public:
   static uint32_t begin() {
@@ -56,9 +56,9 @@ class InterruptWatch {
   inline static std::atomic<uint32_t> count{0};
 };
 
-// A daemon thread that wants the GIL while Python finalizes is ended by unwinding its stack, which
-// torch's frames and destructors answer with std::terminate. It waits for the process's end
-// instead, as Python does from 3.14 on.
+// A daemon thread that wants the GIL while Python finalizes is ended by unwinding its stack, to
+// which torch's frames and destructors react with std::terminate. Here it waits for the process's
+// end instead, as Python itself does since 3.14.
 void take_gil(PyThreadState* state) noexcept {
   try {
     PyEval_RestoreThread(state);

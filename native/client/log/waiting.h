@@ -9,12 +9,12 @@ struct _ts;  // PyThreadState
 
 namespace sing::client {
 
-// While it lives, this thread does not hold the GIL.
+// Releases the GIL of this thread while an instance exists.
 //
 // Note [Interrupts]: Python runs signal handlers on the main thread only. There, a wait lets them
-// run and throws what they raise. Autograd waits on threads of its own while the main thread sits
-// in backward() where Python cannot interrupt it; such a wait watches for SIGINT itself and ends
-// with an error, upon which the main thread returns to Python and raises KeyboardInterrupt.
+// run and throws what they raise. Autograd waits on threads of its own while the main thread is in
+// backward(), where Python cannot interrupt it. Such a wait watches for SIGINT itself and ends with
+// an error, upon which the main thread returns to Python and raises KeyboardInterrupt.
 class Waiting {
  public:
   Waiting();
@@ -22,7 +22,7 @@ class Waiting {
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
 
-  // Looks for signals if the last look is some time ago, or `now`; throws if the wait must end.
+  // Checks for signals if the last check is some time ago, or `now`; throws if the wait must end.
   void check_signals(bool now);
 
  private:

@@ -46,7 +46,7 @@ bool same_operator(const std::string& name, const std::string& functional) {
 
 void check_host_operand(const Operator& op, const at::Tensor& tensor, size_t index) {
   TORCH_CHECK(index > 0 || op.name != "aten::masked_fill_.Tensor",
-              "masked_fill: Expected inputs to be on same device");  // CUDA's kernel says it so
+              "masked_fill: Expected inputs to be on same device");  // CUDA's kernel has this text
   const std::string& name = op.schema.arguments()[index].name();
   TORCH_CHECK(tensor.dim() == 0 || (op.host_indices && name != "values"),
               "Expected all tensors to be on the same device, but found at least two devices, "
@@ -103,20 +103,20 @@ void remember(std::span<const std::byte> key, const Operator& op, const Stack& s
       output.bytes = tensor.storage().nbytes();
       plan->outputs.push_back(std::move(output));
     } else {
-      return;  // a list or nothing: not a shape that this cache describes
+      return;  // a list or none: not a shape that this cache describes
     }
   }
   PlanCache::get().insert(key, std::move(plan));
 }
 
-// torch computes the shapes, allocates, and calls the out= form, which comes back to call().
+// Torch computes the shapes, allocates, and calls the out= form, which arrives in call() again.
 void call_structured(Operator& op, std::span<const std::byte> key, Stack& stack) {
   const std::vector<std::byte> kept(key.begin(), key.end());
   {
     const SizedBy scope(&op.schema.name());
     const ShapesOnly may_ask;
     const at::DisableRecordFunctionGuard unseen;  // profilers have seen this operator already
-    // A key without kernels of its own: the dispatcher finds the composite one behind it.
+    // A key without kernels of its own: the dispatcher then finds the composite kernel.
     op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), &stack);
   }
   if (!kept.empty()) remember(kept, op, stack);
@@ -135,7 +135,7 @@ void finish_planned(Operator& op, Encoder& encoder, const Plan& plan, Stack& sta
   finish(op, stack, send_planned(op, encoder, plan));
 }
 
-// A dense tensor that gets a sparse one of the same size added keeps its geometry.
+// A dense tensor to which a sparse one of the same size is added keeps its geometry.
 bool keeps_geometry(const Operator& op, c10::ArrayRef<c10::IValue> operands) {
   if (op.name != "aten::add_.Tensor") return false;
   const at::Tensor &self = operands[0].toTensor(), &other = operands[1].toTensor();
@@ -143,7 +143,7 @@ bool keeps_geometry(const Operator& op, c10::ArrayRef<c10::IValue> operands) {
          self.scalar_type() == other.scalar_type();
 }
 
-// An operator of sparse tensors. Where its results are dense, equal sizes make equal results.
+// Calls an operator of sparse tensors. If its results are dense, equal sizes give equal geometry.
 void call_sparse(Operator& op, Encoder& encoder, Stack& stack, bool outermost) {
   if (keeps_geometry(op, operands_of(op, stack))) {
     finish_in_place(op, encoder, stack);
@@ -157,9 +157,9 @@ void call_sparse(Operator& op, Encoder& encoder, Stack& stack, bool outermost) {
   }
 }
 
-// Whether a kernel takes such dtypes and strings, no shape function says, but a native device would
-// say it now: the first call with operands of each kind waits until it was executed, and makes no
-// plan for others.
+// A shape function does not check whether a kernel supports these dtypes and strings, but a native
+// device would report it now. So the first call with operands of each kind waits until it was
+// executed, and calls with other kinds make no plan.
 class FirstOfItsKind {
  public:
   FirstOfItsKind(Operator& op, const Stack& stack)
@@ -178,12 +178,13 @@ class FirstOfItsKind {
 };
 
 // Note [Backward]: torch walks the graph of a device's tensors in a thread of that device, while
-// the caller waits for it, and the graph of the CPU's in the caller's. To hand it over and back
-// wakes two threads at every step, and here nothing is gained by it: operators are only written
-// down. So who uses the device walks its graphs itself.
+// the caller waits for it, and the graph of CPU tensors in the caller's thread. Each handover wakes
+// two threads per step, and has no benefit here: operators are only written to the log. So the
+// calling thread walks the device's graphs itself.
 void begin_thread() { c10::AutogradState::get_tls_state().set_multithreading_enabled(false); }
 
-// Encoders keep their buffers; a shape function of torch may call operators while one is in use.
+// A borrowed encoder. Encoders keep their buffers; a shape function of torch may call operators
+// while one is in use.
 class Borrowed {
  public:
   Borrowed() {
@@ -198,7 +199,7 @@ class Borrowed {
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
   Encoder& operator*() { return *encoder_; }
-  // No other call of this thread has one.
+  // True if no other call of this thread is in progress.
   bool outermost() const { return depth == 1; }
 
  private:
@@ -212,7 +213,7 @@ thread_local size_t Borrowed::depth = 0;
 }  // namespace
 
 std::optional<Results> call_known(Operator& op, c10::function_ref<void(Encoder&)> encode) {
-  if (op.dynamic || op.trusted != nullptr) return std::nullopt;  // there are no plans for it
+  if (op.dynamic || op.trusted != nullptr) return std::nullopt;  // such operators have no plans
   const SizedBy inner(nullptr);
   Borrowed borrowed;
   Encoder& encoder = *borrowed;

@@ -12,15 +12,18 @@
 
 namespace sing::client {
 
-// Ships one operator. The results' geometry comes from (in this order) the cache, torch's own C++
-// shape function where it has one, a rule of shapes.cpp, or the worker's answer.
+// Sends one operator to the worker. The geometry of the results comes from (in this order) the
+// cache, torch's own C++ shape function if there is one, a rule of shapes.cpp, or the worker's
+// answer.
 void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// The same for one whose operands `encode` adds, if this thread had such results lately. Otherwise
-// nothing was done: call() looks in the cache, and there is counted what is not known.
+// The same for an operator whose operands `encode` adds, if this thread had such results recently.
+// Otherwise does nothing and returns nullopt: the caller then uses call(), which looks in the cache
+// and counts the miss.
 std::optional<Results> call_known(Operator& op, c10::function_ref<void(Encoder&)> encode);
 
-// An operand on the host which is no number: it goes to the device first, or is refused.
+// True for an operand on the host that is not a number: it is moved to the device first, or
+// refused.
 inline bool must_move(const at::Tensor& tensor) {
   return tensor.defined() && !on_device(tensor) && tensor.dim() != 0;
 }

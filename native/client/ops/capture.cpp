@@ -30,7 +30,7 @@ void Session::end_capture(Capture& capture) {
   capture.idle_.clear();
 }
 
-// Whether a record is kept, and not to be sent.
+// Returns true if a record was kept, and is not to be sent.
 bool Session::keep(RecordKind kind, uint8_t flags, std::span<const std::byte> payload,
                    std::span<const std::byte> tail) {
   TORCH_CHECK((flags & kRequest) == 0, kNotPermitted, "it waits for the device");
@@ -60,7 +60,7 @@ void Session::pin_locked(Capture& capture, Slot* slot) {
   if (capture.pinned_.insert(slot).second) ++slot->pins;
 }
 
-// A storage that the capture made and does not need any more.
+// Returns a storage that the capture made and no longer needs.
 Slot* Session::take_idle_locked(uint64_t bytes) {
   auto& idle = capture_.load()->idle_;
   const auto found =
@@ -72,7 +72,7 @@ Slot* Session::take_idle_locked(uint64_t bytes) {
   return slot;
 }
 
-// Whether a storage that was freed lives on, since captures name it.
+// Returns true if a storage that was freed must stay alive, since captures name it.
 bool Session::outlive_locked(Slot* slot) {
   if (slot->pins == 0) return false;
   slot->freed = true;
@@ -130,7 +130,7 @@ Probing::~Probing() {
   try {
     if (random_) put_back_default_generator();
   } catch (const std::exception&) {
-    // The session has ended: nobody uses the generator any more.
+    // The session has ended: the generator is no longer used.
   }
   --Session::probing_;
 }

@@ -1,13 +1,13 @@
-// A stretch of records that is kept to be executed later, as often as wanted: what torch calls a
-// CUDA graph.
+// A captured stretch of records that can be executed later, any number of times: torch's CUDA
+// graph.
 //
-// Note [Captures]. While one is made, calls are kept and not sent, as a GPU captures and does not
-// execute. Whatever waits for the device is refused, as it is there. What has a shape that nobody
-// knows yet is executed on zeros of the operands' geometry, to learn it.
+// Note [Captures]. During a capture, calls are kept and not sent, as a GPU captures and does not
+// execute. Operations that wait for the device are refused, as on a GPU. A call whose result shapes
+// are not known yet is executed on zeros of the operands' geometry, to learn them.
 //
-// Kept calls name storages by number, so none of these may get another owner: storages that a
-// capture names are pinned, and a pinned one that is freed lives on. Those that a capture itself
-// made and let go it uses again, as torch's private pools do.
+// Kept calls name storages by number, so these numbers must not be reused: storages that a capture
+// names are pinned, and a pinned storage that is freed stays alive. A capture reuses storages that
+// it made and freed itself, as torch's private pools do.
 #pragma once
 
 #include <cstddef>
@@ -31,14 +31,14 @@ class Capture {
     std::vector<std::byte> payload;
   };
 
-  const Settings settings_;  // that hold for its calls
+  const Settings settings_;  // in effect for its calls
   std::vector<Record> calls_;
   std::unordered_set<Slot*> pinned_;
   std::vector<Slot*> idle_;  // made here, and freed
 };
 
-// While it lives, this thread's operators are executed although a capture is made, and leave the
-// default generator as it was.
+// While an instance exists, this thread's operators are executed even during a capture, and the
+// default generator's state is restored at the end.
 class Probing {
  public:
   explicit Probing(bool random);

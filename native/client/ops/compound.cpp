@@ -11,7 +11,7 @@ at::Tensor assemble(const Compound& compound, const Parts& parts) {
   const at::Tensor& values = parts.back();
   const c10::SymIntArrayRef sizes = c10::fromIntArrayRefSlow(compound.sizes);
   const c10::Device device(kDevice, 0);
-  // By their functions: autograd has no part in what an operator returns.
+  // Calls the implementations directly: autograd must not see what an operator returns.
   if (compound.layout == at::kSparse) {
     const int64_t sparse = compound.sparse_dimensions;
     return at::native::new_with_dims_and_tensor_sparse_symint(

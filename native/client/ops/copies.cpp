@@ -21,7 +21,7 @@ void put_range(Writer& out, uint32_t id, uint64_t offset, uint64_t count) {
   out.put<uint64_t>(count);
 }
 
-// The bytes of a tensor that covers its range of the storage without holes, in storage order.
+// Bytes of a tensor that covers its range of the storage without gaps, in storage order.
 struct Range {
   uint32_t id;
   uint64_t offset;
@@ -34,7 +34,7 @@ Range range_of(const at::Tensor& tensor) {
           static_cast<uint64_t>(tensor.numel()) * tensor.element_size()};
 }
 
-// Both hold their elements in the same order without holes, so that bytes can be copied.
+// True if both hold their elements in the same order without gaps, so that bytes can be copied.
 bool same_layout(const at::Tensor& one, const at::Tensor& other) {
   return one.scalar_type() == other.scalar_type() && one.sizes() == other.sizes() &&
          ((one.is_contiguous() && other.is_contiguous()) ||
@@ -73,7 +73,7 @@ void copy_to_device(const at::Tensor& self, const at::Tensor& source) {
     write(self, plain);
     return;
   }
-  // The bytes cross as they are; conversion and layout are the device's work, as on a GPU.
+  // The bytes are sent unchanged; conversion and layout are done on the device, as on a GPU.
   const at::Tensor dense = plain.contiguous();
   const at::Tensor staged = at::empty(
       dense.sizes(), dense.options().device(c10::Device(kDevice, 0)).pinned_memory(false));
@@ -111,7 +111,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool) {
   } else if (on_device(self)) {
     TORCH_CHECK(source.device().is_cpu(), "cannot copy from ", source.device(), " to ",
                 self.device());
-    // A number to many elements: one element crosses.
+    // If one number fills many elements, only one element is sent.
     copy_to_device(self, source.numel() == 1 ? source : expanded);
   } else {
     TORCH_CHECK(self.device().is_cpu(), "cannot copy from ", source.device(), " to ",

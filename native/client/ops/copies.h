@@ -1,4 +1,4 @@
-// Bytes between the host and the device.
+// Copies between the host and the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -57,7 +57,7 @@ void Encoder::tensor(const at::Tensor& tensor) {
 }
 
 void Encoder::host_tensor(const at::Tensor& tensor) {
-  // Larger ones were moved or refused before (calls.cpp); numbers travel in the record.
+  // Larger tensors were moved or refused before (calls.cpp); numbers are sent in the record.
   const at::Tensor bytes = tensor.contiguous().resolve_conj().resolve_neg();
   both(Tag::host_tensor);
   put_geometries(bytes.scalar_type(), bytes.sizes(), bytes.strides(), 0,

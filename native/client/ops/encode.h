@@ -1,4 +1,4 @@
-// Writes an operator's operands as a call record, and the key of its geometry.
+// Writes an operator's operands as a call record, and the key of their geometry.
 #pragma once
 
 #include <deque>
@@ -14,7 +14,7 @@ namespace sing::client {
 
 class Encoder {
  public:
-  // The operands of `op`; raises NotImplementedError for what cannot travel.
+  // Encodes the operands of `op`; raises NotImplementedError for values that cannot be sent.
   void call(Operator& op, c10::ArrayRef<c10::IValue> operands);
   // The same in steps: begin(), then one operand after the other.
   void begin(Operator& op);
@@ -29,7 +29,7 @@ class Encoder {
   const c10::SmallVectorImpl<const at::Tensor*>& tensors() const { return tensors_; }
   bool has_mask() const { return has_mask_; }
   bool has_compound() const { return !parts_.empty(); }
-  // Forgets the operands, which would otherwise live until the next call.
+  // Releases the operands, which would otherwise live until the next call.
   void let_go() {
     if (!parts_.empty()) parts_.clear();
   }

@@ -25,8 +25,9 @@ constexpr std::array<c10::DispatchKey, 4> kDeviceKeys = {
     c10::DispatchKey::CUDA, c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparseCsrCUDA,
     c10::DispatchKey::NestedTensorCUDA};
 
-// Whether a kernel was registered by Python, by the file that torch noted of it. What is no Python
-// file counts as compiled: the worker refuses what it cannot import, and nothing is computed here.
+// True if a kernel was registered by Python, judged by the file that torch recorded for it.
+// Anything other than a Python file counts as compiled: the worker refuses what it cannot import,
+// and nothing is computed here.
 bool is_python(std::string_view line) {
   const std::string_view mark = "registered at ";
   const size_t from = line.find(mark), to = line.find(" :: ");
@@ -36,7 +37,7 @@ bool is_python(std::string_view line) {
   return file.ends_with(".py") || file.starts_with("<");
 }
 
-// Whether an operator's kernel for a device key is compiled code. It is asked anew at each call,
+// True if an operator's kernel for a device key is compiled code. This is checked at each call,
 // since another kernel may be registered at any time; foreign calls wait for the worker anyway.
 bool has_compiled_kernel(const c10::OperatorHandle& op) {
   const auto has = [&](c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); };
@@ -69,7 +70,7 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
                      });
 }
 
-// Operators that were defined and have no kernel of ours yet, and all that ever had one.
+// New operators that have no kernel of ours yet, and the names of all that ever had one.
 class Newcomers {
  public:
   static Newcomers& get() {
@@ -87,7 +88,7 @@ class Newcomers {
     return std::exchange(noted_, {});
   }
 
-  // False if the operator has its kernel from before: it was defined again.
+  // Returns false if the operator already has its kernel: it was defined again.
   bool add(const c10::OperatorName& name) {
     std::lock_guard lock(mutex_);
     return known_.insert(c10::toString(name)).second;
@@ -99,7 +100,7 @@ class Newcomers {
   std::unordered_set<std::string> known_;
 };
 
-// Whether a loaded library registers kernels with torch, by the names that it needs.
+// True if a loaded library registers kernels with torch, judged by the symbol names that it needs.
 bool registers_kernels(const dl_phdr_info& library) {
   for (size_t i = 0; i < library.dlpi_phnum; ++i) {
     if (library.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
@@ -111,7 +112,7 @@ bool registers_kernels(const dl_phdr_info& library) {
       if (entry->d_tag == DT_STRTAB) names = reinterpret_cast<const char*>(entry->d_un.d_ptr);
       if (entry->d_tag == DT_STRSZ) bytes = entry->d_un.d_val;
     }
-    if (reinterpret_cast<uintptr_t>(names) < library.dlpi_addr) return false;  // not the loader's
+    if (reinterpret_cast<uintptr_t>(names) < library.dlpi_addr) return false;  // not relocated
     const std::string_view text(names, bytes);
     return text.find("5torch7Library") != text.npos || text.find("RegisterOperators") != text.npos;
   }
@@ -121,19 +122,21 @@ bool registers_kernels(const dl_phdr_info& library) {
 struct Libraries {
   std::unordered_set<uintptr_t> known;
   unsigned long long loaded = 0;
-  bool register_kernels = false;  // of those that are new
+  bool register_kernels = false;  // a new library registers kernels
 };
 
 int look_at(dl_phdr_info* library, size_t, void* context) {
   auto& libraries = *static_cast<Libraries*>(context);
-  if (libraries.loaded == library->dlpi_adds) return 1;  // as many as at the last look
-  // The first look only notes what is there: torch, whose names are many.
+  if (libraries.loaded == library->dlpi_adds)
+    return 1;  // no library was loaded since the last
+               // check
+  // The first check only records what is loaded: torch, which has very many names.
   const bool fresh = libraries.known.insert(library->dlpi_addr).second && libraries.loaded != 0;
   if (fresh && registers_kernels(*library)) libraries.register_kernels = true;
   return 0;
 }
 
-// Whether a library was loaded since the last call that may have kernels.
+// True if a library that may have kernels was loaded since the last call.
 bool may_have_new_kernels() {
   static std::mutex mutex;
   static Libraries libraries;
@@ -156,13 +159,14 @@ void refuse_replaced(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::
       "GPU in this process and cannot run here; do not load that library.");
 }
 
-// What a line of `dumpState` says of torch's own kernel, or of ours.
+// True if a line of `dumpState` describes torch's own kernel, or ours.
 bool is_own(std::string_view line) {
   static const std::string ours(__FILE__, sizeof(__FILE__) - sizeof("ops/foreign.cpp"));
   return line.find(ours) != line.npos || line.find("aten/src/ATen/") != line.npos;
 }
 
-// Operators of torch whose kernels for CUDA another library has replaced, compiled for a GPU.
+// Refuses calls of torch's operators whose CUDA kernels another library has replaced by kernels
+// that are compiled for a GPU.
 void refuse_replacements() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
@@ -189,7 +193,7 @@ int take_over_pending(void*) {
 
 class Listener final : public c10::OpRegistrationListener {
  public:
-  // The dispatcher's lock is held, so that nothing can be registered here.
+  // The dispatcher's lock is held, so nothing can be registered here.
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
     if (!watching || !is_foreign(op.schema().name()) || !takes_tensors(op.schema())) return;
     Newcomers::get().note(op.operator_name());
@@ -197,15 +201,15 @@ class Listener final : public c10::OpRegistrationListener {
   }
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
 
-  // Torch's own operators, which are told first, are not noted.
+  // Torch's own operators, for which the listener is called first, are not recorded.
   static inline bool watching = false;
 };
 
 }  // namespace
 
 void watch_operators() {
-  // Never unregistered: operators may come until the process ends. Those that are there already
-  // are torch's own, of which `register_kernels` and `register_refusals` take care.
+  // Never unregistered: operators may be defined until the process ends. Those that exist already
+  // are torch's own, which `register_kernels` and `register_refusals` handle.
   static auto* handle = new c10::RegistrationHandleRAII(
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
   (void)handle;

@@ -22,7 +22,7 @@ bool is_real(const c10::IValue& self) { return at::isFloatingType(self.toTensor(
 
 bool number_of_one(Operands operands) { return operands[1].toTensor().dim() == 0; }
 
-// Of the generators of random numbers: whether the operator takes such parameters.
+// For operators that draw random numbers: true if the operator accepts these parameters.
 bool ordered(Operands operands) {
   return operands[2].isInt() && operands[1].toInt() < operands[2].toInt();
 }
@@ -41,8 +41,8 @@ bool strictly_probable(Operands operands) {
   return operands[1].toDouble() > 0 && operands[1].toDouble() < 1;
 }
 
-// In-place operators that cannot be given a wrong shape: nothing is gained by waiting for them,
-// unless their numbers or dtypes may be wrong, of which the worker says more than we would.
+// In-place operators whose shapes cannot be wrong: waiting for them has no benefit, unless their
+// numbers or dtypes may be wrong, which the worker reports better than the client could.
 Trust trust_in(const std::string& name) {
   static const std::unordered_map<std::string, Trust> known = {
       {"aten::fill_.Scalar", &always},
@@ -65,21 +65,21 @@ Trust trust_in(const std::string& name) {
                                                                                   : nullptr;
 }
 
-// x[indices] and what is assigned to it, not index_select() and the like.
+// True for x[indices] and assignment to it, not for index_select() and the like.
 bool takes_host_indices(const std::string& name) {
   return name.starts_with("aten::index.") || name.starts_with("aten::index_put") ||
          name.starts_with("aten::_index_put") || name.starts_with("aten::_unsafe_index") ||
          name.starts_with("aten::_ctc_loss");
 }
 
-// Operators whose numbers decide how large the result is.
+// Operators for which a number decides the size of the result.
 bool is_range(const std::string& name) {
   return name.starts_with("aten::arange") || name.starts_with("aten::range") ||
          name.starts_with("aten::linspace") || name.starts_with("aten::logspace");
 }
 
-// Kernels of attention, which also return the lengths of sequences, and the choice among them.
-// What they return has another geometry where something is dropped.
+// Attention kernels that also return the lengths of sequences, and the operator that chooses among
+// them. The geometry of their results depends on whether there is dropout.
 bool counts_lengths(const std::string& name) {
   return name == "aten::_fused_sdp_choice" || name == "aten::_flash_attention_forward" ||
          name == "aten::_efficient_attention_forward" || name == "aten::_cudnn_attention_forward" ||
@@ -99,7 +99,7 @@ void add_kind(const c10::IValue& value, std::string& kinds) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
     kind = tensor.defined() ? static_cast<char>(tensor.scalar_type()) : 'n';
-    // Where there is nothing to do, a kernel may not look at the types.
+    // For an empty tensor, a kernel may not check the types.
     if (tensor.defined() && tensor.numel() == 0) kinds.push_back('e');
   } else if (value.isString()) {
     kinds += value.toStringRef();
@@ -118,15 +118,15 @@ void add_kind(const c10::IValue& value, std::string& kinds) {
     const size_t start = kinds.size();
     for (const c10::IValue& item : value.toListRef()) {
       add_kind(item, kinds);
-      // Of a long list, each kind once in a row.
+      // In a long list, consecutive operands of the same kind are noted once.
       if (kinds.size() > start + 1 && kinds.back() == kinds[kinds.size() - 2]) kinds.pop_back();
     }
   }
   kinds.push_back(kind);
 }
 
-// Whose strides depend on the library that the worker uses, of which torch's shape function asks
-// this process.
+// Operators whose strides depend on the library that the worker uses; torch's shape function would
+// query this process instead.
 bool lies_as_library_likes(std::string_view name) { return name == "aten::_linalg_svd"; }
 
 Relevance relevance_of(const c10::TypePtr& type) {
@@ -168,14 +168,14 @@ Operator::Operator(const c10::OperatorHandle& op)
     in_place = in_place && operand >= 0;
     plain = plain && is_tensors(result.type());
   }
-  // An out= form that has such a kernel (logsumexp.out) is none of torch's structured ones: what it
-  // does to the size of its output, only the worker can tell. Nor is the shape function of this
-  // `isin` one: its kernel gives the result another size.
+  // An out= form that has such a kernel (logsumexp.out) is not one of torch's structured operators:
+  // only the worker knows how it resizes its output. The shape function of this `isin` is not used
+  // either: its kernel gives the result another size.
   structured =
       !has_out && !lies_as_library_likes(name) && name != "aten::isin.Scalar_Tensor" &&
       handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
   masks = name == "aten::index.Tensor" || name == "aten::_unsafe_index.Tensor";
-  // What another library's kernels do with the sizes of their results, nobody knows.
+  // The sizes of the results of another library's kernels are unknown.
   dynamic = is_foreign(name) || (!masks && (handle.hasTag(at::Tag::dynamic_output_shape) ||
                                             handle.hasTag(at::Tag::data_dependent_output)));
   trusted = in_place ? trust_in(name) : nullptr;
@@ -214,8 +214,8 @@ std::string kinds_of(c10::ArrayRef<c10::IValue> operands) {
   return kinds;
 }
 
-// Open addressing by the schema's address: a schema lives as long as its operator, and operators
-// of loaded libraries are not unloaded. Readers take no lock.
+// Open addressing by the schema's address: a schema lives as long as its operator, and operators of
+// loaded libraries are not unloaded. Readers take no lock.
 Operator& find_operator(const c10::OperatorHandle& op) {
   static constexpr size_t kSlots = 1 << 14;
   static std::array<std::atomic<Operator*>, kSlots> table{};

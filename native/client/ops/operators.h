@@ -1,4 +1,4 @@
-// What the client knows of an operator, found once from its schema.
+// Properties of an operator that the client derives once from its schema.
 #pragma once
 
 #include <atomic>
@@ -17,19 +17,19 @@ namespace sing::client {
 
 struct Operator;
 
-// A shape function: fills the plan for these operands, or says that it does not know them.
+// A shape function: fills the plan for these operands, or returns false if it does not know them.
 using ShapeRule = bool (*)(c10::ArrayRef<c10::IValue> operands, Plan& plan);
 
-// Whether an operator cannot fail with these operands.
+// True if an operator cannot fail with these operands.
 using Trust = bool (*)(c10::ArrayRef<c10::IValue> operands);
 
-// How much of an operand's value its results' geometry may depend on.
+// How the geometry of the results may depend on an operand.
 enum class Relevance : uint8_t { value, type_only };
 
 struct Operator {
   explicit Operator(const c10::OperatorHandle& op);
 
-  // The worker's number for it; the first use defines it in the log.
+  // The worker's number for it; the first use defines the operator in the log.
   uint32_t number();
 
   const c10::OperatorHandle handle;
@@ -37,21 +37,21 @@ struct Operator {
   std::string name;  // with overload, for messages
   size_t operands;
   size_t returns;
-  c10::SmallVector<Relevance, 8> relevance;  // by operand
-  c10::SmallVector<int16_t, 4> aliases;      // by return: the operand it is, or -1
+  c10::SmallVector<Relevance, 8> relevance;  // for each operand
+  c10::SmallVector<int16_t, 4> aliases;      // for each return: index of the operand it is, or -1
   bool has_out = false;                      // an out= operand may be resized
-  bool in_place = false;                     // no return is new: geometry is known without looking
-  Trust trusted = nullptr;  // in place and without a shape to get wrong: need not wait
+  bool in_place = false;                     // no return is new: the geometry is known in advance
+  Trust trusted = nullptr;  // in place, and its shape cannot be wrong: no need to wait
   bool structured =
       false;             // torch has a C++ shape function (CompositeExplicitAutogradNonFunctional)
   bool dynamic = false;  // the result's shape depends on data
-  bool masks = false;    // …only if an index is a mask
+  bool masks = false;    // ...only if an index is a mask
   bool host_indices = false;  // indices may be CPU tensors
-  bool plain = true;          // returns tensors only, so that its answer can be cached
-  bool counts = false;        // …or also integers, which depend on geometry alone
+  bool plain = true;          // returns only tensors, so that its answer can be cached
+  bool counts = false;        // ...or also integers, which depend only on geometry
   ShapeRule shape = nullptr;
 
-  // Whether it was executed with operands of these kinds before; learn() notes that.
+  // True if it was executed with operands of these kinds before, as recorded by learn().
   bool knows(const std::string& kinds);
   void learn(const std::string& kinds);
 
@@ -61,12 +61,12 @@ struct Operator {
   std::unordered_set<std::string> known_;
 };
 
-// The dtypes of the tensors and numbers among operands, and their strings.
+// The dtypes of the tensors and numbers among operands, and the operands that are strings.
 std::string kinds_of(c10::ArrayRef<c10::IValue> operands);
 
 Operator& find_operator(const c10::OperatorHandle& op);
 
-// shapes.cpp: the rule of an operator by its name with overload, or null.
+// shapes.cpp: the rule for an operator by its name with overload, or null.
 ShapeRule find_shape_rule(const std::string& name);
 
 }  // namespace sing::client

@@ -12,7 +12,7 @@ namespace sing::client {
 
 namespace {
 
-// Holds the GIL, which this thread may or may not have.
+// Holds the GIL, whether or not this thread held it before.
 class Python {
  public:
   Python() : state_(PyGILState_Ensure()) {}
@@ -42,7 +42,7 @@ std::string text_of(PyObject* object) {
   return text != nullptr ? text : "";
 }
 
-// What Python raised, which becomes the operator's error.
+// Returns the Python exception's text, which becomes the operator's error.
 std::string take_error() {
   PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
   PyErr_Fetch(&type, &value, &traceback);

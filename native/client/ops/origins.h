@@ -1,4 +1,4 @@
-// Where an operator that is not torch's comes from, which only Python can tell.
+// Origin of an operator that is not torch's; only Python knows it.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace sing::client {
 
-// Whether an operator belongs to torch, or is ours: the worker has it anyway.
+// False if an operator belongs to torch or to this project: the worker has those anyway.
 bool is_foreign(const std::string& name);
 
 // Appends what a worker has to import for it. The caller holds no lock (Note [GIL] in session.h).

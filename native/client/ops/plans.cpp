@@ -94,7 +94,7 @@ bool PlanCache::Key::operator==(const Key& other) const noexcept {
          std::memcmp(bytes.data(), other.bytes.data(), bytes.size()) == 0;
 }
 
-// Eight bytes at a time; keys have about a hundred.
+// Hashes eight bytes at a time; keys have about a hundred.
 PlanCache::Key PlanCache::key_of(std::span<const std::byte> bytes) noexcept {
   constexpr uint64_t kFactor = 0x9e3779b97f4a7c15;
   uint64_t hash = bytes.size() * kFactor;
@@ -155,7 +155,7 @@ void PlanCache::insert(std::span<const std::byte> key, std::shared_ptr<Plan> pla
   const Key kept = key_of(plan->key);
   std::lock_guard lock(mutex_);
   if (plans_.size() >= kPlansMax) plans_.clear();
-  plans_.erase(kept);  // with the plan, in which its key lies
+  plans_.erase(kept);  // together with the plan, in which its key is stored
   plans_.emplace(kept, std::move(plan));
 }
 

@@ -1,14 +1,13 @@
 // The geometry cache: what an operator returns for operands of a given geometry.
 //
-// The key holds everything a result's geometry may depend on (operator, dtypes, sizes, strides,
-// integers, …) and no storage numbers. Keys are compared whole; a hash decides nothing.
+// The key holds everything on which a result's geometry may depend (operator, dtypes, sizes,
+// strides, integers, …) and no storage numbers. Keys are compared as a whole, never only by hash.
 //
-// Note [Nearby plans]: every operator looks here, so each thread keeps the plans that it used
-// lately in a table of its own, where neither a lock nor a count of users is needed. A plan never
-// changes and stays true, so nothing is ever taken out of there but to make room. That must not
-// happen while the plan is in use: a call that waits may run Python's signal handlers, which make
-// calls. So only the outermost call of a thread replaces entries; what others found is held until
-// then.
+// Note [Nearby plans]: every operator looks here, so each thread keeps its recently used plans in a
+// table of its own, which needs neither a lock nor reference counts. A plan never changes and stays
+// valid, so entries are removed only to make room. That must not happen while the plan is in use: a
+// call that waits may run Python's signal handlers, which make calls. So only the outermost call of
+// a thread replaces entries; plans that nested calls found are held until then.
 #pragma once
 
 #include <atomic>
@@ -26,12 +25,13 @@ struct Output {
   Tag tag = Tag::none;  // none, undefined, tensor, alias, list, integer
   Geometry geometry;
   uint64_t bytes = 0;  // of the storage, for a tensor
-  int32_t source = 0;  // alias: an operand (>= 0) or an earlier output (-1 - index), both flat
+  int32_t source = 0;  // alias: an operand (>= 0) or an earlier output (-1 - index), both numbered
+                       // flat
   std::vector<Output> items;
-  int64_t number = 0;  // an integer: not sent, as the worker makes it, too
+  int64_t number = 0;  // an integer: not sent, as the worker computes it, too
 };
 
-// An out= operand that gets another geometry.
+// New geometry of an out= operand.
 struct Change {
   uint16_t operand = 0;
   uint16_t element = 0;
@@ -42,7 +42,7 @@ struct Change {
 struct Plan {
   std::vector<Output> outputs;  // one per return
   std::vector<Change> changes;
-  std::vector<std::byte> key;  // once it is in the cache
+  std::vector<std::byte> key;  // set once the plan is in the cache
 };
 
 Output tensor_output(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides);
@@ -52,9 +52,10 @@ Output undefined_output();
 class PlanCache {
  public:
   static PlanCache& get();
-  // Null if there is none. It lives until the calling thread is in no call and looks again.
+  // Returns null if there is none. The plan is valid until the calling thread's next lookup outside
+  // of any call.
   const Plan* find(std::span<const std::byte> key, bool outermost);
-  // The same, of the plans that this thread has used lately.
+  // The same, among the plans that this thread has used recently.
   const Plan* find_nearby(std::span<const std::byte> key);
   uint64_t hits() const;
   uint64_t misses() const;
@@ -74,12 +75,13 @@ class PlanCache {
   static Key key_of(std::span<const std::byte> bytes) noexcept;
   static Nearby& nearby();
 
-  // Growing shapes make keys without end; an emptied cache fills again at no risk.
+  // Growing shapes make an unlimited number of keys; clearing the cache is safe, as it fills again.
   static constexpr size_t kPlansMax = 1 << 16;
   mutable std::mutex mutex_;
-  uint64_t hits_ = 0, misses_ = 0;  // hits here, and of threads that have ended
+  uint64_t hits_ = 0, misses_ = 0;  // hits in this cache, and those of threads that have ended
   std::vector<const Nearby*> threads_;
-  std::unordered_map<Key, std::shared_ptr<const Plan>, Hash> plans_;  // keys lie in the plans
+  std::unordered_map<Key, std::shared_ptr<const Plan>, Hash> plans_;  // the keys are stored in the
+                                                                      // plans
 };
 
 }  // namespace sing::client

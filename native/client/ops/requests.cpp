@@ -16,10 +16,11 @@ namespace {
 
 using torch::jit::Stack;
 
-constexpr uint32_t kListItemsMax = 256;         // results of an operator with an unknown number
-constexpr uint64_t kRoom = uint64_t{64} << 20;  // asked for before a request is tried again
+constexpr uint32_t kListItemsMax = 256;         // results of an operator that returns an unknown
+                                                // number of tensors
+constexpr uint64_t kRoom = uint64_t{64} << 20;  // bytes requested before a request is retried
 
-// Also one that may be None.
+// True for Tensor and Optional[Tensor].
 bool is_tensor(const c10::TypePtr& type) {
   const auto optional = type->cast<c10::OptionalType>();
   return (optional ? optional->getElementType() : type)->kind() == c10::TypeKind::TensorType;
@@ -59,7 +60,7 @@ class Request {
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
-  // The results, and the plan for the next call with such operands (null: do not remember).
+  // Returns the results, and the plan for the next call with such operands (null: do not remember).
   Results run(c10::ArrayRef<c10::IValue> operands, std::shared_ptr<Plan>& plan) {
     const std::vector<std::byte> bytes = send();
     Reader in(bytes);
@@ -91,7 +92,8 @@ class Request {
   }
 
  private:
-  // Results of operators of sparse tensors; what such an operator changes may get other parts.
+  // True for results of operators of sparse tensors; an operand that such an operator changes may
+  // get other parts.
   bool may_be_compound(size_t i, c10::ArrayRef<c10::IValue> operands) const {
     if (!encoder_.has_compound() ||
         op_.schema.returns()[i].type()->kind() != c10::TypeKind::TensorType) {
@@ -106,8 +108,8 @@ class Request {
     return slots_.back();
   }
 
-  // A device's allocator may run out of memory before the accounts do. The agent may have room:
-  // one more try, unless the operator may have changed something already.
+  // A device's allocator may run out of memory before the accounts do. The agent may have free
+  // memory: retry once, unless the operator may have changed something already.
   std::vector<std::byte> send() {
     Session& session = Session::get();
     try {
@@ -187,7 +189,7 @@ class Request {
     for (size_t i = 0; i < compound.parts(); ++i) {
       Output planned;
       parts.push_back(read(in, planned).toTensor());
-      // Grown in place.
+      // The operand has grown in place.
       auto* storage = parts.back().unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
       const uint64_t needed = planned.geometry.storage_bytes();
       if (needed > storage->nbytes()) adopt_size(storage, needed);
@@ -219,7 +221,8 @@ class Request {
   bool rememberable_ = true;
 };
 
-// Zeros in the geometry of an operand: nobody reads them, so they take memory in the worker only.
+// Makes zeros in the geometry of an operand. The client never reads them, so they take memory only
+// in the worker.
 c10::IValue imitation(const c10::IValue& value,
                       std::unordered_map<const c10::TensorImpl*, at::Tensor>& made) {
   if (value.isTensor()) {

@@ -1,4 +1,4 @@
-// Calls whose results only the worker knows.
+// Calls whose results only the worker can determine.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,12 @@
 
 namespace sing::client {
 
-// Ships an operator and waits until it was executed; what can be known of its results the next time
-// is remembered.
+// Sends an operator and waits until it was executed; remembers what can be known of its results the
+// next time.
 void call_and_wait(Operator& op, Encoder& encoder, torch::jit::Stack& stack);
 
-// What an operator would return, learnt without executing it on its operands; null if it cannot be.
+// Learns what an operator would return without executing it on its operands; null if that is not
+// possible.
 std::shared_ptr<Plan> probe(Operator& op, c10::ArrayRef<c10::IValue> operands);
 
 }  // namespace sing::client

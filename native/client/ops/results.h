@@ -1,4 +1,4 @@
-// What calls whose results are known beforehand leave behind: nobody waits for the worker.
+// Results of calls whose geometry is known in advance: the caller does not wait for the worker.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -15,17 +15,17 @@ using Results = c10::SmallVector<c10::IValue, 4>;
 
 c10::ArrayRef<c10::IValue> operands_of(const Operator& op, const torch::jit::Stack& stack);
 
-// Drops the operands and pushes the results; results that are operands are taken from them.
+// Drops the operands and pushes the results; results that are operands are taken from the stack.
 void finish(const Operator& op, torch::jit::Stack& stack, Results&& fresh);
 
-// Gives an out= operand the geometry that the operator will write. `told`: the worker has written
-// it already.
+// Gives an out= operand the geometry that the operator will write. `told`: the worker has already
+// written it.
 void apply(const Change& change, c10::ArrayRef<c10::IValue> operands, bool told);
 
-// Ships an operator that changes operands and makes nothing new.
+// Sends an operator that changes operands and creates no new tensors.
 void send_in_place(const Operator& op, Encoder& encoder);
 
-// Ships an operator whose results are as planned; results that are operands are left out.
+// Sends an operator whose results are as planned; omits results that are operands.
 Results send_planned(const Operator& op, Encoder& encoder, const Plan& plan);
 
 }  // namespace sing::client

@@ -1,5 +1,6 @@
-// Shape functions of operators that torch gives none in C++, and that programs with growing shapes
-// call for every token. Each says false for operands it is not sure of; the worker then answers.
+// Shape functions of operators for which torch has none in C++ and which programs with growing
+// shapes call for every token. Each returns false for operands of which it is not sure; the worker
+// then answers.
 #include <cmath>
 #include <limits>
 #include <unordered_map>
@@ -25,7 +26,7 @@ bool all_strided(std::initializer_list<const at::Tensor*> tensors) {
   return true;
 }
 
-// Of a type that norms and attention compute; of others, the worker tells.
+// True for a type in which norms and attention compute; for other types the worker answers.
 bool is_computed(const at::Tensor& tensor) {
   const at::ScalarType type = tensor.scalar_type();
   return type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
@@ -35,7 +36,7 @@ at::Tensor as_meta(const at::Tensor& tensor) {
   return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
-// What TensorIterator gives an elementwise operator's new output.
+// Output that TensorIterator makes for an elementwise operator.
 Output pointwise(std::initializer_list<const at::Tensor*> inputs, at::ScalarType dtype) {
   c10::SmallVector<at::Tensor, 3> metas;
   for (const at::Tensor* input : inputs) metas.push_back(as_meta(*input));
@@ -49,7 +50,7 @@ Output pointwise(std::initializer_list<const at::Tensor*> inputs, at::ScalarType
   return tensor_output(dtype, output.sizes(), output.strides());
 }
 
-// The out= operand is a fresh empty tensor, as torch's composite kernels make it.
+// Plans for an out= operand that is a fresh empty tensor, as torch's composite kernels make it.
 bool into_empty(const c10::IValue& out, uint16_t operand, const Output& result, Plan& plan) {
   const at::Tensor& tensor = out.toTensor();
   if (tensor.dim() != 1 || tensor.numel() != 0 || tensor.stride(0) != 1 ||
@@ -136,8 +137,8 @@ bool native_dropout(Operands operands, Plan& plan) {
   return true;
 }
 
-// The type of a norm's statistics: that of the input, or, for the short types, what the device
-// computes in. A CPU does so only where the parameters are of that type.
+// The type of a norm's statistics: that of the input, or, for the 16-bit types, the type in which
+// the device computes. A CPU does so only if the parameters are of that type.
 at::ScalarType statistics_type(Operands operands) {
   const at::ScalarType type = operands[0].toTensor().scalar_type();
   if (!c10::isReducedFloatingType(type)) return type;
@@ -177,7 +178,7 @@ bool native_layer_norm(Operands operands, Plan& plan) {
   return true;
 }
 
-// The result lies as the query does, the statistics as (batch, sequence, heads).
+// The result has the layout of the query, the statistics have (batch, sequence, heads).
 bool flash_attention_for_cpu(Operands operands, Plan& plan) {
   const at::Tensor& query = operands[0].toTensor();
   if (!all_strided({&query}) || query.dim() != 4 || !is_computed(query)) {

@@ -32,8 +32,8 @@ thread_local ShapesOnly* finding_shapes = nullptr;
 
 }  // namespace
 
-// Note [Guarded storages]: whoever asks a storage for bytes to be written reads or writes device
-// memory itself, and comes here first. Torch does so, too, where it looks for shapes only.
+// Note [Guarded storages]: code that requests writable bytes from a storage wants to access device
+// memory itself, and reaches this hook first. Torch does so, too, when it only computes shapes.
 struct Guard {
   static void asked(c10::StorageImpl* storage) {
     TORCH_CHECK(finding_shapes != nullptr,
@@ -54,7 +54,7 @@ ShapesOnly::ShapesOnly() : outer_(finding_shapes) { finding_shapes = this; }
 
 ShapesOnly::~ShapesOnly() {
   finding_shapes = outer_;
-  // Torch takes a hook away once it was called.
+  // Torch removes a hook once it was called.
   for (const auto& storage : asked_) Guard::set(*storage);
 }
 
@@ -95,7 +95,7 @@ at::Tensor make_tensor(c10::Storage storage, const Geometry& geometry) {
 }
 
 namespace {
-// The slot lives on under its new address: the old pointer must not free it.
+// The slot continues to exist under its new address: the old pointer must not free it.
 void readdress(c10::StorageImpl* storage, Slot* slot) {
   storage->_mutable_data_ptr_no_checks().release_context();
   storage->set_data_ptr_noswap(data_ptr(slot));

@@ -14,10 +14,10 @@ namespace sing::client {
 inline constexpr c10::DeviceType kDevice = c10::DeviceType::CUDA;
 inline constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::CUDA};
 
-// Allocates what `at::empty` and storages created by Python ask for.
+// Allocator for `at::empty` and for storages created by Python.
 c10::Allocator* allocator();
 
-// Whether a storage's memory is the device's, and not a foreign pointer.
+// True if a storage's memory is the device's, and not a foreign pointer.
 bool is_ours(const c10::DataPtr& pointer);
 
 // The storage behind a device tensor. Raises if it is not one of ours (a foreign pointer).
@@ -26,14 +26,14 @@ inline Slot* slot_of(const at::Tensor& tensor) {
   return slot_of(tensor.unsafeGetTensorImpl()->unsafe_storage().data_ptr());
 }
 
-// A storage around a slot that a record binds.
+// Makes a storage around a slot that a record binds.
 c10::Storage make_storage(Slot* slot);
 at::Tensor make_tensor(c10::Storage storage, const Geometry& geometry);
-// A new tensor whose storage came from `allocator`: code that asks it for bytes is told that they
-// are not in this process. Storages of `make_storage` tell so, too.
+// Guards a new tensor whose storage came from `allocator`: code that requests its bytes gets an
+// error, as they are not in this process. Storages of `make_storage` are guarded, too.
 at::Tensor guarded(at::Tensor tensor);
 
-// While it lives, torch's shape functions in this thread may ask for addresses.
+// While an instance exists, torch's shape functions in this thread may request addresses.
 class ShapesOnly {
  public:
   ShapesOnly();
@@ -47,9 +47,9 @@ class ShapesOnly {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> asked_;
 };
 
-// Gives the storage another size on both sides; bytes up to the smaller one are kept.
+// Resizes the storage in client and worker; bytes up to the smaller size are kept.
 void resize_storage(c10::StorageImpl* storage, uint64_t bytes);
-// The worker has given the storage this size already.
+// Adopts a size that the worker has already given to the storage.
 void adopt_size(c10::StorageImpl* storage, uint64_t bytes);
 
 Geometry geometry_of(const at::Tensor& tensor);

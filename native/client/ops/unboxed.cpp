@@ -35,7 +35,7 @@ std::optional<Results> try_known(const Handle& handle, const Operands&... operan
   });
 }
 
-// The operator in general, of which one result is new.
+// Calls the operator by the general way; one result is new.
 template <class... Operands>
 at::Tensor call_boxed(const Handle& handle, const Operands&... operands) {
   torch::jit::Stack stack;
@@ -65,7 +65,7 @@ torch::CppFunction changing(const Handle& handle) {
 }
 
 // A letter for each argument, and for what is returned: 'T' a tensor, 'W' one that is changed, 'S'
-// a number, 'i', 'I', 'b' an integer, one that may be symbolic, a truth value, '?' anything else.
+// a number, 'i', 'I', 'b' an integer, one that may be symbolic, a boolean, '?' anything else.
 std::string signature_of(const c10::FunctionSchema& schema) {
   const auto letter = [](const c10::Argument& argument) {
     const bool changed = argument.alias_info() != nullptr && argument.alias_info()->isWrite();

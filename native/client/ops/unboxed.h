@@ -1,4 +1,4 @@
-// Kernels that take operands as torch's dispatcher has them.
+// Kernels that take operands in the form in which torch's dispatcher has them, unboxed.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -6,13 +6,13 @@
 
 namespace sing::client {
 
-// The kernel that ships this operator.
+// Returns the kernel that sends this operator.
 //
-// Note [Boxing]: one kernel for all operators takes its operands in boxes on a stack, which has to
-// be allocated, and holds every tensor once more, for which torch asks Python. So operators of the
-// more frequent signatures have kernels that write their operands to the record as they come. Only
-// what is known is done so: everything else, such as the first call with a geometry, goes by
-// call().
+// Note [Boxing]: one kernel for all operators takes its operands boxed on a stack. The stack must
+// be allocated and holds another reference to every tensor, for which torch calls into Python. So
+// operators with the more frequent signatures have kernels that write their operands directly to
+// the record. They handle only known geometries: everything else, such as the first call with a
+// geometry, uses call().
 torch::CppFunction shipping_kernel(const c10::OperatorHandle& op);
 
 }  // namespace sing::client

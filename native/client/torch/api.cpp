@@ -64,9 +64,9 @@ extern "C" {
 
 const char* sing_client_error() { return error_text().c_str(); }
 
-// Joins this process to a session; to be called before torch is imported. Descriptors stay the
-// caller's, except `bell_fd`, which is kept; the caller may put another connection in its place by
-// dup2. Returns 0, or -1 with the text in sing_client_error().
+// Connects this process to a session; to be called before torch is imported. The caller keeps
+// ownership of the descriptors, except `bell_fd`, which the session keeps; the caller may replace
+// its connection by dup2. Returns 0, or -1 with the text in sing_client_error().
 int sing_client_connect(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
   try {
     Session::connect(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
@@ -180,7 +180,7 @@ PyObject* sing_client_default_generator() {
   END_HANDLE_TH_ERRORS
 }
 
-// Gives a device storage (a torch.UntypedStorage) another size.
+// Resizes a device storage (a torch.UntypedStorage).
 PyObject* sing_client_resize_storage(PyObject* storage, uint64_t bytes) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(THPStorage_Check(storage), "expected a torch.UntypedStorage");
@@ -197,8 +197,8 @@ PyObject* sing_client_storage_number(PyObject* storage) {
   END_HANDLE_TH_ERRORS
 }
 
-// The address of a device tensor or storage, which nobody can read; None for what is not on the
-// device.
+// Returns the address of a device tensor or storage, which is never readable; None for an object
+// that is not on the device.
 PyObject* sing_client_address(PyObject* object) {
   HANDLE_TH_ERRORS
   const bool is_tensor = THPVariable_Check(object);
@@ -217,10 +217,10 @@ PyObject* sing_client_address(PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
-// Where the next record will begin.
+// Position at which the next record will begin.
 uint64_t sing_client_position() { return Session::get().client().head.load(); }
 
-// One of torch's settings may have changed.
+// To be called when one of torch's settings may have changed.
 void sing_client_note_settings() {
   if (Session::connected() && !Session::forked()) Session::get().note_settings();
 }
@@ -230,13 +230,13 @@ void sing_client_cell(int running) {
   if (Session::connected() && !Session::forked()) Session::get().cell(running);
 }
 
-// The daemon is gone, and nobody will put another connection in the bell's place.
+// Marks the daemon as gone; the bell's connection will not be replaced.
 void sing_client_give_up() {
   if (Session::connected() && !Session::forked()) Session::get().give_up();
 }
 
-// Gives up the session's memory, when nobody waits for another process any more; raises if that
-// takes longer than so many milliseconds. The bell is the caller's again.
+// Detaches from the session's memory once no thread waits for another process; raises if that takes
+// longer than `milliseconds`. The caller owns the bell's descriptor again.
 PyObject* sing_client_leave(int milliseconds) {
   HANDLE_TH_ERRORS
   Session::get().leave(std::chrono::milliseconds(milliseconds));
@@ -244,7 +244,8 @@ PyObject* sing_client_leave(int milliseconds) {
   END_HANDLE_TH_ERRORS
 }
 
-// Joins again, given what sing_client_connect was; raises if it is not what was left.
+// Reattaches, with the arguments of sing_client_connect; raises if the session's state differs from
+// the one at the detach.
 PyObject* sing_client_rejoin(int log_fd, int client_fd, int worker_fd, int agent_fd, int bell_fd) {
   HANDLE_TH_ERRORS
   Session::get().rejoin(log_fd, client_fd, worker_fd, agent_fd, bell_fd);
@@ -252,7 +253,7 @@ PyObject* sing_client_rejoin(int log_fd, int client_fd, int worker_fd, int agent
   END_HANDLE_TH_ERRORS
 }
 
-// Operators of other libraries may have been defined.
+// To be called when operators of other libraries may have been defined.
 PyObject* sing_client_take_over_operators() {
   HANDLE_TH_ERRORS
   sing::client::take_over_operators();

@@ -19,8 +19,8 @@ namespace {
 
 // ------------------------------------------------------------------ pinned memory
 
-// Host memory that Python may call pinned. Copies read it at once, so any memory would do; what
-// counts is that is_pinned() answers as it would on a GPU.
+// Host memory that Python may call pinned. Copies read it at once, so any memory would do; its only
+// purpose is that is_pinned() answers as on a GPU.
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -63,16 +63,17 @@ class PinnedAllocator final : public c10::Allocator {
 
 // ------------------------------------------------------------------ streams, events
 
-// A session executes one operator after another: streams are names, and waiting for an event of
-// another stream is always done already.
+// A session executes one operator after another: streams are only names, and waiting for an event
+// of another stream always succeeds at once.
 thread_local c10::StreamId current_stream = 0;
-constexpr c10::StreamId kUrgent = c10::StreamId{1} << 32;  // of a name: the priority asked for
+constexpr c10::StreamId kUrgent = c10::StreamId{1} << 32;  // bit of a stream's id: the requested
+                                                           // priority
 std::atomic<c10::StreamId> last_stream{0};
 std::atomic<uint32_t> last_event{0};
 
 struct EventState {
-  uint32_t number;    // in the worker, 0 if it keeps no time
-  uint64_t position;  // of the log when it was recorded
+  uint32_t number;    // in the worker; 0 if it has no timestamp
+  uint64_t position;  // position of the log when it was recorded
 };
 
 Writer event_record(uint32_t number, EventAction action) {
@@ -179,7 +180,7 @@ struct Hooks final : at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
-  // Which of them works is the device's affair: it ignores a preference for what it lacks.
+  // The device decides which of these work: it ignores a preference for a library that it lacks.
   bool hasMAGMA() const override { return true; }
   bool hasCuSOLVER() const override { return true; }
   bool hasCuBLASLt() const override { return true; }

@@ -1,9 +1,9 @@
-// What torch's core asks a CUDA build for: hooks, the device guard, pinned memory.
+// Interfaces that torch's core expects from a CUDA build: hooks, the device guard, pinned memory.
 #pragma once
 
 namespace sing::client {
 
-// Before `import torch` runs: torch asks for the hooks once, early, and keeps what it gets.
+// To be called before `import torch` runs: torch requests the hooks once, early, and keeps them.
 void register_device();
 
 }  // namespace sing::client

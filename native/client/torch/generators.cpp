@@ -49,8 +49,8 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     set_current_seed(c10::detail::getNonDeterministicRandom(true));
     return seed_;
   }
-  // A GPU's state is a seed and an offset; the software device has the CPU's generator, and its
-  // error.
+  // A GPU's state is a seed and an offset. The software device has the CPU's generator, and raises
+  // its error.
   void set_offset(uint64_t offset) override {
     auto bytes = state_bytes();
     check_offset(bytes);
@@ -91,7 +91,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     Writer out = generator_record(number_, GeneratorAction::set_state);
     out.put<uint64_t>(bytes.size());
     Session::get().append(RecordKind::generator, out.view(), bytes);
-    // A refused state must not be found out later.
+    // If the state is refused, the error must be raised here, not later.
     Session::get().synchronize();
   }
   static void check_offset(const std::vector<std::byte>& bytes) {

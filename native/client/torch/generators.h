@@ -1,4 +1,4 @@
-// Random number generators of the device: their state lives in the worker.
+// Random number generators of the device: their state is in the worker.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -10,7 +10,7 @@ const at::Generator& default_generator();
 at::Generator new_generator();
 uint32_t generator_number(const at::Generator& generator);
 
-// Keep the state of the device's default generator; let it go on from there.
+// Save and restore the state of the device's default generator.
 void keep_default_generator();
 void put_back_default_generator();
 

@@ -39,7 +39,7 @@ namespace {
 
 // ------------------------------------------------------------------ storages and views: local
 
-// Under use_deterministic_algorithms, what nobody wrote has a value that shows it.
+// Under use_deterministic_algorithms, uninitialized memory is filled with a recognizable value.
 bool must_fill() {
   const at::Context& torch = at::globalContext();
   return C10_UNLIKELY(torch.deterministicAlgorithms()) &&
@@ -130,7 +130,7 @@ at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef sizes, at::IntA
   return at::native::_reshape_alias(self, sizes, strides);
 }
 
-// Zeros without bytes, as forward-mode autograd makes them; they never reach the device.
+// Zeros without memory, as forward-mode autograd makes them; they never reach the device.
 class NoBytes final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t) override {
@@ -156,7 +156,7 @@ void record_stream(at::Tensor&, at::Stream) {}
 
 bool is_pinned(const at::Tensor&, std::optional<at::Device>) { return false; }
 
-// Questions whether to use a GPU library; not every torch asks all of them.
+// Operators that return whether to use a GPU library; not every version of torch has all of them.
 constexpr std::array<const char*, 4> kQuestions = {
     "aten::_use_cudnn_ctc_loss", "aten::_use_cudnn_ctc_loss.Tensor", "aten::_use_miopen_ctc_loss",
     "aten::_use_miopen_ctc_loss.Tensor"};
@@ -178,14 +178,14 @@ void refuse_reader(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
 }
 
 void call_composite(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  // A key without kernels of its own: the dispatcher finds the composite one behind it.
+  // A key without kernels of its own: the dispatcher then finds the composite kernel.
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::IPU), stack);
 }
 
 // Note [Tracing]: torch's tracer stays on below `convolution`, which it does not record, and
-// records `_convolution`, of which the composite is made. Of what is not recorded a trace keeps the
-// result, as a constant. So while there is a tracer the composite is called, and what it calls is
-// one convolution again.
+// records `_convolution`, of which the composite is made. A trace keeps the result of an unrecorded
+// operator as a constant. So during tracing the composite is called, and the operator that it calls
+// is again a single convolution.
 void convolution(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                  torch::jit::Stack* stack) {
   if (at::tracer::impl::is_dispatch_enabled()) {
@@ -206,7 +206,7 @@ at::Tensor traced_convolution(const at::Tensor& input, const at::Tensor& weight,
 
 // ------------------------------------------------------------------ operators: shipped
 
-// Operators with a composite kernel that would split them into many.
+// Operators whose composite kernel would split them into many.
 bool travels_whole(std::string_view name) {
   static const std::unordered_set<std::string_view> names = {
       "aten::convolution_overrideable",
@@ -267,13 +267,13 @@ bool travels_whole(std::string_view name) {
       "aten::all.dims",
       "aten::all.dims_out",
       "aten::linalg__powsum",
-      "aten::_grouped_mm",  // its composite looks at addresses
+      "aten::_grouped_mm",  // its composite reads addresses
   };
   return names.count(name) != 0 || name.starts_with("aten::_foreach_") ||
          name.starts_with("aten::_fused_");
 }
 
-// Kernels of this file and of copies.cpp; also composites of the same names must not be replaced.
+// Kernels of this file and of copies.cpp; composites of these names must not be replaced either.
 const std::unordered_set<std::string_view>& local_operators() {
   static const std::unordered_set<std::string_view> names = {
       "aten::empty.memory_format",
@@ -298,7 +298,7 @@ const std::unordered_set<std::string_view>& local_operators() {
   return names;
 }
 
-// Views change nothing but geometry, which lives here.
+// Views change only geometry, which the client holds.
 bool is_view(const c10::OperatorHandle& op) {
   if (op.hasTag(at::Tag::inplace_view)) return true;
   const auto& returns = op.schema().returns();
@@ -309,7 +309,7 @@ bool is_view(const c10::OperatorHandle& op) {
 
 bool is_shipped(const c10::OperatorHandle& op, const std::string& name) {
   if (local_operators().count(name) != 0 || is_view(op)) return false;
-  // A composite beside a kernel (silu_backward) is meant for devices that have none.
+  // A composite next to a kernel (silu_backward) is meant for devices that have no kernel.
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
       !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return false;
@@ -347,7 +347,7 @@ void register_shipped(torch::Library& library) {
 }  // namespace
 
 void register_kernels() {
-  // In a CUDA build every kernel here takes the place of one of torch's, which torch would say.
+  // In a CUDA build every kernel here replaces one of torch's, and torch would warn about each.
   class Silence final : public c10::WarningHandler {
     void process(const c10::Warning&) override {}
   } silence;

@@ -3,7 +3,7 @@
 
 namespace sing::client {
 
-// Everything that is an operator. Done once, by connect().
+// Registers all operators. Called once, by connect().
 void register_kernels();
 
 }  // namespace sing::client

@@ -16,7 +16,7 @@ namespace {
 using torch::profiler::impl::ProfilerVoidEventStub;
 
 // Each operator is put between two of the device's events, which costs two records; the time
-// between them is asked for when the profile is made.
+// between them is requested when the profile is made.
 class Stubs final : public torch::profiler::impl::ProfilerStubs {
  public:
   void record(c10::DeviceIndex* device, ProfilerVoidEventStub* event,
@@ -34,7 +34,7 @@ class Stubs final : public torch::profiler::impl::ProfilerStubs {
     const auto& to = *static_cast<const c10::Event*>(second->get());
     return static_cast<float>(from.elapsedTime(to) * 1000);
   }
-  // Nobody watches this process.
+  // Marks and ranges have no consumer in this process.
   void mark(const char*) const override {}
   void rangePush(const char*) const override {}
   void rangePop() const override {}

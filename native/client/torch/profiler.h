@@ -1,9 +1,9 @@
-// What torch's profilers need to time operators on the device.
+// Support for torch's profilers, to time operators on the device.
 #pragma once
 
 namespace sing::client {
 
-// Also of a CUDA build, whose own would ask the driver.
+// Also replaces the profiler of a CUDA build, which would call the driver.
 void register_profiler();
 
 }  // namespace sing::client

@@ -9,20 +9,21 @@ namespace sing {
 
 namespace {
 
-// Of all operands and results: one thread needs some ten microseconds for those of that many
-// elements. A second thread can at best halve that; more of them can be worth their while sooner.
+// Bounds on the elements of all operands and results together: one thread needs some ten
+// microseconds for them. A second thread can at best halve that; three or more threads are
+// worthwhile at smaller sizes already.
 constexpr int64_t kElementsMax = 16384;
 constexpr int64_t kElementsOfTwoMax = 65536;
 constexpr int64_t kPointwiseElementsMax = 200'000;
 
-// MKL splits the sums of a product with as many rows otherwise for one thread than for two.
+// For products with this many rows, MKL splits the sums differently for one thread than for two.
 constexpr int64_t kRowsSplitMin = 5, kRowsSplitMax = 11;
-// So it does, on processors with AVX-512, where a matrix of more elements than some 12,000 meets a
-// single row or column.
+// The same holds, on processors with AVX-512, where a matrix of more than some 12,000 elements is
+// multiplied by a single row or column.
 constexpr int64_t kElementsOfVectorsMax = 8192;
 
-// What torch and MKL take for the threads of the calling thread. Torch's own function also sets
-// what is the whole process's.
+// Functions that set the calling thread's number of threads for OpenMP and MKL. Torch's own
+// function also changes settings of the whole process.
 struct Runtime {
   void (*set_dynamic_of_mkl)(int) = find<void (*)(int)>("MKL_Set_Dynamic");
   void (*set_threads)(int) = find<void (*)(int)>("omp_set_num_threads");
@@ -53,11 +54,11 @@ bool is_vector(const Operand& operand) noexcept {
   return count >= 2 && (sizes[count - 1] == 1 || sizes[count - 2] == 1);
 }
 
-// False if a tensor has more elements than are left.
+// Subtracts the tensor's elements from `left`. Returns false if it has more than are left.
 bool take(const Geometry& geometry, int64_t& left) noexcept {
   int64_t count = 1;
   for (const int64_t size : geometry.sizes) {
-    if (size > left) return false;  // so that nothing overflows, nor is empty by this
+    if (size > left) return false;  // prevents overflow, and zero sizes from hiding others
     count *= size;
     if (count > left) return false;
   }
@@ -100,7 +101,8 @@ bool is_small(const Operator& op, const Call& call, const ExpectedReturns& expec
 
 Alone::Alone(bool really) noexcept {
   if (!really || !runtime().complete()) return;
-  // Torch settles a thread's number when it is first asked for: not later, by the kernel.
+  // Torch fixes a thread's number of threads at the first query: query it here, before the kernel
+  // does.
   const int threads = at::get_num_threads();
   if (threads <= 1) return;
   threads_ = threads;
@@ -111,7 +113,7 @@ Alone::Alone(bool really) noexcept {
 Alone::~Alone() {
   if (threads_ == 0) return;
   runtime().set_threads(threads_);
-  runtime().set_threads_of_mkl(0);  // those of the process
+  runtime().set_threads_of_mkl(0);  // back to the process's setting
 }
 
 }  // namespace sing

@@ -18,7 +18,7 @@ std::vector<std::byte> bytes_of(const Slot& slot) {
 
 WriteCheck::WriteCheck(const State& state, const Call& call) {
   for (const Operand& operand : call.operands) {
-    // One storage may be several operands.
+    // One storage may belong to several operands.
     const bool changes =
         std::any_of(call.operands.begin(), call.operands.end(),
                     [&](const Operand& other) { return other.id == operand.id && other.changed; });

@@ -1,5 +1,5 @@
-// Checks write sets: whether operators leave alone what they are said to leave alone. Slow, and
-// only done if asked for (SING_CHECK_WRITES=1), since snapshots rely on it.
+// Checks write sets: that operators change only what their write sets name. Slow, and done only on
+// demand (SING_CHECK_WRITES=1), since snapshots rely on it.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +11,9 @@ namespace sing {
 
 class WriteCheck {
  public:
-  // Remembers the bytes of the operands that `call` must not change.
+  // Copies the bytes of the operands that `call` must not change.
   WriteCheck(const State& state, const Call& call);
-  // Throws c10::Error, naming operator and argument, if they are other ones now.
+  // Throws c10::Error, naming operator and argument, if their bytes have changed.
   void compare(const State& state, const Operator& op) const;
 
  private:

@@ -19,7 +19,7 @@ void check_within(const Tensor& indices, int64_t least, int64_t most) {
               "the indices of a sparse tensor are out of range");
 }
 
-// What kernels rely on, and no more: torch, too, takes indices that are not in order.
+// Checks what kernels rely on, and no more: torch, too, accepts unsorted indices.
 void check_compressed(const Compound& compound, const Parts& parts) {
   const Tensor &compressed = parts[0], &plain = parts[1], &values = parts[2];
   const c10::IntArrayRef sizes = compound.sizes;

@@ -1,12 +1,12 @@
-// Sparse operands: made of parts that a record names.
+// Sparse operands: assembled from parts that a record names.
 #pragma once
 
 #include "oplog/compound.h"
 
 namespace sing {
 
-// The sparse tensor of these parts. Raises an error if they do not make one: kernels go where the
-// indices lead, unchecked. It looks at the indices, so it waits for the device.
+// Returns the sparse tensor of these parts. Raises an error if they are inconsistent: kernels
+// follow the indices unchecked. It reads the indices, so it waits for the device.
 at::Tensor assemble(const Compound& compound, const Parts& parts);
 
 }  // namespace sing

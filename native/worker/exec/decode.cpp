@@ -18,7 +18,7 @@ namespace {
 using Kind = ArgumentType::Kind;
 constexpr int kDepthMax = 4;
 
-// The number of elements, or CorruptLog: broadcast sizes may promise more than 2^63.
+// Returns the number of elements, or throws CorruptLog: broadcast sizes may claim more than 2^63.
 int64_t element_count(const Geometry& geometry, int64_t most) {
   int64_t count = 1;
   bool empty = false, overflow = false;
@@ -32,9 +32,10 @@ int64_t element_count(const Geometry& geometry, int64_t most) {
   return empty ? 0 : count;
 }
 
-// Tensors that are passed twice are one object for the operator, too: self-attention is known by
-// it. One that the operator may resize must not take others with it, unless it is empty: then only
-// by being the same object an operator (cat) knows that it would write what it reads.
+// Returns an earlier operand that is the same tensor. A tensor that is passed twice must be one
+// object for the operator, too: this is how self-attention is recognized. A tensor that the
+// operator may resize must not be shared with others, unless it is empty: then the operator (cat)
+// can tell that it would write its own input only if both are the same object.
 const Operand* same_tensor(const Call& call, const Operand& operand) {
   for (const Operand& other : call.operands) {
     if (&other == &operand) break;
@@ -87,7 +88,7 @@ std::string Decoder::parse(Reader& in, const Operator& op, uint16_t arguments, C
   for (uint16_t i = 0; i < arguments; ++i) {
     argument_ = i;
     element_ = 0;
-    // The arguments of an unknown operator are still walked: its outputs follow them.
+    // The arguments of an unknown operator are still parsed: its outputs follow them.
     call.stack.push_back(value(in, i < op.arguments.size() ? op.arguments[i] : unknown, 0));
     if (!in.ok()) throw CorruptLog("a call ends in the middle of its operands");
   }
@@ -218,7 +219,7 @@ void Decoder::compound(Reader& in, const ArgumentType& type) {
     if (!in.ok()) return;
     Operand& part = call_->operands.back();
     part.part = true;
-    part.out = false;  // it is looked at before it is overwritten
+    part.out = false;  // it is read before it is overwritten
   }
   call_->compounds.push_back(std::move(made));
 }

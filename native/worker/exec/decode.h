@@ -1,8 +1,8 @@
 // Turns the values of a call record into the operands of an operator.
 //
-// Records are hostile. Everything is checked before anything is executed: what no client writes
-// (a tensor outside of its storage, an unknown storage) is a CorruptLog; what merely does not fit
-// the operator (a number where it wants a list) is that call's error.
+// Records are untrusted. Everything is checked before anything is executed: a value that no client
+// writes (a tensor outside of its storage, an unknown storage) is a CorruptLog; a value that only
+// does not fit the operator (a number instead of a list) is an error of that call.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -23,7 +23,7 @@ struct Operand {
   uint16_t argument = 0;
   uint16_t element = 0;  // of a list
   bool written = false;
-  bool changed = false;  // its bytes may be other ones after the call
+  bool changed = false;  // its bytes may change in the call
   bool out = false;
   bool fresh = false;  // its storage was not in memory before this call
   bool part = false;   // of a sparse tensor, which is the argument
@@ -60,7 +60,7 @@ class Decoder {
  public:
   explicit Decoder(State& state) : state_(state) {}
 
-  // Returns the first complaint that is the call's error rather than a corrupt log, or "".
+  // Returns the first complaint that is an error of the call rather than a corrupt log, or "".
   std::string parse(Reader& in, const Operator& op, uint16_t arguments, Call& call);
   void materialise(Call& call);
 

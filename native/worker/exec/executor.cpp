@@ -19,7 +19,7 @@ std::shared_ptr<const std::string> named(const std::string& name) {
   return std::make_shared<const std::string>(name);
 }
 
-// What a call must be complete of: anything but padding behind its payload is a fault.
+// Checks that a record ends here: anything but padding after its payload is an error.
 void expect_end(const Reader& in) {
   if (!in.ok() || in.remaining() >= 8) throw CorruptLog("a record of a wrong length");
 }
@@ -29,7 +29,7 @@ void wait_for_device(c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// Two of the same parts in another order differ, too.
+// Order-dependent hash: the same parts in another order give another value.
 uint64_t mixed(uint64_t hash, uint64_t part) noexcept { return (hash + part) * 0x9e3779b97f4a7c15; }
 
 uint64_t kind_of(uint32_t number, const Call& call) noexcept {
@@ -123,7 +123,8 @@ void Executor::fail(Failure failure) {
   ++state_.failures;
 }
 
-// True if the request has to report an earlier failure; `taken` is what the request returns.
+// Returns true if the request has to report an earlier failure; `taken` is then the return value of
+// the request.
 bool Executor::reports_pending(bool& taken) {
   if (!state_.pending) return false;
   const Failure failure = std::move(*state_.pending);
@@ -193,8 +194,8 @@ bool Executor::read(Reader& in) {
   check_range(range, slot);
   bool taken = true;
   if (reports_pending(taken)) return taken;
-  // A storage takes memory here, if nowhere before, which decides what a later failure leaves of it
-  // (Note [Failures]): also when it is replayed, and nobody waits.
+  // If the storage has no memory yet, it takes it here, which decides what a later failure leaves
+  // of it (Note [Failures]). So this also happens during replay, when the client does not wait.
   if (slot.in_memory() && !answers_.wanted(end_)) return true;
   if (slot.life == Slot::Life::lost) {
     const std::string message = "this tensor was never computed: " + *slot.cause + " failed";
@@ -227,7 +228,7 @@ void Executor::resize(Reader& in) {
   } catch (const EndOfRun&) {
     throw;
   } catch (...) {
-    // The notebook's tensors have the new size already.
+    // The notebook's tensors already have the new size.
     Failure failure = describe_exception(position_, "a resize of a storage");
     state_.storages.lose(id, named(failure.operation), bytes);
     fail(std::move(failure));
@@ -295,8 +296,8 @@ bool Executor::generator(Reader& in) {
   throw CorruptLog("an unknown action on a generator");
 }
 
-// Stamps of the host's clock, taken when everything before them is done: right on every device,
-// and they survive a move to another one, which a device's own events do not.
+// Timestamps of the host's clock, taken when all earlier work is done: valid on every device, and
+// they survive a migration to another one, which a device's own events do not.
 bool Executor::event(Reader& in) {
   const uint32_t number = in.get<uint32_t>();
   const auto action = in.get<EventAction>();
@@ -360,7 +361,7 @@ bool Executor::call(Reader& in) {
   std::optional<Failure> failure;
   if (const auto cause = missing_operand()) {
     failure = {ErrorKind::lost_operand, position_, *cause, LostOperand(*cause).what()};
-    // Outputs that are lost say so when they are read. A change in place leaves no such trace.
+    // Reading a lost output reports the failure. A change in place leaves no such trace.
     const bool in_place = std::any_of(call_.operands.begin(), call_.operands.end(),
                                       [](const Operand& operand) { return operand.written; });
     if (!is_request() && !in_place) {
@@ -406,14 +407,14 @@ std::shared_ptr<const std::string> Executor::missing_operand() {
   return nullptr;
 }
 
-// Note [Failures]: what the call in hand should have made is lost, what it should have changed is
-// stale. Storages that it was the first to use hold nothing, and are lost too.
+// Note [Failures]: the results of the current call are lost; what it should have changed in place
+// is stale. Storages that this call used first hold no value, and are lost too.
 void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
   for (const Operand& operand : call_.operands) {
     if (!operand.written) continue;
     Slot& slot = state_.storages.at(operand.id);
     if (slot.life == Slot::Life::lost) continue;
-    // Without bytes there is nothing to lose, but what an output was to get.
+    // An empty storage has nothing to lose, except as an output that should have received values.
     if (slot.bytes == 0 && !operand.out) continue;
     if (operand.fresh || !slot.in_memory()) {
       state_.storages.lose(operand.id, cause, slot.bytes);
@@ -443,7 +444,7 @@ void Executor::perform_checked(const Operator& op, Writer* answer) {
 
 void Executor::perform(const Operator& op) {
   const Alone alone(!is_request() && is_small(op, call_, expected_));
-  // No graph is built (autograd is excluded), but kernels look at the mode.
+  // No graph is built (autograd is excluded), but some kernels check the mode.
   const c10::AutoGradMode gradients((header_.flags & kGradients) != 0);
   if (op.substitute) {
     op.substitute(call_.stack);
@@ -452,8 +453,8 @@ void Executor::perform(const Operator& op) {
   }
 }
 
-// Looks at the written operands: their storages are defined now, and an `out=` operand that had
-// no room was given another geometry, which the notebook must learn.
+// Checks the written operands: their storages are defined now, and an `out=` operand that was too
+// small received another geometry, which is sent to the notebook.
 void Executor::check_results(Writer* answer) {
   uint32_t changes = 0;
   size_t count_at = 0;
@@ -464,12 +465,13 @@ void Executor::check_results(Writer* answer) {
   for (const Operand& operand : call_.operands) {
     if (!operand.written) continue;
     if (operand.tensor.is_conj() && !(operand.geometry.flags & kConjugate)) {
-      // A kernel (linalg_lu_solve) only marked its output as conjugate; the notebook's has no mark.
+      // A kernel (linalg_lu_solve) only marked its output as conjugate; the notebook's tensor has
+      // no mark.
       operand.tensor._set_conj(false);
       operand.tensor.conj_physical_();
     }
     Slot& slot = state_.storages.at(operand.id);
-    const bool whole = overwrites(operand, slot);  // by the size that it had
+    const bool whole = overwrites(operand, slot);  // judged by its size before the call
     state_.storages.note_size(slot);
     if (whole || slot.filled < slot.bytes) Storages::revive(slot);
     if (operand.part) continue;  // the sparse tensor is described as a result

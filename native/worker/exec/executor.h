@@ -1,14 +1,15 @@
 // Executes records.
 //
-// Note [Failures]. Operators fail after the notebook has moved on. The first failure is kept and
+// Note [Failures]. Operators fail after the notebook has continued. The first failure is kept and
 // raised by the next request, which does nothing else. Until then, the notebook should find its
 // tensors as if the program had stopped at the failure, as it would have on a CPU:
-//   - what a failed or skipped call should have made is *lost*: using it is an error, later too;
+//   - the results of a failed or skipped call are *lost*: using them is an error, later too;
 //   - a call with a lost operand is skipped;
-//   - what a skipped call should have changed in place is *stale* until the failure is raised, and
-//     calls that use it are skipped as well; then it counts again, with the value that it had.
+//   - an operand that a skipped call should have changed in place is *stale* until the failure is
+//     raised, and calls that use it are skipped as well; then it is valid again, with its old
+//     value.
 // So one bad batch costs neither the weights nor the optimizer's state. A lost or stale storage
-// that is overwritten as a whole is good again.
+// that is overwritten as a whole is valid again.
 #pragma once
 
 #include <map>
@@ -24,8 +25,8 @@
 
 namespace sing {
 
-// Whether a program's steps consist of such records. What is freed when Python pleases, or once and
-// for all, tells nothing of them.
+// True for records of which a program's steps consist. Others say nothing about steps: they free
+// what Python's garbage collector finds, or occur only once.
 inline bool belongs_to_step(const RecordHeader& header) noexcept {
   switch (static_cast<RecordKind>(header.kind)) {
     case RecordKind::call:
@@ -39,20 +40,20 @@ inline bool belongs_to_step(const RecordHeader& header) noexcept {
   }
 }
 
-// Positions of records that killed their workers, and whether that was for want of host memory.
+// Positions of records that killed their workers, and whether the cause was lack of host memory.
 using Skipped = std::map<uint64_t, bool>;
 
 class Executor {
  public:
-  // `skip`: these fail instead.
+  // `skip`: records that fail instead of being executed.
   Executor(State& state, Answers& answers, Skipped skip)
       : state_(state), answers_(answers), skip_(std::move(skip)), decoder_(state) {}
 
-  // Executes the record at `position`. Throws CorruptLog. Returns false if the run is to end
-  // before the record's answer was taken: the record then counts as not executed.
+  // Executes the record at `position`. Throws CorruptLog. Returns false if the run is to end before
+  // the client has taken the record's answer: the record then counts as not executed.
   bool execute(uint64_t position, const RecordHeader& header, std::span<const std::byte> payload);
-  // What the last record did, for `Steps`: the same for the same operator on the same shapes; 0 if
-  // it is none that steps consist of.
+  // Fingerprint of the last record, for `Steps`: the same for the same operator on the same shapes;
+  // 0 for a record that is not part of steps.
   uint64_t kind() const noexcept { return kind_; }
 
  private:
@@ -70,11 +71,12 @@ class Executor {
   void perform(const Operator& op);
   void perform_checked(const Operator& op, Writer* answer);
   void check_results(Writer* answer);
-  // The operator that a lost or stale operand of the call should have come from; null if none.
+  // The operator that should have computed a lost or stale operand of the call; null if there is
+  // none.
   std::shared_ptr<const std::string> missing_operand();
   bool overwrites(const Operand& operand, const Slot& slot) const;
   void skip_call(const std::shared_ptr<const std::string>& cause);
-  // Throws if the record in hand is not to be executed.
+  // Throws if the current record is not to be executed.
   void refuse_skipped() const;
   void fail(Failure failure);
   bool reports_pending(bool& taken);
@@ -85,7 +87,7 @@ class Executor {
   Answers& answers_;
   Skipped skip_;
   Decoder decoder_;
-  // Of the record in hand.
+  // Of the current record.
   uint64_t position_ = 0;
   uint64_t end_ = 0;
   uint64_t kind_ = 0;

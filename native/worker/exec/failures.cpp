@@ -19,7 +19,7 @@ ErrorKind kind_of(const c10::Error& error) {
   if (dynamic_cast<const c10::TypeError*>(&error)) return ErrorKind::type;
   if (dynamic_cast<const c10::NotImplementedError*>(&error)) return ErrorKind::not_implemented;
   if (dynamic_cast<const c10::LinAlgError*>(&error)) return ErrorKind::linear_algebra;
-  // The CPU allocator says it in words only.
+  // The CPU allocator reports it only in the text.
   const std::string_view text = error.what_without_backtrace();
   if (text.find("DefaultCPUAllocator: ") != std::string_view::npos) {
     return ErrorKind::out_of_host_memory;
@@ -27,7 +27,7 @@ ErrorKind kind_of(const c10::Error& error) {
   return ErrorKind::runtime;
 }
 
-// Where an operator has no kernel, torch lists in fifty lines where it has one.
+// If an operator has no kernel, torch lists in fifty lines the backends that have one.
 std::string in_one_sentence(std::string text) {
   constexpr std::string_view opening = "Could not run '", before = "from the '";
   if (!text.starts_with(opening)) return text;
@@ -40,9 +40,9 @@ std::string in_one_sentence(std::string text) {
          " backend, which is what this session's device computes with.";
 }
 
-// Errors of CUDA after which every call of the process fails, by their numbers in the driver's and
-// the runtime's interface: cudaErrorIllegalAddress and what stands around it, the assertion of a
-// kernel, uncorrectable memory, and a GPU that is gone.
+// CUDA errors after which every call of the process fails, by their numbers in the driver's and the
+// runtime's interface: cudaErrorIllegalAddress and related errors, the assertion of a kernel,
+// uncorrectable memory, and a GPU that was removed.
 bool is_lost(int32_t code) {
   static constexpr std::array<int32_t, 13> codes = {46,  214, 220, 700, 702, 709, 710,
                                                     714, 715, 716, 717, 718, 719};

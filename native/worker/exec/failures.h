@@ -1,4 +1,4 @@
-// What goes wrong in a worker: failures of operators, and logs that no client would write.
+// Errors in a worker: failures of operators, and logs that no client would write.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace sing {
 
-// An operator (or a transfer) that failed; it reaches the notebook with the next request.
+// Failure of an operator (or a transfer); it reaches the notebook with the next request.
 struct Failure {
   ErrorKind kind = ErrorKind::runtime;
   uint64_t position = 0;  // of the record
@@ -17,7 +17,7 @@ struct Failure {
   std::string message;
 };
 
-// What ends the run, where any other exception is the failure of one record.
+// An error that ends the run. Any other exception is the failure of one record.
 class EndOfRun : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -29,14 +29,14 @@ class CorruptLog : public EndOfRun {
   using EndOfRun::EndOfRun;
 };
 
-// Saved state that a record needs and that cannot be had: no fault of the log.
+// Saved state that a record needs cannot be read: not a fault of the log.
 class LoadFailed : public EndOfRun {
  public:
   using EndOfRun::EndOfRun;
 };
 
-// The device will not do anything for this process any more, as after a kernel that asserted or
-// followed a wrong address: the next worker begins where this one cannot go on.
+// The device rejects all further work of this process, as after a kernel that failed an assertion
+// or accessed an illegal address. The next worker continues where this one cannot.
 class DeviceLost : public EndOfRun {
  public:
   using EndOfRun::EndOfRun;
@@ -49,14 +49,14 @@ class LostOperand : public std::runtime_error {
       : std::runtime_error("an operand was never computed: " + cause + " failed") {}
 };
 
-// The machine has not the memory for a record, whatever the device has.
+// The host, not the device, lacks memory for a record.
 class OutOfHostMemory : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Describes the exception that is being handled, as torch would raise it. Throws DeviceLost if it
-// says that.
+// Describes the exception that is being handled, as torch would raise it. Throws DeviceLost if the
+// exception means that.
 Failure describe_exception(uint64_t position, const std::string& operation);
 
 }  // namespace sing

@@ -1,5 +1,5 @@
-// The random number generators of a session, by the client's numbers. 0 is the device's default
-// one, which operators without a generator argument use.
+// The random number generators of a session, by the client's numbers. Number 0 is the device's
+// default generator, which operators without a generator argument use.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -20,19 +20,19 @@ class Generators {
   // Puts the default generator into a fixed state: replay must not depend on the process.
   explicit Generators(c10::Device device);
 
-  // Made at first use. CorruptLog if the number is out of range.
+  // Creates it at first use. Throws CorruptLog if the number is out of range.
   at::Generator& at(uint32_t number);
   void seed(uint32_t number, uint64_t seed);
   void copy(uint32_t number, uint32_t source);
   void free(uint32_t number);
   std::vector<std::byte> state(uint32_t number);
-  // Raises what torch raises for a state that is none.
+  // Raises torch's error if the state is invalid.
   void set_state(uint32_t number, std::span<const std::byte> state);
 
-  // The seed that it was last given.
+  // The seed that was set last.
   uint64_t current_seed(uint32_t number);
 
-  // Numbers that exist, in order.
+  // Numbers of the existing generators, in order.
   std::vector<uint32_t> numbers() const;
 
  private:

@@ -1,7 +1,7 @@
 // Graphs of torch.compile, which Python compiles and runs (kernelproxy/worker/graph_*.py).
 //
-// What Python raises would leave its mark on the thread's state, which nobody here looks at. So the
-// Python side raises nothing and returns a complaint; here it becomes an exception.
+// A Python exception would leave error state in the thread that no code here checks. So the Python
+// side raises nothing and returns a complaint; here it becomes an exception.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros.h>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kNoMemory = "OutOfMemoryError: ";
 
-// Implemented in Python when the worker's process is made ready.
+// Implemented in Python during the worker's start-up.
 constexpr char kPythonPrepare[] = "prepare_graph_here(Tensor graph, str digest) -> str";
 constexpr char kPythonRun[] =
     "run_graph_here(Tensor graph, str digest, Tensor(a!)[] changed, Tensor[] inputs, int[] numbers)"
@@ -32,11 +32,12 @@ void raise(const std::string& complaint) {
   TORCH_CHECK(false, complaint);
 }
 
-// The stack of a call, as it is: the operator of the same arguments takes them over.
+// Passes the stack of a call on unchanged: the operator has the same arguments and takes ownership
+// of them.
 std::string call_python(const char* name, torch::jit::Stack* stack) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
   op.callBoxed(stack);
-  let_mkl_choose();  // the thread that compiles tells torch how many threads there are
+  let_mkl_choose();  // the compiling thread sets torch's number of threads
   std::string complaint = stack->back().toStringRef();
   stack->pop_back();
   return complaint;

@@ -10,14 +10,14 @@ namespace sing {
 namespace {
 
 constexpr uint64_t kWindowNs = 50'000'000;
-// The mean stretch of work between two waits, below which helpers are to sleep and above which they
-// are to spin. Token generation has 0.02 ms (1 ms when disturbed), training 4 ms and more.
+// Mean length of work between two waits: below the first, helpers are to sleep; above the second,
+// they are to spin. Token generation has 0.02 ms (1 ms when disturbed), training 4 ms and more.
 constexpr uint64_t kShortNs = 1'200'000;
 constexpr uint64_t kLongNs = 2'000'000;
 
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
-// The entry of torch's libgomp; null where torch has another runtime.
+// Entry point of torch's libgomp; null if torch uses another runtime.
 Parallel parallel() {
   static const auto found = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   return found;

@@ -54,7 +54,7 @@ c10::TypePtr without_optional(const c10::TypePtr& type, bool& optional) {
   return type;
 }
 
-// The element type of the IValue list: SymInt lists are given as lists of int.
+// Returns the element type of the IValue list: SymInt lists are passed as lists of int.
 c10::TypePtr list_element(const c10::TypePtr& type) {
   if (type->kind() == c10::TypeKind::SymIntType) return c10::IntType::get();
   return type;
@@ -83,11 +83,11 @@ bool overwrites_self(std::string_view full_name) {
   return std::find(names.begin(), names.end(), full_name) != names.end();
 }
 
-// `out=` forms that leave bytes of their output as they were.
+// `out=` forms that leave bytes of their output unchanged.
 bool keeps_out(std::string_view name) { return name.find("empty") != std::string_view::npos; }
 
-// Arguments that kernels change though their schemas do not say so, beside the running statistics
-// that torch's SchemaInfo knows of.
+// Arguments that kernels change although their schemas do not say so, in addition to the running
+// statistics that torch's SchemaInfo lists.
 struct Undeclared {
   std::string_view name;
   std::string_view argument;
@@ -105,8 +105,8 @@ constexpr std::array<Undeclared, 10> kUndeclared = {{
     {"aten::mkldnn_rnn_layer_backward", "workspace"},
 }};
 
-// Which arguments a call may change: those that the schema or torch's list of exceptions names. The
-// schemas of other people's operators (and of collectives) are not believed.
+// Marks the arguments that a call may change: those that the schema or torch's list of exceptions
+// names. The schemas of third-party operators (and of collectives) are not trusted.
 void mark_changed(const Operator& op, std::vector<ArgumentType>& arguments) {
   const c10::FunctionSchema& schema = op.handle->schema();
   const bool known =
@@ -131,7 +131,8 @@ Sharing sharing_of(std::string_view name) {
   static constexpr std::array<std::string_view, 5> rows = {
       "aten::_softmax", "aten::_softmax_backward_data", "aten::_log_softmax",
       "aten::_log_softmax_backward_data", "aten::native_layer_norm"};
-  // Of the pointwise ones, some compute the elements at the end of a thread's share in other ways.
+  // Among the pointwise operators, some compute the elements at the end of a thread's share
+  // differently.
   static constexpr std::array<std::string_view, 23> elements = {
       "aten::add",   "aten::add_",     "aten::sub",      "aten::sub_",
       "aten::mul",   "aten::mul_",     "aten::div",      "aten::div_",

@@ -1,4 +1,4 @@
-// The operators of a session: what the client's numbers stand for, and what their arguments are.
+// The operators of a session: the operators behind the client's numbers, and their arguments.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,7 +12,7 @@
 
 namespace sing {
 
-// What an argument may hold, flattened from its schema type for quick decoding.
+// Type of an argument, flattened from its schema type for quick decoding.
 struct ArgumentType {
   enum class Kind : uint8_t {
     tensor,
@@ -32,14 +32,14 @@ struct ArgumentType {
   Kind element = Kind::unsupported;  // of a list
   bool element_optional = false;
   c10::TypePtr element_type;  // of a list
-  bool written = false;       // as the schema says
-  bool changed = false;       // written, or changed though the schema says nothing of it
+  bool written = false;       // according to the schema
+  bool changed = false;       // written, or changed although the schema does not say so
   bool out = false;           // written without being read
 };
 
-// What the threads of an operator divide among them: elements or rows of the results, each of which
-// one of them computes, or, with some sizes, the sums in a product as well. See Note [Small
-// operators] in alone.h.
+// How an operator's work is divided among threads: by elements or rows of the results, each of
+// which one thread computes, or, with some sizes, by the terms of a product's sums as well. See
+// Note [Small operators] in alone.h.
 enum class Sharing : uint8_t { unknown, elements, rows, sums };
 
 struct Operator {
@@ -54,14 +54,15 @@ struct Operator {
   size_t returns = 0;
 };
 
-// What a log may ask for. Everything, but for the fuzzer, which must not run what it makes up.
+// Limits on a log. No restriction, except for the fuzzer, which must not run the operators that it
+// makes up.
 struct Limits {
   using Allowed = bool (*)(std::string_view full_name);
-  Allowed allowed = nullptr;         // which operators exist; null: all of this torch
+  Allowed allowed = nullptr;         // true for operators that exist; null: all of this torch
   int64_t elements_max = INT64_MAX;  // of an operand
-  bool check_writes = false;         // whether calls change what their write sets do not name
-  uint64_t piece_bytes = 4 << 20;    // copied at once between a storage and the arena
-  uint64_t mapped_bytes = 1 << 20;   // of extents that are mapped, not copied, when they are loaded
+  bool check_writes = false;         // check that calls change only what their write sets name
+  uint64_t piece_bytes = 4 << 20;    // bytes copied at once between a storage and the arena
+  uint64_t mapped_bytes = 1 << 20;   // extents of this size are mapped, not copied, when loaded
 };
 
 class Operators {
@@ -72,9 +73,9 @@ class Operators {
   // `software`: CUDA-only operators are computed by substitutes; a GPU needs few.
   Operators(bool software, Allowed allowed) : software_(software), allowed_(allowed) {}
 
-  // CorruptLog if the number is out of range.
+  // Throws CorruptLog if the number is out of range.
   void define(uint32_t number, std::string name, std::string overload);
-  // CorruptLog if the number was not defined.
+  // Throws CorruptLog if the number was not defined.
   const Operator& at(uint32_t number) const;
   const std::vector<Operator>& all() const { return operators_; }
   void clear() { operators_.clear(); }

@@ -12,8 +12,8 @@ namespace sing {
 
 namespace {
 
-// Implemented in Python when the worker's process is made ready; returns a complaint, since what
-// Python raises would leave its mark on the thread's state.
+// Implemented in Python during the worker's start-up. Returns a complaint, since a Python exception
+// would leave error state in the thread.
 constexpr char kImport[] = "import_here(str name, str module, str root, str library) -> str";
 
 TORCH_LIBRARY_FRAGMENT(sing, library) { library.def(kImport); }
@@ -23,7 +23,7 @@ struct Said {
   std::string complaint;
 };
 
-// Told while records are executed or a snapshot is loaded, asked for while one is taken.
+// Written while records are executed or a snapshot is loaded, read while a snapshot is taken.
 std::mutex mutex;
 std::unordered_map<std::string, Said>& said() {
   static std::unordered_map<std::string, Said> table;

@@ -40,11 +40,12 @@ Expected parse_predicted(Reader& in, Tag tag) {
   return expected;
 }
 
-// Results may be marked as conjugate or negative (vdot); that they stand for a number is over.
+// Results may be marked as conjugate or negative (vdot); the mark of a wrapped number does not
+// apply to them.
 constexpr uint8_t kMarks = kConjugate | kNegative;
 uint8_t marks_of(const Geometry& geometry) { return geometry.flags & kMarks; }
 
-// Copies a result into a storage of its own, in which it lies as was predicted.
+// Copies a result into a storage of its own, with the predicted layout.
 void bind_copy(State& state, const Expected& expected, const at::Tensor& tensor) {
   state.storages.allocate(expected.id, expected.bytes);
   Slot& slot = state.storages.at(expected.id);
@@ -63,7 +64,7 @@ bool lies_as(const at::Tensor& tensor, const Expected& expected, c10::Device dev
          (tensor_flags(tensor) & kMarks) == marks_of(expected.geometry);
 }
 
-// Whether the storage of a result is one that the client already has a number for.
+// Returns the operand whose storage the result shares: the client already has a number for it.
 const Operand* aliased_operand(const Call& call, const at::Tensor& tensor) {
   for (const Operand& operand : call.operands) {
     if (operand.tensor.unsafeGetTensorImpl()->unsafe_storage().is_alias_of(tensor.storage())) {
@@ -73,7 +74,7 @@ const Operand* aliased_operand(const Call& call, const at::Tensor& tensor) {
   return nullptr;
 }
 
-// A result that has bytes, all of them.
+// Checks that a result is an ordinary strided tensor.
 void check_strided(const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(),
                               "quantized tensors are not supported on a proxied device yet; keep "
@@ -154,7 +155,7 @@ class Describer {
     geometry(tensor);
   }
 
-  // A result that may be sparse.
+  // Describes a result that may be sparse.
   void compound(std::span<const Expected> numbers, const at::Tensor& result) {
     if (!result.defined() || result.layout() == c10::kStrided) {
       tensor(numbers[0], result);

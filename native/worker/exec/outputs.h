@@ -10,8 +10,8 @@
 
 namespace sing {
 
-// One tensor that the client expects of a call. In a call that is not a request it comes with the
-// geometry that the client has already told the notebook; in a request it is a number to use.
+// One tensor that the client expects from a call. If the call is no request, it comes with the
+// geometry that the client has already shown the notebook; in a request it is a number to use.
 struct Expected {
   enum class Kind : uint8_t { none, undefined, tensor, alias };
   Kind kind = Kind::none;
@@ -20,11 +20,11 @@ struct Expected {
   Geometry geometry;
 };
 
-// The outputs of a call, list by list; kept between calls for its memory.
+// The outputs of a call, list by list; reused between calls to save allocations.
 struct ExpectedReturns {
   struct Return {
     bool list = false;
-    bool compound = false;  // may be a sparse tensor: as many numbers as one can have parts
+    bool compound = false;  // may be sparse: as many numbers as a sparse tensor can have parts
     uint32_t first = 0;
     uint32_t count = 1;
   };
@@ -36,16 +36,16 @@ struct ExpectedReturns {
   }
 };
 
-// CorruptLog if the record says what no client says.
+// Throws CorruptLog if the record holds values that no client writes.
 void parse_outputs(Reader& in, uint16_t returns, bool request, ExpectedReturns& expected);
 
-// Everything that a call that did not happen should have made.
+// Marks all results of a call that was not executed as lost.
 void lose_outputs(State& state, const ExpectedReturns& expected,
                   const std::shared_ptr<const std::string>& cause);
 
-// Binds results whose geometry was predicted. The notebook holds tensors of that geometry already,
-// so a result that lies in memory in another way is copied into place, and one that is of another
-// size or type is an error.
+// Binds results whose geometry was predicted. The notebook holds tensors of that geometry already.
+// So a result with another memory layout is copied into place, and a result of another size or type
+// is an error.
 void bind_predicted(State& state, const Call& call, const ExpectedReturns& expected);
 
 // Binds results of unknown geometry and describes them for the answer.

@@ -56,7 +56,7 @@ void native_dropout(Stack& stack) {
   }
 }
 
-// The same noise again: what autograd multiplies with on the CPU.
+// Recomputes the same noise: autograd multiplies with it on the CPU.
 void native_dropout_backward(Stack& stack) {
   const Tensor grad = stack[0].toTensor();
   const Tensor mask = stack[1].toTensor();
@@ -67,7 +67,7 @@ void native_dropout_backward(Stack& stack) {
     return;
   }
   Tensor noise = mask.to(grad.scalar_type());
-  // Nothing passes a dropout of everything, whose scale is 0.
+  // A dropout with probability 1 passes nothing; its scale is 0.
   if (scale != 0) {
     noise.div_(1 / scale);
   } else {
@@ -76,8 +76,8 @@ void native_dropout_backward(Stack& stack) {
   stack.emplace_back(grad.mul(noise));
 }
 
-// GPUs take the softmax of half precision in single precision, in one kernel (at::softmax, for
-// autocast); the CPU's kernels convert nothing, but converted operands they take.
+// GPUs compute the softmax of half precision in single precision, in one kernel (at::softmax, for
+// autocast). The CPU's kernels convert nothing, but accept converted operands.
 template <Tensor& (*softmax)(const Tensor&, int64_t, bool, Tensor&)>
 void softmax_of_half(Stack& stack) {
   const Tensor self = stack[0].toTensor();
@@ -104,14 +104,14 @@ void softmax_of_half_backward(Stack& stack) {
   stack.emplace_back(std::move(out));
 }
 
-// Gates as ATen/native/RNN.cpp adds them on the CPU: one linear map with its bias onto the other.
+// Adds gates like ATen/native/RNN.cpp on the CPU: one linear map with its bias onto the other.
 Tensor add_gates(const Tensor& input_gates, const Tensor& hidden_gates, const Tensor& input_bias,
                  const Tensor& hidden_bias) {
   Tensor hidden = hidden_bias.defined() ? hidden_gates + hidden_bias : hidden_gates.clone();
   return hidden.add_(input_bias.defined() ? input_gates + input_bias : input_gates);
 }
 
-// The parts of a cell's gates, which lie side by side.
+// Splits a cell's gates, which lie side by side.
 std::vector<Tensor> parts_of(const Tensor& gates, int64_t count) {
   TORCH_CHECK(gates.dim() == 2 && gates.size(1) % count == 0,
               "the gates of a recurrent cell should have (batch, ", count,
@@ -223,8 +223,9 @@ void call_torchs_own(const char* name, Stack& stack) {
 }
 
 // Note [Seeds]. On a GPU, some kernels of attention leave the seeds of their dropout in host memory
-// and read them there in the backward pass. A session's tensors all lie on its device, so they are
-// brought back for it; where nothing was dropped any will do, and nobody waits for the device.
+// and read them there in the backward pass. A session's tensors are all on its device, so the seeds
+// are copied back for that. If nothing was dropped, any seed will do, and there is no need to wait
+// for the device.
 void bring_seeds_back(Stack& stack, size_t seed, size_t dropout, const char* name) {
   const bool dropped = stack[dropout].toDouble() != 0;
   for (size_t i = seed; i < seed + 2; ++i) {
@@ -268,7 +269,7 @@ void product_onto_in(Stack& stack) {
                                       : at::addmm(self.to(wide), first, second, beta, alpha));
 }
 
-// The same into a tensor that is given last.
+// The same, writing into a tensor that is the last argument.
 template <void (*product)(Stack&)>
 void into_last(Stack& stack) {
   const Tensor out = stack.back().toTensor();
@@ -280,9 +281,9 @@ void into_last(Stack& stack) {
   stack[0] = out;
 }
 
-// Counts of whole numbers, which only CUDA has a kernel for, and as it computes their bins:
-// exactly, where a floating-point quotient may fall short of the whole number that it should be.
-// Numbers too far apart wrap, as they do there.
+// Histogram of integers, for which only CUDA has a kernel. Bins are computed as in CUDA: exactly,
+// where a floating-point quotient may be less than the integer that it should be. Differences that
+// are too large wrap, as they do there.
 void histogram(Stack& stack) {
   const Tensor self = stack[0].toTensor();
   const int64_t bins = stack[1].toInt();
@@ -314,14 +315,14 @@ void histogram(Stack& stack) {
   stack.emplace_back(at::bincount(places, {}, bins).to(self.scalar_type()));
 }
 
-// The CPU's kernel notes which elements it chose, for the backward pass, if an operand requires a
+// The CPU's kernel records which elements it chose, for the backward pass, if an operand requires a
 // gradient; here none does.
 void sparse_reduction(Stack& stack) {
   stack[0].toTensor().unsafeGetTensorImpl()->set_requires_grad(c10::GradMode::is_enabled());
   call_torchs_own("aten::_sparse_mm_reduce_impl", stack);
 }
 
-// It goes where these notes say without looking.
+// The kernel follows these recorded indices unchecked.
 void sparse_reduction_backward(Stack& stack) {
   const auto reduction = stack[3].toStringView();
   if (reduction == "amax" || reduction == "amin") {

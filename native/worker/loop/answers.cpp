@@ -29,14 +29,14 @@ bool Answers::send(uint64_t position, AnswerStatus status, uint64_t bytes, const
   uint64_t produced = 0;
   bool published = page_->answer_position.load(std::memory_order_relaxed) == position;
   if (published) {
-    // An earlier worker ended in the middle of this answer. Replay gives the same bytes, so those
-    // that it has published are valid, and the client may be reading them at this moment.
+    // An earlier worker ended in the middle of this answer. Replay gives the same bytes, so the
+    // bytes that it published are valid, and the client may be reading them at this moment.
     if (page_->answer_status.load(std::memory_order_relaxed) != static_cast<uint32_t>(status) ||
         page_->answer_bytes.load(std::memory_order_relaxed) != bytes) {
       throw CorruptLog("replay gave another answer than the one that was half given");
     }
     produced = page_->answer_produced.load(std::memory_order_relaxed);
-    ring();  // that worker may have died before it did
+    ring();  // that worker may have died before it rang
   } else {
     page_->answer_status.store(static_cast<uint32_t>(status), std::memory_order_relaxed);
     page_->answer_bytes.store(bytes, std::memory_order_relaxed);

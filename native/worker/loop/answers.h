@@ -21,14 +21,15 @@ class Answers {
   Answers(const ClientPage& client, Page<WorkerPage>& page, Orders& orders)
       : client_(client), page_(page), orders_(orders) {}
 
-  // Whether somebody waits for the answer of the request that ends at `position`. The answer to a
-  // request that is only replayed was given long ago.
+  // True if the client waits for the answer to the request that ends at `position`. A request that
+  // is only replayed was answered long ago.
   bool wanted(uint64_t position) const noexcept {
     return client_.answer_wanted.load(std::memory_order_acquire) == position;
   }
 
-  // Gives the answer, unless nobody waits for it (any longer). False: the run is to end before
-  // all of it was taken, and the next worker has to take it up.
+  // Sends the answer; does nothing if the client does not wait for it, or no longer does. Returns
+  // false if the run is to end before the client has taken all of it: the next worker then
+  // continues it.
   bool send(uint64_t position, AnswerStatus status, uint64_t bytes, const Source& source);
   bool send(uint64_t position, AnswerStatus status, std::span<const std::byte> bytes);
   bool send(uint64_t position, const Failure& failure);

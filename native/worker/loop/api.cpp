@@ -15,7 +15,7 @@ namespace {
 std::unique_ptr<sing::Session> session;
 thread_local std::string error;
 
-// Nothing may leave a function that C calls but its result.
+// No exception may leave a function that C calls.
 template <class Work>
 int guarded(Work work) noexcept {
   try {
@@ -32,8 +32,8 @@ int guarded(Work work) noexcept {
   return -1;
 }
 
-// Steps of training free and allocate the same megabytes again and again: kept, as a GPU's caching
-// allocator keeps them, they cost no page faults. For larger blocks see Note [Blocks].
+// Training steps free and allocate the same megabytes in each step. If they are kept, as a GPU's
+// caching allocator keeps them, they cost no page faults. For larger blocks see Note [Blocks].
 void keep_freed_memory(bool blocks) {
   constexpr int kBlockBytes = sing::Blocks::kLeastBytes;  // the most that glibc allows
   constexpr int kKeptBytes = 256 << 20;
@@ -57,7 +57,7 @@ int sing_worker_open(const sing_worker_files* files, const char* device, int thr
     if (session) throw std::runtime_error("a session is open already");
     sing::SessionOptions options;
     options.device = c10::Device(device);
-    // Whose worker was killed for want of memory keeps as little as it can.
+    // If an earlier worker was killed for lack of host memory, this one keeps as little as it can.
     if (options.device.is_cpu()) keep_freed_memory(starved_count == 0);
     options.threads = threads;
     options.epoch = epoch;

@@ -1,25 +1,25 @@
 // C interface of libsing_worker, called by kernelproxy/worker/main.py through ctypes.
 //
-// The main thread of a worker calls run(), which executes the log until it is told to end; another
-// (Python) thread gives the orders. Functions return 0, or a negative number with the text in
-// sing_worker_error().
+// The main thread of a worker calls run(), which executes the log until it is ordered to end;
+// another (Python) thread gives the orders. Functions return 0, or a negative number with the text
+// in sing_worker_error().
 #pragma once
 
 #include <stdint.h>
 
 extern "C" {
 
-// Descriptors stay the caller's.
+// The caller keeps ownership of the descriptors.
 struct sing_worker_files {
   int log, client, worker, agent, arena;
-  int snapshot;   // to start from, or -1
+  int snapshot;   // to start from; -1: none
   int readiness;  // of the snapshot's extents; -1: all are in the arena
 };
 
-// Maps a session. `device` is "cpu" or "cuda:N"; `threads` counts compute threads of a software
-// device (0: leave). `skip` lists positions of records that killed earlier workers: they are
-// reported as errors, the first `starved_count` of them as a want of host memory. `prepare`: load
-// all of the snapshot, and do not touch the worker's page before the gate is opened.
+// Maps a session. `device` is "cpu" or "cuda:N"; `threads` is the number of compute threads of a
+// software device (0: unchanged). `skip` lists positions of records that killed earlier workers:
+// they are reported as errors, the first `starved_count` of them as lack of host memory. `prepare`:
+// load all of the snapshot, and do not touch the worker's page before the gate is opened.
 int sing_worker_open(const struct sing_worker_files* files, const char* device, int threads,
                      uint64_t epoch, const uint64_t* skip, int skip_count, int starved_count,
                      int prepare);
@@ -30,46 +30,48 @@ int sing_worker_run();
 
 // Orders, from any thread. They take effect between two operators.
 int sing_worker_gate(int open);
-// Gives or takes the lease: without it nothing is executed but a replay. A stale token is ignored.
+// Gives or takes the lease: without it nothing is executed except a replay. A stale token is
+// ignored.
 int sing_worker_lease(uint64_t token, int given);
-// Takes it where the program's memory is least, if it comes there within so many nanoseconds, and
-// otherwise then. Returns when it is taken.
+// Takes the lease where the program's memory use is lowest if that point is reached within
+// `within_ns`, otherwise at the end of that time. Returns when the lease is taken.
 int sing_worker_take_lease(uint64_t token, uint64_t within_ns);
-// Returns when nothing is executed, or a lease was given again.
+// Returns when nothing is executed, or when a lease was given again.
 int sing_worker_await_parked();
 void sing_worker_end();
 
 struct sing_worker_taken {
   uint64_t position;
-  uint64_t bytes;       // that the snapshot stands for
-  uint64_t copied;      // of those, that had changed since the last one
-  uint64_t stalled_ns;  // that the log was kept from being executed
+  uint64_t bytes;       // of the state in the snapshot
+  uint64_t copied;      // of those, changed since the last snapshot
+  uint64_t stalled_ns;  // for which the log was not executed
   uint64_t duration_ns;
 };
 
-// Takes a snapshot of the present position and returns the descriptor of its tables when it is
-// done. `manner`: 0 nothing is executed meanwhile; 1 the log goes on; 2 and it begins when that
-// disturbs least. `frozen`, if not null, is called when what it will hold does not change any more,
-// which is long before it was copied. Works before run(), during run() (from another thread), and
-// with a closed gate. One at a time, and not together with trim() or adopt().
+// Takes a snapshot of the current position and returns the descriptor of its tables when it is
+// done. `manner`: 0 nothing is executed meanwhile; 1 execution continues; 2 execution continues,
+// and the snapshot begins when it disturbs least. `frozen`, if not null, is called when the
+// snapshot's contents can no longer change, which is long before they are copied. Works before
+// run(), during run() (from another thread), and with a closed gate. Only one at a time, and not
+// together with trim() or adopt().
 int sing_worker_snapshot(int manner, void (*frozen)(void), struct sing_worker_taken* taken);
-// A snapshot that is being taken takes all it can get.
+// Makes a snapshot in progress use all resources that it can get.
 void sing_worker_hurry();
-// Gives back the memory of snapshots before AgentPage::retained.
+// Frees the memory of snapshots before AgentPage::retained.
 int sing_worker_trim();
 // Opens the gate and returns when everything below `until` was executed.
 int sing_worker_replay(uint64_t until);
-// Of a prepared worker: takes over a newer snapshot of its session.
+// For a prepared worker: adopts a newer snapshot of its session.
 int sing_worker_adopt(int snapshot);
 
 struct sing_worker_step {
   uint64_t records;  // 0: nothing repeats
-  uint64_t nadir;    // in [0, records): which of them leaves least memory in use
+  uint64_t nadir;    // in [0, records): the one after which least memory is in use
   uint64_t memory_min, memory_max;
   uint64_t made, ns;  // records since then, and their time
 };
 
-// The step that the log repeats, and those since a moment of the monotonic clock.
+// The step that the log repeats, and the records since a time of the monotonic clock.
 int sing_worker_observe(uint64_t since_ns, struct sing_worker_step* step);
 
 const char* sing_worker_error();

@@ -50,7 +50,8 @@ void Orders::sleep(const Word<uint64_t>& word, uint64_t seen, std::chrono::nanos
                    Rest how) {
   sleeps_on_.store(&word, std::memory_order_seq_cst);
   page_.asleep.store(static_cast<uint32_t>(how), std::memory_order_seq_cst);
-  // Who changes the word, or orders, does so before it looks whether we sleep: one sees the other.
+  // The client changes the word, and other threads give orders, before they check whether this
+  // thread sleeps. So one of the two sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (word.load(std::memory_order_seq_cst) == seen && !pending_.load(std::memory_order_seq_cst)) {
     futex_wait(low_half(word), static_cast<uint32_t>(seen), limit);
@@ -59,9 +60,9 @@ void Orders::sleep(const Word<uint64_t>& word, uint64_t seen, std::chrono::nanos
   sleeps_on_.store(nullptr, std::memory_order_release);
 }
 
-// Wakes the main thread if it sleeps. The word is not ours to change, so a wake that comes between
-// its last look at pending_ and its sleep is lost: repeat until it is woken, or awake, in which
-// case it sees pending_ before it sleeps again. That gap is a few instructions long.
+// Wakes the main thread if it sleeps. This thread must not change the word, so a wake between the
+// main thread's last check of pending_ and its sleep is lost. Therefore repeat until it is woken,
+// or is awake: then it sees pending_ before it sleeps again. That gap is a few instructions long.
 void Orders::nudge() noexcept {
   while (const Word<uint64_t>* word = sleeps_on_.load(std::memory_order_seq_cst)) {
     if (futex_wake(low_half(*word)) > 0) return;

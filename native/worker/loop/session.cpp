@@ -21,35 +21,37 @@ namespace sing {
 
 namespace {
 
-// How much of a long log is executed between two looks at the clock.
+// Bytes of a long log that are executed between two reads of the clock.
 constexpr uint64_t kStretchBytes = 64 << 10;
 
-// How long memory that was freed is kept for the next tensors of a program that does nothing.
+// Time for which freed memory is kept for the next tensors of an idle program.
 constexpr std::chrono::seconds kCacheKept{2};
 
-// Note [Naps]: a program that asks for nothing, and issues its operators more slowly than they are
-// executed, gains nothing by a worker that waits for each of them, and loses what that one takes of
-// its core: the two may be threads of one core, and the host of a virtual machine spins for a while
-// after its guest has gone to sleep. So the worker of a software device naps, and then executes
-// many records at once. A request wakes it, and finds the work of a nap undone: naps are a small
-// part of the time for which nothing has been asked. A nap that nothing was written in ends in
-// sleep.
+// Note [Naps]: adaptive batching. If a program makes no requests and issues its operators more
+// slowly than they are executed, a worker that waits for each of them brings no gain, and costs CPU
+// time: client and worker may be hardware threads of one core, and the host of a virtual machine
+// spins for a while after its guest has gone to sleep. So the worker of a software device naps, and
+// then executes many records at once. A request wakes it at once; the records that came during the
+// nap are then still to be executed, but a nap is only a small part of the time since the last
+// request. A nap during which nothing was written is followed by a futex sleep.
 constexpr uint64_t kNapPart = 16;
 constexpr uint64_t kNapLeastNs = 300'000;
 constexpr uint64_t kNapMostNs = 1'000'000;
-// Note [Questions]: a program that asks for numbers often, as one does that checks its arguments on
-// the device, computes for some ten microseconds between two questions, with a few operators among
-// them. It takes longer to be woken for these than to execute them, and it waits for both. So for a
-// while after each question the worker stays awake, unless others want its core: who spins is
-// served after those, and who sleeps before them.
+// Note [Questions]: a program that often requests values, such as one that checks its arguments on
+// the device, computes for about ten microseconds between two requests, with a few operators among
+// them. Waking the worker takes longer than executing these operators, and the program waits for
+// both. So for a while after each request the worker stays awake, unless other threads need its
+// core: the OS scheduler runs a thread that spins after those, and a thread that slept before them.
 constexpr uint64_t kQuestionsNs = 200'000;
-constexpr uint64_t kPreemptedNs = 150'000;    // without a look at the clock: others had the core
-constexpr uint64_t kCrowdedNs = 200'000'000;  // for so long they are expected to want it again
+constexpr uint64_t kPreemptedNs = 150'000;    // without a read of the clock: other threads ran on
+                                              // the core
+constexpr uint64_t kCrowdedNs = 200'000'000;  // time for which they are expected to need it again
 
-// Timers are late by 50 us otherwise.
+// Without this, timers are late by 50 us.
 constexpr unsigned long kTimerSlackNs = 1'000;
 
-// A program that has asked for nothing for so long is not on the way to anything.
+// Interval at which take_lease() checks for progress. A program that issues no record for one
+// interval is idle: it is not expected to reach the place soon.
 constexpr std::chrono::milliseconds kDry{20};
 
 }  // namespace
@@ -71,8 +73,8 @@ Session::Session(const SessionFiles& files, const SessionOptions& options)
       epoch_(options.epoch),
       prepare_(options.prepare) {
   const c10::DeviceGuard device(
-      options.device);  // that memory is taken of, where there are several
-  // A load that fails is met by the main thread at its next look for orders.
+      options.device);  // with several devices: the one that memory is taken from
+  // The main thread sees a failed load at its next check for orders.
   snapshots_.loads().on_failure([this] { orders_.end(); });
   if (prepare_) {
     orders_.gate(false);
@@ -91,7 +93,7 @@ Session::~Session() {
   worker_->memory_resident.store(0);
 }
 
-// From here on this is the worker of the session.
+// From here on this process is the session's worker.
 void Session::claim() {
   if (!whole_) throw std::runtime_error("the newer snapshot was not taken over");
   if (consumed_ < agent_->retained.load(std::memory_order_acquire)) {
@@ -165,7 +167,7 @@ void Session::end() {
   orders_.end();
 }
 
-// The client writes its head as it likes: what lies below it must be in the ring.
+// The client may write any value as its head: everything below it must be in the ring.
 uint64_t Session::checked_head() const {
   const uint64_t head = client_->head.load(std::memory_order_acquire);
   const uint64_t retained = agent_->retained.load(std::memory_order_relaxed);
@@ -253,8 +255,9 @@ void Session::drain(uint64_t end, uint64_t head) {
   helpers_.worked(now, now - began);
 }
 
-// Rings once where the client waits for it to come. A wish that is seen too late for this record is
-// seen after the next one: the client wishes for a place well below its head.
+// Rings once when the position for which the client waits is reached. If the worker sees the
+// client's position too late for this record, it sees it after the next one: the client chooses a
+// position well below its head.
 void Session::tell_progress() noexcept {
   const uint64_t wanted = client_->progress_wanted.load(std::memory_order_relaxed);
   if (wanted == progress_told_ || wanted > consumed_) [[likely]]
@@ -264,7 +267,7 @@ void Session::tell_progress() noexcept {
   futex_wake(&worker_->bell);
 }
 
-// Replayed records tell nothing of how fast the program is.
+// Replayed records say nothing about the program's speed.
 void Session::note_step(bool replayed) noexcept {
   if (replayed) return;
   const uint64_t kind = executor_.kind(), memory = state_.storages.resident();
@@ -303,8 +306,8 @@ void Session::idle() {
   }
 }
 
-// What is freed is the agent's to grant to others, but the allocator of a device keeps it for the
-// next tensors. So it is given back when none come for a while.
+// The agent may grant freed memory to other sessions, but the device's allocator keeps it for the
+// next tensors. So it is given back when no tensors come for a while.
 void Session::sleep() {
   if (!caches_) {
     orders_.sleep(client_->head, consumed_);
@@ -322,8 +325,8 @@ void Session::empty_cache() {
   c10::getDeviceAllocator(state_.device.type())->emptyCache();
 }
 
-// Memory of the host is not the device's, which knows nothing of what is kept of it: others that
-// have the device now are to find it.
+// Host memory kept by this worker is not part of the device's account. It is freed so that the
+// sessions which have the device now can use it.
 bool Session::obey() {
   if (state_.device.is_cpu() && orders_.leaves()) empty_cache();
   return orders_.obey();

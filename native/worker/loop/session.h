@@ -34,8 +34,8 @@ struct SessionOptions {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   int threads = 0;  // of a software device; 0: as they are
   uint64_t epoch = 1;
-  // Another worker still executes this session: load everything, and execute nothing and leave the
-  // page alone until the gate is opened.
+  // Another worker still executes this session: load everything, but execute nothing and do not
+  // touch the page until the gate is opened.
   bool prepare = false;
   Skipped skip;
   Limits limits;
@@ -48,8 +48,8 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Executes the log until the order to end. Throws CorruptLog. The thread that calls it is the
-  // main thread of orders.h.
+  // Executes the log until the order to end. Throws CorruptLog. The calling thread is the main
+  // thread of orders.h.
   void run();
   Orders& orders() { return orders_; }
 
@@ -57,16 +57,17 @@ class Session {
   void gate(bool open);
   // See Orders.
   void lease(uint64_t token, bool given) { orders_.lease(token, given); }
-  // Takes the lease where the program's memory is least, if it comes there within so many
-  // nanoseconds; otherwise then, or as soon as it does nothing. Returns when it is taken.
+  // Takes the lease where the program's memory use is lowest if that point is reached within
+  // `within_ns`, otherwise at the end of that time or as soon as the program is idle. Returns when
+  // the lease is taken.
   void take_lease(uint64_t token, uint64_t within_ns);
-  // Also for what the device still executes of records that were begun.
+  // Also waits for work that the device still executes for started records.
   void await_parked();
   // Opens the gate and returns when everything below `until` was executed.
   void replay(uint64_t until);
   Taken snapshot(Manner manner, const std::function<void()>& frozen = {});
   void trim() { snapshots_.trim(); }
-  // Of a prepared session: takes over a newer snapshot.
+  // For a prepared session: adopts a newer snapshot.
   void adopt(int snapshot_fd);
 
   // --- any thread ---
@@ -103,20 +104,20 @@ class Session {
   Answers answers_;
   Executor executor_;
   Steps steps_;
-  std::atomic<uint64_t> leaving_{0};  // token of the lease to be taken where `steps_` aims at
+  std::atomic<uint64_t> leaving_{0};  // token of the lease to take where `steps_` aims
   uint64_t consumed_ = 0;
-  std::atomic<uint64_t> awaited_{UINT64_MAX};  // a position that replay() waits for
+  std::atomic<uint64_t> awaited_{UINT64_MAX};  // the position for which replay() waits
   std::promise<void> reached_;
   uint64_t busy_ns_ = 0;
-  uint64_t preempted_ns_ = 0;        // when others last had its core while it spun
-  uint64_t requested_ns_ = 0;        // when the client last asked for something
-  uint64_t napped_at_ = UINT64_MAX;  // the position
-  uint64_t progress_told_ = 0;       // of ClientPage::progress_wanted
+  uint64_t preempted_ns_ = 0;        // when other threads last ran on its core while it spun
+  uint64_t requested_ns_ = 0;        // time of the client's last request
+  uint64_t napped_at_ = UINT64_MAX;  // position at its last nap
+  uint64_t progress_told_ = 0;       // last ClientPage::progress_wanted that was rung for
   const uint64_t epoch_;
   const bool prepare_;
   bool caches_ = false;   // the device's allocator may keep memory that was freed
-  bool whole_ = true;     // no newer snapshot was taken over in part
-  bool claimed_ = false;  // by the thread that gives the orders
+  bool whole_ = true;     // false: a newer snapshot was adopted in part
+  bool claimed_ = false;  // set by the thread that gives the orders
 };
 
 }  // namespace sing

@@ -6,7 +6,7 @@ namespace sing {
 
 namespace {
 
-// Whether the end of the stretch is the same as what lies one period before it, often enough.
+// True if the end of the stretch equals what lies one period before it, for enough periods.
 bool repeats(const std::vector<uint64_t>& kinds, uint64_t period) {
   const uint64_t compared = period * (Steps::kRepeatsMin - 1);
   uint64_t allowed = compared / Steps::kDifferent;
@@ -16,8 +16,9 @@ bool repeats(const std::vector<uint64_t>& kinds, uint64_t period) {
   return true;
 }
 
-// The shortest distance at which it does; 0 if there is none. Candidates are the distances at which
-// the last kind of record occurred before, and most are given up at the first differences.
+// Returns the shortest distance at which it repeats; 0 if there is none. Candidates are the
+// distances at which the last kind of record occurred before; most are dropped at the first
+// differences.
 uint64_t period_of(const std::vector<uint64_t>& kinds) {
   for (uint64_t period = 1; period <= kinds.size() / Steps::kRepeatsMin; ++period) {
     if (kinds[kinds.size() - 1 - period] == kinds.back() && repeats(kinds, period)) return period;
@@ -27,7 +28,8 @@ uint64_t period_of(const std::vector<uint64_t>& kinds) {
 
 }  // namespace
 
-// The main thread goes on meanwhile: what it may have overwritten by the end does not count.
+// Copies the ring while the main thread continues: entries that it may have overwritten by the end
+// are dropped.
 Steps::Stretch Steps::copy() const {
   Stretch stretch;
   stretch.end = count_.load(std::memory_order_acquire);
@@ -55,8 +57,8 @@ std::optional<Steps::Found> Steps::find(const Stretch& stretch) {
   return Found{period, static_cast<uint64_t>(least - last), *least, *most, 0, 0};
 }
 
-// Whole steps, if those that are remembered take long enough; otherwise as many records as can be.
-// Where the program did something else in between they count none the less: it is its progress.
+// Measures whole steps if the remembered ones take long enough, otherwise as many records as
+// possible. If the program did other work in between, its records count too: they are its progress.
 void Steps::measure(const Stretch& stretch, uint64_t since, Found& found) const {
   const uint64_t last = stretch.end - 1, size = stretch.at.size();
   for (uint64_t back = found.records; back < size && stretch.at[size - 1 - back] >= since;
@@ -65,7 +67,7 @@ void Steps::measure(const Stretch& stretch, uint64_t since, Found& found) const 
     found.ns = stretch.at.back() - stretch.at[size - 1 - back];
   }
   if (found.ns >= kLongNs) return;
-  // The oldest mark has room to be overwritten meanwhile.
+  // Skip the oldest marks: they may be overwritten meanwhile.
   const uint64_t newest = last / kBetweenMarks;
   for (uint64_t mark = newest - std::min(newest, kMarks - 16); mark <= newest; ++mark) {
     const uint64_t at = (*marks_)[mark % kMarks].load(std::memory_order_relaxed);
@@ -90,7 +92,7 @@ bool Steps::aim() {
   uint64_t due = stretch.end - found->records + found->nadir + 1;
   const uint64_t now = count_.load(std::memory_order_relaxed);
   while (due <= now) due += found->records;
-  // If the main thread is beyond that by now it stops at once.
+  // If the main thread is beyond that record by now, it stops at once.
   due_.store(due, std::memory_order_relaxed);
   return true;
 }

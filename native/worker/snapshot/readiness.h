@@ -1,9 +1,10 @@
-// Which extents of a snapshot have their bytes: those of one that was brought in from disk arrive
-// in the arena while the worker runs already.
+// Which extents of a snapshot already have their bytes: when a snapshot is read back from disk,
+// they arrive in the arena while the worker runs.
 //
-// A file that the agent makes: a futex word that it rings after progress; from the second page on,
-// one byte for each extent in the order of the snapshot's index (ArrivalState), written by the
-// agent; from the next page on, one byte for each, written by the worker: 1 for one wanted now.
+// A file that the agent makes. It begins with a futex word that the agent rings after progress.
+// From the second page on it has one byte for each extent, in the order of the snapshot's index
+// (ArrivalState), written by the agent. From the next page on it has one byte for each, written by
+// the worker: 1 if the extent is needed now.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,9 @@ class Readiness {
   Arrival of(uint64_t index) const noexcept { return Arrival{states()[index].load()}; }
   bool complete() const noexcept;
   void want(uint64_t index) noexcept;
-  // A value of the bell, to wait from: look, and then wait.
+  // Current value of the bell. Read it, check the extents, then wait() with it.
   uint32_t seen() const noexcept { return bell().load(); }
-  // Until the bell has moved on, or wake(), or for no reason.
+  // Waits until the bell has changed or wake() was called. May return spuriously.
   void wait(uint32_t seen) const noexcept;
   void wake() const noexcept;
 

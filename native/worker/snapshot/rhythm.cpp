@@ -9,7 +9,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What lies between the operators of one optimizer is shorter than this part of the rest.
+// Gaps between the operators of one optimizer step are shorter than this part of the rest.
 constexpr uint64_t kPart = 8;
 constexpr uint64_t kPauseMin = 2;
 constexpr milliseconds kLongest{5000};

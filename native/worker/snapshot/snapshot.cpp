@@ -13,21 +13,22 @@ namespace sing {
 namespace {
 
 constexpr unsigned kThreadsMax = 4;
-// Storages up to here are loaded first: many operators need only these.
+// Storages up to this size are loaded first: many operators need only these.
 constexpr uint64_t kSmallBytes = 1 << 20;
-// Versions that one worker may give to extents; the ones of the next worker lie behind.
+// Number of bits for versions that one worker may give to extents; those of the next worker are
+// higher.
 constexpr int kVersionBits = 40;
 
 }  // namespace
 
-// A snapshot in the making.
+// A snapshot that is being made.
 struct Snapshots::Making {
   explicit Making(FreeRanges free) : free(std::move(free)) {}
 
   struct Save {
     uint32_t id;
     TransferPtr transfer;
-    // How soon its bytes may change again.
+    // Position of its last change: tells how soon its bytes may change again.
     uint64_t changed;
   };
 
@@ -37,8 +38,8 @@ struct Snapshots::Making {
   std::vector<uint32_t> inlined;
   uint64_t copied = 0;
 
-  // What changes in every step is saved first, and of that what has not changed for longest: it is
-  // next. Then the newest, which are likely to be freed soon.
+  // Storages that change in every step come first, those unchanged for longest before the others:
+  // they change next. Then the newest, which are likely to be freed soon.
   std::vector<TransferPtr> order() {
     std::sort(saves.begin(), saves.end(), [](const Save& a, const Save& b) {
       const bool soon = a.transfer->soon;
@@ -67,8 +68,8 @@ Snapshots::Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders&
 }
 
 unsigned Snapshots::threads() const {
-  // Of a device, too: one stream orders its copies, but while one thread has the device copy, the
-  // others read or write the arena.
+  // This holds for a device, too: its copies share one stream, but while one thread has the device
+  // copy, the others read or write the arena.
   return std::clamp(std::thread::hardware_concurrency(), 1u, kThreadsMax);
 }
 
@@ -100,7 +101,7 @@ uint64_t Snapshots::fill(const Snapshot& snapshot, std::vector<Slot> old) {
     uint64_t used;
   };
   std::vector<Load> loads;
-  state_.storages.enforce(false);  // what is in the snapshot was granted when it was made
+  state_.storages.enforce(false);  // the snapshot's contents were granted when it was made
   load_tables(snapshot, state_, std::move(old),
               [&](c10::Storage storage, Extent extent, uint64_t index) {
                 TransferPtr transfer = loads_.add(std::move(storage), extent);
@@ -134,8 +135,8 @@ void Snapshots::give_up_older() {
   // The agent may still be filling the extents of the first one.
   if (readiness_ && !readiness_->complete()) return;
   const uint64_t retained = agent_.retained.load(std::memory_order_acquire);
-  // The agent may give the log back without a snapshot, but what did not change since the newest
-  // one lies in the extents of that.
+  // The agent may discard the log without a new snapshot, but storages unchanged since the newest
+  // snapshot lie in the extents of that one.
   while (kept_.size() > 1 && kept_.front().position < retained) kept_.erase(kept_.begin());
 }
 
@@ -167,7 +168,7 @@ void Snapshots::hurry() {
 void Snapshots::await_moment(const WorkerPage& page) {
   uint64_t seen = UINT64_MAX;
   state_.storages.rhythm().await_burst([&] {
-    // Whoever has slept since the last look does nothing that a copy could disturb.
+    // A worker that has slept since the last check executes nothing that a copy could disturb.
     const uint64_t consumed = page.consumed.load(std::memory_order_relaxed);
     const bool still = page.asleep.load(std::memory_order_relaxed) != 0 ||
                        page.gate_open.load(std::memory_order_relaxed) == 0;
@@ -182,7 +183,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   const bool stop = manner == Manner::stop;
   if (manner == Manner::patient) await_moment(page);
   const uint64_t began = monotonic_ns(), settling = saves_.settling_ns();
-  loads_.await_arrivals();  // it must not refer to bytes that may never come
+  loads_.await_arrivals();  // the snapshot must not refer to bytes that may never arrive
   give_up_older();
   Making making(free_ranges());
   Taken taken;
@@ -210,7 +211,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
       }
       saves_.finish();
       hurried_ = false;
-      orders_.wake();  // to let go of what was held for this
+      orders_.wake();  // to free what was held for this snapshot
     }
     taken.fd = write_snapshot(making.snapshot);
   } catch (...) {
@@ -224,7 +225,7 @@ Taken Snapshots::take(Manner manner, const uint64_t& position, WorkerPage& page,
   Kept kept{making.snapshot.header.position, {}};
   for (const ExtentEntry& entry : making.snapshot.extents) kept.extents.push_back(entry.extent());
   kept_.push_back(std::move(kept));
-  // Whoever stops for a snapshot is in a hurry, and trims later.
+  // A stop for a snapshot is urgent: trim later.
   if (!stop) give_back(making.free);
   taken.position = making.snapshot.header.position;
   taken.bytes = making.snapshot.header.state_bytes;
@@ -274,7 +275,7 @@ void Snapshots::freeze(Making& making) {
       sizeof(header) + snapshot.extents.size() * sizeof(ExtentEntry) + snapshot.tables.size();
 }
 
-// Nothing was saved by a snapshot that was not finished. The main thread is parked.
+// Reverts the marks: a snapshot that was not finished has saved nothing. The main thread is parked.
 void Snapshots::undo(const Making& making) noexcept {
   auto& slots = state_.storages.all();
   for (const Making::Save& save : making.saves) {

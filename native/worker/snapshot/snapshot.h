@@ -1,9 +1,9 @@
-// Takes snapshots and starts from them, beside a main thread that goes on executing.
+// Takes snapshots and starts from them, while the main thread continues to execute.
 //
 // Note [Extents]. A storage that was saved keeps its extent until its bytes change, and the next
 // snapshot refers to it again: only what has changed is copied. What a snapshot refers to is not
-// overwritten as long as somebody may start from it: the agent says by AgentPage::retained which
-// is the newest that it has, and those before are given up then. So a worker may be killed at any
+// overwritten as long as a worker may start from it: AgentPage::retained names the newest snapshot
+// that the agent has, and the ones before it are then given up. So a worker may be killed at any
 // moment, and two of them may have the arena open: one that executes, and one that prepares to.
 #pragma once
 
@@ -21,18 +21,18 @@
 
 namespace sing {
 
-// A snapshot as the agent gets it.
+// A snapshot as the agent receives it.
 struct Taken {
   int fd = -1;  // of the tables
   uint64_t position = 0;
-  uint64_t bytes = 0;       // that it stands for
-  uint64_t copied = 0;      // that had changed since the snapshot before
-  uint64_t stalled_ns = 0;  // that the main thread was kept from executing
+  uint64_t bytes = 0;       // of the state in the snapshot
+  uint64_t copied = 0;      // changed since the snapshot before
+  uint64_t stalled_ns = 0;  // for which the main thread did not execute
   uint64_t duration_ns = 0;
 };
 
-// How a snapshot is taken: with the main thread parked until it is done, and at full speed; or
-// beside it; or beside it and beginning when that disturbs least (see rhythm.h).
+// How a snapshot is taken: with the main thread parked until it is done, at full speed;
+// concurrently; or concurrently, beginning when it disturbs least (see rhythm.h).
 enum class Manner : uint8_t { stop = 0, beside = 1, patient = 2 };
 
 class Snapshots {
@@ -40,24 +40,25 @@ class Snapshots {
   Snapshots(State& state, int arena_fd, const AgentPage& agent, Orders& orders, uint64_t epoch);
 
   // --- while nothing is executed ---
-  // Fills the state and returns its position. Storages are loaded meanwhile and after, by threads
-  // and by whoever uses them; `readiness_fd`: -1, or where to read what has arrived.
+  // Fills the state and returns its position. Storages are loaded during the call and after it, by
+  // threads and by the main thread when it needs one. `readiness_fd`: descriptor that shows what
+  // has arrived, or -1.
   uint64_t open(int tables_fd, int readiness_fd);
-  // As open, of a newer snapshot: what has not changed since stays.
+  // Like open(), for a newer snapshot: what has not changed since stays.
   uint64_t adopt(int tables_fd);
-  // Waits until everything is loaded. LoadFailed.
+  // Waits until everything is loaded. Throws LoadFailed.
   void finish_loading() { loads_.finish(); }
 
   // --- any thread, one at a time ---
-  // `frozen`: called when what it will hold does not change any more, before that is copied.
+  // `frozen`: called when the snapshot's contents can no longer change, before they are copied.
   Taken take(Manner manner, const uint64_t& position, WorkerPage& page,
              const std::function<void()>& frozen);
-  // Gives back the memory of what no snapshot needs.
+  // Frees the memory that no snapshot needs.
   void trim();
 
   // --- any thread ---
   void hurry();
-  // Ends what is going on; take() throws.
+  // Ends a save or load in progress; take() then throws.
   void abort() noexcept;
   Transfers& loads() { return loads_; }
 

@@ -48,7 +48,7 @@ void put_storages(Writer& out, Storages& storages,
     Slot& slot = storages.all()[id];
     if (slot.life == Slot::Life::none) continue;
     ++count;
-    // How far it has been written decides when it is found again, zeros included.
+    // How far it has been written, zeros included, decides when it becomes valid again.
     if (slot.life == Slot::Life::lost && slot.storage) storages.detach(slot);
     const uint64_t saved = saved_bytes(slot);
     out.put<uint32_t>(id);
@@ -94,7 +94,7 @@ void put_origins(Writer& out, const Operators& operators) {
   out.patch<uint32_t>(count_at, count);
 }
 
-// Imports what operators come from, which do not exist before.
+// Imports the modules that define custom operators, which do not exist before.
 void load_origins(Reader& in, State& state) {
   const uint32_t count = in.get_count(16);
   for (uint32_t i = 0; i < count && in.ok(); ++i) {
@@ -109,7 +109,7 @@ void load_origins(Reader& in, State& state) {
   }
 }
 
-// The state of a generator means nothing on a device of another kind; its seed does.
+// The state of a generator is meaningless on a device of another kind; its seed is not.
 void load_generators(Reader& in, State& state, bool same_kind) {
   const uint32_t count = in.get_count(16);
   for (uint32_t i = 0; i < count && in.ok(); ++i) {
@@ -153,7 +153,7 @@ void load_rest(Reader& in, State& state) {
   state.pending = std::move(failure);
 }
 
-// Fresh memory is faulted in page by page unless it may come in large ones.
+// Fresh memory is faulted in page by page unless the system can use huge pages.
 void advise_huge(const c10::Storage& storage) {
   if (storage.device().type() != c10::DeviceType::CPU) return;
   const auto data = reinterpret_cast<uintptr_t>(storage.data());

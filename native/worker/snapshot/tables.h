@@ -1,5 +1,5 @@
-// The file of a snapshot: everything that a session's numbers stand for at one position of its log,
-// but for the bytes of storages, which lie in the arena. docs/format.md describes it.
+// File of a snapshot: all device state of a session at one position of its log, except the bytes of
+// storages, which lie in the arena. docs/format.md describes it.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace sing {
 
 inline constexpr uint64_t kSnapshotMagic = 0x31504e53474e4953;  // "SINGSNP1"
 inline constexpr uint32_t kSnapshotVersion = 3;
-// Storages with fewer bytes lie in the tables: an extent takes a page.
+// Storages with fewer bytes are stored in the tables: an extent takes at least a page.
 inline constexpr uint64_t kInlineBytes = 4096;
-inline constexpr uint64_t kInlineVersion = 1;  // of Slot::saved, for those
+inline constexpr uint64_t kInlineVersion = 1;  // of Slot::saved, for these storages
 
 struct SnapshotHeader {
   uint64_t magic;
   uint32_t version;
-  uint32_t device_kind;  // DeviceKind of the device that wrote it
+  uint32_t device_kind;  // DeviceKind of the device on which it was written
   uint64_t position;
   uint64_t total_bytes;     // of this file
   uint64_t state_bytes;     // of all storages, as far as they are saved
@@ -48,14 +48,14 @@ struct Snapshot {
   std::vector<std::byte> tables;
 };
 
-// Reads the file and checks header and extents. Nothing in it is trusted.
+// Reads the file and checks header and extents. Trusts nothing in it.
 Snapshot read_snapshot(int fd, uint64_t arena_bytes);
-// Into a new memfd.
+// Writes it into a new memfd.
 int write_snapshot(const Snapshot& snapshot);
 
 DeviceKind kind_of(c10::Device device);
 
-// How much of a storage a snapshot holds: the bytes behind are zeros.
+// Number of bytes of a storage that a snapshot holds: the bytes after them are zeros.
 uint64_t saved_bytes(const Slot& slot);
 
 // Writes the tables, while no record is executed. `place` is called once for each storage that lies
@@ -63,8 +63,8 @@ uint64_t saved_bytes(const Slot& slot);
 void put_tables(Writer& out, State& state,
                 const std::function<void(uint32_t id, Slot& slot)>& place);
 
-// Fills `state`, which has no storages, from the tables; `old` holds those of the state before.
-// Storages whose extents are those of an old one take its place and need not be loaded.
+// Fills `state`, which has no storages, from the tables; `old` holds the storages of the earlier
+// state. A storage whose extent is unchanged is taken from `old` and need not be loaded.
 void load_tables(const Snapshot& snapshot, State& state, std::vector<Slot> old,
                  const std::function<TransferPtr(c10::Storage, Extent, uint64_t index)>& load);
 

@@ -19,7 +19,7 @@ namespace sing {
 
 namespace {
 
-// Whoever needs a storage that a gentle thread has in hand waits for that thread.
+// Maximum piece size of a gentle thread: the main thread may have to wait for such a piece.
 constexpr uint64_t kGentleBytes = 1 << 20;
 constexpr int kGentleNice = 10;
 
@@ -114,14 +114,15 @@ void Transfers::cancel() noexcept {
   changed_.notify_all();
 }
 
-// Threads end when nothing is left that they could take.
+// Waits for the helper threads to end. They end when nothing is left that they could take.
 void Transfers::join() noexcept {
   std::vector<std::thread> ended;
   {
     Lock lock(mutex_);
     while (helping_ != 0) {
       if (readiness_ && (cancelled_ || failure_)) {
-        // Its bell is not ours to ring: a wake between a look at it and the sleep is lost.
+        // This thread must not change the readiness file's bell, so a wake between the helper's
+        // check of it and its sleep is lost. Therefore repeat.
         readiness_->wake();
         changed_.wait_for(lock, std::chrono::milliseconds(1));
       } else {
@@ -145,7 +146,7 @@ void Transfers::settle(const TransferPtr& transfer) {
           readiness_->want(transfer->index);
           changed_.wait(lock);
         } else if (direction_ == Direction::load && transfer->mapped_) {
-          leave(*transfer);  // whoever makes it quicker to read is nearly done
+          leave(*transfer);  // a helper thread that faults its pages in is nearly done
           if (!transfer->finished()) changed_.wait(lock);
         } else if (const auto piece = claim(transfer, piece_bytes_)) {
           move_unlocked(lock, *piece, staging);
@@ -169,12 +170,12 @@ void Transfers::settle(const TransferPtr& transfer) {
 }
 
 void Transfers::drop(const TransferPtr& transfer) noexcept {
-  c10::Storage held;  // is freed behind the lock
+  c10::Storage held;  // freed after the lock is released
   std::lock_guard lock(mutex_);
   if (!transfer->finished()) held = leave(*transfer);
 }
 
-// Nobody takes any more of it.
+// Marks the rest as taken, so that no thread takes any more of it.
 c10::Storage Transfers::leave(Transfer& transfer) {
   const uint64_t unclaimed = transfer.extent.count - transfer.claimed_;
   transfer.claimed_ = transfer.extent.count;
@@ -185,8 +186,8 @@ void Transfers::work(Pace pace) noexcept {
   bool gentle = false;
   const uint64_t most = pace == Pace::gentle ? std::min(kGentleBytes, piece_bytes_) : piece_bytes_;
   // On a device, copies go to this thread's current stream: the default one, as the main thread's
-  // operators do. So a piece is read after what was executed before it was taken, and what is
-  // executed after it was settled comes later.
+  // operators do. So a piece is read after what was executed before the piece was taken, and
+  // operators executed after the settling come later.
   const c10::DeviceGuard device(device_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::NoGradGuard no_grad;
@@ -195,7 +196,7 @@ void Transfers::work(Pace pace) noexcept {
   try {
     while (const auto piece = next(lock, most)) {
       if (pace == Pace::gentle && !gentle && !piece->transfer->soon) {
-        become_gentle();  // for good; what is soon comes first
+        become_gentle();  // permanently; storages that are needed soon come first
         gentle = true;
       }
       move_unlocked(lock, *piece, staging);
@@ -252,7 +253,7 @@ void Transfers::look_for_arrivals(Lock& lock) {
   lock.unlock();
   readiness_->wait(seen);
   lock.lock();
-  changed_.notify_all();  // the main thread may wait for one that is there now
+  changed_.notify_all();  // the main thread may wait for one that has arrived now
 }
 
 void Transfers::move_unlocked(Lock& lock, const Piece& piece, at::Tensor& staging) {
@@ -266,7 +267,7 @@ void Transfers::move_unlocked(Lock& lock, const Piece& piece, at::Tensor& stagin
   lock.lock();
   c10::Storage held = note_moved(*piece.transfer, piece.count);
   if (!held) return;
-  lock.unlock();  // it may be freed by this, which takes a while for a large one
+  lock.unlock();  // this may free the storage, which takes a while if it is large
   held = c10::Storage();
   lock.lock();
 }
@@ -281,7 +282,8 @@ void Transfers::move(const Piece& piece, at::Tensor& staging) {
     there = bytes_of(transfer.storage, piece.offset, piece.count);
     bytes = span_of(staging).first(piece.count);
   }
-  // Of the staging memory, what this piece takes; copies wait for the device, as it is used again.
+  // The part of the staging memory that this piece uses. Copies wait for the device, as the memory
+  // is reused.
   const auto here = [&] { return staging.narrow(0, 0, static_cast<int64_t>(piece.count)); };
   if (direction_ == Direction::save) {
     if (there.defined()) here().copy_(there);
@@ -294,7 +296,7 @@ void Transfers::move(const Piece& piece, at::Tensor& staging) {
   }
 }
 
-// Returns what a finished transfer has kept alive.
+// Counts moved bytes. Returns the storage that the transfer kept alive, if it is now finished.
 c10::Storage Transfers::note_moved(Transfer& transfer, uint64_t count) {
   transfer.moved_ += count;
   left_ -= count;
@@ -308,7 +310,7 @@ c10::Storage Transfers::note_moved(Transfer& transfer, uint64_t count) {
   return held;
 }
 
-// While an exception is handled.
+// To be called while an exception is handled.
 void Transfers::fail() noexcept {
   changed_.notify_all();
   if (failure_) return;

@@ -1,11 +1,11 @@
-// Moves the bytes of storages between the device and the arena, piece by piece, beside the main
-// thread: saving for a snapshot, loading after a start. Storages that are mapped from the arena
-// (see mapped.h) have only to arrive there.
+// Moves the bytes of storages between the device and the arena, piece by piece, concurrently with
+// the main thread: saving for a snapshot, loading after a start. Storages that are mapped from the
+// arena (see mapped.h) only have to arrive there.
 //
-// The main thread goes on meanwhile. Before it writes a storage that is being saved, or uses one
-// that is being loaded, it settles it: it takes pieces itself, and the helping threads take pieces
-// of that storage before any other. Whoever frees a storage leaves it to its transfer, which holds
-// it until it is saved.
+// The main thread continues meanwhile. Before it writes a storage that is being saved, or uses one
+// that is being loaded, it settles the transfer: it takes pieces itself, and the helper threads
+// take pieces of that storage before any other. When a storage is freed during a save, its transfer
+// keeps it alive until it is saved.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,7 @@ namespace sing {
 
 class Transfers;
 
-// One storage on its way. It is finished once all its bytes have moved, or nobody wants them.
+// Transfer of one storage. It is finished once all its bytes have moved, or are no longer needed.
 struct Transfer {
   Transfer(Transfers& owner, c10::Storage storage, Extent extent);
 
@@ -39,7 +39,7 @@ struct Transfer {
   const Extent extent;
   uint64_t index = 0;  // of its extent in the snapshot that is loaded
   bool soon = false;   // its bytes are about to change
-  // Of one that is saved: dropped when it is finished.
+  // When saving: released when the transfer is finished.
   c10::Storage storage;
 
  private:
@@ -47,8 +47,8 @@ struct Transfer {
   std::byte* data_;  // of the storage, if the host can address it
   bool mapped_;
   std::atomic<bool> finished_{false};
-  // The others under the mutex of the owner.
-  uint64_t claimed_ = 0;  // bytes that somebody has taken, from the start
+  // The other members are protected by the owner's mutex.
+  uint64_t claimed_ = 0;  // bytes that threads have taken, from the start
   uint64_t moved_ = 0;
 };
 
@@ -57,8 +57,8 @@ using TransferPtr = std::shared_ptr<Transfer>;
 class Transfers {
  public:
   enum class Direction : uint8_t { save, load };
-  // How much helping threads take of the cores: all; or what nobody else wants, but for what the
-  // main thread will soon have to wait for.
+  // How much CPU time helper threads take: all; or only what no other thread needs, except for
+  // bytes for which the main thread will soon have to wait.
   enum class Pace : uint8_t { full, gentle };
 
   Transfers(Direction direction, Arena& arena, c10::Device device, uint64_t piece_bytes);
@@ -67,37 +67,38 @@ class Transfers {
   Transfers& operator=(const Transfers&) = delete;
 
   // --- the thread that saves or loads; one at a time ---
-  // A new transfer. It may be settled from now on, and is moved by others once it is scheduled.
+  // Adds a transfer. It may be settled from now on; helper threads move it once it is scheduled.
   TransferPtr add(c10::Storage storage, Extent extent);
-  // Everything that was added, in the order to move it.
+  // Schedules everything that was added, in the order in which to move it.
   void schedule(std::vector<TransferPtr> order);
   void help(unsigned threads, Pace pace);
-  // Waits until everything has moved. Throws what went wrong with any of them.
+  // Waits until everything has moved. Throws the first failure of any transfer.
   void finish();
   void rethrow();
-  // Waits until all that is to be loaded lies in the arena. LoadFailed.
+  // Waits until everything that is to be loaded lies in the arena. Throws LoadFailed.
   void await_arrivals();
-  // Ends what is going on; nothing is scheduled any more.
+  // Cancels what is in progress and clears the schedule.
   void reset() noexcept;
 
   // --- any thread ---
-  // Nothing moves any more; finish() throws.
+  // Stops all transfers; finish() then throws.
   void cancel() noexcept;
   uint64_t bytes_left() const noexcept { return left_.load(std::memory_order_relaxed); }
 
   // --- the main thread ---
-  // Until it has moved. Of one that cannot be loaded, LoadFailed; of one that cannot be saved,
-  // nothing: that is the snapshot's failure.
+  // Waits until it has moved, and helps. If it cannot be loaded, throws LoadFailed; if it cannot be
+  // saved, returns: only the snapshot fails.
   void settle(const TransferPtr& transfer);
   void drop(const TransferPtr& transfer) noexcept;
-  // Time that settling has taken, in total.
+  // Total time spent in settle().
   uint64_t settling_ns() const noexcept { return settling_ns_.load(std::memory_order_relaxed); }
 
-  // Before anything is scheduled.
+  // To be called before anything is scheduled.
   void wait_for(Readiness* readiness) { readiness_ = readiness; }
-  // Shows bytes_left() to others.
+  // Publishes bytes_left() in `word`.
   void publish_left(Word<uint64_t>* word) { published_ = word; }
-  // Called by the thread that met the first failure, in the middle of its work: it must not wait.
+  // Sets a callback for the first failure. The thread that met it calls this in the middle of its
+  // work: it must not block.
   void on_failure(std::function<void()> call) { on_failure_ = std::move(call); }
 
  private:
@@ -133,7 +134,7 @@ class Transfers {
   std::mutex mutex_;  // everything below
   std::condition_variable changed_;
   std::deque<TransferPtr> queue_;
-  std::vector<TransferPtr> absent_;  // not arrived yet when it was their turn
+  std::vector<TransferPtr> absent_;  // had not arrived when their turn came
   TransferPtr urgent_;
   std::vector<std::thread> threads_;
   size_t unfinished_ = 0;

@@ -1,4 +1,4 @@
-// The session's arena: one sparse file, owned by the agent, with the bytes of saved storages.
+// A session's arena: one sparse file, owned by the agent, with the bytes of saved storages.
 //
 // Each storage of a snapshot lies in an extent: a page-aligned stretch of the file that nothing
 // else uses. The extents of a snapshot that the agent has are never written again; see snapshot.h.
@@ -13,8 +13,8 @@
 
 namespace sing {
 
-// Where the bytes of one storage lie. Two extents with the same offset and version hold the same
-// bytes, whoever reads them and whenever.
+// Location of one storage's bytes. Two extents with the same offset and version always hold the
+// same bytes, for every reader.
 struct Extent {
   uint64_t offset = 0;
   uint64_t count = 0;
@@ -24,7 +24,7 @@ struct Extent {
   bool operator==(const Extent&) const = default;
 };
 
-// An open file, closed at the end of its life.
+// An open file, closed by the destructor.
 class File {
  public:
   explicit File(int fd) noexcept : fd_(fd) {}
@@ -44,7 +44,7 @@ void write_file(int fd, uint64_t offset, std::span<const std::byte> bytes);
 
 class Arena {
  public:
-  // `fd` stays the caller's.
+  // The caller keeps ownership of `fd`.
   explicit Arena(int fd);
 
   uint64_t bytes() const;
@@ -52,27 +52,27 @@ class Arena {
   void grow(uint64_t bytes);
   void read(uint64_t offset, std::span<std::byte> into) const;
   void write(uint64_t offset, std::span<const std::byte> bytes);
-  // Maps the bytes from `offset` on in place of what is mapped there, so that writes stay private.
-  // False if the process has as many mappings as it may.
+  // Maps the bytes from `offset` in place of what is mapped there, copy-on-write, so that writes
+  // stay private. Returns false if the process has reached its limit of mappings.
   bool map(uint64_t offset, std::span<std::byte> place) const noexcept;
-  // Gives the memory of a range back to the system.
+  // Returns the memory of a range to the system.
   void punch(uint64_t offset, uint64_t count);
 
  private:
   File file_;
 };
 
-// The parts of an arena that hold nothing.
+// The unused ranges of an arena.
 class FreeRanges {
  public:
-  // Everything but `used`, which may overlap (several snapshots share extents).
+  // All ranges except `used`, which may overlap (several snapshots share extents).
   explicit FreeRanges(std::vector<Extent> used);
 
-  // Takes room for `count` bytes: the smallest gap that has it, or behind everything.
+  // Takes a range of `count` bytes: the smallest gap that is large enough, or the end.
   uint64_t take(uint64_t count);
-  // Where the last extent ends: the file must be as long.
+  // End of the last extent: the file must be at least as long.
   uint64_t end() const noexcept { return end_; }
-  // The gaps that are left, without what lies behind end().
+  // The gaps that are left, without what lies beyond end().
   const std::multimap<uint64_t, uint64_t>& gaps() const noexcept { return gaps_; }
 
  private:

@@ -11,7 +11,7 @@ namespace sing {
 namespace {
 
 constexpr size_t kHugeBytes = 2 << 20;
-// A block may be larger than what it is used for by this part of it.
+// A block may exceed the size it is used for by this part of itself.
 constexpr size_t kSparePart = 8;
 
 void* fresh_block(size_t bytes) {
@@ -76,7 +76,8 @@ void Blocks::release(void* data) {
   c10::GetDefaultCPUAllocator()->raw_deleter()(data);
 }
 
-// The smallest block that fits; of equal ones that which was freed last: a cache may hold it.
+// Returns the smallest block that fits; among equal ones, the one freed last: it may still be in a
+// CPU cache.
 void* Blocks::find(size_t bytes) {
   auto best = kept_.end();
   for (auto at = kept_.begin(); at != kept_.end(); ++at) {

@@ -1,10 +1,10 @@
 // Large blocks of host memory, kept for the next tensors of a software device.
 //
-// Note [Blocks]. Each step of training allocates and frees the same hundreds of megabytes. Memory
-// that goes back to the system comes again page by page, each cleared first, and with a snapshot
-// beside it the two compete for fresh pages. So what is freed is kept, as a GPU's caching allocator
-// keeps it. Blocks in use and kept never take more together than blocks in use have taken before:
-// what finds no block that fits first gives back as much as it takes.
+// Note [Blocks]. Each training step allocates and frees the same hundreds of megabytes. If the
+// memory goes back to the system, it must be faulted in and cleared again page by page, and a
+// snapshot in progress competes for free pages, too. So freed blocks are kept, as a GPU's caching
+// allocator keeps them. Used and kept blocks together never take more than used blocks have taken
+// before: an allocation for which no kept block fits first gives back as many bytes as it takes.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -19,10 +19,10 @@ namespace sing {
 // Thread-safe.
 class Blocks final : public c10::Allocator {
  public:
-  static constexpr size_t kLeastBytes = 32 << 20;  // smaller ones are the heap's
+  static constexpr size_t kLeastBytes = 32 << 20;  // smaller ones come from the heap
   static constexpr size_t kKeptBytes = size_t{1} << 30;
 
-  // The one of this process; it never ends.
+  // The only instance in this process; it is never destroyed.
   static Blocks& get();
   // Makes it the allocator of all tensors on the CPU.
   void install();
@@ -45,11 +45,11 @@ class Blocks final : public c10::Allocator {
 
   static void release(void* data);
   void* find(size_t bytes);
-  // Gives back the blocks that were freed first until `bytes` are kept at most.
+  // Returns blocks to the system, oldest freed first, until at most `bytes` are kept.
   void shrink(size_t bytes);
 
   mutable std::mutex mutex_;
-  std::list<Block> kept_;  // by when they were freed
+  std::list<Block> kept_;  // in the order in which they were freed
   size_t kept_bytes_ = 0;
   std::unordered_map<void*, size_t> used_;
 };

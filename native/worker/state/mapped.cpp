@@ -22,13 +22,13 @@ namespace sing {
 namespace {
 
 constexpr uint64_t kHugeBytes = 2 << 20;
-// A thread is worth its start above this.
+// Above this size a thread is worth its start-up cost.
 constexpr uint64_t kPartBytes = 8 << 20;
 constexpr unsigned kThreadsMax = 4;
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Fresh memory, aligned so that it may come in large pages. Empty if there is none.
+// Returns fresh memory, aligned so that the system can use huge pages. Empty if there is none.
 Mapping fresh_memory(uint64_t bytes) {
   const uint64_t reserved = bytes + kHugeBytes;
   void* found = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
@@ -56,7 +56,7 @@ void copy_by_threads(std::byte* to, const std::byte* from, uint64_t count) {
 
 struct Memory {
   Mapping all;
-  uint64_t mapped;  // bytes from the start that are the arena's
+  uint64_t mapped;  // bytes from the start that are mapped from the arena
   std::atomic<bool> owned{false};
 
   static void free(void* memory) { delete static_cast<Memory*>(memory); }
@@ -90,7 +90,7 @@ void own(const c10::Storage& storage) {
   Mapping copy = fresh_memory(memory->mapped);
   if (!copy) throw std::bad_alloc();
   copy_by_threads(copy.data(), data, memory->mapped);
-  // Takes the place of the mapping in one step, large pages included.
+  // Replaces the mapping in one step, huge pages included.
   if (mremap(copy.data(), copy.size(), copy.size(), MREMAP_MAYMOVE | MREMAP_FIXED, data) ==
       MAP_FAILED) {
     throw std::bad_alloc();
@@ -102,7 +102,7 @@ void own(const c10::Storage& storage) {
 void populate(std::span<std::byte> mapped) noexcept {
   const auto begin = reinterpret_cast<uintptr_t>(mapped.data()) / kPageBytes * kPageBytes;
   const auto end = reinterpret_cast<uintptr_t>(mapped.data() + mapped.size());
-  // An older system does not know how; then they fault when they are read.
+  // Older kernels do not support this; the pages are then faulted in when they are read.
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
 }
 

@@ -1,4 +1,4 @@
-// What the numbers in a log stand for: the device state of one session.
+// Device state of one session: what the numbers in its log refer to.
 #pragma once
 
 #include <memory>
@@ -30,9 +30,9 @@ struct State {
   Operators operators;
   Generators generators;
   std::unordered_map<uint32_t, int64_t> events;  // CLOCK_MONOTONIC of each, ns
-  std::optional<Settings> settings;              // none: those that torch began with
-  // The first failure that no request has reported yet, and the number of failures so far: see
-  // Note [Failures] in executor.h.
+  std::optional<Settings> settings;              // none: torch's initial settings
+  // The first failure that no request has reported yet, and the number of failures so far:
+  // see Note [Failures] in executor.h.
   std::optional<Failure> pending;
   uint32_t failures = 0;
 

@@ -15,10 +15,10 @@ namespace sing {
 
 namespace {
 
-// A device is given more than this by pinned memory: otherwise the driver waits for what the device
-// has to do, and copies piece by piece. What is less it takes along with its command.
+// Above this size, bytes go to a device through pinned memory: otherwise the driver waits for the
+// device's queued work and copies piece by piece. Smaller data travels inside the command.
 constexpr uint64_t kStagedBytes = 32 << 10;
-// What is read goes through that much of it at a time.
+// Size of the pieces in which data is read from the device.
 constexpr uint64_t kStagedPieceBytes = 4 << 20;
 constexpr uint64_t kPlainCopyBytes = 256 << 10;  // above, torch's threads help
 
@@ -240,7 +240,7 @@ void Storages::resize(uint32_t id, uint64_t bytes) {
   fresh.life = Slot::Life::live;
   fresh.stale = old.stale;
   fresh.bytes = bytes;
-  // Old and new exist at once only here; the client, too, counts a storage once.
+  // Old and new exist at once only here; the client, too, counts a storage only once.
   resident_ -= old.charged;
   try {
     use_raw(fresh);
@@ -285,8 +285,8 @@ void Storages::note_size(Slot& slot) {
   try {
     charge(bytes);
   } catch (...) {
-    // The client will not learn of the new size: for it, and when it tries again, the old one
-    // holds.
+    // The client does not receive the new size: for the client, and when it retries, the old one is
+    // valid.
     resident_ += bytes;
     throw;
   }
@@ -294,12 +294,12 @@ void Storages::note_size(Slot& slot) {
 }
 
 void Storages::write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes) {
-  // What was lost is there again once it was written from the first byte to the last.
+  // A lost storage is valid again once it was written from the first byte to the last.
   if (slot.life == Slot::Life::lost && offset > slot.filled) return;
   if (offset > slot.filled) {
     use(slot);
   } else {
-    use_raw(slot);  // uploads come in pieces, from the start on: no zeros before them
+    use_raw(slot);  // uploads come in pieces, from the start: no zeros needed before them
   }
   touch(slot);
   copy_in(slot.storage, offset, bytes);

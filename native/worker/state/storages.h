@@ -1,8 +1,8 @@
 // The storages of a session: numbers that the client gave to bytes on the device.
 //
-// A storage takes device memory at its first use, not when it is allocated, and bytes that nobody
-// wrote count as zeros, so that replaying a log gives the same bytes. Zeros are filled in only
-// when somebody could see them: not before an operator that overwrites the whole storage.
+// A storage takes device memory at its first use, not when it is allocated. Bytes that were never
+// written count as zeros, so that replaying a log gives the same bytes. Zeros are filled in only
+// when they could be read: not before an operator that overwrites the whole storage.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -32,7 +32,7 @@ at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t count
 // Copies between a storage and host memory; done when they return.
 void copy_in(const c10::Storage& storage, uint64_t offset, std::span<const std::byte> bytes);
 void copy_out(const c10::Storage& storage, uint64_t offset, std::span<std::byte> into);
-// Host memory that the device reads and writes without help of the host's processors.
+// Allocates host memory that the device can access directly, without the CPU (pinned memory).
 at::Tensor pinned_bytes(uint64_t count);
 std::span<std::byte> span_of(const at::Tensor& bytes);
 
@@ -45,15 +45,16 @@ struct Slot {
   uint64_t filled = 0;   // bytes from the start that hold values; the others count as zeros
   uint64_t charged = 0;  // device memory taken
   c10::Storage storage;  // none before the first use
-  std::shared_ptr<const std::string> cause;  // of the loss: the operator that failed
-  Extent saved;                              // where the arena has its bytes, until they change
-  // Without a storage: what brings it here. With one: what saves it, unless that is finished.
+  std::shared_ptr<const std::string> cause;  // if lost: the operator that failed
+  Extent saved;                              // where its bytes lie in the arena, until they change
+  // Without a storage: the transfer that loads it. With one: the transfer that saves it, unless
+  // finished.
   TransferPtr transfer;
   uint64_t used = 0;     // position of the record that used it last
-  uint64_t changed = 0;  // and of the one that changed it last
+  uint64_t changed = 0;  // position of the record that changed it last
   uint32_t changes = 0;
 
-  // Whether it takes device memory; its bytes may still be on their way.
+  // True if it takes device memory; its bytes may still be in transfer.
   bool in_memory() const { return storage || transfer; }
 };
 
@@ -61,49 +62,50 @@ class Storages {
  public:
   static constexpr uint32_t kCountMax = 1 << 24;
   static constexpr uint64_t kBytesMax = uint64_t{1} << 60;
-  // Smaller ones are copied in no time.
+  // Copying smaller ones takes no noticeable time.
   static constexpr uint64_t kLargeBytes = 64 << 10;
 
   // `granted`: device bytes that the session may use (null: no limit).
   Storages(c10::Device device, const Word<uint64_t>* granted);
 
-  // CorruptLog if nothing is there.
+  // Throws CorruptLog if there is no such storage.
   Slot& at(uint32_t id);
   void allocate(uint32_t id, uint64_t bytes);
   void free(uint32_t id);
   void resize(uint32_t id, uint64_t bytes);
-  // Takes over what an operator made. OutOfMemoryError leaves the number without a storage.
+  // Takes ownership of an operator's result. If it throws OutOfMemoryError, the number has no
+  // storage.
   void bind(uint32_t id, c10::Storage storage, uint64_t bytes);
   void lose(uint32_t id, std::shared_ptr<const std::string> cause, uint64_t bytes);
-  // After an operator has changed the size of a storage itself. OutOfMemoryError if that went
-  // beyond the grant; the storage stays as it is.
+  // To be called after an operator has resized a storage itself. Throws OutOfMemoryError if that
+  // went beyond the grant; the storage stays as it is.
   void note_size(Slot& slot);
 
-  // The storage with every byte defined, or (`raw`) about to be overwritten as a whole.
+  // Returns the storage with every byte defined, or (`raw`) about to be overwritten as a whole.
   const c10::Storage& use(Slot& slot);
   const c10::Storage& use_raw(Slot& slot);
 
-  // Before its bytes change, and after use: what is being saved of it is saved first.
+  // To be called after use() and before the bytes change: a save in progress is completed first.
   void touch(Slot& slot) {
     if (slot.saved) detach(slot);
     slot.changed = position_;
     if (++slot.changes > 1 && slot.charged >= kLargeBytes) rhythm_.changed_again();
     if (slot.transfer) await_saved(slot);
   }
-  // Its bytes are no longer those of its extent, or will not be for long.
+  // Its bytes no longer equal those of its extent, or are about to change.
   void detach(Slot& slot);
   void begin_record(uint64_t position) noexcept {
     position_ = position;
     rhythm_.record();
   }
-  // When it changes what.
+  // The rhythm in which storages change.
   Rhythm& rhythm() noexcept { return rhythm_; }
 
-  // After every byte of it was overwritten.
+  // To be called after every byte of it was overwritten.
   static void revive(Slot& slot);
 
   void write(Slot& slot, uint64_t offset, std::span<const std::byte> bytes);
-  // Needs use() before. Waits for the device.
+  // Requires use() before. Waits for the device.
   static void read(const Slot& slot, uint64_t offset, std::span<std::byte> into) {
     copy_out(slot.storage, offset, into);
   }
@@ -114,19 +116,20 @@ class Storages {
   // Bytes of the storages that have changed since they were saved.
   uint64_t dirty() const { return resident_ - saved_; }
   const std::vector<Slot>& slots() const { return slots_; }
-  // Replayed records ran within the grant of their time, which may be lower by now.
+  // Switches enforcement of the grant. Replayed records ran within the grant of their time, which
+  // may be lower by now.
   void enforce(bool on) {
     if (on && !enforced_) overdrawn_ = resident_ - std::min(resident_, granted());
     enforced_ = on;
   }
-  // Note [Overdraft]: what a request makes may have a size that its client learns from the answer.
-  // By then it takes memory, and failing would not undo what else the operator did. So one request
-  // may go beyond the grant, and no other until the client has asked for that much.
+  // Note [Overdraft]: the result of a request may have a size that its client learns only from the
+  // answer. By then it takes memory, and a failure would not undo the operator's other effects. So
+  // one request may exceed the grant, and no other may until the client has been granted that much.
   void allow_overdraft(bool request) noexcept {
     if (overdrawn_ != 0 && resident_ <= granted()) overdrawn_ = 0;
     lenient_ = request && overdrawn_ == 0;
   }
-  // Lets go of the memory of freed storages that have been saved by now.
+  // Frees the memory of freed storages whose save is finished.
   void sweep() noexcept;
   bool holds_freed() const noexcept { return !held_.empty(); }
 
@@ -134,18 +137,19 @@ class Storages {
   std::vector<Slot>& all() { return slots_; }
   void note_saved(Slot& slot, Extent extent, TransferPtr transfer);
   void forget_saved(Slot& slot) noexcept;
-  // On a software device: storages are mapped from there rather than loaded, see mapped.h.
-  // Not those with fewer bytes: mappings are few, and one costs more than copying little.
+  // On a software device: storages are mapped from the arena rather than loaded, see mapped.h.
+  // Smaller ones are copied: mappings are limited, and one costs more than a small copy.
   void map_from(const Arena* arena, uint64_t bytes_min) {
     arena_ = arena;
     mapped_bytes_min_ = bytes_min;
   }
-  // Memory for a live storage without any, to be loaded from `extent` by what `load` makes.
+  // Takes memory for a live storage without any, to be loaded from `extent` by the transfer that
+  // `load` makes.
   using Loading = std::function<TransferPtr(c10::Storage, Extent)>;
   void restore(Slot& slot, Extent extent, const Loading& load);
-  // Puts a storage in the place of an equal one of the state before: see `take_all`.
+  // Puts in an unchanged storage of the earlier state: see `take_all`.
   void restore(uint32_t id, Slot&& slot);
-  // Leaves no storage; what it returns takes no memory any more as far as accounts go.
+  // Removes all storages and returns them; they no longer count as used memory.
   std::vector<Slot> take_all();
 
  private:
@@ -174,7 +178,7 @@ class Storages {
   bool lenient_ = false;    // see Note [Overdraft]
   uint64_t overdrawn_ = 0;  // bytes beyond the grant
   uint64_t resident_ = 0;
-  uint64_t saved_ = 0;  // of those, charged to storages whose bytes the arena has
+  uint64_t saved_ = 0;  // of resident_, charged to storages whose bytes the arena has
   uint64_t position_ = 0;
   Rhythm rhythm_;
   std::vector<Held> held_;

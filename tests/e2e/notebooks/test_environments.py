@@ -1,4 +1,4 @@
-"""Kernels of environments that are not ours: proxied if they can be, else as they were."""
+"""Kernels of environments that are not ours: proxied if possible, else unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.conftest import kill_at_once, parent_of
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SITE = Path(sysconfig.get_paths()["purelib"])
-# Of ours, or needed by us but not by a kernel.
+# Our own packages, or packages that we need but a kernel does not.
 NOT_THERE = re.compile(
     r"(jupyter_sing|kernelproxy|_jupyter_sing|__editable__|_editable|jupyter_server|jupyter_events"
     r"|prometheus_client|pynvml|ipywidgets|blake3|zstandard|cloudpickle|distutils-precedence"
@@ -29,7 +29,7 @@ NOT_THERE = re.compile(
 
 
 class Environment:
-    """A virtual environment with ipykernel and links to what else this one has, but not to us."""
+    """Virtual environment with ipykernel and links to all other packages here except our own."""
 
     def __init__(self, directory: Path) -> None:
         venv.create(directory, with_pip=False, symlinks=True)
@@ -91,7 +91,7 @@ def test_an_environment_with_torch_but_not_us_is_proxied(environment: Environmen
         assert (ran.error_text, ran.stderr) == ("", "")
         assert ran.stdout == f"{environment.python.parents[1]} [2.0, 2.0, 2.0]\n"
         assert "%sing suspend" in notebook.run("%sing help").stdout
-        # What it starts must not find our packages.
+        # Processes that it starts must not find our packages.
         ran = notebook.run(
             "import subprocess\n"
             "print(subprocess.run([sys.executable, '-c', 'import kernelproxy'],"
@@ -123,7 +123,7 @@ def test_an_unsupported_torch_is_imported_as_it_is_with_one_line(environment: En
     (torch / "version.py").write_text("__version__ = '2.4.0'\n")
     (torch / "__init__.py").write_text("from .version import __version__\n")
     with kernel("foreign") as notebook:
-        assert notebook.run("print(1)").stderr == ""  # nobody was concerned yet
+        assert notebook.run("print(1)").stderr == ""  # torch is not imported yet
         ran = notebook.run("import torch; print(torch.__version__, torch.__file__)")
         assert ran.stdout == f"2.4.0 {torch / '__init__.py'}\n"
         assert ran.stderr.startswith("jupyter_sing: CPU only: torch 2.4.0 is not supported")

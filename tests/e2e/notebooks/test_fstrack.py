@@ -1,4 +1,4 @@
-"""The files that a real kernel changes, in the ways in which people do that, are in its journal."""
+"""The files that a real kernel changes in the usual ways are in its journal."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def journal_of(notebook: Kernel) -> Path:
 
 
 def noted(notebook: Kernel, directory: Path) -> set[str]:
-    """What the notebook has changed, relative to its directory, without what is excluded."""
-    # Tests work below the temporary directory, where files that are gone would not count.
+    """Return what the notebook has changed, relative to its directory, without what is excluded."""
+    # Tests run below the temporary directory, where removed files would not be counted.
     limits = changed_files.Limits(temporary=())
     collected = changed_files.collect(
         changed_files.changed(journal_of(notebook).read_bytes()), limits

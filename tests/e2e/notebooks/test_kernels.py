@@ -1,4 +1,4 @@
-"""Kernels under the provisioner: sessions come, rest and go as notebooks need it."""
+"""Kernels under the provisioner: their sessions are opened, suspended, resumed and closed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def suspended(session: dict[str, Any]) -> bool:
 @pytest.mark.usefixtures("_impatient")
 def test_an_idle_kernel_is_suspended_and_the_next_cell_resumes_it() -> None:
     with kernel() as notebook:
-        # Torch is imported in mid-cell: the cell is running all the same.
+        # Torch is imported in the middle of the cell, which counts as running all the same.
         notebook.run("import torch\ntorch.manual_seed(1)\na = torch.randn(1000, device='cuda')")
         notebook.run("expected = [a.sum().item(), torch.rand(3).tolist()]")
         resting = wait_for_session(suspended)
@@ -79,13 +79,14 @@ def test_an_interrupted_cell_counts_as_ended() -> None:
 
 def test_a_cell_that_waits_for_the_device_can_be_interrupted() -> None:
     with kernel() as notebook:
-        # Adds once before, as the first call of an operator waits until it is known to be possible.
+        # A first addition: the first call of an operator waits until the worker is known to support
+        # it.
         notebook.run("import torch\na = torch.ones(3, device='cuda')\n(a + 1).tolist()")
         session = wait_for_session(lambda found: found["worker_pid"] is not None)
         worker = session["worker_pid"]
         called = Path(f"/proc/{worker}/cmdline").read_bytes().decode().rstrip("\0")
         assert called == f"sing: {session['owner']} {session['name']} {session['device']}"
-        os.kill(worker, signal.SIGSTOP)  # at work for as long as it takes
+        os.kill(worker, signal.SIGSTOP)  # busy for as long as it takes
         try:
             cell = notebook.begin("a = a + 1\nprint('issued', flush=True)\nprint(a.tolist())")
             notebook.finish(cell, until=lambda ran: "issued" in ran.stdout)
@@ -112,21 +113,21 @@ def test_who_waits_for_a_held_session_costs_the_daemon_nothing() -> None:
             notebook.finish(cell, until=lambda ran: "asks" in ran.stdout)
             waiting = wait_for_session(lambda found: found["log_head"] > session["log_head"])
             assert waiting["state"] == "suspended"
-            # Once all that was done before has settled; one that polls has no such second.
+            # Wait until earlier work has settled; a process that polls is never idle for a second.
             wait_until(lambda: rests(connection.daemon_pid))
             connection.expect(SessionReply, Resume(session["id"]), timeout=60)
         assert notebook.finish(cell).stdout == "[1.0, 1.0, 1.0]\n"
 
 
 def rests(pid: int) -> bool:
-    """Whether a process does next to nothing for a second."""
+    """True if a process is nearly idle for a second."""
     before = processor_seconds(pid)
     threading.Event().wait(1.0)
     return processor_seconds(pid) - before < 0.1
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time of a process by now."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -222,7 +223,7 @@ def test_the_magic_says_one_line() -> None:
         )
         (session,) = sessions()
         assert (session["state"], session["worker_pid"]) == ("suspended", None)
-        assert notebook.run("%sing suspend").error == ""  # twice is no error
+        assert notebook.run("%sing suspend").error == ""  # idempotent
         assert notebook.run("%sing resume").stdout.startswith("Resumed on Simulated GPU 0. ")
         ran = notebook.run("%sing nonsense")
         assert (ran.stdout, ran.error, ran.stderr.count("\n")) == ("", "", 1)

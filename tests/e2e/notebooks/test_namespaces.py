@@ -1,4 +1,4 @@
-"""The namespace of a real kernel, saved there and restored in another one, and in itself."""
+"""The namespace of a real kernel, saved there, and restored in another kernel and in itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ get_ipython().user_ns_hidden.update(
 
 @contextmanager
 def plain_kernel() -> Iterator[Kernel]:
-    """A kernel without a session."""
+    """Start a kernel without a session."""
     manager, client = start_new_kernel(startup_timeout=SECONDS_MAX, kernel_name="python3")
     try:
         kernel = Kernel(manager, client)

@@ -1,4 +1,4 @@
-"""A server that ends or dies leaves its kernels, and finds them again when it is started again."""
+"""A server that ends or dies leaves its kernels running, and finds them after its restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.e2e.notebooks.test_server import Server, hang_up, run, wait_for_ready
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NOTEBOOK = {"path": "a.ipynb", "type": "notebook", "name": "a.ipynb"}
-# Trains on the device until a file says that it is enough, and some steps more.
+# Trains on the device until a file exists, and for some steps more.
 TRAIN = """
 import os, torch
 torch.manual_seed(0)
@@ -56,7 +56,7 @@ print('learnt', losses[-1] < losses[0], count.item() == steps == len(losses))
 
 @pytest.fixture(params=["plain", "process"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How kernels are started; one that can be saved is behind a switchboard."""
+    """Set how kernels are started; a kernel whose process can be saved is behind a ZMQ proxy."""
     monkeypatch.setenv("JUPYTER_SING_SAVE_PROCESS", str(int(request.param == "process")))
     return str(request.param)
 
@@ -69,7 +69,7 @@ Start = Callable[..., Server]
 
 @pytest.fixture
 def start(runtime_dir: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start a server in the test's directory, as often as it is called."""
+    """Return a function that starts a server in the test's directory, as often as wanted."""
     root = tmp_path / "notebooks"
     root.mkdir()
     started: list[Server] = []
@@ -104,9 +104,9 @@ def client_of(kernel_id: str) -> Iterator[BlockingKernelClient]:
 
 
 def begin(kernel_id: str, code: str) -> None:
-    """Begin a cell, and wait until the kernel executes it."""
+    """Start a cell, and wait until the kernel executes it."""
     with client_of(kernel_id) as client:
-        wait_for_ready(client)  # so that what it says next is heard
+        wait_for_ready(client)  # so that its next output is received
         cell = client.execute(code)
         while True:
             said = client.get_iopub_msg(timeout=SECONDS_MAX)
@@ -165,7 +165,7 @@ def test_a_restarted_server_finds_a_kernel_that_trains(
 
 
 async def heard(server: Server, kernel_id: str, session: str, until: str) -> list[str]:
-    """Connect as JupyterLab does, and return what is printed until a text comes."""
+    """Connect as JupyterLab does; return the output until a text appears."""
     url = f"ws{server.url.removeprefix('http')}api/kernels/{kernel_id}/channels"
     socket = await websocket_connect(f"{url}?session_id={session}&token={server.token}")
     printed: list[str] = []
@@ -204,7 +204,7 @@ def test_who_connects_again_sees_what_a_cell_prints_from_then_on(
 
 
 def server_state(kernels: list[dict[str, Any]]) -> tuple[str, int]:
-    """State of the only kernel, and how many are connected to it."""
+    """Return the state of the only kernel, and its number of connections."""
     (kernel,) = kernels
     return kernel["execution_state"], kernel["connections"]
 

@@ -1,4 +1,4 @@
-"""A real server, as a user starts it: installing the package is all that was done."""
+"""A real server, as a user starts it: installing the package is the only step before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.integration.conftest import command_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-#: Ports to be tried: each was free when it was looked for.
+#: Ports to try: each was free when it was looked for.
 PORTS_MAX = 5
 
 
@@ -44,7 +44,7 @@ class Server:
             if self._answers():
                 return
             said = self.log.read_text(errors="replace")
-            if "already in use" not in said:  # else somebody was quicker
+            if "already in use" not in said:  # otherwise another process took the port first
                 break
         raise AssertionError(said)
 
@@ -61,13 +61,13 @@ class Server:
             )
 
     def _answers(self) -> bool:
-        """Wait until it answers; false if it does not."""
+        """Wait until it answers; return False if it does not."""
         deadline, pause = time.monotonic() + SECONDS_MAX, threading.Event()
         while True:
             try:
                 self.fetch("api/status")
                 return True
-            except (OSError, ValueError):  # of another server at that port, too
+            except (OSError, ValueError):  # also if another server has that port
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     self.close()
                     return False
@@ -93,14 +93,14 @@ class Server:
 
 
 async def hang_up(socket: WebSocketClientConnection) -> None:
-    """Close a websocket, and wait until it is: else its loop may end before."""
+    """Close a websocket, and wait until it is closed; otherwise its loop may end before."""
     socket.close()
     while await asyncio.wait_for(socket.read_message(), SECONDS_MAX) is not None:
         pass
 
 
 def _free_port() -> int:
-    """Find a port on which nobody listens."""
+    """Find a port that no process uses."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -118,10 +118,10 @@ def server(runtime_dir: Path, tmp_path: Path) -> Iterator[Server]:
 
 
 def run(kernel_id: str, code: str) -> str:
-    """Run code in a kernel of the server; return what it printed."""
+    """Run code in a kernel of the server; return its output."""
     client = BlockingKernelClient()
     client.load_connection_file(f"{jupyter_runtime_dir()}/kernel-{kernel_id}.json")
-    client.start_channels(hb=False)  # one that is slow to start has no heartbeat, and is not dead
+    client.start_channels(hb=False)  # a kernel that is slow to start has no heartbeat
     printed = []
 
     def collect(message: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def run(kernel_id: str, code: str) -> str:
 
 
 def wait_for_ready(client: BlockingKernelClient) -> None:
-    """Wait until a kernel answers. Until it has a heartbeat it is taken for dead."""
+    """Wait until a kernel answers. Before its first heartbeat it would count as dead."""
     deadline = time.monotonic() + SECONDS_MAX
     while True:
         try:
@@ -196,7 +196,7 @@ def test_what_changes_is_said_to_who_listens(server: Server) -> None:
                     return event
 
         await asyncio.to_thread(server.fetch, f"{path}/resume", "POST")
-        # Nobody has asked for that.
+        # A suspension that no user has requested.
         found = await until(session=session["id"], state="suspended")
         assert (found["name"], found["kernel_id"]) == ("lessons/c.ipynb", kernel_id)
         await asyncio.to_thread(server.fetch, f"{path}/pin", "POST")
@@ -224,14 +224,14 @@ def test_a_kernel_that_died_is_offered_its_last_checkpoint(server: Server) -> No
     kernel_id = opened["kernel"]["id"]
     run(kernel_id, "x = 42")
     (session,) = server.fetch("jupyter-sing/api/sessions")
-    # Not what the kernel takes for its number: in a sandbox that is another process's.
+    # Not the pid that the kernel sees: in a sandbox it is another process's.
     assert b"ipykernel" in command_of(session["kernel_pid"])
     path = f"jupyter-sing/api/sessions/{session['id']}"
     wanted = {"name": "mine", "form": "namespace"}
     assert server.fetch(f"{path}/checkpoint", "POST", wanted)["name"] == "mine"
 
     async def killed() -> dict[str, Any]:
-        """Kill the kernel, and wait for what the server says of that."""
+        """Kill the kernel, and wait for the server's report."""
         url = f"ws{server.url.removeprefix('http')}api/events/subscribe?token={server.token}"
         socket = await websocket_connect(url)
         os.kill(session["kernel_pid"], signal.SIGKILL)
@@ -245,6 +245,6 @@ def test_a_kernel_that_died_is_offered_its_last_checkpoint(server: Server) -> No
 
     event = asyncio.run(killed())
     assert (event["kernel_id"], event["checkpoint"]) == (kernel_id, "mine")
-    # The server starts the kernel anew, under the same id.
+    # The server restarts the kernel, under the same id.
     wait_for_session(lambda found: found["id"] != session["id"] and bool(found["kernel_pid"]))
     assert run(kernel_id, f"{event['command']}\nprint(x)").splitlines()[-1] == "42"

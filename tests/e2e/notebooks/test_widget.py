@@ -1,4 +1,4 @@
-"""The widget of a real kernel: what a page is told, and what clicks in it do."""
+"""The widget of a real kernel: the messages that a page receives, and the effects of clicks."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_many_share_a_thread_and_closing_them_ends_it() -> None:
         notebook.run("w.close()")
         notebook.wait(lambda: model not in notebook.models)
         notebook.run(USE)
-        for each in models:  # and they hear on
+        for each in models:  # the others still receive updates
             notebook.wait_for(each, "4.0 MiB of 1.0 GiB on Simulated GPU 0")
             none = {"method": "update", "state": {"_view_count": 0}, "buffer_paths": []}
             notebook.send(each, none)  # the page has dropped its view
@@ -137,7 +137,7 @@ def test_it_is_put_away_with_the_notebook_and_is_live_again() -> None:
         again = notebook.show("w")
         assert again != model
         suspend_from_outside()
-        for each in (model, again):  # that of before is still in the page
+        for each in (model, again):  # the one shown before the restore is still in the page
             notebook.wait_for(each, "<b>Suspended</b>")
     with page() as other:
         assert other.run("%sing restore mine").stdout.startswith("Restored ")
@@ -158,7 +158,8 @@ def test_without_ipywidgets_it_is_a_table() -> None:
 def _saves_processes(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
     try:
         monkeypatch.setenv(forms.VARIABLE, forms.find_criu())
-        # So the daemon knows it: on a slow machine its trial takes longer than kernels wait.
+        # The daemon then knows the result: on a slow machine its probe takes longer than kernels
+        # wait.
         monkeypatch.setattr(forms, "STEP_SECONDS", SECONDS_MAX)
         forms.find(runtime_dir)
     except ProcessError as error:

@@ -1,4 +1,4 @@
-"""What programs do on the proxied device gives what it gives on the CPU."""
+"""Programs have the same results on the proxied device as on the CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TESTS = Path(__file__).resolve().parents[2]
 PROGRAM = TESTS / "programs" / "behaviours.py"
-# As many threads on both sides, since sums are split among them.
+# The same number of threads on both sides, since it decides how sums are split.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JUPYTER_SING_DEVICES": "cpu:2GiB@1"}
 
 
@@ -39,9 +39,9 @@ NAMES = [
 def results(
     tmp_path_factory: pytest.TempPathFactory, run_program: RunProgram
 ) -> Iterator[dict[str, dict[str, Any]]]:
-    """Results by name: all behaviours, run one after the other in one session."""
+    """Return results by name: all behaviours, run one after the other in one session."""
     runtime_dir = tmp_path_factory.mktemp("behaviours") / "runtime"
-    # And no operator changes what its write set does not name, which snapshots rely on.
+    # Also check that operators change only what their write sets name, as snapshots rely on it.
     env = {**ONE_THREAD, "SING_CHECK_WRITES": "1"}
     with pytest.MonkeyPatch.context() as patch, daemon_directory(runtime_dir, patch):
         done = run_program(PROGRAM, proxied=True, env=env)
@@ -74,7 +74,7 @@ def test_they_are_the_same_when_workers_are_suspended_and_killed() -> None:
             count += 1
             if not result["ok"]:
                 failed[result["name"]] = result["message"]
-            # The program goes on meanwhile, so this happens to it at any operator.
+            # The program continues meanwhile, so this may happen at any operator.
             disturb(kill=count % 4 == 0)
     assert program.returncode == 0
     assert failed == {}

@@ -1,4 +1,4 @@
-"""The benchmark runs, small, and what it writes is complete."""
+"""The benchmark runs, with small parameters, and its output is complete."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def test_small_benchmark_measures_all_that_the_large_one_does() -> None:
     page = bench.report(results)
     assert page.count("## First compilation") == 1
     assert page.count("\n| mlp | 1 |") == 1
-    assert page.count("\n| mlp | ") == 2  # as a whole, and what it is made of
+    assert page.count("\n| mlp | ") == 2  # in total, and its parts
     assert page.count("\n| large | ") == 1
     assert page.count("\n| relu, grad | ") == 1
-    # 64 MiB: moved, migrated saved and not, to disk and back, its second snapshot, put away twice
+    # 64 MiB: moved, migrated saved and not, to disk and back, its second snapshot, saved twice
     assert page.count("\n| 64 | ") == 7
 
 
@@ -89,7 +89,7 @@ def _check_notebooks(found: Notebooks | None) -> None:
     assert found.agains[0].forms == "namespace"
     for again in found.agains:
         assert again.second < 0.02 * again.first
-    if found.rest is not None:  # else without CRIU
+    if found.rest is not None:  # otherwise there is no CRIU
         assert found.rest.held > found.rest.bytes
         assert len(found.rest.answers) == len(found.puts)
 

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` has captured is compiled and run by the device's process."""
+"""Graphs that ``torch.compile`` captures are compiled and run in the worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Results = dict[str, dict[str, Any]]
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """One compute thread on both sides, and one cache of compiled code for all of these tests."""
+    """Set one compute thread on both sides, and one cache of compiled code for all these tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             patch.setenv(name, "1")
@@ -49,7 +49,7 @@ def one_thread() -> Iterator[None]:
 def both(
     tmp_path_factory: pytest.TempPathFactory, run_program: RunProgram
 ) -> Iterator[tuple[Results, Results, str]]:
-    """Results without a proxy on the CPU, those on the proxied device, and what was said there."""
+    """Return the results on the CPU, those on the proxied device, and the latter's stderr."""
 
     def results(text: str) -> Results:
         found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
@@ -103,7 +103,7 @@ def test_graphs_survive_suspensions_and_deaths_of_workers() -> None:
         got.append(proxied.train(3))
         assert verb(Suspend(proxied.session))["worker_pid"] is None
         assert verb(Resume(proxied.session))["worker_pid"] is not None
-        # It dies somewhere in the middle of what is asked for here.
+        # It dies in the middle of this request.
         proxied.ask(3)
         with contextlib.suppress(ProcessLookupError, TypeError):
             os.kill(session_of(proxied)["worker_pid"], signal.SIGKILL)
@@ -114,7 +114,7 @@ def test_graphs_survive_suspensions_and_deaths_of_workers() -> None:
 def test_without_a_compiler_programs_run_as_written(
     tmp_path: Path, run_program: RunProgram
 ) -> None:
-    build.ensure(build.describe(), print)  # what the proxy itself needs a compiler for
+    build.ensure(build.describe(), print)  # what the proxy itself has to compile
     with pytest.MonkeyPatch.context() as patch, daemon_directory(tmp_path / "runtime", patch):
         patch.setenv("CXX", str(tmp_path / "missing"))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of its operators give on the proxied device what they give on the CPU."""
+"""PyTorch's own samples of its operators have the same results with and without the proxy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.conftest import daemon_directory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-# One dtype where there is it, and few samples: `make conformance` runs everything.
+# One dtype where an operator supports it, and few samples: `make conformance` runs all.
 CHOICE = ["--samples=8", "--dtypes", "float32"]
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[running.Report]:
-    """What became of the samples, which run in two programs."""
+    """Return the results of the samples, which run in two programs."""
     runtime_dir = tmp_path_factory.mktemp("conformance") / "runtime"
     with pytest.MonkeyPatch.context() as patch, daemon_directory(runtime_dir, patch):
         found = running.run(2, CHOICE)

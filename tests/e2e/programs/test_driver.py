@@ -1,4 +1,4 @@
-"""In builds of torch with CUDA, no process of ours but a GPU's worker ever asks for the driver."""
+"""In builds of torch with CUDA, only a GPU's worker ever opens the driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HAS_CUDA = (build.describe().directory / "lib" / "libtorch_cuda.so").exists()
 
 @pytest.fixture
 def driver(tmp_path: Path) -> dict[str, str]:
-    """Variables that put a driver in place which writes down who uses it."""
+    """Return variables that install a driver stub, which records the processes that use it."""
     if not HAS_CUDA:
         pytest.skip("this torch was built without CUDA: try `make test-torch`")
     directory = tmp_path / "driver"
@@ -47,7 +47,7 @@ def test_plain_torch_is_seen_to_use_it(driver: dict[str, str]) -> None:
     assert "cuInit" in used(driver)
 
 
-# Kineto counts GPUs when a profile is made, whatever is to be profiled; it opens none. And children
+# Kineto counts GPUs when a profile is created, whatever is to be profiled; it opens none. Children
 # that are not forked are processes without a session.
 ASKING = [
     *decorated(TESTS / "surface" / "profiling.py", "check"),

@@ -1,4 +1,4 @@
-"""How programs end that use a proxied device."""
+"""The exit of programs that use a proxied device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import RunProgram, daemon_directory
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "ending.py"
-RUNS = 5  # Python meets threads at different points of their wait
+RUNS = 5  # Python ends threads at different points of their wait
 
 
 def test_threads_that_wait_for_the_device_do_not_abort_the_process(

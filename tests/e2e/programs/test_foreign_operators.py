@@ -49,7 +49,7 @@ TORCH_LIBRARY_IMPL(foreign, CPU, library) {
 }
 """
 
-# Kernels for both kinds of devices, as torchvision has them. Those for CUDA stand for what reads
+# Kernels for both kinds of devices, as in torchvision. Those for CUDA represent kernels that read
 # addresses of the device: in the notebook's process they compute nonsense.
 BOTH = """
 #include <ATen/ATen.h>
@@ -150,8 +150,8 @@ TORCH_LIBRARY(foreign_own, library) {
 }  // namespace own
 """
 
-# A library that brings kernels for operators which others have defined, and used before: another
-# library, and torch.
+# A library with kernels for operators that another library and torch have defined, and which were
+# used before.
 LATE = """
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -177,8 +177,8 @@ def {operator}(x):
     return x * {times}
 """
 
-# As bitsandbytes has them: kernels in Python for both kinds of devices, of which those for CUDA
-# give addresses to a library. Here they give nonsense.
+# As in bitsandbytes: kernels in Python for both kinds of devices, of which those for CUDA pass
+# addresses to a library. Here they return nonsense.
 BACKENDS = """
 import torch
 
@@ -210,7 +210,7 @@ cube.register_autograd(
 )
 """
 
-# A library for CUDA alone, which leaves the work to torch.
+# A library for CUDA only, whose operators are composed of torch's.
 COMPOSED = """
 import torch
 
@@ -218,7 +218,7 @@ torch.library.define("foreign_composed::twice", "(Tensor x) -> Tensor")
 torch.library.impl("foreign_composed::twice", "CUDA", lambda x: x * 2)
 """
 
-# What torch looks for, and what happens where there is no GPU.
+# The modules that torch imports, and their error if there is no GPU.
 TRITON = {
     "triton/__init__.py": "",
     "triton/language.py": "raise AssertionError('libcuda.so cannot found!')\n",
@@ -236,7 +236,7 @@ Ask = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a compiled library and two Python modules."""
+    """Return a directory with a compiled library and two Python modules."""
     directory = tmp_path_factory.mktemp("foreign")
     info = native.find_torch(sys.executable)
     flags = [*compiler.COMPILE_FLAGS, "-O0", "-g0", "-w"]
@@ -264,7 +264,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ask(libraries: Path, tmp_path: Path, runtime_dir: Path) -> Iterator[Ask]:
-    """Order steps of a proxied program, in whose directory the modules lie."""
+    """Return a function that runs steps of a proxied program in the modules' directory."""
     directory = tmp_path / "own"
     shutil.copytree(libraries, directory)
     with started(directory, ROOT) as step:
@@ -273,7 +273,7 @@ def ask(libraries: Path, tmp_path: Path, runtime_dir: Path) -> Iterator[Ask]:
 
 @contextmanager
 def started(directory: Path, *packages: Path) -> Iterator[Ask]:
-    """Start a proxied program that finds `packages`, and order its steps."""
+    """Start a proxied program that finds `packages`; yield a function that runs its steps."""
     search = os.pathsep.join(map(str, packages))
     env = {**os.environ, "PYTHONPATH": search, "JUPYTER_SING_DEVICES": "cpu:1GiB@1"}
     command = [sys.executable, "-m", "jupyter_sing.cli", "run", str(PROGRAM), str(directory)]
@@ -342,7 +342,7 @@ def test_operators_of_modules_are_executed(ask: Ask) -> None:
 def test_a_module_that_the_worker_lacks_is_named(ask: Ask) -> None:
     error = ask("missing")
     assert "the worker cannot import module foreign_missing" in error
-    assert ask("python") == "True"  # and nothing else is lost
+    assert ask("python") == "True"  # and nothing else has failed
 
 
 def test_operators_of_the_notebook_are_made_of_torch_s(ask: Ask) -> None:
@@ -357,9 +357,10 @@ def test_kernels_in_python_do_not_run_in_the_notebook(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     with started(tmp_path, ROOT, tmp_path) as ask:
-        # torch 2.13 has some of its own where Triton is installed.
+        # torch 2.13 has its own ones if Triton is installed.
         assert ask("products") == "[True, True]"
-        # Also where torch.compile calls the kernel: it says what that does, not to use it.
+        # Also if torch.compile calls the kernel: the message says what it does, instead of using
+        # it.
         said = ask("triton")
         assert said.startswith("RuntimeError: This kernel is written in Triton, which")
         assert said.endswith("on device 'cuda'; torch.compile makes kernels of them there.")

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def run_suite(out: Path, *arguments: str) -> dict[str, dict[str, str]]:
-    """Run it, small; returns the outcomes by step."""
+    """Run it with small parameters; return the outcomes by step."""
     command = [ROOT / "benchmarks" / "gpu_suite.sh", "--small", "--out", out, *arguments]
     env = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

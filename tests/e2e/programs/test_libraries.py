@@ -1,4 +1,4 @@
-"""Programs of libraries give on the proxied device what they give without it."""
+"""Programs of libraries have the same results on the proxied device as without it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 TESTS = Path(__file__).resolve().parents[2]
 PROGRAM = TESTS / "programs" / "libraries.py"
 ENVIRONMENT = {
-    # As many threads on both sides, since sums are split among them.
+    # The same number of threads on both sides, since it decides how sums are split.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "JUPYTER_SING_DEVICES": "cpu:4GiB@1",
     # Snapshots rely on write sets.
     "SING_CHECK_WRITES": "1",
-    # Nothing may be asked of the network, nor told to it.
+    # No requests to the network, and no telemetry.
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DISABLE_TELEMETRY": "1",
@@ -51,7 +51,7 @@ def results(
     known: dict[str, tuple[Results, Results]] = {}
 
     def run(module: str, device: str) -> Results:
-        # Some libraries write where they are started.
+        # Some libraries write to their working directory.
         env = {**ENVIRONMENT, "HF_HOME": str(tmp_path_factory.mktemp("hub"))}
         done = run_program(PROGRAM, module, device, proxied=device == "cuda", env=env)
         found = [
@@ -81,7 +81,7 @@ def test_program(results: Callable[[str], tuple[Results, Results]], module: str,
 
 
 def differences(where: str, plain: Any, proxied: Any, allowed: list[float]) -> Iterator[str]:
-    """Describe each difference between two results, with its place in them."""
+    """Describe each difference between two results, and where in the result it is."""
     if type(plain) is not type(proxied):
         yield f"{where}: {plain!r} became {proxied!r}"
     elif isinstance(plain, list):

@@ -1,4 +1,4 @@
-"""Programs that nobody would write give what they give on the CPU, bit for bit."""
+"""Random programs have the same results on the proxied device as on the CPU, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a notebook waits for its device: once for what it looks at, never per operator."""
+"""The number of round trips of a notebook: one for each value that is read, never per operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKEN = ": a further token"
 def trips(
     tmp_path_factory: pytest.TempPathFactory, run_program: RunProgram
 ) -> Iterator[dict[str, float]]:
-    """Requests of each thing that is read, or of each further token."""
+    """Return the number of requests for each value that is read, or for each further token."""
     runtime_dir = tmp_path_factory.mktemp("trips") / "runtime"
     with pytest.MonkeyPatch.context() as patch, daemon_directory(runtime_dir, patch):
         done = run_program(PROGRAM, proxied=True)
@@ -39,5 +39,5 @@ def test_a_generated_token_takes_one_however_long_the_text_has_grown(
 ) -> None:
     tokens = {name: count for name, count in trips.items() if name.endswith(TOKEN)}
     assert len(tokens) >= 6
-    # A token is read to learn whether it ends the text, as everywhere.
+    # A token is read to check whether it ends the text, as without the proxy.
     assert max(tokens.values()) <= 1, tokens

@@ -1,4 +1,4 @@
-"""Programs find on a proxied device what they expect of `torch.cuda`."""
+"""`torch.cuda` on a proxied device behaves as programs expect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKS = [
 def errors(
     tmp_path_factory: pytest.TempPathFactory, run_program: RunProgram
 ) -> Iterator[dict[str, str]]:
-    """Errors of all checks, by name; they run in one session, one after the other."""
+    """Return the errors of all checks, by name; they run in one session, one after the other."""
     env = {"JUPYTER_SING_DEVICES": "cpu:2GiB"}
     runtime_dir = tmp_path_factory.mktemp("surface") / "runtime"
     with pytest.MonkeyPatch.context() as patch, daemon_directory(runtime_dir, patch):

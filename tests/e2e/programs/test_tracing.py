@@ -1,4 +1,4 @@
-"""What torch's tools find when they look into the device's operators."""
+"""Results of torch's tools that inspect the device's operators."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ PROGRAM = ROOT / "tests" / "programs" / "tracing.py"
 def test_traces_exports_and_maps_give_what_they_give_on_the_cpu(run_program: RunProgram) -> None:
     *differences, agreed = run_program(PROGRAM, proxied=True).stdout.splitlines()
     assert differences == []
-    assert int(agreed) > 120  # of 140; torch cannot do the rest on the CPU either
+    assert int(agreed) > 120  # of 140; torch does not support the rest on the CPU either

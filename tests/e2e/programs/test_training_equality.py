@@ -1,4 +1,4 @@
-"""Training on the proxied device gives what the same program gives on the CPU."""
+"""Training has the same results on the proxied device as on the CPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def both(
     tmp_path_factory: pytest.TempPathFactory,
     run_program: RunProgram,
 ) -> Iterator[tuple[Results, Results]]:
-    """Results of the CPU and of the proxied device with equally many compute threads."""
+    """Return the results of the CPU and of the proxied device, with the same number of threads."""
     threads = request.param
     env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     env["JUPYTER_SING_DEVICES"] = f"cpu:2GiB@{threads}"
@@ -57,7 +57,7 @@ def losses(results: Results, name: str) -> list[float]:
 def test_losses_are_equal_bit_for_bit(both: tuple[Results, Results], name: str) -> None:
     plain, proxied = both
     assert len(plain[name]["losses"]) == STEPS
-    assert len(set(plain[name]["losses"])) == STEPS  # it trains: every loss is another one
+    assert len(set(plain[name]["losses"])) == STEPS  # it trains: all losses differ
     assert proxied[name]["losses"] == plain[name]["losses"]
 
 

@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "ways.py"
 def lines(
     tmp_path_factory: pytest.TempPathFactory, run_program: RunProgram
 ) -> Iterator[list[dict[str, Any]]]:
-    """What the program says of each operator."""
+    """Return the program's result for each operator."""
     runtime_dir = tmp_path_factory.mktemp("ways") / "runtime"
     with pytest.MonkeyPatch.context() as patch, daemon_directory(runtime_dir, patch):
         done = run_program(PROGRAM, proxied=True, env={"JUPYTER_SING_DEVICES": "cpu:2GiB"})

@@ -1,4 +1,4 @@
-"""Real notebooks that are put away by themselves, and offered when their kernel has died."""
+"""Real notebooks with automatic checkpoints, which are offered when their kernel has died."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def said(notebook: Kernel, code: str) -> str:
 
 
 def without_form(text: str) -> str:
-    """What is said of a restoration, whether or not its process could come back here."""
+    """Return a restore message without the process, which may not be saved on this machine."""
     return text.replace(", with the process", "")
 
 
@@ -46,7 +46,7 @@ def listed() -> list[dict[str, Any]]:
 
 
 def wait_for(number: int) -> list[str]:
-    """Wait for so many checkpoints; return their names, the oldest first."""
+    """Wait for this many checkpoints; return their names, the oldest first."""
     return [each["name"] for each in wait_until(lambda: enough(listed(), number))][::-1]
 
 
@@ -55,12 +55,12 @@ def enough(found: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
 
 
 def die(notebook: Kernel) -> None:
-    """Kill the kernel, and do what a server does when it sees that."""
+    """Kill the kernel, and do what a server does when it notices."""
     os.kill(wait_for_session(lambda found: bool(found["kernel_pid"]))["kernel_pid"], signal.SIGKILL)
     wait_until(lambda: not notebook.manager.is_alive())
     notebook.manager.restart_kernel(now=True)
     notebook.client.wait_for_ready(timeout=120)
-    # What makes the client content may be an answer of the kernel that died.
+    # The answer for which the client has waited may be from the kernel that died.
     wait_for_session(lambda found: bool(found["kernel_pid"]))
 
 
@@ -107,7 +107,7 @@ def test_a_notebook_that_never_uses_torch_has_all_of_it(
 
 
 def newest_but(known: list[str]) -> str:
-    """Name of the newest checkpoint, unless it is known."""
+    """Return the name of the newest checkpoint, unless it is known."""
     found = listed()
     return "" if not found or found[0]["name"] in known else str(found[0]["name"])
 

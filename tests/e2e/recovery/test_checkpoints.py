@@ -1,4 +1,4 @@
-"""Notebooks that are put away and taken out again, whatever has died in between."""
+"""Notebooks that are saved and restored, whichever process has died in between."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def data(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@1,cpu:1GiB@1")
     monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("JUPYTER_SING_SAVE_PROCESS", "0")  # which would have what is left out here
+    monkeypatch.setenv("JUPYTER_SING_SAVE_PROCESS", "0")  # it would save what is left out here
     return tmp_path / "data"
 
 
@@ -145,13 +145,13 @@ def test_files_are_what_they_were_and_what_is_there_is_kept_aside(
         assert (work / "log.txt").read_text() == "first line\n"
         said(notebook, "_ = out.write('other line\\n'); out.flush()")
         assert (work / "log.txt").read_text() == "first line\nother line\n"
-        assert (work / "new.txt").read_text() == "new"  # made since: nobody's business
+        assert (work / "new.txt").read_text() == "new"  # made since: not restored
         assert (work / "read.txt").read_text() == "somebody else's"
         (aside,) = (data / "aside").iterdir()
         kept = aside / (work / "table.csv").relative_to("/")
         assert kept.read_text() == "changed"
         assert str(kept) in text
-    with kernel() as notebook:  # and they stay the notebook's
+    with kernel() as notebook:  # and they stay in the notebook's checkpoint
         (work / "table.csv").unlink()
         said(notebook, "%sing restore mine")
         assert (work / "table.csv").read_text() == "1,2"
@@ -190,7 +190,7 @@ def test_asked_for_from_outside_it_waits_for_the_cell(
                 assert asking.stderr is not None
                 assert asking.stderr.readline().startswith(b"Waiting for ")
             finally:
-                go.touch()  # without which neither the cell nor who asks would ever end
+                go.touch()  # otherwise neither the cell nor the command would ever end
             notebook.finish(cell)
             asking.communicate(timeout=100)
         assert asking.returncode == 0
@@ -250,7 +250,7 @@ def test_what_is_no_good_is_refused_and_changes_nothing(data: Path) -> None:
         manifest.write_bytes(manifest.read_bytes().replace(b'"mine"', b'"min3"', 1))
         for chunk in store.glob("chunks/*/*"):
             raw = bytearray(chunk.read_bytes())
-            raw[-1 - raw[::-1].index(next(filter(None, raw[::-1])))] ^= 1  # the last that counts
+            raw[-1 - raw[::-1].index(next(filter(None, raw[::-1])))] ^= 1  # the last byte but zeros
             chunk.write_bytes(raw)
         for name, why in (
             ("none", "no checkpoint 'none'"),
@@ -284,7 +284,7 @@ def test_it_exists_whole_or_not_at_all(victim: str, data: Path) -> None:
         wait_until(lambda: not lives(pids[victim]))
         ran = notebook.finish(cell) if victim == "agent" else None
     found = listed()
-    if ran is not None:  # and the notebook is told which
+    if ran is not None:  # and the notebook's output names it
         told = ran.stdout if found else ran.stderr
         assert ("Saved mine" if found else NOT_SAVED) in told, ran
     if found:
@@ -294,7 +294,7 @@ def test_it_exists_whole_or_not_at_all(victim: str, data: Path) -> None:
 
 
 def test_a_notebook_goes_on_while_it_is_put_away(tmp_path: Path) -> None:
-    """Its checkpoint holds one moment, whatever it does to its tensors meanwhile."""
+    """The checkpoint is of one moment, though the notebook changes its tensors meanwhile."""
     with kernel() as notebook:
         notebook.run(
             "import torch\nparts = [torch.zeros(8 << 20, device='cuda') for _ in range(8)]\n"

@@ -1,9 +1,9 @@
-"""Notebooks of a real server come back from their checkpoints, whichever processes were killed.
+"""Notebooks of a real server are restored from checkpoints, whichever processes were killed.
 
-One server has two notebooks, one for each form of a checkpoint. Of kernels, workers, agent and
-server every combination is killed, and restored is what a user finds then: kernels that the server
-has started again, notebooks opened at a new server, or kernels that have survived. Where the agent
-is one of an even number, its keeper dies with it: so the daemon as a whole.
+One server has two notebooks, one for each form of a checkpoint. Every combination of kernels,
+workers, agent and server is killed. Then the test restores what a user finds: kernels that the
+server has started again, notebooks opened at a new server, or kernels that have survived. If the
+agent is one of an even number of victims, its supervisor is killed with it, hence the whole daemon.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OPTIONS = (
     "--KernelRestarter.restart_limit=1000",
     f"--SingProvisioner.open_timeout={LONG_SECONDS}",
 )
-#: Of a kernel whose process is not saved: it runs in no sandbox.
+#: Specification of a kernel whose process is not saved, and which runs in no sandbox.
 PLAIN = {
     "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
     "display_name": "plain",
@@ -116,7 +116,7 @@ with open("table.csv", "w") as table:
 _ = subprocess.run(["sh", "-c", "echo child > child.txt"], check=True)
 notes = open("notes.txt", "w+"); _ = notes.write("first "); notes.flush()
 """
-# What only a process holds.
+# State that only a saved process keeps.
 PROCESS = """
 import threading
 numbers = (n * n for n in range(1000))
@@ -133,7 +133,7 @@ waiting = threading.Thread(target=wait, daemon=True)
 waiting.start()
 threading.Thread(target=tick, daemon=True).start()
 """
-# It changes nothing.
+# Prints the state without changing it.
 LOOK = """
 import hashlib, pickle
 def digest(value):
@@ -181,7 +181,7 @@ later = 1
 
 
 class Notebook(Kernel):
-    """A notebook that is put away in one form, in a directory of its own.
+    """A notebook that is saved in one form, in a directory of its own.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class Notebook(Kernel):
             "go on": GO_ON + (LOOK_AT_PROCESS if process else ""),
             "go on again": "print(*train(5))",
         }
-        #: What the cells have printed, when it was put away and went on.
+        #: The output of the cells when it was saved and continued.
         self.printed: dict[str, str] = {}
         self.files: dict[str, str] = {}
         self._connected = False
@@ -217,33 +217,33 @@ class Notebook(Kernel):
         self.kernel_id = server.fetch("api/sessions", "POST", about)["kernel"]["id"]
 
     def connect(self) -> None:
-        """Be a client of the kernel that it has now."""
+        """Connect a client to the current kernel."""
         self.disconnect()
         self.client = BlockingKernelClient()
         self.client.load_connection_file(f"{jupyter_runtime_dir()}/kernel-{self.kernel_id}.json")
-        # Without heartbeats: who is slow to start would be taken for dead.
+        # Without heartbeats: a kernel that is slow to start would count as dead.
         self.client.start_channels(hb=False)
         self._connected = True
         self.client.wait_for_ready(timeout=LONG_SECONDS)
 
     def disconnect(self) -> None:
-        """Be nobody's client. Doing it twice is no error."""
+        """Close the client. Idempotent."""
         if self._connected:
             self._connected = False
             self.client.stop_channels()
             self.client.context.destroy(linger=0)
 
     def read_files(self) -> dict[str, str]:
-        """Read what the notebook has written."""
+        """Return the files that the notebook has written."""
         files = (path for path in self.directory.iterdir() if path.suffix in (".csv", ".txt"))
         return {path.name: path.read_text() for path in files}
 
 
 class Notebooks(list[Notebook]):
-    """Notebooks that do everything at the same time."""
+    """Notebooks that act at the same time."""
 
     def connect(self) -> None:
-        """Be clients of the kernels that they have now."""
+        """Connect clients to the current kernels."""
         for notebook in self:
             notebook.connect()
 
@@ -252,23 +252,23 @@ class Notebooks(list[Notebook]):
             notebook.disconnect()
 
     def begin(self, cell: str) -> list[str]:
-        """Begin a cell in all of them."""
+        """Start a cell in all of them."""
         return [notebook.begin(notebook.code[cell]) for notebook in self]
 
     def end(self, asked: Sequence[str]) -> list[tuple[Notebook, Ran]]:
-        """Wait for what was begun in each."""
+        """Wait for the cells of `begin`."""
         both = zip(self, asked, strict=True)
         return [(notebook, notebook.finish(message)) for notebook, message in both]
 
     def run(self, cell: str) -> list[tuple[Notebook, str]]:
-        """Run a cell in all of them; return what each has printed."""
+        """Run a cell in all of them; return the output of each."""
         found = self.end(self.begin(cell))
         for _, ran in found:
             assert (ran.error, ran.error_text, ran.stderr) == ("", "", ""), cell
         return [(notebook, ran.stdout) for notebook, ran in found]
 
     def put_away(self) -> None:
-        """Make the checkpoints, and see what is to be seen again after every restoration."""
+        """Make the checkpoints, and record the output that every restore must reproduce."""
         self.run("begin")
         for notebook, said in self.run("put away"):
             assert said.startswith(f"Saved checkpoint {notebook.name}: ")
@@ -280,7 +280,7 @@ class Notebooks(list[Notebook]):
                 notebook.printed[cell] = said
 
     def restore(self) -> None:
-        """Take all out by name; everything is what it was, and so is what follows."""
+        """Restore all by name; their state, and the output of the next cells, must be as before."""
         for notebook, said in self.run("restore"):
             assert said.startswith("Restored "), said
             assert (", with the process" in said) == (notebook.form == "process"), said
@@ -289,7 +289,7 @@ class Notebooks(list[Notebook]):
         self.check("go on")
 
     def check(self, cell: str) -> None:
-        """Run a cell; it prints what it has printed before."""
+        """Run a cell; it must print what it has printed before."""
         for notebook, said in self.run(cell):
             assert said == notebook.printed[cell], notebook.form
 
@@ -301,7 +301,7 @@ class World:
     ----------
     directory : Path
     forms : sequence of str
-        For each of which there is a notebook.
+        Each has a notebook.
     """
 
     def __init__(self, directory: Path, forms: Sequence[str]) -> None:
@@ -321,7 +321,7 @@ class World:
             raise
 
     def find(self, victims: Sequence[str]) -> list[int]:
-        """Find the processes that are to be killed."""
+        """Return the pids of the processes to kill."""
         found, pids = wait_for_sessions(self._complete), []
         if "kernel" in victims:
             pids += [each["kernel_pid"] for each in found]
@@ -335,7 +335,7 @@ class World:
         return pids
 
     def kill(self, victims: Sequence[str]) -> None:
-        """Kill processes, none of which notices the end of another."""
+        """Kill processes; none of them notices the end of another."""
         pids = self.find(victims)
         kill_at_once(*pids)
         self._killed.update(pids)
@@ -343,9 +343,9 @@ class World:
             self.server.process.wait()
 
     def come_back(self, victims: Sequence[str]) -> None:
-        """What the server and the daemon do by themselves, and what else a user does."""
+        """Wait until the server and the daemon have recovered, and do what else a user does."""
         if "server" in victims:
-            self.begin()  # it finds the kernels that live
+            self.begin()  # it finds the running kernels
         if "kernel" not in victims and _with_keeper(victims):
             for each in self.notebooks:  # its session has ended
                 self.server.fetch(f"api/kernels/{each.kernel_id}/restart", "POST")
@@ -356,7 +356,7 @@ class World:
         return len(found) == len(self.notebooks) and None not in pids
 
     def _there(self) -> bool:
-        """Whether all notebooks have kernels, and none that was killed."""
+        """True if all notebooks have kernels, and none of the killed ones."""
         with contextlib.suppress(ControlError):  # there is no daemon yet
             found = {each["kernel_id"]: each["kernel_pid"] for each in sessions()}
             wanted = {each.kernel_id for each in self.notebooks}
@@ -364,7 +364,7 @@ class World:
         return False
 
     def wait_for_order(self) -> None:
-        """Wait until nothing is left but what the notebooks have now."""
+        """Wait until only the processes and files of the current notebooks are left."""
         left: list[str] = []
 
         def in_order() -> bool:
@@ -377,7 +377,7 @@ class World:
             raise AssertionError(f"left: {left}") from None
 
     def _left(self) -> list[str]:
-        """What there is of notebooks that are gone."""
+        """Return what is left of notebooks that have ended."""
         found, agent, runtime = sessions(), agent_pid(), paths.runtime_dir()
         keeper = keeper_of(agent)
         zygotes = {
@@ -414,7 +414,7 @@ class World:
 
 
 def _with_keeper(victims: Sequence[str]) -> bool:
-    """Whether the keeper dies, too; it gives up agents that die too often."""
+    """True if the supervisor is killed, too; it does not restart agents that die too often."""
     return "agent" in victims and len(victims) % 2 == 0
 
 
@@ -427,7 +427,7 @@ def _read_link(path: Path) -> str:
 
 @pytest.fixture
 def world(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A server with a notebook for each form that works here, which are put away."""
+    """A server with a saved notebook for each form that works here."""
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:1GiB@1,cpu:1GiB@1")
     monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
@@ -437,7 +437,7 @@ def world(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (spec / "kernel.json").write_text(json.dumps(PLAIN))
     which = ["namespace"]
     try:
-        forms.find(runtime_dir)  # and have it known before the daemon has to say it
+        forms.find(runtime_dir)  # also stores the result, before the daemon needs it
         which.append("process")
     except ProcessError:
         if forms.VARIABLE in os.environ:
@@ -453,7 +453,7 @@ def world(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @contextmanager
 def told(what: object) -> Iterator[None]:
-    """Say in which round a test fails."""
+    """Add the current round to the error of a failing test."""
     try:
         yield
     except BaseException as error:
@@ -481,9 +481,9 @@ def test_who_is_killed_while_notebooks_are_restored_costs_that_restoration_at_mo
         with told(victims):
             pids = world.find(victims)
             asked = world.notebooks.begin("restore")
-            with contextlib.suppress(ProcessLookupError):  # that was quick
+            with contextlib.suppress(ProcessLookupError):  # the restore has already finished
                 kill_at_once(*pids)
-            world.notebooks.end(asked)  # it was restored, or a line says why not
+            world.notebooks.end(asked)  # it was restored, or a line gives the reason
             world.notebooks.restore()
             world.wait_for_order()
 
@@ -503,7 +503,7 @@ def test_three_times_back_and_two_notebooks_from_one_checkpoint(world: World) ->
         found = {each["kernel_id"]: each for each in sessions()}
         for notebook, twin in zip(reversed(world.notebooks), twins, strict=True):
             one, two = found[notebook.kernel_id], found[twin.kernel_id]
-            if one["device"] == two["device"]:  # which are both right for the scheduler
+            if one["device"] == two["device"]:  # the scheduler may choose either
                 other = "cpu:1" if one["device"] == "cpu:0" else "cpu:0"
                 path = f"jupyter-sing/api/sessions/{two['id']}/migrate"
                 world.server.fetch(path, "POST", {"device": other})

@@ -1,4 +1,4 @@
-"""Kernels outlive the agent: with their device, or, if the keeper ends too, with their Python."""
+"""Kernels outlive the agent: with their device, or, if the supervisor ends too, as plain Python."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_who_waits_for_the_next_agent_can_be_interrupted() -> None:
         keeper = keeper_of(agent)
         os.kill(keeper, signal.SIGSTOP)
         kill_at_once(agent)
-        wait_until(lambda: not lives(worker))  # until then it would answer
+        wait_until(lambda: not lives(worker))  # it still answers before
         cell = notebook.begin("print('here', flush=True)\nfor _ in range(3): print(a.sum().item())")
         notebook.finish(cell, until=lambda ran: "here" in ran.stdout)
         notebook.manager.interrupt_kernel()
@@ -90,13 +90,13 @@ def test_without_agent_and_keeper_a_kernel_keeps_its_python() -> None:
         worker = wait_for_session(lambda found: found["worker_pid"] is not None)["worker_pid"]
         agent = agent_pid()
         kill_at_once(agent, keeper_of(agent))
-        wait_until(lambda: not lives(worker))  # until then it would answer
+        wait_until(lambda: not lives(worker))  # it still answers before
         ran = notebook.run("a.sum().item()")
         assert ran.error in ("RuntimeError", "AcceleratorError")
         assert "the device daemon of jupyter_sing is gone" in ran.error_text
         assert ran.error_text.count("\n") == 0
         assert notebook.run("print(mine, torch.ones(2).sum().item())").stdout == "3.0 2.0\n"
-        notebook.restart()  # and with a new daemon it has a device again
+        notebook.restart()  # and has a device again, of a new daemon
         assert notebook.run("import torch; print(torch.ones(2).cuda().sum().item())").stdout == (
             "2.0\n"
         )

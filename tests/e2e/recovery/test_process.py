@@ -63,7 +63,8 @@ print(next(numbers), lock.locked(), ticks > before, notes.tell(), net[2].weight 
 def _form(runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         monkeypatch.setenv(forms.VARIABLE, forms.find_criu())
-        # So the daemon knows it: on a slow machine its trial takes longer than kernels wait.
+        # The daemon then knows the result: on a slow machine its probe takes longer than kernels
+        # wait.
         monkeypatch.setattr(forms, "STEP_SECONDS", SECONDS_MAX)
         forms.find(runtime_dir)
     except ProcessError as error:

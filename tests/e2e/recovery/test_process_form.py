@@ -1,6 +1,6 @@
-"""Kernels whose process is saved: what cells see of it, with a toy agent at the other end.
+"""Kernels whose process is saved: what cells observe, with an agent double at the other end.
 
-The process is saved by nobody here: a line says to the very same one that it was restored.
+The process is not really saved: a line tells the same process that it was restored.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MADE = {
 
 
 class Host:
-    """The agent's side of checkpoints, without anything behind it."""
+    """The agent's side of checkpoints, without a store."""
 
     def __init__(self) -> None:
         self.asked: list[Message] = []
@@ -126,7 +126,8 @@ class Notebook:
             "SING_EXTENSIONS": "jupyter_sing.notebook.magics",
             "IPYTHONDIR": str(directory / "ipython"),
         }
-        # Others would find free the same ports, which are chosen before they are taken.
+        # TCP ports are chosen before they are bound, so that other tests could find the same ones
+        # free.
         self.manager = KernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/k")
         ours = {"provisioner_name": "local-provisioner"}  # whatever other tests have set
         self.manager.kernel_spec.metadata["kernel_provisioner"] = ours
@@ -138,12 +139,12 @@ class Notebook:
         self.clients: list[Kernel] = []
 
     def begin(self) -> None:
-        """Wait until it is there."""
+        """Wait until it has started."""
         self.kernel = self.client(self.manager.connection_file)
         assert self.hello() == "first"
 
     def client(self, connection_file: str) -> Kernel:
-        # Asked of its manager whether it lives: a kernel that is slow to start has no heartbeat.
+        # The manager knows whether it runs: a kernel that is slow to start has no heartbeat.
         client = BlockingKernelClient(parent=self.manager, connection_file=connection_file)
         client.load_connection_file()
         self.clients.append(Kernel(self.manager, client))
@@ -152,11 +153,11 @@ class Notebook:
         return self.clients[-1]
 
     def hello(self) -> str:
-        """Wait until it has joined; return which session."""
+        """Wait until it has attached; return its session."""
         return self.agent.hellos.get(timeout=WAIT_SECONDS).session
 
     def leave(self) -> Left:
-        """What the agent does when the kernel has closed its connection."""
+        """Do what the agent does when the kernel has closed its connection."""
         assert self.host.left.wait(WAIT_SECONDS)
         said = self.agent.leave()
         assert isinstance(said, Left), said
@@ -215,7 +216,7 @@ def test_in_the_restored_process_the_cell_ends_in_one_line(
     line = {"restored": True, "session": "second", "connection_file": str(other)}
     wake(notebook.pid, said.wake_fd, **line)
     assert notebook.hello() == "second"
-    # Whoever talks to it now signs with the other key.
+    # Clients of the restored process sign with the other key.
     revived = notebook.client(str(other))
     ran = revived.run(
         "import os\nfrom kernelproxy.kernel import activation\nfrom ipykernel.connect import "
@@ -247,7 +248,7 @@ def test_a_wish_is_carried_out_once(notebook: Notebook) -> None:
     said = notebook.leave()
     wake(notebook.pid, said.wake_fd, restored=True, session="second")
     assert notebook.hello() == "second"
-    # What is asked at that moment is refused: it may have been asked of the process that was saved.
+    # Requests at that moment are refused: they may have been sent to the process that was saved.
     wait_until(lambda: notebook.kernel.run("print(x)").stdout == "1\n")
     assert not any(isinstance(each, AwaitCheckpoint | Carried) for each in notebook.host.asked)
 
@@ -269,7 +270,7 @@ def test_who_is_replaced_executes_nothing_more(notebook: Notebook, tmp_path: Pat
     for _ in range(3):
         notebook.manager.interrupt_kernel()
     assert lives(notebook.pid)
-    # Whatever was asked meanwhile has not been begun either: its answers come in order.
+    # A request of that time has not been started either, since replies are in order.
     assert not (tmp_path / "executed").exists()
 
 

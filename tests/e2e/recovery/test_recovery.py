@@ -1,4 +1,4 @@
-"""Real workers: killed at any moment, and as many as a machine should carry."""
+"""Real workers: killed at any moment, and in the largest number that a machine should support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real kernels whose process goes and comes at orders of a fake agent, and who notices."""
+"""Real kernels whose process is replaced at the orders of a fake agent, and what clients notice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 SECONDS_MAX = 60.0
 KINDS: list[forms.Kind] = ["root", "user"] if os.geteuid() == 0 else ["user"]
 each_form = pytest.mark.parametrize("form", KINDS, indirect=True)
-# Where a kernel waits to be woken; and what only its process has.
+# A pipe that wakes the kernel, and state that only its process has.
 SETUP = """
 import itertools, os, select
 wait, wake = os.pipe()
@@ -43,7 +43,7 @@ counter = itertools.count(1)
 get_ipython().history_manager.enabled = False  # which all kernels of a user share
 print(wake)
 """
-# What a kernel does in whose place another process is to be.
+# What a kernel does before another process takes its place.
 STEP_ASIDE = """
 import signal, threading
 go = threading.Event()
@@ -52,7 +52,7 @@ print("waits", flush=True)
 _ = go.wait()
 get_ipython().events.register("pre_execute", threading.Event().wait)
 """
-# A server that starts a kernel, and dies without a word.
+# A server that starts a kernel, and dies without ending it.
 SERVER = """
 import os
 from jupyter_client.manager import KernelManager
@@ -65,7 +65,7 @@ os._exit(9)
 
 @pytest.fixture
 def form(request: pytest.FixtureRequest) -> Form:
-    """The best form that this user has, or another one."""
+    """Return the best form for this user, or the one of the parameter."""
     try:
         return Form(getattr(request, "param", KINDS[0]), forms.find_criu())
     except ProcessError as error:
@@ -76,7 +76,7 @@ def form(request: pytest.FixtureRequest) -> Form:
 
 @pytest.fixture
 def daemon(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, form: Form) -> Iterator[FakeDaemon]:
-    """A fake daemon that knows how to save processes."""
+    """A fake daemon that can save processes."""
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")
     (runtime_dir / "start.lock").touch()
     daemon = FakeDaemon(runtime_dir / "agent.sock")
@@ -97,13 +97,13 @@ class Tended:
         self.wake_fd = int(notebook.run(SETUP).stdout)
 
     def order(self, message: protocol.Message) -> protocol.Message:
-        """Have an order carried out."""
+        """Send an order, which must succeed."""
         answer = self.agent.order(message)
         assert not isinstance(answer, protocol.Error), answer.message
         return answer
 
     def save(self, *, leave_running: bool) -> Path:
-        """Save the process, and return where."""
+        """Save the process; return the directory of its images."""
         self._count += 1
         directory = self._directory / f"images-{self._count}"
         dump = protocol.Dump(str(directory), self.wake_fd, leave_running)
@@ -123,7 +123,7 @@ class Tended:
 
 @contextmanager
 def watched(pid: int) -> Iterator[Callable[[], bool]]:
-    """Give what waits for the end of a process."""
+    """Yield a function that waits for the end of a process."""
     fd = os.pidfd_open(pid)
     try:
         yield lambda: bool(select.select([fd], [], [], SECONDS_MAX)[0])
@@ -132,7 +132,7 @@ def watched(pid: int) -> Iterator[Callable[[], bool]]:
 
 
 def go_on(pid: int) -> None:
-    """Let a kernel go on that has stepped aside."""
+    """Let a kernel continue that has stepped aside."""
     os.kill(pid, signal.SIGUSR1)
 
 
@@ -205,7 +205,7 @@ def test_an_earlier_process_takes_the_place_of_the_present_one(
         images = one.save(leave_running=True)
         assert notebook.run("later = 1").error == ""
         for session in ("s2", "s3", "s4"):
-            # As a kernel does that has asked for it: it ends its cell, and begins no other.
+            # As a kernel does that has requested it: it ends its cell, and starts no other one.
             last = notebook.begin(STEP_ASIDE)
             notebook.finish(last, until=lambda ran: "waits" in ran.stdout)
             cells = [notebook.begin("print(next(counter), 'later' in dir())") for _ in range(20)]
@@ -279,7 +279,7 @@ def test_a_hibernating_kernel_is_shut_down_at_once(
     with tended(daemon, tmp_path) as one:
         one.hibernate()
         manager = one.notebook.manager
-        manager.shutdown_wait_time = 10 * SECONDS_MAX  # which would be waited for
+        manager.shutdown_wait_time = 10 * SECONDS_MAX  # the shutdown must not wait that long
         manager.shutdown_kernel()
         assert not manager.has_kernel
     assert daemon.requests[-1] == protocol.CloseSession("s0")
@@ -464,6 +464,6 @@ def test_the_kernel_ends_with_its_server(daemon: FakeDaemon, tmp_path: Path) -> 
         with watched(int(pid)) as ended:
             assert ended()
     except ProcessLookupError:
-        pass  # it was quick
+        pass  # it has already ended
     daemon.tenders.get(timeout=SECONDS_MAX)
     Path(name.decode()).unlink()

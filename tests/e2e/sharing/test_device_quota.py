@@ -1,4 +1,4 @@
-"""A notebook whose user may have less device memory than it has."""
+"""A notebook whose user has a smaller memory quota than the device's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real trainings go on, bit for bit, when the worker or the kernel of one of them hangs or dies."""
+"""Real training runs continue, bit for bit, when a worker or kernel hangs or dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.conftest import kill_at_once, lives
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-#: So many steps take some seconds.
+#: This many steps take some seconds.
 STEPS = 2000
 FEW = 100
 CELL = f"""
@@ -43,7 +43,7 @@ def _one_device(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
 
 
 def begin(trainer: Program, steps: int) -> int:
-    """Let a program train; return its worker when it executes."""
+    """Start a training run; return its worker when it executes."""
     before = session_of(trainer)["operators"]
     trainer.ask(steps)
     wait_until(lambda: session_of(trainer)["operators"] > before + 100)
@@ -89,7 +89,7 @@ def test_a_program_that_is_stopped_gives_its_device_and_goes_on_later() -> None:
         first.process.send_signal(signal.SIGSTOP)
         try:
             there = second.train(FEW)
-            assert session_of(first)["worker_pid"] == worker  # it has parked
+            assert session_of(first)["worker_pid"] == worker  # it has quiesced
         finally:
             first.process.send_signal(signal.SIGCONT)
         here = first.answer()

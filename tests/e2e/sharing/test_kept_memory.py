@@ -1,4 +1,4 @@
-"""Host memory that a software device keeps for a program's next tensors."""
+"""Host memory that a software device caches for a program's next tensors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ print(total)
 
 
 def resident(worker: int) -> int:
-    """Bytes of anonymous memory that a process has."""
+    """Return the bytes of anonymous memory of a process."""
     lines = Path(f"/proc/{worker}/status").read_text().splitlines()
     (found,) = (line.split()[1] for line in lines if line.startswith("RssAnon:"))
     return int(found) << 10
 
 
 def faults(worker: int) -> int:
-    """Pages that a process has been given so far, if each is a small one."""
+    """Return the number of page faults of a process, if each is for a small page."""
     return int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[7])
 
 

@@ -1,4 +1,4 @@
-"""Programs that train on while they are moved between devices, again and again."""
+"""Programs that continue to train while they are migrated between devices repeatedly."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _two_devices(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None:
 
 
 class Trouble:
-    """Kills workers and agents while it is entered, at random moments.
+    """Context manager that kills workers and agents at random moments.
 
-    A session that cannot be started again and again is given up, so it spares the workers of one
-    that has not got any further since its last few deaths, as `progress` counts it.
+    A session that fails to start repeatedly is given up. Therefore it spares the workers of a
+    session that has made no progress since its last few deaths, as `progress` counts it.
     """
 
     def __init__(self, chance: random.Random, progress: Callable[[], int]) -> None:
@@ -72,7 +72,7 @@ class Trouble:
         wait_until(lambda: not lives(agent))
 
     def _kill_worker(self) -> None:
-        """Source or target, whichever it hits."""
+        """Kill a random worker, of the source or of the target."""
         workers = [pid for zygote in children_of(agent_pid()) for pid in children_of(zygote)]
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(self._chance.choice(workers), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Real programs that share a device at once, as long as that is measured to be better."""
+"""Real programs that execute on a device at the same time, while that is measured to be faster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _one_device(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path, tmp_path: Pa
 
 
 def decided(trainer: Program) -> list[decision_log.Entry]:
-    """What was decided about a session, oldest first."""
+    """Return the decisions about a session, oldest first."""
     try:
         return decision_log.read(paths.runtime_dir(), trainer.session, 10_000)
     except ControlError:  # nothing is written down yet
@@ -39,7 +39,7 @@ def decided(trainer: Program) -> list[decision_log.Entry]:
 
 
 def judged(trainer: Program) -> dict[str, list[float]]:
-    """Progress that was measured of a pair, over that of taking turns: where it was judged."""
+    """Return the progress of a pair relative to taking turns, wherever a decision states it."""
     measured: dict[str, list[float]] = {"pack": [], "unpack": []}
     for each in decided(trainer):
         if each.kind in measured and (progress := PROGRESS.search(each.reason)):
@@ -63,8 +63,8 @@ def test_programs_that_share_a_device_are_faster_so_or_are_parted(
             assert each.answer() == ["ready"]
         for each in trainers:
             each.ask(str(over))
-        # What comes out depends on the machine and on what else it does: whatever it is must be
-        # what was measured.
+        # The result depends on the machine and on its load: decisions must agree with what was
+        # measured.
         while not (shared and any(judged(trainers[0]).values())):
             shared |= any(SHARES.search(session_of(each)["reason"]) for each in trainers)
             time.sleep(0.1)
@@ -72,7 +72,7 @@ def test_programs_that_share_a_device_are_faster_so_or_are_parted(
         over.touch()
         losses = [each.answer() for each in trainers]
         while (verdicts := judged(trainers[0])) != judged(trainers[1]):
-            time.sleep(0.1)  # written down soon
+            time.sleep(0.1)  # written after a short while
     assert all(progress >= 1.2 for progress in verdicts["pack"])
     assert all(progress < 1.2 for progress in verdicts["unpack"])
     for each in found:

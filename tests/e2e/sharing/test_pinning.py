@@ -1,4 +1,4 @@
-"""A notebook says that its memory stays where it is, and others are told so."""
+"""A notebook pins its memory on its device, and sessions that wait for it show that."""
 
 from __future__ import annotations
 

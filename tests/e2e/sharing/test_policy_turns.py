@@ -1,4 +1,4 @@
-"""Real programs of several users who share a device by a policy."""
+"""Real programs of several users that share a device by a policy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sing(*arguments: str) -> str:
 
 
 def decided(trainer: Program) -> list[tuple[float, str]]:
-    """When what was decided about a session, the oldest first."""
+    """Return times and kinds of the decisions about a session, the oldest first."""
     said = json.loads(sing("why", trainer.session, "--count", "10000", "--json"))
     return [(each["at"], each["kind"]) for each in said["decisions"]]
 
@@ -60,7 +60,7 @@ def test_a_premium_users_cells_go_first_while_a_basic_one_trains() -> None:
             assert each.answer() == ["ready"]
         losses: list[str] = []
         done, preempted = 0, 0
-        # Until every cell of hers has stopped his training, however fast this machine is.
+        # Until each of grace's cells has preempted robot's training, however fast this machine is.
         while preempted < CELLS:
             robot.ask(STEPS)
             before = kinds(robot).count("preempt")
@@ -72,7 +72,7 @@ def test_a_premium_users_cells_go_first_while_a_basic_one_trains() -> None:
             if done == STEPS:
                 first = answer
         assert session_of(grace)["owner"] == "grace"
-        # She has never waited for the end of his turn: nobody's turn was over.
+        # Grace has never waited for the end of a turn of robot's: no turn had ended.
         assert "preempt" not in kinds(grace)
     with program(1, proxied=False) as plain:
         assert plain.answer() == ["ready"]
@@ -100,7 +100,7 @@ def test_two_users_take_turns_for_as_long_as_both_train() -> None:
         found = [[(at, kind, who) for at, kind in decided(who)] for who in both]
         told = sorted((each for one in found for each in one), key=lambda each: each[0])
         ends = [i for i, (_, kind, _) in enumerate(told) if kind == "preempt"]
-        # While both want the device, whose turn has ended is not the next one.
+        # While both want the device, the next turn after a preemption is the other one's.
         for i in ends:
             _, _, who = told[i]
             after = next((each for _, kind, each in told[i:] if kind == "grant"), None)

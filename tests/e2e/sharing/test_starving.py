@@ -1,4 +1,4 @@
-"""An operator for which the machine has not the memory, in a control group that says so."""
+"""An operator that needs more memory than its control group allows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group (version 1) with little memory; skips where none can be made."""
+    """Return a control group (version 1) with little memory; skip where none can be made."""
     path = GROUPS / f"sing-{secrets.token_hex(4)}"
     try:
         path.mkdir()
@@ -47,7 +47,7 @@ def test_an_operator_that_wants_more_memory_than_the_machine_has_costs_itself_al
         assert notebook.run("print(kept.sum().item())").stdout == "36.0\n"
         (session,) = status().sessions
         worker = session["worker_pid"]
-        # Workers that follow are in the group of their zygote.
+        # The next workers are in the group of their zygote.
         (group / "cgroup.procs").write_text(str(parent_of(worker)))
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)

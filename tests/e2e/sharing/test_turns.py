@@ -1,4 +1,4 @@
-"""Real programs that share a device: the scheduler gives it to one after the other."""
+"""Real programs that share a device: the scheduler gives it to one after another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.trainers import WEIGHTS, Program, program, session_of, status
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
-#: So many steps take a second or two.
+#: This many steps take a second or two.
 STEPS = 1500
 
 
@@ -31,7 +31,7 @@ def sing(*arguments: str) -> str:
 
 
 def decided(trainer: Program) -> set[str]:
-    """What kinds of decisions were made about a session."""
+    """Return the kinds of decisions about a session."""
     said = json.loads(sing("why", trainer.session, "--count", "1000", "--json"))
     return {each["kind"] for each in said["decisions"]}
 
@@ -45,7 +45,7 @@ def test_trainings_that_take_turns_on_a_device_lose_no_bit() -> None:
         ]
         for each in trainers:
             assert each.answer() == ["ready"]
-        # Until a turn has ended in the middle, however fast this machine is.
+        # Until a turn has ended in the middle of a request, however fast this machine is.
         while not any({"grant", "queued", "preempt"} <= decided(each) for each in trainers):
             for each in trainers:
                 each.ask(steps)

@@ -1,4 +1,4 @@
-"""Sessions that hold weights: what uploading, saving and storing them costs; how they return."""
+"""Sessions that hold weights: the cost of uploading, saving and spilling; how they are resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.e2e.trainers import (
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 MIB = 1 << 20
-#: Of an inference session: so many bytes, so many times.
+#: State of an inference session: size of a matrix, and number of matrices.
 MATRIX_BYTES, MATRICES = 16 * MIB, 6
 STATE_BYTES = MATRIX_BYTES * MATRICES
 DISK_SECONDS = 120.0
@@ -110,7 +110,7 @@ def test_the_second_snapshot_of_an_inference_session_copies_next_to_nothing() ->
 
 @pytest.fixture
 def soon_cold(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> Path:
-    """What is suspended goes to disk at once; the directory of the store."""
+    """Let suspended state be spilled at once; return the directory of the store."""
     monkeypatch.setenv("JUPYTER_SING_COLD_AFTER", "0.001")
     return data_dir / "states"
 
@@ -121,7 +121,7 @@ def go_cold(started: Program) -> None:
 
 
 def chunks(store: Path) -> dict[str, int]:
-    """Chunks of a store, by name, and what they take on disk."""
+    """Return the chunks of a store, by name, with their size on disk."""
     found = {}
     for each in store.glob("chunks/*/*"):
         with contextlib.suppress(FileNotFoundError):  # it was just collected
@@ -162,7 +162,7 @@ def test_the_same_weights_of_two_sessions_are_stored_once(soon_cold: Path) -> No
                 assert each.do("digest") == digest
             go_cold(one)
         wait_until(lambda: len(list(soon_cold.glob("manifests/*/*.json"))) == 1)
-        verb(Resume(one.session))  # what the other one has left is all there
+        verb(Resume(one.session))  # all chunks that the other session has left are there
         assert one.do("digest") == digest
     wait_until(lambda: not chunks(soon_cold))
 
@@ -173,7 +173,7 @@ def test_a_session_executes_before_anything_came_back_from_disk(soon_cold: Path)
         digest = started.do("digest")
         go_cold(started)
         with open(soon_cold / "lock", "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # now nobody reads from the store
+            fcntl.flock(lock, fcntl.LOCK_EX)  # now no process can read from the store
             found = verb(Resume(started.session))
             assert found["tier"] == "resident"
             assert float.fromhex(started.do("alone")) == 3.0

@@ -1,4 +1,4 @@
-"""Checkpoints that nobody asks for, with toy workers and kernels that only hear wishes."""
+"""Automatic checkpoints, with toy workers and kernels that only receive requests for them."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _data(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Wishes(list[Wish]):
-    """What kernels of this process were told, and what they do about it."""
+    """Requests for checkpoints that kernels of this process have received."""
 
     def next(self) -> Wish:
-        """Wait for a wish, and take it."""
+        """Wait for a request, and remove it from the list."""
         wait_until(lambda: self)
         return self.pop(0)
 
@@ -64,7 +64,7 @@ def wishes(monkeypatch: pytest.MonkeyPatch) -> Wishes:
 
 
 def fulfil(client: ToyClient | str, wish: Wish) -> str:
-    """Hand over what was wished for, as a kernel does; return its name."""
+    """Make the requested checkpoint, as a kernel does; return its name."""
     session = client if isinstance(client, str) else client.session
     assert (wish.verb, wish.automatic) == ("checkpoint", True)
     hand_over(session, wish.name, host_state(0, b"x"), b"x", automatic=True)
@@ -267,7 +267,7 @@ def test_a_kernel_that_has_not_attached_is_heard_and_reached(
 
 
 class Asking:
-    """Somebody who waits for an answer, in a thread."""
+    """Caller that waits for an answer in a thread."""
 
     def __init__(self, host: ToyHost, request: Any) -> None:
         self._host, self._request = host, request
@@ -336,7 +336,7 @@ def test_who_hangs_up_has_not_ended_the_daemon(toy_host: StartHost, wishes: Wish
 
 
 def last_of(host: ToyHost, session: str) -> str:
-    """Name of the checkpoint that gives a session's notebook back; it is in its report, too."""
+    """Return the checkpoint that restores a session's notebook; its report has it, too."""
     (report,) = (each for each in host.status().sessions if each["id"] == session)
     if report["last_checkpoint"] is None:
         with pytest.raises(ControlError, match="There is no checkpoint of"):
@@ -404,7 +404,7 @@ def test_what_a_kernel_left_is_found_when_it_and_its_daemon_are_gone(
     put_away(first, "one", automatic=True)
     put_away(first, "two", automatic=True)
     asked = LastCheckpoint(first, "k1", here)
-    assert host.call(asked).checkpoint["name"] == "two"  # its session is there still
+    assert host.call(asked).checkpoint["name"] == "two"  # its session still exists
     host.end()
     host = toy_host()
     assert host.call(asked).checkpoint["name"] == "two"

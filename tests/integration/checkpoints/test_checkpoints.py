@@ -1,4 +1,4 @@
-"""What kernels hand over is stored as it was, or refused; with toy workers."""
+"""Checkpoints of kernels are stored unchanged, or refused; with toy workers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_parts_come_back_as_they_were(toy_host: StartHost) -> None:
     assert [each["name"] for each in listed(host)] == ["one"]
     unnamed = hand_over(client.session, "", host_state(0, b"x"), b"x")["name"]
     assert unnamed.startswith("lessons-digits-2")
-    host.call(CloseSession(client.session))  # they stay
+    host.call(CloseSession(client.session))  # checkpoints stay
     assert {each["name"] for each in listed(host)} == {"one", unnamed}
     host.call(DeleteCheckpoint("one"))
     with pytest.raises(ControlError, match="no checkpoint 'one'"):
@@ -129,7 +129,7 @@ def test_parts_come_back_as_they_were(toy_host: StartHost) -> None:
 
 
 def files_of_checkpoints(host: ToyHost) -> set[tuple[int, int]]:
-    """What the agent holds for those who opened checkpoints: device and inode numbers."""
+    """Return device and inode numbers of files that the agent holds for open checkpoints."""
     found = set()
     for fd in Path(f"/proc/{host.agent_pid()}/fd").iterdir():
         try:
@@ -165,12 +165,12 @@ def test_a_checkpoint_that_is_opened_often_is_read_once(toy_host: StartHost) -> 
             os.ftruncate(writable, 1 << 30)
         os.close(writable)
         os.lseek(held[0], 5, os.SEEK_SET)
-        assert os.lseek(held[3], 0, os.SEEK_CUR) == 0  # each has a position of its own
+        assert os.lseek(held[3], 0, os.SEEK_CUR) == 0  # each has its own position
         for index in range(1, 5):
             with agent_client.connect(start=False) as connection:
                 held += connection.last(OpenCheckpoint(f"c{index}"), WAIT_SECONDS)[1]
         with pytest.raises(ControlError, match="You have 5 checkpoints open already: end a"):
-            take_out("c5")  # one of the session's, and four beside it
+            take_out("c5")  # one of the session's own, and four others
         assert take_out("c0")[1] == content
         hand_over(client.session, "c0", host_state(0, b"new"), b"new")  # another one of this name
         close_all(held[60:63])
@@ -269,7 +269,7 @@ def test_only_the_kernel_hands_its_notebook_over(toy_host: StartHost) -> None:
 
 
 class Kernel:
-    """Hears wishes, as a notebook's kernel does; who asks for them waits in a thread."""
+    """Receives requests for checkpoints as a notebook's kernel does; callers wait in threads."""
 
     def __init__(self, host: ToyHost) -> None:
         self.host = host
@@ -278,7 +278,7 @@ class Kernel:
         self._asking: list[threading.Thread] = []
 
     def ask(self, request: Any) -> Wish:
-        """Ask, and return the wish that the kernel hears."""
+        """Send a request from a thread; return the one that the kernel receives."""
 
         def run() -> None:
             try:
@@ -327,7 +327,7 @@ def test_who_asks_and_who_looks_is_told_how_far_it_is(kernel: Kernel, tmp_path: 
         with file_lock(lock, shared=False, seconds=WAIT_SECONDS, cancel=Cancel()):
             threads.append(threading.Thread(target=begin_storing))
             threads[0].start()
-            # It cannot store now, and says so until it can.
+            # It cannot store now, and reports progress until it can.
             first = connection.call(Checkpoint(client.session, "one"), WAIT_SECONDS)
             assert isinstance(first, Progress)
             wait_until(lambda: kernel.host.session(client)["progress"])

@@ -1,4 +1,7 @@
-"""Kernels that go to disk when nobody uses them, with toy kernels, a toy tender and toy workers."""
+"""Kernels that hibernate when they are unused.
+
+The kernels, their process managers and the workers are doubles.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tended(toy_host: StartHost) -> Iterator[StartTender]:
-    """Open a session of a host that hibernates soon, and have its kernel in hand."""
+    """Return a function that opens a session which hibernates soon, and owns its kernel."""
     tenders: list[ToyTender] = []
 
     def start(
@@ -66,7 +69,7 @@ def sessions(host: ToyHost) -> dict[str, dict[str, Any]]:
 
 
 def asleep(host: ToyHost, tender: ToyTender) -> dict[str, Any] | None:
-    """The session, if it has gone to sleep with its device."""
+    """Return the session if it hibernates, with its device state."""
     found = sessions(host)[tender.session]
     return found if found["reason"] == REASON and found["kernel_pid"] is None else None
 
@@ -88,9 +91,9 @@ def test_an_unused_kernel_goes_to_disk_and_comes_back_when_its_tender_knocks(
         state = tender.ask("work", number)
         wait_asleep(host, tender)
         assert tender.holds
-        wait_until(lambda: len(images(data)) == 1)  # those from before are being removed
+        wait_until(lambda: len(images(data)) == 1)  # earlier images are being removed
         assert tender.ask("read") == state
-        assert tender.orders.count("Revive") > number  # it may be asleep again
+        assert tender.orders.count("Revive") > number  # it may hibernate again
     wait_asleep(host, tender)
     host.call(CloseSession(tender.session))
     wait_until(lambda: images(data) == [])
@@ -123,7 +126,7 @@ def test_kernels_that_hibernate_count_against_the_quota(
     tender.ask("work", 1)
     wait_asleep(host, tender)
     (directory,) = images(data)
-    with (directory / "pages-3.img").open("wb") as file:  # as if it were as large as the quota
+    with (directory / "pages-3.img").open("wb") as file:  # as large as the quota
         os.posix_fallocate(file.fileno(), 0, 256 << 20)
     client = host.client()
     with pytest.raises(ControlError, match="of kernels that hibernate, would take more") as refused:
@@ -184,7 +187,7 @@ def test_a_kernel_that_cannot_sleep_goes_on(
     assert tender.ask("read") == state
     assert sessions(host)[tender.session]["kernel_pid"] == tender.kernel.pid
     wait_until(lambda: images(data) == [])
-    assert tender.orders.count(order) == 1  # it is not tried again at once
+    assert tender.orders.count(order) == 1  # no immediate retry
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -286,7 +289,7 @@ def test_images_that_cannot_be_revived_end_the_session_with_a_reason(
     tender = tended(host)
     tender.ask("work", 1)
     wait_asleep(host, tender)
-    before = tender.orders.count("Revive")  # it may have slept before it was asked to work
+    before = tender.orders.count("Revive")  # it may have hibernated before it was asked to work
     tender.refuse["Revive"] = "a library has changed"
     tender.knock()
     tender.wait_disconnected()
@@ -350,7 +353,7 @@ def test_several_who_wake_it_at_once_wake_it_once(toy_host: StartHost, tended: S
     state = tender.ask("work", 1)
     wait_asleep(host, tender)
     before = tender.orders.count("Revive")
-    tender.busy = True  # so that it is not asleep again before all have asked
+    tender.busy = True  # so that it does not hibernate again before all calls were made
     resuming = [
         threading.Thread(target=lambda: host.call(Resume(tender.session))) for _ in range(4)
     ]
@@ -404,7 +407,7 @@ def test_a_notebook_is_put_away_before_it_hibernates(
     for _ in range(2):
         tender.ask("rest")
         wait_asleep(host, tender)
-    assert names(host) == [made]  # nothing was run since
+    assert names(host) == [made]  # no cell was run since
     assert host.call(Stop(checkpoint=True)) == Stopped([], [])
 
 
@@ -441,7 +444,8 @@ def test_kernels_that_sleep_come_back_one_after_the_other_before_the_end(
             tender.before[order] = noting(tender, order)
     stopped = host.call(Stop(checkpoint=True))
     assert (len(stopped.checkpoints), stopped.problems) == (3, [])
-    # None comes back before the one before it is stored; one whose checkpoint is current does not.
+    # Each is resumed after the one before is stored; one whose checkpoint is current is not
+    # resumed.
     pairs = [ordered[at : at + 2] for at in range(0, len(ordered), 2)]
     assert [[order for order, _ in pair] for pair in pairs] == [["Revive", "Dump"]] * 3
     assert all(one[1] == other[1] for one, other in pairs)

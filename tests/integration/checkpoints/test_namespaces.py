@@ -1,4 +1,4 @@
-"""Namespaces of notebooks, saved in one process and restored in another: right, or named."""
+"""Namespaces of notebooks, saved in one process and restored in another: correct, or reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Group = tuple[str, ...]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "tests" / "programs" / "namespaces.py"
-# What runs in one process, in this order: the settings that the last ones make stay.
+# Groups that run in one process, in this order, as settings of the last ones persist.
 GROUPS = (("language", "classes", "numeric", "process"), ("training", "stories", "libraries"))
 NOTEBOOKS = [
     pytest.param(group, notebook, id=notebook.name)

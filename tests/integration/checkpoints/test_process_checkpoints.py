@@ -1,4 +1,4 @@
-"""Processes in checkpoints, with toy kernels, a toy tender and toy workers."""
+"""Processes in checkpoints, with toy kernels, process manager doubles and toy workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tended(toy_host: StartHost) -> Iterator[StartTender]:
-    """Open a session of a host, and have its kernel in hand."""
+    """Return a function that opens a session of a host, and owns its kernel."""
     tenders: list[ToyTender] = []
 
     def start(host: ToyHost, *, listens: bool = False, **fields: Any) -> ToyTender:
@@ -92,7 +92,7 @@ def test_a_kernel_without_a_device_has_a_process_too(
 ) -> None:
     host = toy_host()
     tender = tended(host, listens=True)
-    # Who listens does not wait for the answer.
+    # A listening kernel does not wait for the answer.
     wait_until(lambda: sessions(host)[tender.session]["kernel_pid"] is not None)
     made = tender.kernel.ask("checkpoint", "one")
     assert made["forms"] == ["namespace", "process"]
@@ -161,7 +161,7 @@ def test_an_agent_that_dies_while_a_process_is_saved_costs_the_checkpoint(
     assert tender.kernel.ask("read") == state
     tender.wait_disconnected()
     tender.connect()
-    tender.kernel.ask("work", 2)  # its worker died as well: what it did is done again by then
+    tender.kernel.ask("work", 2)  # its worker died as well: its operators are replayed by then
     outcome = tender.kernel.ask("checkpoint", "two")
     assert outcome["forms"] == ["namespace", "process"], str(outcome)
     wait_until(lambda: images(data) == [])

@@ -1,4 +1,4 @@
-"""Files are put back whole, whenever the process that does it is killed."""
+"""Files are restored completely, whenever the process that restores them is killed."""
 
 from __future__ import annotations
 

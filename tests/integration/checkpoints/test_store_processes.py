@@ -1,4 +1,4 @@
-"""The chunk store with several processes, which die at any moment."""
+"""The chunk store with several processes, which are killed at any moment."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def named_chunks(store: Store) -> dict[str, int]:
 
 
 class Model:
-    """What is stored for certain, by what the processes have said."""
+    """Names that are certainly stored, according to the output of the processes."""
 
     def __init__(self) -> None:
         self._seeds: dict[tuple[str, str], int] = {}
 
     def learn(self, said: list[list], found: dict[tuple[str, str], int]) -> None:
-        """Check what is offered after a kill against what was said before, and adopt it."""
+        """Check the names found after a kill against the output before it, and adopt them."""
         unfinished = None
         for word, *rest in said:
             if word == "begin":
@@ -109,7 +109,7 @@ def test_kill_at_any_moment_loses_nothing_and_offers_nothing_half_written(tmp_pa
             shop.begin(
                 seed=number,
                 kinds=["put", "put", "put", "delete", "collect"],
-                operations=10**9,  # it must not end by itself, however late it is killed
+                operations=10**9,  # it must not end by itself before it is killed
                 kill_at=dice.randrange(1, 500),
                 outside=number % 2 == 1,
             )
@@ -124,7 +124,7 @@ def test_kill_at_any_moment_loses_nothing_and_offers_nothing_half_written(tmp_pa
                 store.collect()
                 assert chunk_files(root) == named_chunks(store)
                 assert not [*root.glob("tmp/*")]
-    # Otherwise the moments were not what they were meant to be.
+    # Otherwise the kills did not happen at the intended moments.
     assert dirty > KILLS // 4
 
 
@@ -135,7 +135,7 @@ def test_collection_beside_storing_removes_nothing_that_is_needed(tmp_path: Path
     with workshop(root) as storers, workshop(root) as collectors:
         storers.begin(seed=1, kinds=["put", "put", "get", "delete"], operations=150)
         collections = 0
-        while not collections:  # all may have met one operation that takes its time
+        while not collections:  # all may have met one slow operation
             collectors.begin(seed=2, kinds=["collect"], operations=400)
             said, status = collectors.end()
             collections = said.count(["end"])

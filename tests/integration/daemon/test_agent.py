@@ -172,7 +172,7 @@ def test_in_the_middle_of_a_cell_it_says_who_paused_it_and_whatever_is_run_resum
         found = host.session(client)
         assert (found["suspended_by"], found["suspended_at"]) == (None, None)
         from_outside(Suspend(client.session))
-    # It ended without the device, as when it was interrupted.
+    # It ended without the device, as after an interrupt.
     after = rf"Suspended by {found['owner']}, \S+\. Resumes when you run the next cell\."
     wait_until(lambda: re.fullmatch(after, host.session(client)["reason"]))
 
@@ -306,7 +306,7 @@ def test_a_worker_that_hangs_can_be_suspended(toy_host: StartHost, tmp_path) -> 
     suspending = threading.Thread(target=from_outside, args=(Suspend(client.session),))
     suspending.start()
     while suspending.is_alive():
-        host.status()  # is answered meanwhile
+        host.status()  # answered meanwhile
     suspending.join()
     assert host.session(client)["worker_pid"] is None
 
@@ -362,7 +362,7 @@ def test_a_session_whose_worker_does_not_start_waits_says_why_and_loses_nothing(
         assert "could not be started: the toy refuses. Nothing is lost. Next" in waits["reason"]
         with pytest.raises(ControlError, match="the toy refuses"):
             host.call(Resume(client.session))
-        from_outside(Suspend(client.session))  # and is still whole
+        from_outside(Suspend(client.session))  # and nothing is lost
         host.kill_agent()
     refuses.unlink()
     with client.cell():
@@ -400,7 +400,7 @@ def test_a_session_tries_again_by_itself(toy_host: StartHost, tmp_path, monkeypa
     client.add(1)
     wait_until(lambda: host.when(client, "queued"))
     refuses.unlink()
-    host.work(other)  # who waits has neither turn nor room
+    host.work(other)  # the waiting session holds neither a turn nor memory
     assert client.read() == client.state
 
 
@@ -418,7 +418,7 @@ def test_a_log_many_times_its_size_passes_through(toy_host: StartHost) -> None:
     assert host.session(client)["log_bytes"] <= 1 << 16
 
 
-# -------------------------------------------------------------------- who may do what
+# -------------------------------------------------------------------- permissions
 
 
 def test_a_session_is_found_by_id_prefix_and_name(toy_host: StartHost) -> None:
@@ -450,7 +450,7 @@ def test_a_kernel_with_another_torch_is_told_so(toy_host: StartHost) -> None:
     session = host.open()
     with pytest.raises(ControlError, match=r"has torch 2.11.0, its environment 2.13.0\+toy"):
         ToyClient(session, "2.11.0")
-    with ToyClient(session) as client:  # it may try again
+    with ToyClient(session) as client:  # it may retry
         client.add(1)
         assert client.read() == client.state
 

@@ -1,4 +1,4 @@
-"""Who watches a real daemon is told what changes, and what of it he may know."""
+"""Subscribers of a real daemon receive changes, as far as they are allowed to see them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ StartHost = Callable[..., ToyHost]
 
 
 class Watcher:
-    """Knows what it was told, as a front end does."""
+    """Applies the updates that it receives, as a front end does."""
 
     def __init__(self, session: str = "") -> None:
         self._control = agent_client.connect(start=False)
@@ -103,7 +103,7 @@ def test_each_change_is_told_to_all_who_watch(toy_host: StartHost) -> None:
         one.until(lambda: name in one.devices["cpu:1"]["sessions"])
         host.call(CloseSession(name))
         one.until(lambda: name not in one.sessions)
-        # Who reads late is told less, and knows the same.
+        # A subscriber that reads late receives fewer messages, and ends in the same state.
         other.until(lambda: name not in other.sessions)
         other.until(lambda: other.devices == one.devices)
         assert len(other.told) <= len(one.told)
@@ -165,7 +165,7 @@ def test_who_does_not_read_holds_up_nobody_and_the_daemon_leaves(toy_host: Start
         watcher.sees(session, pinned=False)
         host.call(CloseSession(session))
         watcher.until(lambda: not watcher.sessions)
-        host.process.wait(WAIT_SECONDS)  # who only watches does not keep it
+        host.process.wait(WAIT_SECONDS)  # a subscriber does not keep it alive
 
 
 def test_what_has_changed_while_nobody_watched_is_known(toy_host: StartHost) -> None:

@@ -1,4 +1,4 @@
-"""The record of a real daemon is what sessions have done, also when it was killed."""
+"""The activity record of a real daemon is what sessions have done, also after it was killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ StartHost = Callable[..., ToyHost]
 
 
 def recorded() -> dict[str, Any]:
-    """What is in the file."""
+    """Return the content of the record."""
     return activity_store.read(paths.runtime_dir(), 0.0, time.time(), 0.0, os.getuid())
 
 
@@ -40,7 +40,7 @@ def kinds(session: str) -> list[str]:
 
 
 def held(session: str) -> list[tuple[str, str]]:
-    """Where a session was and what it did there, one after the other, each once."""
+    """Return devices and states of a session in their order, without repetitions."""
     spans = [
         each for e in recorded()["devices"] for each in e["held"] if each["session"] == session
     ]
@@ -52,7 +52,7 @@ def held(session: str) -> list[tuple[str, str]]:
 
 
 def changes(session: str) -> list[str]:
-    """All states of a session that are in the file, in their order."""
+    """Return all states of a session that are recorded, in their order."""
     query = "SELECT state FROM changes WHERE session = ? ORDER BY number"
     with opened(paths.runtime_dir() / activity_store.NAME) as database:
         return [state for (state,) in database.execute(query, (session,))]
@@ -128,7 +128,7 @@ def test_the_record_goes_on_when_the_agent_was_killed(toy_host: StartHost) -> No
     after = changes(client.session)
     assert after.index("away") < len(after) - 1
     assert kinds(client.session) == []
-    assert kinds(resting.session) == ["suspended"]  # which is no news to the next one
+    assert kinds(resting.session) == ["suspended"]  # which is not recorded again by the next agent
     host.call(Resume(resting.session))
     wait_until(lambda: kinds(resting.session) == ["suspended", "resumed"])
 

@@ -1,4 +1,4 @@
-"""The daemon's own life: started once, at first need, and gone when nobody needs it."""
+"""The life cycle of the daemon: started once, when first needed, and exits when it is unused."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def test_connecting_to_one_that_leaves_all_the_time_always_works(
     pids = set()
     chance = random.Random(1)
     rounds = 0
-    while rounds < 40 or len(pids) <= 5:  # it depends on the machine how often one is left by then
+    while rounds < 40 or len(pids) <= 5:  # how often it has exited by then depends on timing
         rounds += 1
         with agent_client.connect() as connection:
             connection.expect(StatusReply, Status(), WAIT_SECONDS)
             pids.add(connection.daemon_pid)
-        time.sleep(chance.uniform(0, 0.02))  # meets the leaving one in all its moments
+        time.sleep(chance.uniform(0, 0.02))  # meets the exiting agent at any moment
 
 
 def test_stopping_waits_until_it_has_ended_its_sessions(toy_host) -> None:
@@ -133,7 +133,7 @@ def test_a_killed_daemon_takes_workers_and_zygotes_along(toy_host) -> None:
     ended = [wait_for_end(fd) for fd in fds]
     assert all(ended)
     assert len(ended) == 2
-    assert client.read() == client.state  # by another worker of the next agent
+    assert client.read() == client.state  # executed by another worker of the next agent
 
 
 def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(runtime_dir: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_killed_agent_without_sessions_is_replaced_and_leaves_later(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_LINGER", "0.5")
-    with agent_client.connect() as connection:  # and as long as it lasts, the agent does not leave
+    with agent_client.connect() as connection:  # and as long as it is open, the agent does not exit
         pid = connection.daemon_pid
         kill_at_once(pid)
     with agent_client.connect(start=False) as connection:  # waits for the next one
@@ -163,7 +163,7 @@ def test_a_killed_agent_without_sessions_is_replaced_and_leaves_later(
 
 
 def daemon_pid_started() -> int:
-    """Start the daemon, and return the process id of its agent."""
+    """Start the daemon; return the pid of its agent."""
     with agent_client.connect() as connection:
         return connection.daemon_pid
 
@@ -237,7 +237,7 @@ def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
     host: ToyHost = toy_host(linger=0.5, stays=True)
     client = host.client()
     host.work(client)
-    host.call(Prepare("/nonexistent/python"))  # another environment stays without a zygote
+    host.call(Prepare("/nonexistent/python"))  # another environment, which has no zygote
     host.open("other")
     family = wait_until(lambda: found if len(found := host.children()) == 2 else None)
     (zygote,) = set(family) - {host.session(client)["worker_pid"]}
@@ -250,7 +250,7 @@ def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:
 
 
 def wait_for_end(pidfd: int, seconds: float = WAIT_SECONDS) -> bool:
-    """Wait for the end of a process, whose pidfd is closed then."""
+    """Wait for the end of a process, and close its pidfd."""
     try:
         return bool(select.select([pidfd], [], [], seconds)[0])
     finally:
@@ -317,7 +317,7 @@ def test_a_socket_whose_file_has_gone_is_made_anew_and_outlives_the_agent(toy_ho
     mode = path.stat().st_mode
     for _ in range(2):
         path.unlink()
-        asking = [ask_in_a_process() for _ in range(2)]  # they may start a daemon, in vain
+        asking = [ask_in_a_process() for _ in range(2)]  # they may start a daemon, which exits
         assert {each.communicate()[0] for each in asking} == {f"{agent}\n"}
         assert path.stat().st_mode == mode
         host.kill_agent()
@@ -329,7 +329,7 @@ def test_a_socket_whose_file_has_gone_is_made_anew_and_outlives_the_agent(toy_ho
 def test_a_daemon_removes_and_repairs_its_own_socket_only(toy_host) -> None:
     host: ToyHost = toy_host()
     directory = paths.runtime_dir()
-    (directory / "agent.lock").unlink()  # whoever lives here now has another one
+    (directory / "agent.lock").unlink()  # another process may hold the lock now
     (directory / "agent.lock").touch()
     path = directory / paths.SOCKET_NAME
     ours = directory / "ours"
@@ -354,7 +354,7 @@ def test_nothing_stays_of_sessions_that_have_closed(toy_host, tmp_path: Path) ->
         return json.loads(wait_until(lambda: path.exists() and path.read_text()))
 
     def after(count: int) -> int:
-        """How many objects there are after so many sessions, when these are none any more."""
+        """Return the number of objects after this many sessions were opened and closed."""
         clients = [host.client(f"{each}", key=f"{each}") for each in range(count)]
         for each in clients:
             host.work(each)
@@ -362,7 +362,7 @@ def test_nothing_stays_of_sessions_that_have_closed(toy_host, tmp_path: Path) ->
         for each in clients:
             each.close()
             host.call(CloseSession(each.session))
-        # Whatever has ended late is found when it is tidied again.
+        # The next cleanup finds processes that have ended late.
         wait_until(lambda: host.call(Prepare(sys.executable)) and objects()[0] == 1)
         return objects()[1]
 
@@ -381,7 +381,7 @@ def test_a_limit_on_file_sizes_is_named_to_who_meets_it(toy_host) -> None:
     resource.prlimit(agent, resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     with pytest.raises(ControlError, match=r"of 1.0 MiB at most: .*\(ulimit -f\)"):
         host.client("other")
-    assert client.read() == client.state  # and who is there goes on
+    assert client.read() == client.state  # and an existing session continues
     resource.prlimit(agent, resource.RLIMIT_FSIZE, limits)
     other = host.client("other")
     host.work(other)

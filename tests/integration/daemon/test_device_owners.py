@@ -35,7 +35,7 @@ def nodes(tmp_path: Path) -> list[str]:
 
 @contextmanager
 def second_daemon(directory: Path, nodes: list[str]) -> Iterator[str]:
-    """Start a daemon with another runtime directory; yields what it says about its start."""
+    """Start a daemon with another runtime directory; yield its report about its start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_SING_RUNTIME_DIR", str(directory))
         patch.setenv("JUPYTER_SING_DEVICES", DEVICES)
@@ -57,7 +57,7 @@ def second_daemon(directory: Path, nodes: list[str]) -> Iterator[str]:
 
 
 def opened_by(pid: int) -> set[str]:
-    """Paths of what a process has open; what it opens and closes meanwhile may be missing."""
+    """Return the paths of a process's open files; concurrent changes may be missing."""
     found = set()
     for each in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -97,6 +97,6 @@ def test_a_second_daemon_leaves_the_gpus_of_the_first_alone_also_while_agents_di
     workers = host.children()
     assert not any(nodes[0] in opened_by(each) for each in workers)
     host.kill(host.agent_pid(), host.keeper_pid())
-    for directory in ("third", "fourth"):  # freed by one that dies, and by one that leaves
+    for directory in ("third", "fourth"):  # freed by a daemon that dies, and by one that exits
         with second_daemon(tmp_path / directory, nodes[:2]) as said:
             assert said == "ready"

@@ -1,4 +1,4 @@
-"""What dies or is asked for while a disk is full: sessions go on, and what needs it says so."""
+"""Deaths and requests while a disk is full: sessions continue, and errors name the full disk."""
 
 from __future__ import annotations
 

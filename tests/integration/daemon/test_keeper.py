@@ -1,4 +1,4 @@
-"""Sessions outlive the agent: it is killed at any moment, and no result is another one."""
+"""Sessions outlive the agent: it is killed at any moment, and results stay the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ StartHost = Callable[..., ToyHost]
 
 
 class InFlight:
-    """A request that the agent has received, or will, but cannot answer: it is stopped."""
+    """A request that the agent has received, or will receive, but cannot answer: it is stopped."""
 
     def __init__(self, host: ToyHost, request: Message) -> None:
         self.host, self.answer = host, None
@@ -53,7 +53,7 @@ class InFlight:
             self.answer = self._connection.call(request, WAIT_SECONDS)
 
     def kill_agent(self):
-        """Kill the agent, and return what the next one answers."""
+        """Kill the agent; return the answer of the next one."""
         self.host.kill(self.agent)
         self._thread.join()
         return self.answer
@@ -84,7 +84,7 @@ def test_a_killed_agent_changes_no_result(toy_host: StartHost, moment: str) -> N
     assert [after[key] for key in same] == [before[key] for key in same]
     if moment in ("suspended", "held", "unused"):
         assert (after["state"], after["reason"]) == (before["state"], before["reason"])
-    with client.cell():  # it is not suspended before it was seen
+    with client.cell():  # it is not suspended before this client was seen
         client.add(100)
         assert client.read() == client.state
         wait_until(lambda: host.session(client)["worker_pid"] not in (None, before["worker_pid"]))
@@ -133,7 +133,7 @@ def test_five_kills_at_random_moments_change_no_result(toy_host: StartHost) -> N
 
 
 def scenario(host: ToyHost) -> None:
-    """All that deposits something."""
+    """Do all that deposits state with the supervisor."""
     with agent_client.connect(start=False) as connection:
         request = OpenSession("moments", "", sys.executable)
         session = connection.expect(SessionOpened, request, WAIT_SECONDS).session
@@ -207,7 +207,7 @@ def test_a_suspension_that_waits_for_an_operator_is_made_again(
     worker = wait_until(lambda: host.session(client)["worker_pid"])
     suspending = threading.Thread(target=from_outside, args=(Suspend(client.session),))
     suspending.start()
-    wait_until(lambda: not client.worker.gate_open)  # it has begun
+    wait_until(lambda: not client.worker.gate_open)  # the suspension has begun
     host.kill_agent()
     (tmp_path / "done").touch()
     suspending.join()
@@ -352,7 +352,7 @@ def test_a_session_whose_device_is_gone_says_so(toy_host: StartHost) -> None:
     assert stays.read() == stays.state
 
 
-# -------------------------------------------------------------------- the keeper
+# -------------------------------------------------------------------- the supervisor
 
 
 @pytest.mark.slow
@@ -371,7 +371,7 @@ def test_a_killed_keeper_is_replaced_and_knows_everything(toy_host: StartHost) -
 
 
 def keeps(keeper: int, count: int) -> bool:
-    """Whether a keeper has so many sessions by now."""
+    """True if the supervisor has this many sessions by now."""
     found = 0
     for each in Path(f"/proc/{keeper}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -387,7 +387,7 @@ def test_a_keeper_that_hangs_is_replaced(toy_host: StartHost) -> None:
     keeper = host.keeper_pid()
     os.kill(keeper, signal.SIGSTOP)
     sessions = []
-    while lives(keeper):  # what is deposited piles up
+    while lives(keeper):  # deposits accumulate, as it does not read
         sessions.append(host.open())
         assert len(sessions) < 1000
     wait_until(lambda: keeps(host.keeper_pid(), len(sessions) + 1))
@@ -404,12 +404,12 @@ def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) 
     family = host.children()
     host.kill(host.agent_pid(), host.keeper_pid())
     assert client.gone.wait(WAIT_SECONDS)
-    wait_until(lambda: not any(lives(pid) for pid in family))  # until then they answer
+    wait_until(lambda: not any(lives(pid) for pid in family))  # until then they still execute
     with pytest.raises(RuntimeError, match="the daemon is gone"):
         client.read()
     with pytest.raises(ControlError, match="No jupyter_sing daemon is running"):
         agent_client.connect(start=False)
-    with agent_client.connect() as connection:  # what they left is no obstacle for the next ones
+    with agent_client.connect() as connection:  # what they left does not prevent the next ones
         assert connection.expect(StatusReply, Status(), WAIT_SECONDS).sessions == []
 
 
@@ -442,7 +442,7 @@ def test_without_anywhere_to_write_its_log_the_next_agent_starts(toy_host: Start
 
 
 def test_a_zygote_that_is_killed_before_it_is_ready_is_replaced(toy_host: StartHost) -> None:
-    # Kills itself twice, as somebody else may.
+    # The zygote kills itself twice, as another process might.
     once = (
         "import os, sys, runpy; path = os.environ['TOY_KILLS']; left = int(open(path).read())\n"
         "open(path, 'w').write(str(left - 1))\n"

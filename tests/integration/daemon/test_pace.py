@@ -1,4 +1,4 @@
-"""A notebook that asks for nothing back is as far ahead of its device as CUDA would let it be."""
+"""A notebook that reads no result is ahead of its device at most as far as CUDA would let it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.doubles.member import Process, running
 from tests.doubles.waiting import wait_until
 from tests.doubles.zygote import HEADER
 
-#: As native/client/log/pace.h says, with what is written until it looks again.
+#: As in native/client/log/pace.h, with the records that are written until its next check.
 AHEAD_MAX = 1024 + 128
-MANY = 4 * AHEAD_MAX  # the log of this agent has room for no more than twice as many
+MANY = 4 * AHEAD_MAX  # this agent's log has room for at most twice as many
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def process(tmp_path: Path, agent: Agent) -> Iterator[Process]:
 
 
 def ahead(memory: SessionMemory) -> int:
-    """Records that were not executed."""
+    """Return the number of records that were not executed."""
     at, count = memory.worker.consumed, 0
     while at < memory.client.head:
         at += HEADER.unpack(os.pread(memory.fds[0], HEADER.size, at % LOG_BYTES))[0]
@@ -47,7 +47,7 @@ def ahead(memory: SessionMemory) -> int:
 
 
 def held_up(agent: Agent, process: Process) -> SessionMemory:
-    """Have it go ahead of a worker that does nothing, until it waits."""
+    """Let the process run ahead of a worker that executes nothing, until it waits."""
     memory = agent.sessions["first"]
     agent.workers["first"].gate.clear()
     process.tell(f"grow {MANY}")
@@ -57,7 +57,7 @@ def held_up(agent: Agent, process: Process) -> SessionMemory:
 
 def test_it_waits_for_the_worker(agent: Agent, process: Process) -> None:
     memory = held_up(agent, process)
-    # Some are executed by then: a gate is closed between two looks at it.
+    # Some are executed by then: a closed gate takes effect only at the worker's next check.
     assert AHEAD_MAX / 2 < ahead(memory) <= AHEAD_MAX
     agent.workers["first"].gate.set()
     assert process.answer() == "grown"

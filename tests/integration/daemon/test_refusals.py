@@ -1,4 +1,4 @@
-"""What is no good, or somebody else's, is refused, by command and by REST, and nothing is done."""
+"""Invalid or unauthorized requests are refused, by command and by REST, without side effects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def session(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A session of a kernel that must hear nothing, with the checkpoint ``mine``."""
+    """Open a session of a kernel that must receive no request, with the checkpoint ``mine``."""
 
     def heard(wish: Wish) -> None:
         raise AssertionError(wish)  # in the link's thread: pytest makes it an error
@@ -147,7 +147,7 @@ def test_a_chunk_that_is_missing_or_of_another_content(session: str, data: Path)
 
 
 class NoKeeper:
-    """Keeps nothing."""
+    """Supervisor that keeps nothing."""
 
     def put(self, deposited: Any) -> None: ...
 
@@ -157,7 +157,7 @@ class NoKeeper:
 def test_what_is_anothers(
     toy_host: StartHost, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two users at one daemon, which knows them by the kernel's word for it."""
+    """Two users at one daemon, which knows them by their peer credentials."""
     owner, stranger = 4001, 4002
     who = owner
     monkeypatch.setattr(Channel, "peer", lambda self: (os.getpid(), who))

@@ -1,4 +1,4 @@
-"""One daemon for several users of a machine: they share a device, and nothing else."""
+"""One system daemon for several users of a machine: they share devices, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 
 ALICE, BOB = 61001, 61002
 
-#: Trains, and stands still in the middle until a file is there. Prints what became of it.
+#: Trains, and stops in the middle until a file exists. Prints a digest of its results.
 TRAINING = """
 import hashlib, os, sys, time, torch
 seed, device, gate = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -53,7 +53,7 @@ print(digest.hexdigest(), loss.item())
 
 @pytest.fixture(scope="module")
 def everybodys() -> Iterator[tuple[Path, Path]]:
-    """A directory that everybody may read, and an interpreter in it."""
+    """Return a directory that every user can read, and an interpreter in it."""
     base = Path(tempfile.mkdtemp(prefix="sing-system-"))
     try:
         base.chmod(0o755)
@@ -64,7 +64,7 @@ def everybodys() -> Iterator[tuple[Path, Path]]:
 
 @pytest.fixture(scope="module")
 def machine(everybodys: tuple[Path, Path]) -> Iterator[Machine]:
-    """A machine whose daemon runs."""
+    """A machine with a running daemon."""
     machine = Machine(everybodys[0] / "machine", everybodys[1])
     started = machine.start_daemon()
     assert started.returncode == 0, started.stderr
@@ -74,7 +74,7 @@ def machine(everybodys: tuple[Path, Path]) -> Iterator[Machine]:
 
 @pytest.fixture(autouse=True)
 def _ended(request: pytest.FixtureRequest) -> Iterator[None]:
-    """End what a test has left running."""
+    """End the programs that a test has left running."""
     yield
     if "machine" in request.fixturenames:
         request.getfixturevalue("machine").end_programs()
@@ -82,14 +82,14 @@ def _ended(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def gate(everybodys: tuple[Path, Path]) -> Iterator[Path]:
-    """A file that lets programs go on."""
+    """A file that lets programs continue when it is created."""
     path = everybodys[0] / "gate"
     yield path
     path.unlink(missing_ok=True)
 
 
 def train(machine: Machine, uid: int, gate: Path) -> subprocess.Popen[str]:
-    """Start a training of a user under a session that is named after him."""
+    """Start a user's training run in a session that is named after its uid."""
     script = machine.base / "training.py"
     if not script.exists():
         script.write_text(TRAINING)
@@ -107,12 +107,12 @@ def begun(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture(scope="module")
 def plainly(machine: Machine) -> dict[int, str]:
-    """What the trainings come to without us."""
+    """Return the results of the training runs without a proxy."""
     return {uid: machine.program(0, TRAINING, str(uid), "cpu", "") for uid in (ALICE, BOB)}
 
 
 def of(machine: Machine, owner: int, seen_by: int = 0) -> dict:
-    """The session of a user, as another one sees it."""
+    """Return a user's session as another user sees it."""
     (found,) = (s for s in machine.status(seen_by) if s["owner"] == f"uid:{owner}")
     return found
 
@@ -157,7 +157,7 @@ def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[in
         home = f"HOME={machine.base}/home-{ALICE}".encode()
         assert home in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
-    # Who holds what is seen by all; the rest is nobody else's affair.
+    # All users can see who holds which device; other fields are hidden.
     bobs, seen = of(machine, BOB), of(machine, BOB, seen_by=ALICE)
     assert (seen["id"], seen["owner"], seen["device"]) == (bobs["id"], f"uid:{BOB}", "cpu:0")
     assert bobs["name"] == f"of-{BOB}"
@@ -166,10 +166,10 @@ def test_two_users_share_a_device(machine: Machine, gate: Path, plainly: dict[in
     assert not any(seen[each] for each in hidden)
     assert of(machine, ALICE, seen_by=ALICE)["name"] == f"of-{ALICE}"
 
-    # What is whose can be changed by that one alone, and by root.
+    # A user's objects can be changed by that user and by root only.
     for refused in machine.program(ALICE, REFUSED, bobs["id"]).splitlines():
         assert f"belongs to uid:{BOB}: only uid:{BOB} or an admin can" in refused, refused
-    for name in (bobs["id"], bobs["id"][:8]):  # as the table has it
+    for name in (bobs["id"], bobs["id"][:8]):  # as in the table
         refused = machine.sing(ALICE, "suspend", name)
         text = f"{name} belongs to uid:{BOB}: only uid:{BOB} or an admin can suspend it."
         assert refused.stderr == f"jupyter sing: {text}\n"
@@ -302,7 +302,7 @@ def test_a_checkpoint_is_its_owners_alone(machine: Machine) -> None:
     assert "There is no checkpoint 'mine'." in stranger.communicate(timeout=WAIT_SECONDS)[1]
     refused = machine.sing(ALICE, "checkpoint-delete", "mine")
     assert refused.stderr == "jupyter sing: There is no checkpoint 'mine'.\n"
-    # Nobody but root looks at what the daemon keeps, and what is Alice's may have the same name.
+    # Only root can read the daemon's data, and Alice may use the same name as Bob.
     for path in (machine.data, machine.data / "daemon"):
         assert path.stat().st_mode & 0o777 == 0o700
     machine.program(ALICE, STORE, "mine")
@@ -372,7 +372,7 @@ def test_a_bad_interpreter_is_executed_by_its_user_and_holds_nobody_up(
     assert any(b"sleep" in Path(f"/proc/{p}/cmdline").read_bytes() for p in processes_of(ALICE))
 
 
-#: An "interpreter" that says it is a zygote, and that a process of somebody else is its worker.
+#: An "interpreter" that reports as a zygote, with another user's process as its worker.
 LIAR = """#!{python}
 import os, socket, sys
 sys.path.insert(0, {packages!r})
@@ -509,7 +509,7 @@ def test_a_socket_that_is_not_roots_is_not_used(everybodys: tuple[Path, Path]) -
         listener.listen()
         refused = machine.sing(BOB, "status", JUPYTER_SING_SYSTEM_DIR=str(fake))
         assert "does not belong to root" in refused.stderr
-        # Nor in a directory of root's, if who serves it is not.
+        # Nor in a directory of root's, if the process that listens is not root's.
         os.chown(fake, 0, 0)
         os.chown(fake / "agent.sock", 0, 0)
         serving = (

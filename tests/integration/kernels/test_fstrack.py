@@ -1,4 +1,4 @@
-"""The file tracker: what tracked programs put into their journal, while they notice nothing."""
+"""The file tracker: the journal of tracked programs, whose behavior it does not change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def journal(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """Where tracked programs work."""
+    """Working directory of tracked programs."""
     directory = tmp_path / "here"
     directory.mkdir()
     return directory
@@ -54,10 +54,10 @@ def environment(library: Path, journal: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(environment: dict[str, str], here: Path) -> Run:
-    """Run a Python program in `here`, tracked."""
+    """Return a function that runs a Python program in `here`, tracked."""
 
     def run(code: str, **env: str) -> None:
-        # No site: nothing but the program itself is to be seen.
+        # Without the site module: only the files of the program itself count.
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", f"import os\n{code}"],
             cwd=here,
@@ -73,7 +73,7 @@ def run(environment: dict[str, str], here: Path) -> Run:
 
 @pytest.fixture
 def track(run: Run, journal: Path, here: Path) -> Track:
-    """Run a program; return what it changed, relative to `here`."""
+    """Return a function that runs a program and returns what it changed, relative to `here`."""
 
     def track(code: str, **env: str) -> set[str]:
         run(code, **env)
@@ -87,7 +87,7 @@ def noted(journal: Path, here: Path) -> set[str]:
 
 
 def below(*directories: str) -> set[str]:
-    """What is in the directory `sub` of the test below, in other places."""
+    """Return the paths of the test's directory `sub`, below other directories."""
     return {f"{each}{name}" for each in directories for name in ("", "/x", "/y", "/y/z")}
 
 
@@ -154,7 +154,7 @@ STREAM = C + "c.fopen.restype = c.fopen64.restype = c.freopen.restype = ctypes.c
         ("\ntry: os.unlink('none')\nexcept FileNotFoundError: pass", set()),
         ("\ntry: open('none/a', 'w')\nexcept FileNotFoundError: pass", set()),
         ("\ntry: os.open('old', os.O_CREAT | os.O_EXCL)\nexcept FileExistsError: pass", set()),
-        # What is no file is ignored.
+        # Devices, pipes and other special files are ignored.
         ("open('/dev/null', 'w'); os.mkfifo('f'); os.open('f', os.O_RDWR)", set()),
         ("os.memfd_create('m'); open('/proc/self/comm', 'w')", set()),
         # Children.
@@ -230,7 +230,7 @@ def test_what_was_only_opened_for_writing_has_not_changed(track: Track, here: Pa
         os.utime(here / name, (1e9, 1e9))
     if not keeps_times(here):
         pytest.skip("this file system's times of modification are not trusted")
-    # As if it had been written a moment ago: too recently to tell that from another change.
+    # As if it had been written a moment ago: too recently to distinguish it from another change.
     os.utime(here / "fresh", (4e9, 4e9))
     assert track(
         "import mmap\n"
@@ -239,7 +239,7 @@ def test_what_was_only_opened_for_writing_has_not_changed(track: Track, here: Pa
         "    if name == 'written': file.write(b'W'); file.flush()\n"
         "    if name == 'mapped': mmap.mmap(file.fileno(), 0)[0] = 65\n"
     ) == {"written", "mapped", "fresh"}
-    # It was noted, so a later change by another file under that name is one.
+    # It was noted, so a later change of another file with that name counts.
     (here / "read").write_text("changed")
     assert "read" in track("")
 
@@ -258,7 +258,7 @@ def test_a_path_is_noted_once(track: Track, journal: Path) -> None:
 
 
 def test_a_file_in_the_place_of_another_one_is_noted(track: Track) -> None:
-    """The new one often has the inode of the old one, and here the same relative name."""
+    """The new file often has the inode of the old one, and here the same relative name."""
     found = track(
         "for name in 'abcdef':\n"
         "    os.mkdir(name); os.chdir(name); open('x', 'w').close()\n"
@@ -304,7 +304,7 @@ def test_signal_handlers_may_open_files(track: Track) -> None:
     found = track(
         "import itertools, signal, threading\n"
         "numbers, enough = itertools.count(1), False\n"
-        "def handle(*_):\n"  # which may come in the middle of itself
+        "def handle(*_):\n"  # which may interrupt itself
         "    global enough; mine = next(numbers); open(f's{mine}', 'w').close()\n"
         "    if mine >= 20: signal.setitimer(signal.ITIMER_REAL, 0); enough = True\n"
         "signal.signal(signal.SIGALRM, handle)\n"

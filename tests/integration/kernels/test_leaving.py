@@ -1,4 +1,4 @@
-"""A process that leaves its session and joins again: nothing is lost, and nothing stays open."""
+"""A process that detaches from its session and reattaches: nothing is lost or left open."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_nothing_stays_open_and_all_goes_on(agent: Agent, process: Process) -> N
     assert process.open_to_the_outside() == []
     wait_until(lambda: agent.drained("first"))
     head, records = agent.sessions["first"].client.head, agent.workers["first"].records
-    process.tell("grow 100")  # waits till it is back
+    process.tell("grow 100")  # waits until it has reattached
     process.tell("sync")
     assert (agent.sessions["first"].client.head, agent.workers["first"].records) == (head, records)
     wake(process.pid, said.wake_fd, restored=False, session="first")
     assert agent.hellos.get(timeout=WAIT_SECONDS).session == "first"
     assert (process.answer(), process.answer()) == ("grown", "done")
     assert agent.workers["first"].records >= records + 101
-    # Again, with another thread in the middle of something.
+    # Again, while another thread uses the device.
     assert process.ask("begin") == "begun"
     for _ in range(5):
         said = left(agent)
@@ -137,7 +137,7 @@ def test_it_stays_while_somebody_waits_for_the_device(agent: Agent, tmp_path: Pa
         assert process.answer() == "done"
         assert process.ask("grow 10") == "grown"
         assert process.ask("sync") == "done"
-        # Now nobody waits; but the time that it takes to leave counts, too.
+        # Now no thread waits; but the time that detaching takes counts, too.
         said = wait_until(lambda: found if isinstance(found := agent.leave(), Left) else None)
         wake(process.pid, said.wake_fd, restored=False, session="first")
         assert process.ask("sync") == "done"
@@ -167,7 +167,7 @@ def test_it_goes_on_in_another_process_made_of_its_images(
             assert (process.ask("grow 10"), process.ask("sync")) == ("grown", "done")
             client = agent.sessions[name].client
             assert client.head > agent.sessions["first"].client.head
-            # As the clock of this host says it, whatever clock the process has.
+            # By the clock of this host, whatever the clock of the process is.
             assert abs(client.cell_changed_ns - time.monotonic_ns()) < WAIT_SECONDS * 1e9
             again = left(agent)
             assert process.open_to_the_outside() == []
@@ -176,4 +176,4 @@ def test_it_goes_on_in_another_process_made_of_its_images(
             assert process.ask("sync") == "done"
             process.popen.kill()
             process.popen.wait()
-            assert agent.said.get(timeout=WAIT_SECONDS) is None  # it hangs up
+            assert agent.said.get(timeout=WAIT_SECONDS) is None  # it disconnects

@@ -1,4 +1,4 @@
-"""Which form of saving processes is found, by whom, and what is said where there is none."""
+"""The form in which processes can be saved: how it is found, by which user, and error messages."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ except ProcessError as error:
 
 
 class Counting:
-    """A stand-in for CRIU that notes how often it is called."""
+    """Stub of CRIU that records its calls."""
 
     def __init__(self, directory: Path, program: str) -> None:
         self.path, self._calls = directory / "criu", directory / "calls"
         self.write(f'exec {program} "$@"')
 
     def write(self, does: str) -> None:
-        """Set what it does."""
+        """Set the commands that it runs."""
         self.path.write_text(f'#!/bin/sh\necho "$1" >>{self._calls}\n{does}\n')
         self.path.chmod(0o755)
 
     def calls(self) -> list[str]:
-        """What it was asked for since the last time."""
+        """Return its calls since the last time."""
         found = self._calls.read_text().split() if self._calls.exists() else []
         self._calls.unlink(missing_ok=True)
         return found
@@ -64,7 +64,7 @@ class Counting:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried may take as long as a loaded machine needs."""
+    """Let probes take as long as they need on a loaded machine."""
     monkeypatch.setattr(forms, "STEP_SECONDS", 120.0)
 
 
@@ -77,7 +77,7 @@ def counting(criu_program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A home of somebody who is not root; those of tests are closed to others."""
+    """A home directory of an ordinary user; the directories of tests are closed to others."""
     built = sandbox_program().parent
     with tempfile.TemporaryDirectory(prefix="sing-home-") as name:
         # Compiling takes seconds, and the compiler is not what is tested.
@@ -91,7 +91,7 @@ def home() -> Iterator[Path]:
 def as_user(
     criu_program: str, home: Path, *arguments: str, options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python as somebody else."""
+    """Run Python as an ordinary user."""
     read = [sys.base_prefix, sys.prefix, str(ROOT), str(Path(criu_program).parent)]
     env = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
     env |= {
@@ -112,7 +112,7 @@ def as_user(
 
 
 def found_by(criu_program: str, home: Path, *options: str) -> dict[str, str]:
-    """What somebody else finds."""
+    """Return the form that an ordinary user finds."""
     done = as_user(criu_program, home, "-c", FIND, str(home / "found"), options=options)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
@@ -126,7 +126,7 @@ def test_what_was_found_is_kept(counting: Counting, tmp_path: Path) -> None:
     assert counting.calls() == []
     assert forms.find(tmp_path / "kept", fresh=True) == found
     assert counting.calls() == ["--version", "dump", "restore"]
-    os.utime(counting.path, (1, 1))  # another one
+    os.utime(counting.path, (1, 1))  # a changed program
     assert forms.find(tmp_path / "kept") == found
     assert counting.calls() == ["--version", "dump", "restore"]
 
@@ -222,14 +222,14 @@ def test_a_shell_does_what_it_does_without_a_sandbox(criu_program: str, home: Pa
     ]
     assert "nobody" in said[0]
     assert "= 0" in said[0]
-    # It names another reason: in there, set-user-id programs have no more rights than their user.
+    # sudo gives another reason: in there, set-user-id programs have only the rights of their user.
     said = [[line for line in each if not line.startswith("sudo: ")] for each in said]
     assert said[1] == said[0]
 
 
 @needs_root
 def test_processes_are_saved_by_an_ordinary_user(criu_program: str, home: Path) -> None:
-    """Run the tests of `test_processes` as such."""
+    """Run the tests of `test_processes` as an ordinary user."""
     tests = ROOT / "tests/integration/kernels/test_processes.py"
     done = as_user(
         criu_program, home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT),

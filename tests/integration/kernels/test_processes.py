@@ -1,4 +1,4 @@
-"""Processes that are saved and made again, by root and by an ordinary user."""
+"""Processes that are dumped and restored, by root and by an ordinary user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", params=["root", "user"] if IS_ROOT else ["user"])
 def form(request: pytest.FixtureRequest, criu_program: str) -> Form:
-    """Each form that this user has."""
+    """Each form that this user can use."""
     return Form(request.param, criu_program)
 
 
@@ -53,7 +53,7 @@ def save(form: Form, program: Program, directory: Path, *, leave_running: bool =
 
 @contextmanager
 def watched(pid: int) -> Iterator[int]:
-    """A descriptor of a process, which is readable when that has ended."""
+    """Yield a descriptor of a process, which is readable when it has ended."""
     fd = os.pidfd_open(pid)
     try:
         yield fd
@@ -66,7 +66,7 @@ def has_ended(fd: int, seconds: float = SECONDS_MAX) -> bool:
 
 
 def commands_with(text: str) -> list[str]:
-    """Command lines of all processes that name something."""
+    """Return the command lines of all processes that contain a text."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -79,7 +79,7 @@ def commands_with(text: str) -> list[str]:
 
 
 def wrapper(directory: Path, program: str, instead: str) -> str:
-    """A stand-in for CRIU that does something else first."""
+    """Return a stub of CRIU that runs another command first."""
     file = directory / "criu"
     file.write_text(f'#!/bin/sh\n{instead}\nexec {program} "$@"\n')
     file.chmod(0o755)
@@ -140,7 +140,7 @@ def test_a_restored_kernel_is_woken_interrupted_and_saved_again(form: Form, tmp_
         criu.wake(kernel.pid, wake, {"restored": False})
         assert json.loads(kernel.finish(waits)) == {"restored": False}
     with closing(sandboxed.restore(form, images_at)) as again:
-        # In the middle of the cell: whoever asked for it is gone.
+        # In the middle of the cell: the client that sent it is gone.
         asked = again.begin("", "line.decode()")
         criu.wake(again.pid, images_at, {"restored": True, "session": "s-1"})
         assert json.loads(again.finish(asked)) == {"restored": True, "session": "s-1"}
@@ -221,7 +221,7 @@ def test_a_process_has_what_it_had(form: Form, tmp_path: Path) -> None:
 def test_what_earlier_versions_saved_comes_back(
     form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under them, an ordinary user was root in a sandbox."""
+    """Under those versions, an ordinary user was root in a sandbox."""
     options = sandbox.options
     within = ["--root"] if form.kind == "user" else []
     monkeypatch.setattr(sandbox, "options", lambda *given: [*options(*given), *within])
@@ -255,10 +255,10 @@ def test_clocks_never_go_back(form: Form, answering: Program, tmp_path: Path) ->
     day = 86400
     before = answering.ask("(time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))")
     images_at = save(form, answering, tmp_path / "images")
-    # As if it had been saved a day after this machine was started again.
+    # As if it had been saved after this machine had run for another day.
     described = json.loads((images_at / images.INFO).read_text())
     ahead = 0
-    if form.kind == "user":  # as root, CRIU has its own note of it
+    if form.kind == "user":  # as root, CRIU uses its own record
         ahead = day
         described["monotonic"] += day * 10**9
         described["boottime"] += day * 10**9
@@ -384,7 +384,7 @@ def test_damaged_images_leave_nothing_behind(
     assert commands_with(command := f"{sandboxed.PROGRAM} {answering.port} ")
     images_at = save(form, answering, tmp_path / "images")
     os.truncate(images_at / name, (images_at / name).stat().st_size // 2)
-    # Where a page is missing, CRIU waits for ever.
+    # If a page is missing, CRIU waits forever.
     with pytest.raises(ProcessError, match="restored"):
         criu.restore(form, images_at, timeout=1.0)
     assert commands_with(command) == []
@@ -412,7 +412,7 @@ def test_a_restore_that_hangs_is_given_up_without_a_trace(
     form: Form, answering: Program, tmp_path: Path
 ) -> None:
     images_at = save(form, answering, tmp_path / "images")
-    sleep = f"sleep 9{answering.port}"  # that nobody else does
+    sleep = f"sleep 9{answering.port}"  # a command line that no other process has
     hanging = wrapper(tmp_path, form.criu, f'[ "$1" != restore ] || exec {sleep}')
     with pytest.raises(ProcessError, match="not restored within") as caught:
         criu.restore(Form(form.kind, hanging), images_at, timeout=0.5)
@@ -464,7 +464,7 @@ def test_a_launcher_that_is_killed_takes_all_with_it(
 
 
 def test_the_lifeline_ends_all(form: Form) -> None:
-    keeper, lifeline = os.pipe()  # the reading end is watched, and the other one kept
+    keeper, lifeline = os.pipe()  # the reading end is watched, the other one is held
     with closing(sandboxed.start_program(form, lifeline_fd=keeper)) as program:
         os.close(keeper)
         with watched(program.pid) as fd:

@@ -1,6 +1,6 @@
 """Workers that hang and kernels that vanish keep no device, and no lease is lost or left over.
 
-The scheduler decides, with toy workers; a worker calls its log corrupt if another one executes at
+The scheduler decides, with toy workers. A worker reports a corrupt log if another one executes at
 the same moment (``TOY_ALONE``), which ends its session.
 """
 
@@ -30,7 +30,7 @@ Start = Callable[..., ToyHost]
 def start(
     toy_host: Callable[..., ToyHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Start:
-    """Start a daemon with short turns that loses its patience soon."""
+    """Return a function that starts a daemon with short turns and a short watchdog timeout."""
     monkeypatch.setenv("TOY_ALONE", str(tmp_path / "alone"))
     monkeypatch.setenv("TOY_SLOW", str(tmp_path / "slow"))
     engine = {"quanta": [0.05] * 4, "run_min_switches": 0.0}
@@ -49,7 +49,7 @@ def audit(tmp_path: Path) -> dict[str, dict[str, object]]:
 
 
 def check_no_lease_is_left(host: ToyHost, tmp_path: Path, *clients: ToyClient) -> None:
-    """All rest: nobody holds a lease."""
+    """Wait until all are idle, and no session holds a lease."""
     for each in clients:
         wait_until(lambda each=each: host.session(each)["state"] in ("idle", "suspended"))
     wait_until(lambda: not audit(tmp_path)["engine"] and not audit(tmp_path)["agent"])
@@ -127,7 +127,7 @@ def test_a_worker_that_comes_to_no_end_gives_way(
             assert second.read() == second.state
         assert not lives(worker)
         (tmp_path / "go-on").touch()
-        # It may hang in another worker by now, whom nobody waits for.
+        # It may hang in another worker by now, whose end is not waited for.
         kill_at_once(wait_until(lambda: host.session(first)["worker_pid"]))
         assert first.read() == first.state
     check_both_go_on(host, tmp_path, first, second)
@@ -207,7 +207,7 @@ def test_whatever_dies_leaves_the_device_to_others(
     else:
         kill_at_once(host.session(first)["worker_pid"])
     if moment == "loading" and what == "kernel":
-        assert second.read() == second.state  # it is waited for no more
+        assert second.read() == second.state  # no session waits for it
     slow.unlink(missing_ok=True)
     third.add(3)
     if what == "kernel" and moment in ("granted", "stopping"):

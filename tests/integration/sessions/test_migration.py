@@ -1,4 +1,4 @@
-"""Sessions that move between devices under a real daemon, with toy workers."""
+"""Sessions that migrate between devices under a real daemon, with toy workers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_where_there_is_no_room_nothing_moves(toy_host: StartHost) -> None:
     found = host.session(first)
     assert (found["device"], found["state"]) == ("cpu:0", "idle")
     host.rested(second)
-    host.call(Migrate(first.session, "cpu:1"))  # the neighbour makes room
+    host.call(Migrate(first.session, "cpu:1"))  # the other session is evicted
     assert host.session(second)["state"] == "suspended"
     first.add(2)
     assert first.read() == first.state
@@ -128,7 +128,7 @@ def test_a_program_that_goes_on_loses_no_step(toy_host: StartHost) -> None:
     mover.start()
     steps, used = 0, 0
     with client.cell():
-        while not done.is_set() or steps <= 30:  # a move may take less time than a step
+        while not done.is_set() or steps <= 30:  # a migration may take less time than a step
             client.add(steps)
             used = (used + 3 * MIB) % (150 * MIB)
             client.use(used)
@@ -146,7 +146,7 @@ def test_whatever_dies_meanwhile_changes_no_result(toy_host: StartHost) -> None:
     worker = host.work(client)["worker_pid"]
     pick, killers_pick = random.Random(4), random.Random(5)
     done = threading.Event()
-    refused = left = 0  # how many may be killed till the next result: none lives for ever
+    refused = left = 0  # kills before the next result: workers must survive at times
     counting = threading.Lock()
 
     def kill() -> None:
@@ -165,7 +165,7 @@ def test_whatever_dies_meanwhile_changes_no_result(toy_host: StartHost) -> None:
     try:
         for index in range(60):
             with counting:
-                left = pick.randrange(START_ATTEMPTS_MAX // 2 + 1)  # some meet no death at all
+                left = pick.randrange(START_ATTEMPTS_MAX // 2 + 1)  # sometimes none is killed
             target = f"cpu:{pick.randrange(2)}"
             client.add(index)
             try:

@@ -32,7 +32,7 @@ def test_a_pinned_session_is_not_suspended_for_idleness(toy_host: StartHost) -> 
     host = toy_host(idle_timeout=0.3, **SHORT)
     pinned, other = host.client("pinned"), host.client("other")
     pin(host, pinned)
-    host.call(Pin(pinned.session, True))  # twice is no error
+    host.call(Pin(pinned.session, True))  # idempotent
     for each in (pinned, other):
         each.use(MIB)
         each.add(1)
@@ -63,7 +63,7 @@ def test_nobody_takes_the_memory_of_a_pinned_session(
         found["reason"]
         == "Waiting for 150.0 MiB on Simulated GPU 0: pinned is pinned and keeps 150.0 MiB."
     )
-    # It goes on to have its turns.
+    # It still gets its turns.
     for _ in range(20):
         pinned.add(1)
         assert pinned.read() == pinned.state

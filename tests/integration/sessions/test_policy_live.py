@@ -1,4 +1,4 @@
-"""A policy is applied to a daemon that runs: what it says holds, and no cell notices."""
+"""A policy is applied to a running daemon: it takes effect, without disturbing any cell."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def apply(host: ToyHost, policy: str, *, dry: bool = False) -> list[str]:
-    """Apply a policy; return whom it affects."""
+    """Apply a policy; return descriptions of the users that it affects."""
     return [each["text"] for each in host.call(SetPolicy(policy, dry)).affected]
 
 
 def decisions(client: ToyClient, kind: str) -> list[str]:
-    """What was decided about a session by now, of one kind."""
+    """Return the decisions about a session so far, of one kind."""
     try:
         found = decision_log.read(paths.runtime_dir(), client.session, 1000)
     except ControlError:
@@ -66,7 +66,7 @@ def queued(host: ToyHost, client: ToyClient) -> dict[str, Any]:
     return wait_until(lambda: host.when(client, "queued"))
 
 
-# -------------------------------------------------------------------- who somebody is
+# -------------------------------------------------------------------- identity of users
 
 
 def test_a_claim_is_believed_from_our_own_user_alone() -> None:
@@ -82,7 +82,7 @@ def test_a_claim_is_believed_from_our_own_user_alone() -> None:
 def test_a_number_is_a_uid_only_where_the_policy_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A student's number may be somebody's user number, or one of somebody's subordinate ones."""
+    """A student's number may be another user's uid, or one of another's subordinate uids."""
     subordinate = tmp_path / "subuid"
     subordinate.write_text("bob:2100000:65536\nbroken\neve:x:1\n")
     monkeypatch.setattr(session_status, "_SUBORDINATE", subordinate)
@@ -103,7 +103,7 @@ others: {admitted: false}
 """
     policy = parse(text)
     assert [resolve(policy, name).admitted for name in names] == [False, True, False, False, False]
-    assert resolve(policy, "2026001").admitted  # who is called so
+    assert resolve(policy, "2026001").admitted  # a user with this name
 
 
 # -------------------------------------------------------------------- applying
@@ -145,7 +145,7 @@ def test_it_is_said_whom_it_affects_and_no_cell_is_disturbed(
 
 
 def test_a_promise_that_cannot_be_kept_is_said_wherever_it_is_decided(toy_host: StartHost) -> None:
-    """One device is promised once: the second premium session has nothing of that."""
+    """One device is promised once, so the second premium session gets nothing of that."""
     host = toy_host(**ENGINE)
     first, second = host.client("first", user="ada"), host.client("second", user="ada")
     assert host.session(second)["promised"] == 0.7
@@ -217,7 +217,7 @@ def test_it_holds_when_the_agent_was_killed_and_for_the_next_daemon(toy_host: St
     assert (found["owner"], found["served_as"]) == ("ada", "premium")
     assert host.call(GetPolicy()).policy == LAB
     wait_until(lambda: decisions(ada, "restart"))
-    assert decisions(ada, "grant")  # of before
+    assert decisions(ada, "grant")  # of before the restart
     ada.add(2)
     assert ada.read() == ada.state
     host.end()
@@ -301,7 +301,7 @@ def test_disk_is_for_each_user(toy_host: StartHost) -> None:
     assert ada.read() == ada.state
 
 
-# -------------------------------------------------------------------- what the scheduler holds to
+# -------------------------------------------------------------------- limits of the scheduler
 
 
 def test_who_may_have_one_device_waits_for_it_with_another_one_free(
@@ -331,7 +331,7 @@ def test_a_cell_that_has_given_its_device_back_is_not_running(toy_host: StartHos
     with first.cell(), second.cell():
         first.add(1)
         assert first.read() == first.state
-        assert host.when(first, "running")  # nobody else wants the device
+        assert host.when(first, "running")  # no other session wants the device
         second.add(1)
         assert second.read() == second.state
         assert host.when(second, "running")
@@ -368,7 +368,7 @@ def test_who_is_not_admitted_may_open_a_session_and_is_told(toy_host: StartHost)
     found = wait_until(lambda: host.when(eve, "suspended"))
     assert re.fullmatch(why, found["reason"])
     host.work(ada)
-    with pytest.raises(ControlError, match=why):  # a program ends, and nobody runs it on the CPU
+    with pytest.raises(ControlError, match=why):  # a program fails, and does not use the CPU
         host.call(OpenSession("program", "", sys.executable, script=True, user="eve"))
     apply(host, LAB)
     wait_until(lambda: eve.agent.presence != Presence.ENDED)
@@ -377,7 +377,7 @@ def test_who_is_not_admitted_may_open_a_session_and_is_told(toy_host: StartHost)
 
 
 def test_who_is_not_admitted_any_more_is_told_while_it_waits(toy_host: StartHost) -> None:
-    """Nothing of its state is lost: it goes on when it is admitted, also after another agent."""
+    """Nothing of its state is lost: it continues when it is admitted, also under another agent."""
     host = toy_host(**ENGINE)
     eve, ada = host.client(user="eve"), host.client(user="ada")
     host.work(eve)
@@ -415,22 +415,22 @@ def test_a_guarantee_is_kept_and_those_who_borrow_lose_nothing(
         )
         assert host.when(guest, "running")
         ada.add(1)
-        queued(host, ada)  # until the operator has ended that waits
+        queued(host, ada)  # until the current operator has ended
         (tmp_path / "go-on").touch()
         assert ada.read() == ada.state
         assert guest.read() == guest.state
 
 
 def places(host: ToyHost, *clients: ToyClient) -> list[int]:
-    """Places of those who wait, in their order."""
+    """Return the queue positions of the waiting sessions, in ascending order."""
     return sorted(host.session(each)["queue_position"] for each in clients)
 
 
-# -------------------------------------------------------------------- what everybody has had
+# -------------------------------------------------------------------- accounts
 
 
 def served(user: str) -> float:
-    """Device seconds of a user, as they are written down."""
+    """Return the recorded device seconds of a user."""
     found = decision_log.read_accounts(paths.runtime_dir())
     if found is None:
         return 0.0
@@ -458,7 +458,8 @@ def test_who_is_owed_more_goes_first_when_the_controller_was_restarted(
         wait_until(lambda: host.when(third, "running"))
         rich.add(1)
         queued(host, rich)
-        # Sessions are taken over, and ask, in the order of their last changes: this one at last.
+        # Sessions are adopted, and request a device, in the order of their last changes: this one
+        # is last.
         last = host.client("last", user="poor")
         last.add(1)
         queued(host, last)
@@ -473,17 +474,17 @@ def test_who_is_owed_more_goes_first_when_the_controller_was_restarted(
     assert first < after_restart(third)[0].at
     assert first < after_restart(rich)[0].at
     assert "The controller was restarted, and goes on." in decisions(rich, "restart")
-    assert len(decisions(rich, "grant")) > len(after_restart(rich))  # there are those of before
+    assert len(decisions(rich, "grant")) > len(after_restart(rich))  # the earlier ones are kept
 
 
 def open_ones() -> set[str]:
-    """Sessions whose accounts are written down."""
+    """Return the sessions with recorded accounts."""
     found = decision_log.read_accounts(paths.runtime_dir())
     return set() if found is None else {each["session"] for each in found.accounts["sessions"]}
 
 
 def after_restart(client: ToyClient) -> list[decision_log.Entry]:
-    """Grants of the controller that was restarted."""
+    """Return the grants of the restarted controller."""
     found = decision_log.read(paths.runtime_dir(), client.session, 1000)
     begun = [number for number, each in enumerate(found) if each.kind == "restart"]
     return [each for each in found[begun[-1] :] if each.kind == "grant"] if begun else []
@@ -496,17 +497,17 @@ def test_a_quota_of_device_memory_binds_and_locks_nobody_out(toy_host: StartHost
     apply(host, LAB.replace("weight: 3}", "weight: 3, quotas: {device_memory: 100 MiB}}"))
     wait_until(lambda: client.agent.memory_quota == 100 * MIB)
     assert client.agent.memory_total == 100 * MIB
-    assert wait_until(lambda: client.agent.memory_granted == 150 * MIB)  # what it has
+    assert wait_until(lambda: client.agent.memory_granted == 150 * MIB)  # its current memory
     assert not client.want(151 * MIB)
     host.call(Suspend(client.session))
     assert not client.want(151 * MIB)
-    client.add(1)  # it comes back with what it has
+    client.add(1)  # it is resumed with the memory that it has
     assert client.read() == client.state
     client.page.memory_used = 20 * MIB
     assert client.want(100 * MIB)
     assert not client.want(101 * MIB)
     host.work(client, 80 * MIB)
-    # It counts all of its user's sessions: the idle one leaves.
+    # The quota counts all sessions of its user: the idle one is evicted.
     other = host.client("other", user="ada")
     assert other.want(60 * MIB)
     assert not other.want(101 * MIB)

@@ -1,4 +1,4 @@
-"""Device memory under a real daemon: granted, taken back, queued for, with toy workers."""
+"""Device memory under a real daemon: granted, reclaimed and queued for, with toy workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StartHost = Callable[..., ToyHost]
 
 
 class Asking:
-    """A client that asks for memory while the test does something else."""
+    """Client that requests memory while the test does something else."""
 
     def __init__(self, client: ToyClient, wanted: int) -> None:
         self.answers: list[bool] = []
@@ -81,11 +81,11 @@ def test_a_running_session_waits_for_what_busy_neighbours_have(toy_host: StartHo
     host.work(second, 100 * MIB)
     with first.cell(), second.cell(), Asking(second, 180 * MIB) as asking:
         wait_until(lambda: host.when(second, "queued"))
-        # It left, and so those who have some memory and want more do not wait for each other.
+        # It left, so that sessions which have memory and want more do not wait for each other.
         assert first.want(180 * MIB)
         assert host.session(second)["state"] == "queued"
         assert not asking.answers
-        assert not first.want(257 * MIB)  # what it could not have alone is refused at once
+        assert not first.want(257 * MIB)  # more than it could have alone is refused at once
         first.page.memory_used = 0
         first.page.cells_running -= 1
         first.send_bell()
@@ -105,7 +105,7 @@ def test_who_gives_up_waiting_for_memory_needs_no_more_than_it_has(toy_host: Sta
         second.page.want_sequence += 1
         second.send_bell()
         wait_until(lambda: host.when(second, "queued"))
-        second.page.memory_wanted = 64 * MIB  # as a client does that is interrupted
+        second.page.memory_wanted = 64 * MIB  # as a client does after an interrupt
         second.send_bell()
         second.add(2)
         assert second.read() == second.state
@@ -116,7 +116,7 @@ def test_memory_that_was_granted_and_taken_back_is_asked_for_again(toy_host: Sta
     client = host.client()
     host.work(client, 10 * MIB)
     assert client.want(150 * MIB)
-    host.call(Suspend(client.session))  # before it was used
+    host.call(Suspend(client.session))  # before the memory was used
     assert client.agent.memory_granted < 150 * MIB
     assert client.agent.refused_sequence == 0
     assert client.want(150 * MIB)
@@ -133,7 +133,7 @@ def test_who_asks_while_a_neighbour_is_being_attended_to_is_not_denied_for_that(
     with second.cell():
         for _ in range(20):
             first.use(100 * MIB)
-            # Its wish is served, or its worker starts, while the other asks for what it leaves.
+            # Its request is granted, or its worker starts, while the other requests what it frees.
             with first.cell():
                 assert second.want(150 * MIB)
             second.page.memory_used = 64 * MIB
@@ -198,11 +198,11 @@ def test_a_wish_that_comes_while_room_is_made_for_less_gets_its_own_answer(
         host.work(client, used)
     worker = host.rested(second)["worker_pid"]
     wait_until(lambda: host.when(first, "suspended"))
-    os.kill(worker, signal.SIGSTOP)  # it takes its time to make room
+    os.kill(worker, signal.SIGSTOP)  # making room takes a while
     try:
         first.add(2)
         wait_until(lambda: host.bells_were_heard(first))
-        host.status()  # whoever looked at its wishes has done so
+        host.status()  # the agent has looked at its requests by now
         granted: list[bool] = []
         asking = threading.Thread(target=lambda: granted.append(first.want(190 * MIB)))
         asking.start()

@@ -1,4 +1,4 @@
-"""States that go to disk and come back, under a real daemon with toy workers."""
+"""State that is spilled to disk and restored, under a real daemon with toy workers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def chunks(data_dir: Path) -> list[Path]:
 
 
 def nobody_stores(data_dir: Path) -> AbstractContextManager[None]:
-    """Let whoever stores anything wait."""
+    """Block the processes that write to the store."""
     lock = Store(data_dir / "states").root / "lock"
     return file_lock(lock, shared=False, seconds=0, cancel=Cancel())
 
 
 def stores(host: ToyHost) -> bool:
-    """Whether the agent stores something, or waits until it may."""
+    """True if the agent writes to the store, or waits for its lock."""
     return any(each.endswith("states/lock") for each in host.fds())
 
 
@@ -142,7 +142,7 @@ def test_who_looks_at_a_session_while_it_is_suspended_does_not_keep_it_from_disk
     suspending.start()
     wait_until(lambda: not client.worker.gate_open)  # the suspension has begun
     client.send_bell()
-    host.status()  # so it was heard: its look is next when the suspension has ended
+    host.status()  # so the bell was read: the session is reconciled when the suspension has ended
     (tmp_path / "done").touch()
     suspending.join()
     wait_until(lambda: cold(host, client))
@@ -160,7 +160,7 @@ def test_who_looks_at_a_session_on_its_way_to_disk_does_not_stop_it(
         host.call(Suspend(client.session))
         wait_until(lambda: stores(host))
         client.send_bell()
-        host.status()  # so it was heard
+        host.status()  # so the bell was read
     wait_until(lambda: cold(host, client))
     host.call(Resume(client.session))
     assert client.read() == client.state
@@ -206,7 +206,7 @@ def test_a_full_quota_leaves_the_state_where_it_is(toy_host: StartHost) -> None:
 def test_who_has_no_room_in_host_memory_nor_on_disk_stays_on_its_device_and_says_why(
     toy_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TOY_DIRTY", str(128 * MIB))  # what a snapshot would take
+    monkeypatch.setenv("TOY_DIRTY", str(128 * MIB))  # the size of a snapshot
     host = toy_host("cpu:1GiB@1", host_memory=64 * MIB, disk_quota=10)
     first, second = host.client("first"), host.client("second")
     host.work(first, 700 * MIB)
@@ -222,7 +222,7 @@ def test_who_has_no_room_in_host_memory_nor_on_disk_stays_on_its_device_and_says
     found = wait_until(lambda: host.when(first, "idle"))
     assert re.match(f"Idle, and stays on its device. {full}", found["reason"])
     first.add(2)
-    assert first.read() == first.state  # it goes on
+    assert first.read() == first.state  # it continues
     host.call(CloseSession(first.session))
     waiting.join(60)
     assert host.when(second, "idle")

@@ -1,6 +1,6 @@
 """Sessions that take turns on a device, under a real daemon with toy workers.
 
-A worker calls its log corrupt if another one executes at the same moment (``TOY_ALONE``), which
+A worker reports a corrupt log if another one executes at the same moment (``TOY_ALONE``), which
 ends its session.
 """
 
@@ -26,7 +26,7 @@ from tests.integration.conftest import ToyHost
 MIB = 1 << 20
 StartHost = Callable[..., ToyHost]
 
-#: Turns of 20 ms, by an arbiter of the tests and by the scheduler, and such that never end.
+#: Turns of 20 ms, by a controller double and by the scheduler, and turns that never end.
 SHORT = {
     "turns": {"quantum": 0.02},
     "engine": {"engine": {"quanta": [0.02] * 4, "run_min_switches": 0.0}},
@@ -48,7 +48,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work(client: ToyClient, count: int, failures: list[BaseException]) -> threading.Thread:
-    """Let a client run a cell of so many records, and look at the state again and again."""
+    """Run a cell of this many records in a thread, and read the state repeatedly."""
 
     def run() -> None:
         try:
@@ -88,7 +88,7 @@ def test_a_turn_ends_in_the_middle_of_a_cell(
     with first.cell():
         for _ in range(100):
             first.add(1)
-        first.append(f"wait {go_on}")  # an operator that takes its time
+        first.append(f"wait {go_on}")  # an operator that takes a while
         for _ in range(100):
             first.add(2)
         wait_until(lambda: host.when(first, "running"))
@@ -130,7 +130,7 @@ def test_a_cell_that_asks_about_itself_is_answered_when_its_work_is_done(
             (found,) = host.call(Status(client.session)).sessions
             assert found["log_consumed"] == found["log_head"]
             assert found["state"] == "idle", found["reason"]
-            assert host.session(client)["state"] == "running"  # for all others
+            assert host.session(client)["state"] == "running"  # for all other sessions
 
 
 def test_a_cell_that_computes_elsewhere_gives_its_turn(toy_host: StartHost, arbiter: str) -> None:
@@ -139,7 +139,7 @@ def test_a_cell_that_computes_elsewhere_gives_its_turn(toy_host: StartHost, arbi
     with first.cell():
         first.add(1)
         assert first.read() == first.state
-        with second.cell():  # while the cell of the first one goes on
+        with second.cell():  # while the cell of the first one runs
             second.add(2)
             assert second.read() == second.state
         first.add(3)
@@ -170,10 +170,10 @@ def test_what_brings_sessions_onto_their_device_is_measured(
     for _ in range(2):
         host.work(first, 150 * MIB)
         host.work(second, 160 * MIB)
-    # Their first times bring nothing that was there before.
+    # Their first turns load no earlier state.
     assert said.read_text().splitlines() == [f"cpu:0 {150 * MIB}", f"cpu:0 {160 * MIB}"]
     host.work(second)
-    assert len(said.read_text().splitlines()) == 2  # it was there
+    assert len(said.read_text().splitlines()) == 2  # it was resident
 
 
 def test_a_turn_of_a_session_whose_worker_dies_goes_on(toy_host: StartHost, arbiter: str) -> None:
@@ -253,7 +253,7 @@ def test_a_resume_of_a_magic_is_withdrawn_when_it_is_interrupted(
     go_on = tmp_path / "go-on"
     first.append(f"wait {go_on}")
     wait_until(lambda: host.when(first, "running"))
-    with agent_client.connect(start=False) as connection:  # as this process, which is its kernel
+    with agent_client.connect(start=False) as connection:  # from this process, which is its kernel
         sock = connection.detach()
     send_message(sock, Resume(second.session))
     wait_until(lambda: host.when(second, "queued"))

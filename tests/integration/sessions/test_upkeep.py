@@ -1,4 +1,4 @@
-"""Sessions whose log cannot be kept, under a real daemon with toy workers."""
+"""Sessions whose log cannot be kept for recovery, under a real daemon with toy workers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.integration.conftest import ToyHost
 
 StartHost = Callable[..., ToyHost]
 
-MANY = 20_000  # records, of 16 bytes and more: several times the log, so that some was given back
+MANY = 20_000  # records of 16 bytes or more: several times the log's size, so that some was freed
 
 
 @pytest.mark.parametrize("why", ["faster than 64.0 KiB", "budget of host memory"])
 def test_a_log_that_cannot_be_kept_is_forgone_and_that_is_said(
     toy_host: StartHost, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Kept from executing for a day, it may not be saved for years; small records are no upload.
+    # A snapshot that stalls for a day may not be repeated for years; small records are no upload.
     monkeypatch.setenv("TOY_STALLED_NS", str(86_400 * 10**9))
     small = {"host_memory": 1, "disk_quota": 0} if "memory" in why else {}
     host = toy_host(log_bytes=1 << 16, log_budget=1 << 15, **small)

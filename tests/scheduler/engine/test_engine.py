@@ -186,7 +186,7 @@ def test_charges_are_conserved() -> None:
             held += at - begun.pop(event.session)
     served = host.engine.statistics().served
     assert held == pytest.approx(250.0)
-    # Beyond execution only switches are charged: 0.4 s each, and what is evicted for them.
+    # Besides execution only switches are charged: 0.4 s each, and the evictions for them.
     switches = host.engine.statistics().switches
     assert held <= sum(served.values()) <= held + switches * 0.9
 
@@ -529,7 +529,7 @@ def test_a_pinned_session_waits_for_its_device() -> None:
     (home,) = grants(host, "pinned")[0].devices
     host.tell(events.TermsChanged(host.now, "pinned", Tier.STANDARD, 1.0, True, False))
     host.lose("pinned")
-    host.tell(events.WorkerDied(host.now, "pinned"))  # where its memory was is free for anybody
+    host.tell(events.WorkerDied(host.now, "pinned"))  # other sessions may use its memory
     host.open("other", GB, may_preempt=False, bound=home)
     host.submit("other", 50.0)
     host.run_until(10.0)
@@ -633,7 +633,7 @@ def test_who_was_refused_a_device_is_served_by_another_one() -> None:
 
 
 def test_a_refused_session_is_where_it_was() -> None:
-    """Not on the device of which nothing came, but where its memory was before."""
+    """Not on the device that could not be granted, but where its memory was before."""
     host = controller(2)
     host.open("a", GB, device="node0/gpu0")
     host.open("long", GB, bound="node0/gpu0")
@@ -652,7 +652,7 @@ def test_a_refused_session_is_where_it_was() -> None:
 
 @pytest.mark.parametrize("answer", ["stays", "moves", "died", "closed"])
 def test_a_migration_is_answered_and_who_waits_for_it_goes_on(answer: str) -> None:
-    """Two sessions were stopped for good by one that stayed."""
+    """A regression: two sessions were stopped forever by one that stayed."""
     host = controller(2, memory=10 * GB)
     host.open("idle", 6 * GB, device="node0/gpu0")
     host.open("new", 6 * GB, bound="node0/gpu0")
@@ -667,7 +667,7 @@ def test_a_migration_is_answered_and_who_waits_for_it_goes_on(answer: str) -> No
     }[answer]
     decided = [*host.engine.handle(said), *host.engine.handle(events.Tick(8.0))]
     if answer == "stays":
-        (again,) = decided  # it was moved lately
+        (again,) = decided  # it was migrated recently
         assert isinstance(again, Evict)
         decided = host.engine.handle(events.Evicted(9.0, "idle", "node0/gpu0"))
     assert [type(each) for each in decided] == [Grant]

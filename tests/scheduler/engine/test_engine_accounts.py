@@ -1,4 +1,4 @@
-"""A restarted engine goes on where the one before was."""
+"""A restarted engine continues with the accounts of the one before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PEOPLE = {
 
 
 def written(engine: Engine, now: float) -> dict[str, Any]:
-    """The accounts of an engine, as they come back from a file."""
+    """Return the accounts of an engine, as read from a file."""
     document = json.loads(json.dumps(engine.accounts(now)))
     assert isinstance(document, dict)
     return document
@@ -49,7 +49,7 @@ def populate(host: Controller) -> None:
 
 
 def want_too_much(host: Controller) -> None:
-    """Let sessions wait that can never be served: so nobody's debts end with the others' work."""
+    """Let sessions wait that can never be served, so that debts remain when other work ends."""
     wide = {"ann-wide": ("lab", "ann"), "bob-wide": ("lab", "bob"), "cyd-wide": ("course", "cyd")}
     for name, (vc, user) in wide.items():
         host.open(name, vc=vc, user=user, gpus=3)
@@ -58,7 +58,7 @@ def want_too_much(host: Controller) -> None:
 
 
 def play(host: Controller, script: list[tuple[str, float, float]]) -> None:
-    """Submit cells of (session, seconds) one pause after the other, whoever is idle."""
+    """Submit cells of (session, seconds) one pause after the other, of sessions that are idle."""
     busy = getattr(host, "busy", set())
     host.finished = busy.discard
     for name, seconds, pause in script:
@@ -69,7 +69,7 @@ def play(host: Controller, script: list[tuple[str, float, float]]) -> None:
 
 
 def ended(host: Controller) -> None:
-    """Let everything come to its end, and whatever depends on the last minute be over."""
+    """Run until all cells have ended, and until no state depends on the last minute."""
     host.run_until(host.now + 20_000.0)
     assert not any(host.holders.values())
 
@@ -79,7 +79,7 @@ def line_of(at: float, decision: Decision) -> str:
 
 
 def decided(host: Controller, since: float) -> list[str]:
-    """What was granted, taken and said."""
+    """Return what was granted, preempted and reported."""
     return [line_of(at, d) for at, d in host.decided if at >= since]
 
 
@@ -99,7 +99,7 @@ cells = st.lists(
 def test_the_same_is_decided_as_without_a_restart(
     before: list[tuple[str, float, float]], after: list[tuple[str, float, float]]
 ) -> None:
-    # Once played, everybody is on a device: both begin with the same memory in the same places.
+    # After this every session is on a device: both begin with the same memory in the same places.
     old = host_of()
     populate(old)
     want_too_much(old)
@@ -131,7 +131,7 @@ def test_nothing_is_lost_or_gained(before: list[tuple[str, float, float]]) -> No
     unclaimed = written(new.engine, old.now)
     populate(new)
     assert written(new.engine, old.now) == unclaimed == first
-    # On another clock only the slots of a day and of an hour are others, by half of one at most.
+    # On another clock only the slots of a day and of an hour differ, by half of one at most.
     later = written(Engine(DEVICES, SETTINGS, accounts=first, now=7.0), 7.0)
     for key in ("token", "turn", "violations", "reached", "devices"):
         assert later[key] == first[key]

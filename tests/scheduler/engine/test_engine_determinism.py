@@ -22,7 +22,7 @@ print(len(log), hashlib.sha256("\\n".join(log).encode()).hexdigest())
 
 @pytest.mark.slow
 def test_the_same_events_give_the_same_decisions_in_every_process() -> None:
-    """Hash seeds differ between the two: nothing may hang on the order of a set."""
+    """Hash seeds differ between the two: no decision may depend on the order of a set."""
     root = Path(__file__).resolve().parents[3]
     running = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Several events at once: whoever is owed the most goes first, whoever has asked first."""
+"""Simultaneous events: the session with the highest debt goes first, in any order of events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def opened(found: Engine, at: float) -> None:
 
 
 def before() -> dict[str, object]:
-    """What is known of a time in which one user had a device, and two others waited for it."""
+    """Return the accounts after one user had a device while two others waited for it."""
     found = engine()
     opened(found, 0.0)
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""What users and virtual clusters may have at most: kept, and nobody else waits for it."""
+"""Limits of users and virtual clusters: they hold, and do not make other sessions wait."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def begin(
 
 
 def held(host: Controller, *prefixes: str) -> int:
-    """Devices that are held by sessions whose names begin so."""
+    """Return the number of devices of the sessions whose names begin like this."""
     return sum(name.startswith(prefixes) for names in host.holders.values() for name in names)
 
 
@@ -74,7 +74,7 @@ class TestDevices:
 
     def test_others_do_not_wait_for_who_is_at_a_limit(self) -> None:
         host = machine(2, Limits(devices=1))
-        for index in range(40):  # more than a round passes over
+        for index in range(40):  # more than a round skips
             begin(host, f"s{index}", 1000.0)
         begin(host, "other", 5.0, user="ada")
         host.run_until(1.0)
@@ -310,7 +310,7 @@ class TestMemory:
 
 
 class Book:
-    """Adds up what everybody has, from decisions and events alone."""
+    """Sums up what each user has, from decisions and events only."""
 
     def __init__(self, host: Controller, limits: Mapping[str, Limits]) -> None:
         self.host = host

@@ -25,7 +25,7 @@ def machine(memory: int) -> Controller:
 
 
 def moves(host: Controller) -> list[float]:
-    """When a session was granted another device than the one before, or migrated."""
+    """Return when a session was granted another device than the one before, or migrated."""
     last: dict[str, tuple[str, ...]] = {}
     found = []
     for at, decision in host.decided:
@@ -57,7 +57,7 @@ def test_trainings_that_share_two_devices_seldom_move_and_get_as_much(count: int
 def test_who_is_alone_in_wanting_a_device_moves_at_once() -> None:
     host = machine(2000 * MB)
     for name in ("first", "second"):
-        host.open(name, 100 * MB, device="cpu:0")  # both have their memory there
+        host.open(name, 100 * MB, device="cpu:0")  # both are resident there
         host.submit(name, 1e6)
     host.run_until(2.0)
     assert min(host.served(name) for name in ("first", "second")) > 1.5

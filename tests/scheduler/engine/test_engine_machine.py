@@ -1,7 +1,7 @@
-"""What holds whatever happens: notebooks, failures and late answers in any order.
+"""Invariants of the engine: notebooks, failures and late answers in any order.
 
 The double asserts with every decision that a device has one holder and never more bytes than
-memory, that tokens increase, and that nobody in flight is moved. Here is the rest.
+memory, that tokens increase, and that no session in flight is migrated. Here are the other ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cluster(RuleBasedStateMachine):
         self.settings = Settings(quanta=(1.0, 2.0, 4.0, 8.0), host_memory=20 * GB)
         self.host = Controller(Engine(self.places, self.settings), self.places, delay)
         self.terms: dict[str, dict[str, object]] = {}
-        self.checked = 0  # decisions, whose sessions may be others by now
+        self.checked = 0  # decisions may concern other sessions by now
         self.failed: set[str] = set()
         self.busy: set[str] = set()
         self.host.finished = self.busy.discard
@@ -188,13 +188,13 @@ class Cluster(RuleBasedStateMachine):
         terms.update({"vc": vc or terms["vc"], "user": user or terms["user"]})
         tier = terms["tier"]
         assert isinstance(tier, Tier)
-        pinned = pinned and self.host.notebooks[name].memory == 0  # else others may never fit
+        pinned = pinned and self.host.notebooks[name].memory == 0  # otherwise others may never fit
         self.host.tell(events.TermsChanged(self.host.now, name, tier, 1.0, pinned, False, vc, user))
         assert self.host.notebooks[name].devices == held or not held
 
     @rule(pause=st.sampled_from([0.0, 3.0]))
     def restart(self, pause: float) -> None:
-        """The daemon ends, and with it all workers; another one goes on."""
+        """End the daemon and all workers; another daemon continues."""
         host = self.host
         written = json.loads(json.dumps(host.engine.accounts(host.now)))
         before = host.engine.statistics().served
@@ -237,7 +237,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_stopped_before_the_minimum_run(self) -> None:
-        """A second at least, but for basic sessions before premium ones."""
+        """A session runs for a second at least, unless a premium session preempts a basic one."""
         started: dict[tuple[str, int], float] = {}
         for at, event in self.host.log:
             if isinstance(event, events.Started):  # the first: later ones are stale
@@ -253,14 +253,14 @@ class Cluster(RuleBasedStateMachine):
                 assert at - begun >= floor - 1e-6
 
     def teardown(self) -> None:
-        """Once the devices are whole and nothing else happens, everybody comes to an end."""
+        """Once the devices work and no further events happen, all cells end."""
         if not hasattr(self, "host"):
             return
         for device in sorted(self.failed):
             self.host.tell(events.DeviceHealed(self.host.now, device))
         self.failed.clear()
         if self.host.notebooks:
-            # Whoever had a day's device time would wait for tomorrow.
+            # A user with no device time left would wait until the next day.
             self.host.tell(
                 events.Reconfigured(self.host.now, replace(self.settings, user_limits={}))
             )

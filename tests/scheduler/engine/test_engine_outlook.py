@@ -1,4 +1,4 @@
-"""Those who wait are told their place, and a wait that they can plan with."""
+"""Waiting sessions receive their position, and an expected wait that users can plan with."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TestWaits:
             assert found.where in (
                 f"cpu:0 (in use by {holder})",
                 f"cpu:0 ({holder} goes first)",
-                "",  # it has the next turn for sure
+                "",  # certainly has the next turn
             )
             assert granted(host, name) == pytest.approx(found.expected_wait, abs=0.6)
 
@@ -101,7 +101,7 @@ class TestWaits:
         begin(host, "rigid", 10_000.0, may_preempt=False)
         host.run_until(400.0)
         begin(host, "other", 1.0)
-        # As long again as it has lasted: nobody knows better.
+        # As long again as it has lasted: there is no better estimate.
         assert outlook(host, "other").expected_wait == pytest.approx(400.0, rel=0.05)
 
 
@@ -172,19 +172,19 @@ def test_several_devices_are_waited_for_at_once() -> None:
     begin(host, "gang", 50.0, gpus=2)
     found = outlook(host, "gang")
     assert found.where == "2 devices"
-    assert found.expected_wait == pytest.approx(400.0, rel=0.05)  # of the one that has had more
+    assert found.expected_wait == pytest.approx(400.0, rel=0.05)  # of the one with more service
 
 
-# ------------------------------------------------------------------------ how good it is
+# ------------------------------------------------------------------------ accuracy
 
 
 class Asked:
-    """The engine, asked whenever somebody begins to wait, and now and then.
+    """The engine, queried whenever a session begins to wait, and at intervals.
 
     Attributes
     ----------
     pairs : list of (float, float)
-        What was expected and what came of it: seconds, of waits of a tenth of a second or more.
+        Expected and actual seconds, of waits of a tenth of a second or more.
     """
 
     def __init__(self, engine: Engine, every: float) -> None:
@@ -220,7 +220,7 @@ def cluster(gpus: int) -> Cluster:
 
 
 def half_a_day(load: float) -> Workload:
-    """Notebooks that have work for so many devices on average."""
+    """Return notebooks that have work for this many devices on average."""
     return generate(Parameters(sessions=12, training=120, quick=600, days=0.5, load=load))
 
 
@@ -235,7 +235,7 @@ def test_what_was_expected_is_about_what_comes(gpus: int, load: float) -> None:
     lower, _, upper = quantiles(ratios, n=4)
     assert lower >= 0.5
     assert upper <= 2.0
-    # Nobody knows how long a cell takes that has just begun.
+    # The length of a cell that has just begun is unknown.
     assert sum(1 / 3 <= each <= 3 for each in ratios) >= 0.7 * len(ratios)
 
 

@@ -1,4 +1,4 @@
-"""A lab that asks for three times what it has: everybody is served again and again."""
+"""A lab with three times the load of its devices: every session is served repeatedly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOUR = 3_600.0
 
 
 def lab(days: float, load: float, seed: int) -> Workload:
-    """Twenty people who think for some minutes and compute for some; `load` devices in all."""
+    """Return twenty users who think and compute for some minutes each; `load` devices in total."""
     random = Random(seed)
 
     def one(name: str) -> Session:
@@ -52,7 +52,7 @@ def lab(days: float, load: float, seed: int) -> Workload:
 
 
 class Patience:
-    """A scheduler in between that notes how long each session has wanted a device in vain.
+    """Scheduler wrapper that records how long each session has waited for a device.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Patience:
 
 
 def simulated(days: float, seed: int = 1) -> Patience:
-    """People of the lab on two devices instead of four, at three times what these can do."""
+    """Return the users of the lab on two devices instead of four, at three times their capacity."""
     workload, cluster = lab(days, 6.0, seed), Cluster(2)
     who = people(parse(LAB.read_text()), workload, cluster.devices())
     between = Patience(Engine(cluster.devices(), who.settings, who.leases))
@@ -103,7 +103,7 @@ def test_nobody_starves_at_three_times_the_load() -> None:
     assert set(found.longest) == {f"{name}/1" for name in NAMES}
     assert all(seconds > HOUR for seconds in found.executed.values())
     for session, (seconds, _) in found.longest.items():
-        # Whoever waits rises a level every ten quanta, and is first then. Visitors have two hours
-        # a day, and wait for the next day when these are used up.
+        # A waiting session rises a level every ten quanta, and is first then. Visitors have two
+        # hours a day, and wait for the next day when these are used up.
         bound = DAY + HOUR if session.startswith("visitor") else 4 * HOUR
         assert seconds < bound, session

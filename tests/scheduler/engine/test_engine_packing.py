@@ -1,4 +1,4 @@
-"""Sharing a device, kept by measured progress only."""
+"""Packing two sessions on a device, kept only while measured progress is better."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_nobody_shares_while_devices_are_free() -> None:
      ((0.15, 0.17), True), ((0.15, 0.175), True), ((0.15, 0.18), False)],
 )  # fmt: skip
 def test_a_pair_stays_together_while_that_is_better(steps: tuple[float, ...], kept: bool) -> None:
-    """It is kept or parted, never neither; what was kept may come closer to what turns give."""
+    """It is kept or separated for good; a kept pair may come closer to the progress of turns."""
     host = two_programs()
     for step in steps:
         together(host, step)
@@ -171,7 +171,7 @@ def test_a_shared_device_is_charged_once() -> None:
     host = two_programs()
     host.run_until(host.now + 40.0)
     host.open("short", GB)
-    host.submit("short", 1.0)  # stops both, which settles their accounts
+    host.submit("short", 1.0)  # preempts both, which settles their accounts
     host.run_until(host.now + 0.5)
     charged = host.engine.statistics().served
     assert host.now - 2.0 <= sum(charged.values()) <= host.now

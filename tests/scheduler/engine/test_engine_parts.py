@@ -166,7 +166,7 @@ class TestTiers:
         assert account.tally == Tally(missed)
 
     def test_a_promise_is_judged_once_an_hour_however_many_cells_there_were(self) -> None:
-        """It was counted at each cell: 356 times in a minute."""
+        """A regression: it was counted at each cell, 356 times in a minute."""
         account = promised(0.7)
         account.wait(0.0)
         account.execute(20.0)

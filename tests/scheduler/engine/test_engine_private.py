@@ -1,7 +1,7 @@
-"""A guarantee is worth as much as a cluster of one's own, whatever the others do.
+"""A guarantee is worth as much as a private cluster, whatever the other users do.
 
-The same cells are submitted at the same times to a virtual cluster among others, and to a cluster
-that has just what it is guaranteed, and nobody else.
+The same cells are submitted at the same times to a virtual cluster among others, and to a private
+cluster with just its guaranteed devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.doubles.controller import Controller
 GB = 10**9
 MEMORY = 16 * GB
 DELAY = 0.05
-# Others stop, their memory leaves, one's own is loaded; for longer than that nobody waits.
+# Others are stopped, their memory is evicted, one's own is loaded; no wait is longer than that.
 GRACE = Settings().run_min + 2 * DELAY + 2 * MEMORY / 20e9
 
 
@@ -56,7 +56,7 @@ def cluster(nodes: list[int], promised: dict[str, int]) -> Controller:
 def served(
     host: Controller, mine: list[Wish], theirs: list[tuple[Wish, Tier]], count: int, gpus: int
 ) -> list[tuple[float, float]]:
-    """Time to the device and time to the end of each cell of ours that was submitted."""
+    """Return time to the device and time to the end of each of our submitted cells."""
     coming = []
     for owner, stream in (("own", [(wish, Tier.BASIC) for wish in mine]), ("other", theirs)):
         at = 0.0
@@ -120,14 +120,14 @@ def test_a_guarantee_is_as_good_as_devices_of_ones_own(
     nodes: list[int],
     gang: bool,
 ) -> None:
-    gang = gang and guaranteed in (1, 2, 4)  # one promised cell
+    gang = gang and guaranteed in (1, 2, 4)  # as a single promised cell
     count, gpus = (1, guaranteed) if gang else (guaranteed, 1)
     alone = cluster([guaranteed], {"own": guaranteed})
     private = served(alone, mine, [], count, gpus)
     rest = sum(nodes) - guaranteed
     host = cluster(nodes, {"own": guaranteed, "other": rest} if rest else {"own": guaranteed})
     shared = served(host, mine, theirs, count, gpus)
-    # A cell that ends later may be in the way of one of the same session, which is then left out.
+    # A cell that ends later may prevent the session's next one, which is then not submitted.
     for ours, theirs_alone in zip(shared, private, strict=False):
         assert ours[0] <= theirs_alone[0] + GRACE
         assert ours[1] <= theirs_alone[1] + GRACE

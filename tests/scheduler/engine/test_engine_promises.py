@@ -1,4 +1,4 @@
-"""What tiers promise: whom, when it counts as missed, and what is said about it."""
+"""Promises of tiers: to which sessions, when they count as missed, and the message about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def machine(count: int) -> Controller:
-    """Devices as the live controller believes them to be."""
+    """Return a controller double with the settings of the live controller."""
     devices = [
         Device(f"gpu{n}", 256 * MIB, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
         for n in range(count)
@@ -28,7 +28,7 @@ def machine(count: int) -> Controller:
 
 
 def work(host: Controller, names: list[str], load: float, seconds: float, hours: float) -> None:
-    """Let notebooks ask for a part of a device each, in cells of so many seconds on average."""
+    """Let notebooks request a part of a device each, in cells of this many seconds on average."""
     random = Random(1)
 
     def think(name: str) -> None:
@@ -43,7 +43,7 @@ def work(host: Controller, names: list[str], load: float, seconds: float, hours:
 
 @pytest.mark.parametrize("seconds", [0.2, 4.0])
 def test_at_a_low_load_no_promise_is_missed(seconds: float) -> None:
-    """Eight standard notebooks ask for a third of two devices, with twice their memory."""
+    """Eight standard notebooks request a third of two devices in total, with twice their memory."""
     host = machine(2)
     names = [f"s{n}" for n in range(8)]
     for name in names:
@@ -67,7 +67,7 @@ def test_whoever_gets_a_third_misses_a_promise_of_more_once_an_hour() -> None:
 
 
 def said(host: Controller, session: str) -> list[tuple[bool, str]]:
-    """What was said about the promise to a session."""
+    """Return the decisions about the promise to a session."""
     found = [d for _, d in host.decided if isinstance(d, Promised) and d.session == session]
     return [(each.kept, each.reason) for each in found]
 

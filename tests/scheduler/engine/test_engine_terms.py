@@ -1,4 +1,4 @@
-"""What an administrator changes while cells run: tiers, holds, virtual clusters, guarantees."""
+"""Changes by an administrator while cells run: tiers, holds, virtual clusters, guarantees."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def change(host: Controller, name: str, **changes: object) -> None:
 
 
 class TestPremium:
-    """What a premium cell does to a basic one that has just begun, as the daemon sets it."""
+    """Effects of a premium cell on a basic one that has just begun, with the daemon's settings."""
 
     def begun(self, tier: Tier, *, memory: int = 0, ago: float = 0.01) -> tuple[Engine, float]:
         device = Device(
@@ -267,7 +267,7 @@ class TestGuarantees:
         assert host.holders == before
         begin(host, "claims", 5.0, vc="physics", user="zoe")
         host.run_until(23.0)
-        assert len(stopped(host)) == 1  # one that only borrows by now
+        assert len(stopped(host)) == 1  # one that only borrows a device by now
         host.run_until(3000.0)
         assert all(host.served(f"s{index}") == pytest.approx(500.0) for index in range(4))
 

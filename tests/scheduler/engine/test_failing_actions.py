@@ -1,5 +1,7 @@
-"""Every action of the controller fails at random, for hours: nobody waits for ever whom an idle
-device could serve, no device stays reserved, and what is believed is true.
+"""All actions of the controller fail at random, for hours, without lasting effects.
+
+No session that an idle device could serve waits forever, no device stays reserved, and the
+controller's state agrees with the actual state.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tests.doubles import machine, virtual
 from tests.doubles.machine import MIB, Machine, Notebook
 
 HOUR = 3600.0
-#: Seconds for which somebody may wait beside a device that nobody has: attempts that fail late.
+#: Seconds for which a session may wait beside a device without a holder: attempts that fail late.
 IDLE_MAX = 180.0
 
 POLICIES = (
@@ -37,7 +39,7 @@ POLICIES = (
 
 
 class Trial:
-    """Some people at a machine, and somebody who looks whether all is well."""
+    """Some users of a machine, and checks of its state."""
 
     def __init__(self, seed: int, directory: Path, devices: dict[str, Device]) -> None:
         self.machine = Machine(seed, directory, devices)
@@ -69,10 +71,10 @@ class Trial:
         await self.machine.hands.close()
         self.check_empty()
 
-    # What people do.
+    # Actions of users.
 
     async def live(self, index: int) -> None:
-        """One notebook after the other."""
+        """Run one notebook after another."""
         user, sizes = ("ann", "bob", "eve")[index % 3], (100, 200, 400, 600)
         while True:
             found = self.machine.open(
@@ -98,7 +100,7 @@ class Trial:
                 await self.disturb(notebook)
 
     async def disturb(self, notebook: Notebook) -> None:
-        """What a user does, or happens, while a cell runs or waits."""
+        """Simulate a user action or an event while a cell runs or waits."""
         worker, fate = notebook.device_state.worker, self.random.random()
         kinds = ("pin", "suspend", "migrate", "kill", "interrupt")
         kind = kinds[int(fate / 0.05)] if fate < 0.05 * len(kinds) else ""
@@ -122,7 +124,7 @@ class Trial:
             notebook.look()
 
     async def administer(self) -> None:
-        """Policies come and go, and agents too."""
+        """Change policies and restart agents at random."""
         while True:
             await asyncio.sleep(self.random.expovariate(1 / 150.0))
             if self.calm:
@@ -138,7 +140,7 @@ class Trial:
         self.machine.controller.apply(policy, dry=False)
 
     async def rest(self) -> None:
-        """Nobody begins anything, and nothing fails: everything comes to its end."""
+        """Stop new work and failures, and wait until everything has ended."""
         self.calm, trouble = True, self.machine.chance.trouble
         self.machine.chance.trouble = 0.0
         self.apply("")
@@ -150,10 +152,10 @@ class Trial:
         self.check_rest()
         self.calm, self.machine.chance.trouble = False, trouble
 
-    # What must hold.
+    # Invariants.
 
     def check(self) -> None:
-        """At any time."""
+        """Check what holds at any time."""
         held = self.machine.controller.held()
         for each in self.machine.notebooks.values():
             if (token := each.turn._token) is not None:
@@ -177,7 +179,7 @@ class Trial:
             assert self.idle_for[each.id] < IDLE_MAX, f"waits beside an idle device: {each}"
 
     def could(self, notebook: Notebook, room: Room) -> bool:
-        """Whether a device that nobody has could serve somebody."""
+        """True if a device without a holder could serve this notebook."""
         if notebook.bound or notebook.wanted.pinned:
             return room is notebook.room and not self.machine.holders(room.device.id)
         others = [e for e in self.machine.notebooks.values() if e is not notebook]
@@ -189,7 +191,7 @@ class Trial:
         return not self.machine.holders(room.device.id)
 
     def check_rest(self) -> None:
-        """When everything has come to its end."""
+        """Check what holds when all work has ended."""
         for each in self.machine.notebooks.values():
             assert not each.left, f"waits for ever: {each}"
         engine = self.machine.controller._engine
@@ -208,7 +210,7 @@ class Trial:
         assert not self.machine.controller.held()
 
     def check_empty(self) -> None:
-        """When everybody has gone."""
+        """Check what holds when all sessions were closed."""
         leases = self.machine.controller._engine._leases
         assert not leases.sessions
         assert not leases._reservations
@@ -224,7 +226,7 @@ class Trial:
 def test_whatever_fails_everybody_is_served(
     count: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four hours on machines of one to three devices, in which each fourth action goes wrong."""
+    """Simulate four hours on one to three devices, in which each fourth action fails."""
     monkeypatch.setenv("JUPYTER_SING_DEVICES", ",".join(["cpu:1GiB@1"] * count))
     devices = {each.id: each for each in configured_devices()}
     machine.patch(monkeypatch)

@@ -1,4 +1,4 @@
-"""The engine over real guarantees: cells, virtual clusters, preemption of what was borrowed."""
+"""The engine with real guarantees: cells, virtual clusters, preemption of borrowed devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations that are refused and why, and leases as the engine asks for them."""
+"""Configurations that are refused and the reasons, and leases as the engine requests them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_promises_beyond_what_is_there_are_refused(
 
 
 def test_pinned_cells_break_up_the_cells_around_them() -> None:
-    """Counting alone would find room: of each rack a quarter is pinned, and one is promised."""
+    """By count there are free cells: of each rack a quarter is pinned, and one is promised."""
     pinned = [
         {
             "cellType": "rack",
@@ -178,14 +178,14 @@ def test_who_has_a_promise_gets_it_back_from_opportunistic_ones() -> None:
     device = lease.cluster.devices[answer.devices[0]]
     assert device.state is CellState.RESERVING
     assert lease.cluster.state(victim) is GroupState.BEING_PREEMPTED
-    # Asked again it is the same, and cancelled it is as if it had not been asked.
+    # A repeated request has the same answer, and a cancelled one leaves no trace.
     assert lease.place("t", "B", 0, 1, []) == answer
     lease.cancel("t")
     assert pictured(lease.cluster) == before
     assert lease.place("t", "B", 0, 1, []) == answer
     lease.release(victim)
     assert device.state is CellState.RESERVED
-    # Nobody else gets what is reserved.
+    # Other requests do not get what is reserved.
     assert isinstance(lease.place("u", "A", -1, 1, []), Wait)
     assert lease.place("t", "B", 0, 1, []) == Bound(answer.devices, guaranteed=True)
     check(lease.cluster)
@@ -212,7 +212,8 @@ def test_a_lower_priority_becomes_opportunistic_while_there_is_room() -> None:
     assert set(first.devices).isdisjoint(second.devices)
     assert not lease.guaranteed("low")
     assert lease.guaranteed("high")
-    # Now it is the other virtual cluster's turn, and the opportunistic one has to leave.
+    # Now the other virtual cluster claims the devices, and the opportunistic group has to release
+    # them.
     assert lease.place("theirs", "B", 0, 2, []) == Victims(first.devices, ("low",))
 
 
@@ -230,12 +231,12 @@ def test_a_cancelled_preemption_gives_its_victim_the_promise_back() -> None:
 def test_preferred_devices_are_used_where_nobody_loses_by_it() -> None:
     lease = leases({"a": 4, "b": 4, "c": 4}, {"A": 4, "B": 4})
     assert lease.place("s0", "A", 0, 1, ["b/gpu2"]) == Bound(("b/gpu2",), guaranteed=True)
-    # Its promise is one cell, and that is bound to node b now.
+    # Its promise is one cell, which is bound to node b now.
     answer = lease.place("s1", "A", 0, 1, ["gone", "c/gpu1"])
     assert isinstance(answer, Bound)
     assert answer.devices[0].startswith("b/")
     assert lease.place("s2", "A", -1, 1, ["c/gpu1"]) == Bound(("c/gpu1",), guaranteed=False)
-    # c/gpu1 would cost its user the place; a has room for the promise of B.
+    # c/gpu1 would evict the group on it; a has room for the promise of B.
     answer = lease.place("t", "B", 0, 1, ["c/gpu1"])
     assert isinstance(answer, Bound)
     check(lease.cluster)
@@ -349,7 +350,7 @@ def test_who_had_lost_the_promise_to_a_reservation_gets_it_back_when_that_is_ove
     lease.cancel("higher")
     assert lease.guaranteed("low0")
     check(lease.cluster)
-    # The same, where the device that is taken over is free by then.
+    # The same, if the device that is taken over is free by then.
     answer = lease.place("high", "A", 1, 4, [])
     assert isinstance(answer, Victims)
     lease.release("low0")
@@ -387,10 +388,10 @@ def test_who_is_promised_nothing_can_be_opportunistic() -> None:
 def test_several_preferred_devices_are_all_used(priority: int) -> None:
     """As when the engine has emptied just these for a session."""
     lease = leases({"a": 4, "b": 4}, {"A": 4, "B": 3})
-    wanted = ("b/gpu1", "b/gpu2")  # of different halves of the node
+    wanted = ("b/gpu1", "b/gpu2")  # in different halves of the node
     answer = lease.place("s", "A", priority, 2, wanted)
     assert answer == Bound(wanted, guaranteed=priority == 0)
-    # 3 devices are promised as 2 + 1; where they happen to be on one node, that will do.
+    # 3 devices are promised as 2 + 1; if they happen to be on one node, that is accepted.
     three = ("a/gpu0", "a/gpu2", "a/gpu3")
     if priority == 0:
         assert lease.place("t", "B", 0, 3, three) == Bound(three, guaranteed=True)
@@ -435,7 +436,7 @@ def test_a_preference_does_not_break_up_what_others_are_promised() -> None:
         assert lease.place("s", "A", 0, 1, ["a/gpu0"]) == Bound(("a/gpu0",), guaranteed=True)
         assert lease.place("t", "C", 0, 1, ["b/gpu0"]) == Bound((device,), guaranteed=True)
         check(lease.cluster)
-    # They are on both nodes, and from now on one node is promised as a whole.
+    # They are on both nodes, and the new configuration promises one node as a whole.
     changes = free.reconfigure(tight.cluster.configuration)
     assert changes.downgraded == ("t",)
     assert isinstance(free.place("u", "B", 0, 2, []), Victims)
@@ -460,7 +461,7 @@ def test_a_preferred_device_is_worth_splitting_a_larger_cell() -> None:
 
 
 def test_siblings_are_assigned_so_that_all_fit() -> None:
-    """The first would take the better node, which only the second cannot do without."""
+    """The first would take the better node, but only the second one depends on it."""
     document = {
         "physicalCluster": {"cellTypes": TYPES, "physicalCells": [rack("n0", "n1")]},
         "virtualClusters": {"A": promise(rack=1)},

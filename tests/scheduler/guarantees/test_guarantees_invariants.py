@@ -1,4 +1,4 @@
-"""Whatever happens to a cluster, its books are right and its promises can be kept."""
+"""For any sequence of events, a cluster is consistent and its promises can be kept."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ suggestions = st.none() | st.sets(st.sampled_from(NODES), min_size=3).map(frozen
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """A group that comes. It may go again at once; `regret` says so."""
+    """A group that arrives. If `regret`, it may be removed at once."""
 
     vc: str
     priority: int
@@ -151,7 +151,7 @@ which = st.integers(0, 30)
 
 
 class Guaranteed(RuleBasedStateMachine):
-    """Groups come and go; hardware breaks; promises change."""
+    """State machine: groups come and go, hardware fails, promises change."""
 
     @initialize()
     def begin(self) -> None:
@@ -160,7 +160,7 @@ class Guaranteed(RuleBasedStateMachine):
         self.changes = 0
 
     def some(self, index: int, *, preempting: bool) -> str | None:
-        """A group, if there is any of that kind."""
+        """Return a group of that kind, or None."""
         names = [n for n, g in self.cluster.groups.items() if g.preempting == preempting]
         return names[index % len(names)] if names else None
 
@@ -202,7 +202,8 @@ class Guaranteed(RuleBasedStateMachine):
             assert arrival.preempt
             assert request.guaranteed
             for victim in outcome.victims:
-                # Only its own virtual cluster loses promises, and only to higher priorities.
+                # Only groups of the same virtual cluster lose promises, and only to higher
+                # priorities.
                 own = victim.request.vc == request.vc
                 lower = victim.request.priority < request.priority
                 assert (own and lower) or not rights[victim.request.name]
@@ -302,7 +303,7 @@ SHAPES = {
 
 
 def served(cluster: Cluster, request: GroupRequest) -> list[str] | None:
-    """Schedule; opportunistic victims are released. Names of the others, or None for waiting."""
+    """Schedule, release opportunistic victims, and return the others, or None for waiting."""
     outcome = cluster.schedule(request)
     if isinstance(outcome, Waiting):
         return None
@@ -389,7 +390,7 @@ def test_a_configuration_is_refused_exactly_if_it_cannot_be_kept(
         )
         for vc in ("A", "B")
     )
-    # Cells of a chain divide each other: filling from the largest down finds room if there is any.
+    # Each cell size of a chain divides the next: filling from the largest down finds a fit if any.
     room = [8, 8]
     fits = True
     for level, size in ((4, 8), (3, 4), (2, 2), (1, 1)):

@@ -1,6 +1,7 @@
-"""HiveD's conformance table: accepts, rejects, victims and states are as there (hived/README.md).
+"""HiveD's conformance table: the same requests are accepted and rejected, with the same victims.
 
-Placements are compared where our order of trying gives the same; the other four are named.
+Group and cell states agree, too (hived/README.md). Placements are compared if our search order
+gives the same; the other four are named.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ DATA = Path(__file__).parents[1] / "hived"
 TABLE: dict[str, Any] = json.loads((DATA / "conformance.json").read_text("utf-8"))
 PODS: dict[str, dict[str, Any]] = TABLE["pods"]
 
-# We take the largest pod first (8 and 9 swap nodes), and the first of equal free cells (24 and 25).
+# We place the largest pod first (8 and 9 swap nodes), and use the first of equal free cells (24 and
+# 25).
 PLACED_OTHERWISE = {"pod8", "pod9", "pod24", "pod25"}
 
 
@@ -45,12 +47,12 @@ WHOLE: dict[str, Any] = yaml.safe_load((DATA / "config.yaml").read_text("utf-8")
 
 
 def document() -> dict[str, Any]:
-    """HiveD's example without what is not about cells; for a test to change."""
+    """Return HiveD's example, cells only, for a test to change."""
     return copy.deepcopy({key: WHOLE[key] for key in ("physicalCluster", "virtualClusters")})
 
 
 def in_order_of_test(configuration: Configuration) -> Configuration:
-    """HiveD's test searches chains in the reverse order of their names."""
+    """Return chains in the reverse order of their names, the search order of HiveD's test."""
     chains = sorted(configuration.chains, key=lambda chain: chain.name, reverse=True)
     return dataclasses.replace(configuration, chains=tuple(chains))
 
@@ -69,7 +71,7 @@ def request_of(pod: str) -> GroupRequest:
 
 
 class Run:
-    """A cluster to which pods of the table come; every answer is compared with the table."""
+    """A cluster that schedules pods of the table; every answer is compared with the table."""
 
     def __init__(self, changed: dict[str, Any] | None = None) -> None:
         configuration = in_order_of_test(configuration_of(changed or document()))
@@ -80,7 +82,7 @@ class Run:
     def schedule(
         self, pod: str, suggested: frozenset[str] | None = None, *, preempt: bool = True
     ) -> PodBound | PodVictims | Waiting:
-        """Schedule a pod, whatever comes of it."""
+        """Schedule a pod, with any outcome."""
         answer = self.pods.schedule(
             pod, PODS[pod]["leafCells"], request_of(pod), suggested, preempt=preempt
         )
@@ -88,7 +90,7 @@ class Run:
         return answer
 
     def expect(self, pod: str, suggested: frozenset[str] | None = None) -> None:
-        """Schedule a pod, and compare the answer with the table."""
+        """Schedule a pod, and compare the outcome with the table."""
         answer = self.schedule(pod, suggested)
         bound = TABLE["expectedBind"].get(pod)
         victims = TABLE["expectedPreemptVictims"].get(pod)
@@ -119,7 +121,7 @@ class Run:
         check(self.cluster)
 
     def free_cells(self, vc: str, chain: str, level: int) -> list[bool]:
-        """Whether the promised cells that nobody is in are good."""
+        """Return for each unused promised cell whether it is healthy."""
         cells = [c for c in self.cluster.promised(vc) if (c.chain, c.level) == (chain, level)]
         return [not cell.bad for cell in cells if cell.priority == -2]
 
@@ -131,7 +133,7 @@ def run() -> Run:
 
 @pytest.fixture
 def normal(run: Run) -> Iterator[Run]:
-    """After the nineteen requests of normal operations."""
+    """The state after the nineteen requests of normal operations."""
     for pod in TABLE["shouldSucceed"]:
         run.expect(pod)
     return run
@@ -260,7 +262,7 @@ def test_safe_relaxed_buddy_allocation() -> None:
     run.health("0.0.3.3", good=False)
     run.expect("pod45", nodes)
     run.health("0.0.4.3", good=False)
-    run.expect("pod46", nodes | {"0.0.4.0", "0.0.4.1"})  # would break what VC2 is promised
+    run.expect("pod46", nodes | {"0.0.4.0", "0.0.4.1"})  # would break the promise to VC2
 
 
 def test_reconfiguration_keeps_what_runs(normal: Run) -> None:
@@ -273,11 +275,11 @@ def test_reconfiguration_keeps_what_runs(normal: Run) -> None:
         "isNodeLevel": True,
     }
     cells = physical["physicalCells"]
-    # A node is gone.
+    # A node is removed.
     cells[7]["cellChildren"][0]["cellChildren"][0]["cellAddress"] = "0.0.3.100"
     # Fewer cells are promised than are held.
     changed["virtualClusters"]["VC2"]["virtualCells"][0]["cellNumber"] = 1
-    # A rack is dissolved into its nodes, and another one takes its place.
+    # A rack is split into its nodes, and replaced by another one.
     rack = copy.deepcopy(cells[8])
     nodes = [node for pair in cells[8]["cellChildren"] for node in pair["cellChildren"]]
     for index, node in enumerate(n for pair in rack["cellChildren"] for n in pair["cellChildren"]):
@@ -295,7 +297,7 @@ def test_reconfiguration_keeps_what_runs(normal: Run) -> None:
         assert not cluster.groups[PODS[pod]["group"]].guaranteed
     assert changes.cancelled == ("group11",)
     assert changes.lost == ("group5",)
-    # The others have kept their rights.
+    # The others have kept their guarantees.
     for name in ("group1", "group2", "group3", "group12", "group16"):
         assert held[name]
         assert cluster.groups[name].guaranteed

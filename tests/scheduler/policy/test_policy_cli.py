@@ -1,4 +1,4 @@
-"""``jupyter sing policy`` prints what people and programs expect."""
+"""``jupyter sing policy`` prints what users and programs expect."""
 
 from __future__ import annotations
 

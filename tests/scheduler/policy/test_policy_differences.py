@@ -1,4 +1,4 @@
-"""Whom another policy affects, as it is said before it is applied."""
+"""The users that a changed policy affects, listed before it is applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy documents: what is refused and how that is said, and that nothing is lost in writing."""
+"""Policy documents: errors and their messages, and lossless writing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PINNED = "[{pinned_cell_id: mine}, {}, {}]"
 RACK = f"{CELLS}  physical_cells: [{{cell_type: rack, cell_children: {PINNED}}}]\n"
 
 REFUSED = {
-    # What is no document at all.
+    # No valid YAML document.
     "": "policy: is empty; a policy that says nothing special is {}",
     "# nothing\n": "policy: is empty; a policy that says nothing special is {}",
     "---\n": "policy: must be keys (cluster, tiers, defaults, others, virtual_clusters), not empty"
@@ -111,7 +111,7 @@ REFUSED = {
     "printable characters, not 'a\\u202eb' (line 1)",
     "defaults: {tier: |\n basic\n}": "policy: is not YAML: found character '|' that cannot "
     "start any token (line 1)",
-    # What contradicts itself.
+    # Contradictions.
     "tiers:\n  basic: {gpu_percent: 80}": "tiers.basic.gpu_percent: must be at most 70, as that "
     "of standard is (line 2)",
     "tiers:\n  premium: {gpu_percent: 50}": "tiers.premium.gpu_percent: must be at least 70, as "
@@ -137,7 +137,7 @@ REFUSED = {
     VISION % "{groups: {a: {members: [ada]}, b: {members: [ada]}}}": "virtual_clusters.vision"
     ".groups.b.members[0]: names the user 'ada' again, after "
     "virtual_clusters.vision.groups.a.members[0] (line 1)",
-    # What there is, and what is guaranteed of it.
+    # Devices of the cluster, and guarantees of them.
     "cluster: {}": "cluster.devices_per_host: is missing (line 1)",
     "cluster: {hosts: 2}": "cluster.devices_per_host: is missing (line 1)",
     "cluster: {devices_per_host: 0}": "cluster.devices_per_host: must be above 0 (1 to 10000), "
@@ -310,7 +310,7 @@ def mutant(text: str, chance: random.Random) -> str:
 
 
 def attempt(text: str) -> tuple[Policy | None, str]:
-    """Read a policy, or say why it is none; any other exception is a failure of the test."""
+    """Parse a policy, or return its error; any other exception fails the test."""
     try:
         return parse(text), ""
     except PolicyError as error:

@@ -1,4 +1,4 @@
-"""The example files and the page about policies: what they say is what holds."""
+"""The example files and the page about policies state what actually applies."""
 
 from __future__ import annotations
 

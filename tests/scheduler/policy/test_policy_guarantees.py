@@ -1,4 +1,4 @@
-"""What a policy guarantees is what the guarantees are made of."""
+"""Guarantees of a policy become the guarantees of the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_devices_are_guaranteed_on_the_hosts_that_the_policy_counts() -> None:
     assert {vc.name: leases.free(vc.name) for vc in found.virtual_clusters} == {
         "teaching": 2,
         "course": 0,
-        "default": 0,  # which is described nowhere, and where others would be
+        "default": 0,  # which is not described, with names that are used elsewhere
     }
     nodes = [cell.node for cell in found.cells]
     assert nodes == ["host0", "host1"]

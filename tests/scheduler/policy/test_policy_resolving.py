@@ -1,4 +1,4 @@
-"""Who gets what under a policy, and by which of its lines."""
+"""Resolution of a user's terms under a policy, and the line that decides each."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ virtual_clusters:
 
 TERMS = {
     # user: virtual cluster, group, tier, weight, packing, devices, disk
-    "ada": ("alpha", None, "premium", 3, False, 4, 10),  # each before defaults
-    "bob": ("alpha", "night", "standard", 7, True, math.inf, 10),  # entry before group
+    "ada": ("alpha", None, "premium", 3, False, 4, 10),  # each overrides defaults
+    "bob": ("alpha", "night", "standard", 7, True, math.inf, 10),  # an entry overrides the group
     "s-5": ("alpha", None, "premium", 5, False, 4, 10),
     "s-10": ("alpha", None, "premium", 5, False, 4, 10),  # the first pattern
     "s-12": ("alpha", "night", "standard", 9, True, 4, 10),  # a member's name before a pattern
-    "s-22": ("alpha", "early", "basic", 5, False, 4, 10),  # both by pattern: entry before group
+    "s-22": ("alpha", "early", "basic", 5, False, 4, 10),  # both by pattern: an entry wins
     "s-9": ("beta", None, "standard", 3, True, 5, 10),  # a name before a pattern elsewhere
     "n7": ("alpha", "night", "standard", 9, True, 4, 10),
     "n42": ("alpha", "early", "basic", 3, False, 4, 10),
-    "N7": ("beta", None, "basic", 3, True, 5, 10),  # names are what they are
+    "N7": ("beta", None, "basic", 3, True, 5, 10),  # names are taken literally
     "xenia": ("beta", None, "standard", 3, True, 5, 10),
-    "eve": ("beta", None, "basic", 3, True, 5, 10),  # others before each
-    "s-*": ("alpha", None, "premium", 5, False, 4, 10),  # what a pattern would give
+    "eve": ("beta", None, "basic", 3, True, 5, 10),  # others overrides each
+    "s-*": ("alpha", None, "premium", 5, False, 4, 10),  # what a pattern would set
     "s-1*": ("alpha", None, "premium", 6, False, 4, 10),
 }
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of policies says what the reader says."""
+"""The JSON Schema of policies agrees with the parser."""
 
 from __future__ import annotations
 

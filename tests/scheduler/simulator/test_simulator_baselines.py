@@ -1,4 +1,4 @@
-"""Each baseline does on a few cells what its description says, reckoned by hand."""
+"""Each baseline behaves on a few cells as described, computed by hand."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_was_used_longest_ago_makes_room() -> None:
     )
     cluster = instant(1, bandwidth=10 * GB)
     outcome = simulate("fcfs", workload, cluster)
-    assert waits(outcome, "c") == [1.0]  # a has long been copied
+    assert waits(outcome, "c") == [1.0]  # a's state was copied long before
     assert waits(outcome, "a") == [1.0, 1.0]  # it comes back, and c has closed
     assert waits(outcome, "b") == [1.0, 0.0]
     assert outcome.swaps == 1
@@ -103,7 +103,7 @@ def test_locks_are_passed_around_in_turns() -> None:
 def test_a_holder_that_comes_back_in_time_keeps_the_lock() -> None:
     workload = arranged([session("a", (0, 10), (4, 10), (6, 10)), session("b", (5, 5))])
     outcome = simulate("nvshare", workload, instant(1))
-    # The second ends at 24 s; at 29 s it is noticed that nothing follows. b runs until 34 s.
+    # The second ends at 24 s; at 29 s the holder is found idle. b runs until 34 s.
     assert waits(outcome, "a") == [0.0, 0.0, 4.0]
     assert waits(outcome, "b") == [24.0]
 
@@ -125,7 +125,7 @@ def test_homes_are_chosen_by_the_number_of_sessions_alone() -> None:
     outcome = simulate("nvshare", workload, instant(2))
     # b has closed when c comes: the second device has no session, then as many as the first.
     assert waits(outcome, "c") == [0.0]
-    assert waits(outcome, "d") == [26.0]  # at home with a, although the other is idle from 13 s
+    assert waits(outcome, "d") == [26.0]  # with a, although the other is idle from 13 s
 
 
 def test_least_attained_service_stops_whoever_had_more() -> None:
@@ -134,7 +134,7 @@ def test_least_attained_service_stops_whoever_had_more() -> None:
     audit = Audit(Las(cluster.devices(), threshold=100.0))
     outcome = run(workload, cluster, audit)
     assert [at for at, decision in audit.decisions if isinstance(decision, Preempt)] == [180.0]
-    assert waits(outcome, "b") == [50.0]  # at the border of a round
+    assert waits(outcome, "b") == [50.0]  # at the boundary of a round
     assert ends(outcome, "a") == [230.0]
 
 
@@ -165,17 +165,17 @@ def test_a_baseline_knows_what_it_does_not_know() -> None:
 
 
 def test_the_pilots_order_of_the_baselines() -> None:
-    """A week of the pilot in small: direction, not figures."""
+    """A small version of the pilot's week: only the order counts, not the figures."""
     workload = generate(Parameters(sessions=24, training=1500, days=3, load=2.4), seed=2)
     cluster = Cluster(3)
     found = {name: report.measure(name, simulate(name, workload, cluster)) for name in BASELINES}
-    # Reservations keep what they hold idle: the last ones are admitted days late.
+    # Reservations keep idle devices: the last ones are admitted days late.
     assert found["reserve"].finished_days > 1.5 * found["fcfs"].finished_days
     assert found["reserve"].ttg_max > found["cull30"].ttg_max > 5 * found["fcfs"].ttg_max
     # First come, first served: long cells are hardly slower, short ones wait for minutes.
     assert found["fcfs"].long_cell_slowdown < 1.2
     assert found["fcfs"].ttg_p99 > 60
-    # Turns stretch long cells.
+    # Turns lengthen long cells.
     assert found["nvshare"].long_cell_slowdown > found["fcfs"].long_cell_slowdown
     # Rounds of least attained service: shorter waits than FCFS, for slower long cells.
     assert found["las"].ttg_p99 < found["fcfs"].ttg_p99

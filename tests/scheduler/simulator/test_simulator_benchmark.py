@@ -1,4 +1,4 @@
-"""The benchmark of the scheduler runs, small, and says what is not met."""
+"""The scheduler's benchmark runs, with small parameters, and reports targets that are missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jupyter sing simulate` prints what the interface says, or one line that says what is wrong."""
+"""`jupyter sing simulate` prints what its interface specifies, or one line with the error."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_json_is_that_of_the_interface(rows: str, capsys: pytest.CaptureFixture[
     for result in found["results"]:
         assert tuple(result)[: len(NAMED)] == NAMED
     by_name = {result["scheduler"]: result for result in found["results"]}
-    # a loads 8 GB first, and so does b when a is through.
+    # a loads 8 GB first, and so does b when a has ended.
     assert by_name["fcfs"]["ttg_p99"] == pytest.approx(540 + 0.5 + 0.5)
-    assert by_name["sing"]["ttg_p99"] < 10  # it stops a, which goes on later
+    assert by_name["sing"]["ttg_p99"] < 10  # it preempts a, which continues later
     assert (
         commands.main(["simulate", "--workload", rows, "--gpus", "1", "--baselines", "--json"]) == 0
     )
@@ -155,7 +155,7 @@ def test_progress_is_a_bar_on_a_terminal(
     monkeypatch.setattr(progress, "SHOWN_AFTER_SECONDS", 0.0)
     with progress.Line("Simulating") as line:
         line.show_share(1, 3)
-        assert capsys.readouterr().err == ""  # no terminal
+        assert capsys.readouterr().err == ""  # not a terminal
         monkeypatch.setattr("sys.stderr.isatty", lambda: True)
         line.show_share(1, 3)
         line.show_share(0, 0)

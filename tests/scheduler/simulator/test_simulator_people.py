@@ -1,4 +1,4 @@
-"""What a policy means for the sessions of a workload."""
+"""The effect of a policy on the sessions of a workload."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_sessions_are_those_of_their_users_or_go_around() -> None:
     assert dict(found.terms) == {
         "ada/x": Terms("physics", "ada", Tier.PREMIUM, 3.0),
         "a": Terms("physics", "ada", Tier.PREMIUM, 3.0),
-        "b": Terms("physics", "s* b", Tier.BASIC, 1.0),  # somebody whom the pattern means
+        "b": Terms("physics", "s* b", Tier.BASIC, 1.0),  # a user whom the pattern matches
         "c": Terms("biology", "rosalind", Tier.STANDARD, 1.0),
         "d": Terms("physics", "ada", Tier.PREMIUM, 3.0),
         "rosalind/y": Terms("biology", "rosalind", Tier.STANDARD, 1.0),
@@ -75,7 +75,7 @@ def test_devices_must_do_for_the_guarantees() -> None:
 
 
 def test_a_guaranteed_device_is_given_back_when_it_is_wanted() -> None:
-    # ada computes on both devices, biology's only while it does not want it.
+    # ada computes on both devices, on biology's only while biology does not want it.
     workload = arranged(
         [
             session("ada/x", (0, 1000)),

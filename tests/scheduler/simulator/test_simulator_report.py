@@ -1,4 +1,4 @@
-"""Figures of a simulation, reckoned by hand, and how they are shown."""
+"""Figures of a simulation, computed by hand, and their display."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMED = (  # interface.md
 
 
 def cell(wait: float, duration: float, slower: float = 0.0) -> CellRecord:
-    """A cell that is submitted at 100, and ends that much later than it would without stops."""
+    """Return a cell submitted at 100 that ends this much later than it would without stops."""
     return CellRecord("a", 1, duration, 100.0, 100.0 + wait, 100.0 + wait + duration + slower)
 
 
@@ -103,7 +103,7 @@ def test_hours_in_which_a_tier_was_missed_are_counted() -> None:
         (Tier.STANDARD, 100.0, 69.0, 1),
         (Tier.PREMIUM, 100.0, 94.0, 1),
         (Tier.PREMIUM, 100.0, 96.0, 0),
-        (Tier.STANDARD, 3.0, 1.0, 0),  # two seconds may be lost without counting
+        (Tier.STANDARD, 3.0, 1.0, 0),  # two seconds of loss are tolerated
         (Tier.STANDARD, 3.1, 1.0, 1),
     ],
 )
@@ -166,5 +166,5 @@ def test_the_plot_is_a_document_with_a_curve_for_each() -> None:
     assert "<fcfs>" in [text.text for text in root.iter(f"{space}text")]
     for points in curves:
         heights = [float(point.split(",")[1]) for point in points]
-        assert heights == sorted(heights, reverse=True)  # upwards
+        assert heights == sorted(heights, reverse=True)  # rounded up
     assert curves[0][0].startswith(f"{plot.LEFT:.1f},")

@@ -1,4 +1,4 @@
-"""The loop is closed, nothing is lost in it, and what cannot be is refused."""
+"""The simulator's closed loop: no event is lost in it, and impossible input is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER = "node0/gpu1"
 
 
 class Script:
-    """Answers each event by its type and session; without an entry, by nothing."""
+    """Returns decisions for each event by its type and session; none without an entry."""
 
     def __init__(self, answers: dict[tuple[type, str], Sequence[Decision]]) -> None:
         self._answers = answers
@@ -106,7 +106,7 @@ def test_a_switch_takes_its_constant_and_its_bytes() -> None:
     assert ends(outcome, "a")[0] == 15.0
     assert waits(outcome, "b") == [15.0 + 4 + 5]
     assert ends(outcome, "b") == [34.0]
-    # A second time: b is through and its memory free, but a's is on the host.
+    # A second time: b has ended and its memory is free, but a's state is in host memory.
     assert waits(outcome, "a")[1] == 5.0
     assert (outcome.swaps, outcome.moved) == (1, 4 * 16 * GB)
     assert outcome.switching == 15.0  # evicting is not charged to a lease: it had none yet
@@ -129,7 +129,7 @@ def test_co_residents_switch_for_nothing() -> None:
     workload = arranged([session(name, (0, 10), (5, 10), memory=8 * GB) for name in "ab"])
     cluster = instant(1, switch=1.0)
     outcome = run(workload, cluster, BASELINES["fcfs"](cluster.devices()))
-    assert waits(outcome, "a") == [1.0, 6.0]  # its second: until b is through
+    assert waits(outcome, "a") == [1.0, 6.0]  # its second cell waits until b has ended
     assert waits(outcome, "b") == [12.0, 5.0]
     assert outcome.swaps == 0
 
@@ -176,7 +176,7 @@ def test_what_is_stopped_while_it_loads_has_not_started() -> None:
     )
     workload = arranged([session("a", (0, 5)), session("b", (1, 1))])
     outcome = run(workload, instant(1, switch=3.0), script)
-    # Two loads of 3 s, one after the other on the same link; a is there when its turn comes.
+    # Two loads of 3 s, one after the other on the same link; a is resident when its turn comes.
     assert (waits(outcome, "b"), ends(outcome, "b"), waits(outcome, "a")) == ([5.0], [7.0], [7.0])
     assert outcome.charged == pytest.approx(outcome.executed + outcome.switching)
 

@@ -51,7 +51,7 @@ def test_training_cells_have_the_published_quantiles(seed: int) -> None:
 def test_gaps_have_the_published_quantiles(seed: int) -> None:
     gaps = thinks(generate(PILOT, seed))
     for probability, minutes in PUBLISHED_GAPS.items():
-        # The longest are between sessions, and the users of the longest sessions hurry.
+        # The longest gaps are between sessions, and users of the longest sessions shorten theirs.
         allowed = 0.15 if probability < 0.99 else 0.3
         assert quantile(gaps, probability) / 60 == pytest.approx(minutes, rel=allowed)
 
@@ -146,9 +146,9 @@ def test_a_quantile_is_a_value_that_so_many_do_not_exceed() -> None:
 def test_a_chain_that_is_cut_by_the_end_goes_on_at_the_beginning() -> None:
     cells = [Cell(5, 10), Cell(10, 10), Cell(20, 10)]
     assert week.placed(cells, 100, 0.1) == [[(10, 10), (30, 10), (60, 10)]]
-    # The second would end at 102: it stands at the beginning, and all are later by 8.
+    # The second would end at 102: it is placed at the beginning, and all are later by 8.
     assert week.placed(cells, 100, 0.72) == [[(80, 10)], [(0, 10), (30, 10)]]
-    # Sixty seconds hold thirty of work and thirty of thinking; in forty there is ten for that.
+    # Sixty seconds hold thirty of work and thirty of thinking; forty leave ten for thinking.
     (whole,) = week.placed(cells, 40, 0.0)
     assert whole == [(0, 10), (pytest.approx(40 / 3), 10), (pytest.approx(30), 10)]
 
@@ -184,7 +184,7 @@ def test_rows_are_taken_in_the_order_of_their_starts() -> None:
     )
     a, b = found.sessions
     assert (a.name, a.gpus, a.memory) == ("a", 4, 8 * GB)
-    # The third begins while the second still runs: no think time is left of that.
+    # The third begins while the second still runs: no think time is left of it.
     assert a.cells == (Cell(60, 120), Cell(420, 300), Cell(0, 60))
     assert b.cells == (Cell(240, 60),)
     assert (found.cells, found.work, found.span) == (4, 4 * 480 + 60, 960)

@@ -1,4 +1,4 @@
-"""A process that is away has no connections, and whoever waits for its return hears of it."""
+"""A detached process has no connections, and waiters for its return are notified."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def started(function: Callable[[], object]) -> threading.Thread:
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Absence:
-    """The process's, of this test alone."""
+    """The process's absence, replaced for this test."""
     made = Absence()
     monkeypatch.setattr(detach, "current", made)
     return made
@@ -60,7 +60,7 @@ def test_it_stays_while_there_is_a_connection(away: Absence, control: Control) -
     with pytest.raises(ControlError, match="is waiting for the jupyter_sing daemon") as refused:
         away.begin(0.0)
     assert refused.value.reason == "busy"
-    with away.connecting():  # is not away
+    with away.connecting():  # is not detached
         pass
 
 
@@ -73,7 +73,7 @@ def test_it_stays_if_it_could_not_come_back(away: Absence) -> None:
     with pytest.raises(ControlError, match="debugger was used") as refused:
         away.begin(SECONDS)
     assert refused.value.reason == "unavailable"
-    with away.connecting():  # is not away
+    with away.connecting():  # is not detached
         pass
 
 
@@ -122,7 +122,7 @@ def test_a_line_is_read() -> None:
 
 
 class Kernel:
-    """What of IPython and ipykernel a restored process deals with."""
+    """The parts of IPython and ipykernel that a restored process changes."""
 
     def __init__(self) -> None:
         self.key = b"of the saved one"
@@ -217,5 +217,5 @@ def test_who_has_connected_as_it_leaves_is_asked_at_once(away: Absence) -> None:
         assert (way.asked, calls) == (True, [1])
     away.end(Return())
     away.begin(0.0)
-    assert calls == [1]  # who has left is asked no more
+    assert calls == [1]  # a handler that was removed is not called
     away.end(Return())

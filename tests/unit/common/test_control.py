@@ -1,4 +1,4 @@
-"""Requests to a daemon that dies: made once more, to the one that takes its place."""
+"""Requests to a daemon that dies: retried once, with the daemon that replaces it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernelproxy.common.protocol import Done, Message, OpenSession, Status
 
 
 class Mortal:
-    """Listens, and dies at so many requests before it answers one."""
+    """Listens, and dies this many times before it answers a request."""
 
     def __init__(self, path: Path, deaths: int) -> None:
         self.requests: list[Message] = []
@@ -64,7 +64,7 @@ def test_a_request_is_made_again_once(mortal: Mortal) -> None:
             with pytest.raises(ControlError, match="broke") as error:
                 connection.call(request, 60)
             assert error.value.reason == "no-daemon"
-    # The same one, with its key: nobody opens a session twice by that.
+    # The same one, with its key: a retry does not open a second session.
     assert mortal.requests == [request] * min(mortal._deaths + 1, 2)
 
 

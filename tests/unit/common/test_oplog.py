@@ -25,7 +25,7 @@ TYPES = {"uint64_t": 8, "uint32_t": 4, "Word<uint64_t>": 8, "Word<uint32_t>": 4}
 
 
 def fields_of(struct: str) -> dict[str, tuple[int, int]]:
-    """Offset and size of each field of a struct of layout.h, by the rules of C++."""
+    """Return offset and size of each field of a struct of layout.h, by the rules of C++."""
     body = re.search(rf"struct {struct} \{{(.*?)\n\}};", LAYOUT, re.DOTALL)
     assert body is not None
     found, offset = {}, 0
@@ -113,7 +113,7 @@ def test_a_freed_range_of_the_log_takes_no_memory(memory: SessionMemory) -> None
     os.pwrite(memory.log_fd, b"x" * memory.log_bytes, 0)
     assert memory.log_memory() == memory.log_bytes
     half = memory.log_bytes // 2
-    memory.free_log(half, memory.log_bytes + half)  # wraps round
+    memory.free_log(half, memory.log_bytes + half)  # wraps around
     assert memory.log_memory() == 0
     with pytest.raises(InternalError):
         memory.free_log(0, memory.log_bytes + 1)

@@ -1,4 +1,4 @@
-"""Nothing is loaded from where another user could have put it."""
+"""Nothing is loaded from a place to which another user could write."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LOADERS = {
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that everybody may write, like ``/tmp``, in which all of ours is to lie."""
+    """A directory that every user can write to, like ``/tmp``, which contains all of our files."""
     base = tmp_path / "common"
     base.mkdir()
     base.chmod(0o1777)
@@ -166,7 +166,7 @@ def test_a_policy_that_others_may_write_is_not_applied(base: Path, trick: str) -
 def test_where_root_has_no_number_only_our_own_directory_is_believed(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a rootless container: what is of root's there looks like what is of others'."""
+    """As in a rootless container: root's files there look like those of other users."""
     overflow = base / "overflowuid"
     overflow.write_text(str(os.lstat("/").st_uid))
     monkeypatch.setattr(ownership, "_OVERFLOW", overflow)
@@ -181,7 +181,7 @@ def test_where_root_has_no_number_only_our_own_directory_is_believed(
 def test_where_root_has_no_number_a_file_of_anybody_does_not_pass_as_roots(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner of ``/`` has the same number there as every other user of the machine."""
+    """The owner of ``/`` has the same uid there as all other unmapped users."""
     (tmp := base / "nobodys").mkdir()
     file = base.parent / "library.so"
     for each in (file, tmp / "library.so"):
@@ -189,7 +189,7 @@ def test_where_root_has_no_number_a_file_of_anybody_does_not_pass_as_roots(
     lstat, nobody = Path.lstat, ownership.overflow_uid()
 
     def mapped(path: Path) -> os.stat_result:
-        """Root has no number, and only `base` is open to all."""
+        """Leave root's uid unmapped, and only `base` writable by all."""
         mode, *found = lstat(path)
         found[3] = found[3] or nobody
         return os.stat_result((mode if path == base else mode & ~0o022, *found))

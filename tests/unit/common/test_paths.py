@@ -1,4 +1,4 @@
-"""Where things lie, and that nobody else can put them there."""
+"""Locations of our files, and protection against other users who could write there."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_bundle_exposes_nothing_but_our_packages(
 class TestTheSystemsSocket:
     @pytest.fixture
     def system(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-        """A directory as root makes it, with a socket; the user's own is in another place."""
+        """A directory as root creates it, with a socket; the user's own is in another place."""
         directory = tmp_path / "system"
         directory.mkdir()
         directory.chmod(0o755)

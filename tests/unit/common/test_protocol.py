@@ -1,4 +1,4 @@
-"""Messages survive the wire, and nothing but messages is accepted from it."""
+"""Messages are transferred unchanged, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_names_that_are_not_utf_8_and_emoji_pass(pair: Pair) -> None:
 def test_what_is_longer_than_its_kind_may_be_is_refused_before_it_is_there(begin: bytes) -> None:
     decoder = framing.FrameDecoder()
     decoder.feed(struct.pack("<I", 2 << 20) + begin[:20])
-    assert decoder.next_message() is None  # nobody knows yet what it is
+    assert decoder.next_message() is None  # its kind is not known yet
     decoder.feed(begin[20:].ljust(100))
     with pytest.raises(ProtocolError, match="too large: 2097152 bytes"):
         decoder.next_message()

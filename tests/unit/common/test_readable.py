@@ -1,4 +1,4 @@
-"""What people read where programs read ids and moments."""
+"""Readable texts for ids and times."""
 
 from __future__ import annotations
 

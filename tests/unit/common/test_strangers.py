@@ -1,4 +1,4 @@
-"""What the system daemon lets its users do to it."""
+"""Protection of the system daemon against its users."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_what_is_no_path_is_refused(path: str) -> None:
 
 
 def test_only_a_child_of_a_zygote_is_its_worker() -> None:
-    """A descriptor of any process can be had, and sent."""
+    """Descriptors of any process can be opened and sent."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         pidfd = os.pidfd_open(child.pid)
         me, uid = os.getpid(), os.getuid()
         assert check_forked(pidfd, child.pid, me, uid)
-        assert not check_forked(pidfd, me, me, uid)  # it says it is another one
+        assert not check_forked(pidfd, me, me, uid)  # it claims to be another one
         assert not check_forked(pidfd, child.pid, 1, uid)  # of another parent
         assert not check_forked(pidfd, child.pid, me, uid + 1)  # of another user
         ours = os.pidfd_open(me)
@@ -94,7 +94,7 @@ def test_only_descriptors_that_cannot_make_us_wait_are_taken(
         Guard(1).check([memory, reading])
     poll = select.poll()
     poll.register(writing, 0)
-    assert poll.poll(120_000)  # nobody reads it any more
+    assert poll.poll(120_000)  # no process reads from it any more
     os.close(writing)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory)
@@ -179,7 +179,7 @@ def test_a_snapshot_stays_as_it_came() -> None:
 
 
 def test_a_snapshot_that_may_change_is_refused() -> None:
-    sealed = os.memfd_create("snapshot")  # nobody may seal it any more
+    sealed = os.memfd_create("snapshot")  # it can no longer be sealed
     large = os.memfd_create("snapshot", os.MFD_ALLOW_SEALING)
     os.ftruncate(large, 1 << 40)
     half = os.memfd_create("snapshot", os.MFD_ALLOW_SEALING)

@@ -95,8 +95,8 @@ def test_an_empty_file_is_refused(fd: int) -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        (100, 5000, 1, 0, 1),  # not at a page
-        (16384, 100, 1, 0, 1),  # as small as what lies in the tables
+        (100, 5000, 1, 0, 1),  # not at a page boundary
+        (16384, 100, 1, 0, 1),  # as small as the tables' content
         (16384, 5000, 1, 5, 1),  # of a later version
         (16384, 5000, 1, 0, 0),  # nowhere
         (4096, 5000, 1, 0, 1),  # in another one

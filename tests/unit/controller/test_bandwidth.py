@@ -1,4 +1,4 @@
-"""What switches are believed to take."""
+"""Estimated time of switches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions that are written down, and read by people."""
+"""The decision log, written and read as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told to those who wait, in words."""
+"""Messages to waiting sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelproxy.common.readable import soon
 
 
 class Looks:
-    """Looks of an engine, counted, at a clock that is set."""
+    """Counts the queries of an engine's outlook, at a clock that tests set."""
 
     def __init__(self, **found: Outlook) -> None:
         self.found, self.now, self.count = found, 0.0, 0
@@ -79,7 +79,7 @@ def test_who_asks_for_all_has_the_engine_look_once() -> None:
     for session in looks.outlooks.waiting():
         looks.said(session)
     assert looks.count == 1
-    looks.outlooks.forget()  # something has happened
+    looks.outlooks.forget()  # an event has happened
     looks.said("mine")
     assert looks.count == 2
     looks.now += 1.0

@@ -1,4 +1,4 @@
-"""What a policy means on a host: for sessions, for the engine, and for the agent."""
+"""The effect of a policy on a host: on sessions, the engine, and the agent."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_no_policy_is_one_line() -> None:
     assert raised.value.message == "defaults.wieght: is no key here; did you mean weight? (line 2)"
 
 
-# -------------------------------------------------------------------- what is kept
+# -------------------------------------------------------------------- persistence
 
 
 def test_what_is_kept_holds_for_the_next_daemon(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_file_of_the_environment_counts_first(
     assert policy_file.begin(runtime, TWO).text == policy_file.kept(runtime) == LAB
     policy_file.keep(runtime, "defaults: {weight: 2}")
     assert policy_file.begin(runtime, TWO).text == LAB
-    # Sessions are not lost for what is wrong now.
+    # A policy file that is invalid now must not end sessions.
     file.write_text("nonsense: 1")
     assert policy_file.begin(runtime, TWO).text == LAB
     assert "The policy that was applied last holds" in caplog.text

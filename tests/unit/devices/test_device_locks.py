@@ -1,4 +1,4 @@
-"""A GPU has one owner: who holds the lock on its file. Plain files stand for those in /dev."""
+"""A GPU has one owner: the holder of the lock on its file. Plain files stand for those in /dev."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gpus(tmp_path: Path) -> list[Device]:
 
 @contextmanager
 def another_owner(device: Device) -> Iterator[int]:
-    """Have another process own a device."""
+    """Let another process own a device."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, device.node], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -75,7 +75,7 @@ def test_a_lock_that_is_handed_on_is_held_all_the_time(gpus: list[Device]) -> No
     kept = {node: os.dup(fd) for node, fd in first.locks.items()}
     first.close()
     assert owner(gpus[0]).startswith("the daemon of")
-    second = claim(gpus[1:], kept, seconds=0)  # the first one is not there any more
+    second = claim(gpus[1:], kept, seconds=0)  # the first one does not exist any more
     assert second.devices == gpus[1:]
     assert owner(gpus[0]) == ""
     with pytest.raises(DeviceError, match="cuda:1"):

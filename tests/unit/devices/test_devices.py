@@ -1,4 +1,4 @@
-"""What JUPYTER_SING_DEVICES means."""
+"""Parsing of JUPYTER_SING_DEVICES."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jupyter sing` prints what programs and people expect, and its exit status says how it went."""
+"""`jupyter sing` prints what users and programs expect, and its exit status reports success."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_suspend_names_the_new_state(
 def test_checkpoints_are_made_listed_restored_and_deleted(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (["--name", "mine"], ["mine"]):  # as the magic takes it
+    for name in (["--name", "mine"], ["mine"]):  # as passed by the magic
         capsys.readouterr()
         assert commands.main(["checkpoint", SESSION["id"], *name]) == 0
         assert fake_daemon.requests[-1].name == "mine"
@@ -359,7 +359,7 @@ def test_run_passes_arguments_and_exit_status_and_closes_its_session(
     assert argv == [str(script), "a", "--json", "-b"]
     assert (name, path0) == ("__main__", str(tmp_path))
     assert session == "s1"
-    assert "bundle" not in python_path  # of no concern to the program's own children
+    assert "bundle" not in python_path  # which does not concern the program's children
     assert fake_daemon.requests[-1] == CloseSession("s1")
 
 
@@ -377,7 +377,7 @@ def test_run_reports_a_program_killed_by_a_signal(
 def test_a_program_of_who_may_use_no_device_ends_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It does not run at all: on the CPU it would be another program."""
+    """It does not run at all: on the CPU it would be a different program."""
 
     def refuse(*_: object) -> str:
         raise ControlError("The policy does not let eve use devices.", "not-allowed")
@@ -423,7 +423,7 @@ def test_whoever_reads_may_leave(lines: int) -> None:
         "from jupyter_sing.cli import commands as cli, doctor\n"
         "from jupyter_sing.cli.doctor import Finding\n"
         f"doctor.examine = lambda python: [Finding('ok', 'x', 'y' * 50)] * {lines}\n"
-        "sys.stdin.read(1)\n"  # until nobody reads any more
+        "sys.stdin.read(1)\n"  # until its output is no longer read
         "sys.exit(cli.main(['doctor']))\n"
     )
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Which provisioner kernels get that name none."""
+"""The provisioner of kernels that name none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon tells becomes events, whatever happens to the daemon."""
+"""Updates of the daemon become events, even if the daemon dies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROGRESS = {"verb": "checkpoint", "checkpoint": "mine", "done": 1, "total": 2}
 
 
 class SessionManager:
-    """The server's, with one notebook."""
+    """Session manager double of the server, with one notebook."""
 
     def __init__(self) -> None:
         self.path = "lessons/digits.ipynb"
@@ -33,7 +33,7 @@ class SessionManager:
 
 
 class Events:
-    """What was said on an event bus with our schema."""
+    """Records the events of an event bus with our schema."""
 
     def __init__(self) -> None:
         self.manager = SessionManager()
@@ -58,7 +58,7 @@ class Events:
 async def watched() -> AsyncIterator[Events]:
     events = Events()
     events.feed.start()
-    events.feed.start()  # twice is no error
+    events.feed.start()  # idempotent
     try:
         yield events
     finally:
@@ -119,7 +119,7 @@ def test_the_next_daemon_is_watched_when_one_has_died(runtime_dir: Path) -> None
                 daemon.sessions = {session["id"]: session}
                 try:
                     assert (await events.next())["session"] == session["id"]
-                    # Only the connection breaks, and something was missed.
+                    # Only the connection breaks, and updates are missed.
                     changed = session | {"state": "suspended"}
                     daemon.sessions = {"third": SESSION | {"id": "third"}, session["id"]: changed}
                     daemon.drop_watchers()

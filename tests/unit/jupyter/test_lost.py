@@ -1,4 +1,4 @@
-"""Kernels whose session has ended: they are told, with what gives the notebook back."""
+"""Kernels whose session has ended are notified, with the command that restores the notebook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_kernels_are_asked_which_session_they_have() -> None:
     kernels = {
         "k-1": SimpleNamespace(provisioner=with_session),
         "k-2": SimpleNamespace(provisioner=SimpleNamespace(session="")),
-        "k-3": SimpleNamespace(provisioner=object()),  # of somebody else
+        "k-3": SimpleNamespace(provisioner=object()),  # another package's provisioner
         "k-4": SimpleNamespace(provisioner=None),
     }
     manager = SimpleNamespace(list_kernel_ids=lambda: list(kernels), get_kernel=kernels.get)
@@ -32,9 +32,9 @@ def test_kernels_are_asked_which_session_they_have() -> None:
     [
         ({ONE}, [], [ONE]),
         ({ONE}, [SESSION], []),
-        # It was closed, or opened, while the daemon was asked.
+        # It was closed, or opened, during the request to the daemon.
         (set(), [], []),
-        # A process took the place of the kernel's, with another session.
+        # Another process has replaced the kernel's, with another session.
         ({ONE}, [SESSION | {"id": "another"}], []),
         ({ONE}, [SESSION | {"id": "another", "kernel_id": "k-9"}], [ONE]),
     ],

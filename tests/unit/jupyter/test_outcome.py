@@ -1,4 +1,4 @@
-"""What is said of a checkpoint whose daemon died."""
+"""Messages about a checkpoint whose daemon died."""
 
 from __future__ import annotations
 

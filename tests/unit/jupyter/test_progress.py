@@ -1,4 +1,4 @@
-"""Who waits is told how far it is, once that takes a while."""
+"""Waiting users see the progress, once an operation takes a while."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.fake_daemon import SESSION, FakeDaemon
 
 
 class Heard:
-    """The end of a connection where messages are noted."""
+    """Connection double that records messages."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -155,7 +155,7 @@ def test_who_looks_sees_what_is_under_way_and_no_longer() -> None:
 
 
 class Timer:
-    """Fires when it is told to."""
+    """Fires when the test requests it."""
 
     made: list[Timer] = []  # noqa: RUF012
 
@@ -174,7 +174,7 @@ class Timer:
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a notebook is shown; time stands still."""
+    """Yield the texts that a notebook shows; time stands still."""
     texts = []
 
     class Handle:
@@ -242,7 +242,7 @@ def test_a_notebook_is_told_what_it_waits_for(
 
 
 def in_thread(function: Callable[[], object]) -> None:
-    """Do something where its signal mask is nobody's concern."""
+    """Run a function in a thread of its own, so that its signal mask does not matter."""
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()

@@ -1,4 +1,4 @@
-"""What Jupyter's managers are told of kernels that outlive their server; kernels are toys here."""
+"""Jupyter's managers and kernels that outlive their server; kernels are toys here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jupyter_sing.server.reattach import Reattachment
 from kernelproxy.kernel_host import client
 from tests.integration.conftest import lives
 
-# A kernel that answers nothing, which makes it a busy one.
+# A kernel that answers nothing, which makes it count as busy.
 SPECIFICATION = {
     "argv": [sys.executable, "-c", "import time\nwhile True: time.sleep(1)", "{connection_file}"],
     "display_name": "toy", "language": "none",
@@ -32,7 +32,7 @@ LOG = logging.getLogger("toy server")
 
 
 class Toy:
-    """The parts of a server application that matter, started in a directory."""
+    """The relevant parts of a server application, started in a directory."""
 
     def __init__(self, root: Path, provisioner: str = "sing") -> None:
         directory = root / "kernels" / "toy"
@@ -74,7 +74,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
-    """Run a story of servers that come and go; kernels that they leave are ended."""
+    """Run a sequence of servers; end the kernels that they leave."""
     try:
         asyncio.run(story())
     finally:

@@ -1,4 +1,4 @@
-"""The server extension: REST as described, authorised, and off the event loop."""
+"""The server extension: REST as specified, authorized, and outside the event loop."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_suspend_and_resume_and_their_events(
             assert (event["session"], event["state"]) == (SESSION["id"], state)
     finally:
         await app.stop_extension()
-    await app.stop_extension()  # twice is no error
+    await app.stop_extension()  # idempotent
 
 
 async def test_activity_is_as_described_and_named_after_notebooks(
@@ -133,7 +133,7 @@ async def test_activity_is_as_described_and_named_after_notebooks(
 
 
 def resolved(schema: Any) -> Any:
-    """The schema, with what it refers to in it."""
+    """Return the schema with its references replaced by what they refer to."""
     if isinstance(schema, list):
         return [resolved(each) for each in schema]
     if not isinstance(schema, dict):
@@ -256,7 +256,7 @@ async def test_verbs_that_wait_hold_up_nothing_else(
         assert await loop.run_in_executor(None, lambda: "free") == "free"
         made = json.loads((await jp_fetch("api", "kernels", method="POST", body="{}")).body)
         await jp_fetch("api", "kernels", made["id"], method="DELETE")
-        # The daemon hears of it when who asks hangs up.
+        # The daemon is notified when the caller disconnects.
         for each in waiting:
             each.close()
         for _ in range(many):
@@ -386,7 +386,7 @@ async def test_the_policy_is_shown_and_another_one_applied(
     for query, body, message, holds in (
         ({"dry_run": "1"}, json.dumps({"policy": text}), "Nothing was applied.", ""),
         ({}, json.dumps({"policy": text}), "The policy is applied.", text),
-        ({"dry_run": "0"}, "{}", "The policy is applied.", "{}"),  # YAML, as all JSON is
+        ({"dry_run": "0"}, "{}", "The policy is applied.", "{}"),  # YAML, of which JSON is a subset
         ({}, text, "The policy is applied.", text),
     ):
         reply = await jp_fetch(API, "policy", method="PUT", params=query, body=body)

@@ -1,4 +1,4 @@
-"""One thread with one connection, for all who want to know, and only while somebody does."""
+"""One thread with one connection for all listeners, only while there is a listener."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ID = SESSION["id"]
 
 
 class Ear:
-    """Hears what a watcher tells."""
+    """Listener of a watcher."""
 
     def __init__(self) -> None:
         self.heard: queue.Queue[Seen] = queue.Queue()
@@ -39,7 +39,7 @@ class Ear:
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Absence:
-    """The process's, of this test alone."""
+    """The process's absence, replaced for this test."""
     made = Absence()
     monkeypatch.setattr(detach, "current", made)
     return made
@@ -89,7 +89,7 @@ def test_many_share_one_thread_and_the_last_ends_it(
     ears = [Ear() for _ in range(5)]
     for ear in ears:
         watcher.join(ear)
-        watcher.join(ear)  # twice is no error
+        watcher.join(ear)  # idempotent
         assert ear.next().sessions
     assert len(threads()) == 1
     assert len(fake_daemon.watchers) == 1
@@ -97,7 +97,7 @@ def test_many_share_one_thread_and_the_last_ends_it(
         watcher.leave(ear)
         watcher.leave(ear)
     wait_for_no_thread()
-    watcher.join(ears[0])  # and it begins anew
+    watcher.join(ears[0])  # and a new thread starts
     assert ears[0].next().anew
 
 
@@ -123,7 +123,7 @@ def test_another_daemon_is_found(watcher: Watcher, fake_daemon: FakeDaemon) -> N
     fake_daemon.drop_watchers()
     lost = ear.next()
     assert lost.problem == status_watcher.LOST
-    assert lost.sessions == {ID: SESSION}  # as last known
+    assert lost.sessions == {ID: SESSION}  # as last received
     found = ear.next()
     assert (found.problem, found.anew) == ("", True)
 
@@ -151,7 +151,7 @@ def test_it_lets_the_process_leave_and_is_there_again_with_it(
     watcher.join(ear)
     ear.next()
     away.begin(SECONDS)
-    assert ear.heard.empty()  # it is no failure
+    assert ear.heard.empty()  # it is not reported as a failure
     away.end(Return())
     assert ear.next().anew
 
@@ -215,7 +215,7 @@ def test_a_checkpoint_is_followed_though_the_process_leaves_for_it(
         requests.put(request)
         if not left.is_set():
             left.wait(SECONDS)
-            return protocol.Done()  # which nobody hears
+            return protocol.Done()  # which is not received
         return answers.get(timeout=SECONDS)
 
     monkeypatch.setattr(fake_daemon, "_answer", by_hand)
@@ -235,7 +235,7 @@ def test_a_checkpoint_is_followed_though_the_process_leaves_for_it(
     away.end(Return(restored=restored))
     if not restored:
         assert requests.get(timeout=SECONDS) == protocol.AwaitCheckpoint(ID, "mine")
-        if not known:  # it has left for another checkpoint
+        if not known:  # it has detached for another checkpoint
             answers.put(protocol.Error("It was not made.", "ended"))
             assert requests.get(timeout=SECONDS) == protocol.Checkpoint(ID, "mine")
         answers.put(protocol.CheckpointReply(CHECKPOINT))
@@ -248,7 +248,7 @@ def test_a_refusal_is_raised(away: Absence, fake_daemon: FakeDaemon) -> None:
         status_watcher.ask(SessionReply, protocol.Resume("other"))
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # others, which have threads, too
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # others with threads, too
 def test_a_forked_child_watches_nothing(watcher: Watcher, fake_daemon: FakeDaemon) -> None:
     ear = Ear()
     watcher.join(ear)
@@ -272,4 +272,4 @@ def test_a_forked_child_watches_nothing(watcher: Watcher, fake_daemon: FakeDaemo
     os.close(reader)
     os.close(writer)
     fake_daemon.tell()
-    ear.next()  # the parent still hears
+    ear.next()  # the parent still receives updates

@@ -1,4 +1,4 @@
-"""What the widget says, from what the daemon says."""
+"""Texts of the widget, from the daemon's updates."""
 
 from __future__ import annotations
 

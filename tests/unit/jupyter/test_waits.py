@@ -1,4 +1,4 @@
-"""Time to GPU: what is counted, and how it is shown."""
+"""Time to GPU: counting and display."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_cell_waits_until_it_executes_first() -> None:
     waits = TimeToGpu()
     waits.begin("a", 10.0)
     waits.end("a", "basic", 12.0)
-    waits.end("a", "basic", 20.0)  # again, after its turn was over
+    waits.end("a", "basic", 20.0)  # again, after its turn ended
     waits.begin("b", 10.0)
     waits.forget("b")
     waits.end("b", "basic", 11.0)

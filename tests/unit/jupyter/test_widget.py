@@ -1,4 +1,4 @@
-"""The widget shows what the daemon says, and its buttons ask for what they say."""
+"""The widget shows the daemon's updates, and its buttons send the requests that they name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLICK = {"content": {"data": {"method": "custom", "content": {"event": "click"}}
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch, fake_daemon: FakeDaemon) -> Iterator[None]:
-    """Be the kernel of the daemon's session."""
+    """Act as the kernel of the daemon's session."""
     monkeypatch.setattr(activation.state, "_current", activation.Activation(session=ID))
     monkeypatch.setattr(detach, "current", Absence())
     monkeypatch.setattr(status_watcher, "current", status_watcher.Watcher())
@@ -39,7 +39,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, fake_daemon: FakeDaemon) -> Iterator
 
 
 class Shown:
-    """A status and what is behind it; waits for what it shows."""
+    """A status widget and its model; waits for the texts that it shows."""
 
     def __init__(self, daemon: FakeDaemon) -> None:
         self.daemon, self.changed = daemon, queue.Queue[None]()
@@ -100,7 +100,7 @@ def test_nothing_is_sent_when_nothing_it_shows_has_changed(shown: Shown) -> None
     while not shown.changed.empty():
         shown.changed.get()
     shown.tell(log_head=101)
-    heard.get(timeout=SECONDS)  # it was told before, as it has joined before
+    heard.get(timeout=SECONDS)  # the widget joined before, so it was notified before
     assert shown.changed.empty()
 
 
@@ -207,7 +207,7 @@ def test_closing_all_widgets_ends_it(shown: Shown) -> None:
 def test_it_is_pickled_as_what_makes_another_one(kernel: None) -> None:
     other = pickle.loads(pickle.dumps(Status()))
     assert type(other) is Status
-    assert other._panel is None  # nothing is watched before it is shown
+    assert other._panel is None  # no subscription before it is shown
 
 
 def test_without_ipywidgets_it_is_a_table(

@@ -1,4 +1,4 @@
-"""Activation: nothing without a session, and never in torch's way."""
+"""Activation: no effect without a session, and none on torch's import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def fake_torch(tmp_path: Path) -> Path:
-    """A directory with a package that looks like torch from outside."""
+    """Return a directory with a package that looks like torch."""
     torch = tmp_path / "packages" / "torch"
     torch.mkdir(parents=True)
     (torch / "version.py").write_text("__version__ = '2.13.0'\n")
@@ -28,7 +28,7 @@ def fake_torch(tmp_path: Path) -> Path:
 
 
 def run(code: str, packages: Path, runtime_dir: Path, **env: str) -> Run:
-    """Run code in a process of its own, as the kernel's process would be started."""
+    """Run code in a process of its own, with the environment of a kernel's process."""
     keep = {"PATH": os.environ["PATH"], "JUPYTER_SING_RUNTIME_DIR": str(runtime_dir)}
     search = {"PYTHONPATH": f"{ROOT}{os.pathsep}{packages}", "SING_BUNDLE": str(ROOT)}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a checkpoint takes of a notebook's files, and what it leaves out."""
+"""The files that a checkpoint of a notebook includes, and those that it leaves out."""
 
 from __future__ import annotations
 

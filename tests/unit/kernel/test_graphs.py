@@ -1,4 +1,4 @@
-"""Descriptions of graphs: what is described is rebuilt, and what is none is refused."""
+"""Descriptions of graphs: valid ones are rebuilt, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKS = decorated(PROGRAM, "check")
 
 @pytest.fixture(scope="module")
 def errors(run_program: RunProgram) -> dict[str, str]:
-    """Errors of all checks, by name."""
+    """Return the errors of all checks, by name."""
     done = run_program(PROGRAM, proxied=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {result["name"]: result["error"] for result in found}

@@ -21,7 +21,7 @@ from kernelproxy.kernel.namespace.types import BUFFER_BYTES
 
 
 def notebook(source: str, **given: Any) -> dict[str, Any]:
-    """The namespace after a cell."""
+    """Return the namespace after a cell."""
     namespace = {"__name__": "__main__", **given}
     exec(textwrap.dedent(source), namespace)
     return namespace
@@ -33,7 +33,7 @@ def again(captured: Captured, device: Any = None, into: Any = None) -> Restored:
 
 
 def whole(namespace: dict[str, Any], device: Any = None) -> dict[str, Any]:
-    """Save and restore what must have no problems."""
+    """Save and restore, without any problems."""
     captured = capture(namespace, device)
     assert captured.omitted == []
     restored = again(captured, device)
@@ -45,7 +45,7 @@ def whole(namespace: dict[str, Any], device: Any = None) -> dict[str, Any]:
 
 
 def build(seed: int) -> dict[str, Any]:
-    """Variables that hold each other in ways drawn by chance."""
+    """Return variables that refer to each other in random ways."""
     draw = random.Random(seed)
     things: list[Any] = [[], {}, set(), bytearray(b"x" * 10), np.arange(20.0), torch.arange(20.0)]
     things += [np.zeros((3, 20_000)), torch.zeros(30_000), np.asfortranarray(np.ones((4, 5)))]
@@ -75,7 +75,7 @@ def build(seed: int) -> dict[str, Any]:
 
 
 def shape_of(namespace: dict[str, Any]) -> list[Any]:
-    """What a namespace is, up to addresses: content, identities, and places in shared memory."""
+    """Return the structure of a namespace, up to addresses: content, identities, shared memory."""
     numbers: dict[int, int] = {}
     memory: list[tuple[int, int]] = []
     facts: list[Any] = []
@@ -112,7 +112,7 @@ def test_aliasing_is_kept(seed: int) -> None:
     before = build(seed)
     after = whole(before)
     assert shape_of(after) == shape_of(before)
-    # Writing through each window must be seen through the same others, there and here.
+    # A write through each view must be visible through the same other views in both.
     windows = [name for name, v in before.items() if isinstance(v, np.ndarray | torch.Tensor)]
     for turn, name in enumerate(windows):
         for space in (before, after):
@@ -262,7 +262,7 @@ def test_what_is_nested_too_deeply_is_named() -> None:
     captured = capture({"chain": chain, "fine": 1})
     assert [line.name for line in captured.omitted] == ["chain"]
     assert again(captured).namespace == {"fine": 1}
-    while chain:  # Python frees such a thing recursively
+    while chain:  # Python frees such an object recursively
         chain = chain.pop()
 
 
@@ -271,7 +271,7 @@ def test_what_is_nested_too_deeply_is_named() -> None:
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module that can be imported now, and later cannot."""
+    """A module that can be imported now, but not later."""
     (tmp_path / "passing.py").write_text(
         "class Thing:\n    def __init__(self, x): self.x = x\n"
         "class Base: pass\n"
@@ -397,8 +397,8 @@ def test_code_that_runs_meanwhile_sees_the_restored_variables() -> None:
         scale = 2.5
         """
     )
-    # Functions and modules are there first, whatever the order of the cells; other variables are
-    # if they were made before.
+    # Functions and modules are restored first, whatever the order of the cells; other variables are
+    # available if they were made before.
     names = ["scale", "thing", "Thing", "helper", "math"]
     into = {"__name__": "__main__", "scale": 99, "helper": None}
     captured = capture(before, names=names)
@@ -429,7 +429,7 @@ def test_small_memory_travels_in_the_stream() -> None:
 
 
 class FakeDevice:
-    """A device whose memory is the host's: storages are its own if it was told so."""
+    """A device whose memory is the host's; `mine` has the storages that belong to it."""
 
     def __init__(self) -> None:
         self.content: dict[int, bytes] = {}

@@ -80,7 +80,7 @@ def test_cells_of_subshells_are_counted_for_themselves(state: activation.Activat
     other = threading.Thread(target=counter.post_run_cell, args=(Result,))
     other.start()
     other.join()
-    assert state.cells == 1  # the other thread has begun no cell
+    assert state.cells == 1  # the other thread has started no cell
     counter.post_run_cell(Result)
     assert state.cells == 0
 
@@ -232,7 +232,7 @@ def test_checkpoints_are_listed_when_the_daemon_has_ended(
     async def stored() -> list[dict[str, Any]]:
         return [CHECKPOINT]
 
-    async def run_cell() -> Any:  # as a kernel does: in its loop
+    async def run_cell() -> Any:  # in its loop, as in a kernel
         return magics.sing("checkpoints")
 
     monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "agent.sock"))

@@ -1,4 +1,4 @@
-"""What the journal of a notebook's files says."""
+"""Contents of the journal of a notebook's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of checkpoints are put back, and nothing else is touched."""
+"""Files of checkpoints are restored, and no others are changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Saved:
 
 
 def tree(directory: Path) -> dict[str, object]:
-    """Everything in a directory, for comparison."""
+    """Return everything in a directory, for comparison."""
     found: dict[str, object] = {}
     for path in sorted(directory.rglob("*")):
         status = path.lstat()
@@ -183,7 +183,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         f"{here}/sub/file lies behind a symbolic link now, {here}/sub"
     }
     assert (elsewhere / "file").read_text() == "now"
-    # If the kernel had made the directory, it comes back, and the link is kept.
+    # If the checkpoint includes the directory, it is restored, and the link is kept aside.
     assert saved.put_back(tmp_path / "aside").problems == []
     assert (here / "sub" / "file").read_text() == "then"
     assert {path.name for path in elsewhere.iterdir()} == {"file"}
@@ -337,7 +337,7 @@ def test_what_another_file_system_cannot_keep_is_copied_or_stays(
     assert (tmp_path / "directory.aside" / "inside").exists()
 
 
-# ---------------------------------------------------------------- anything at all
+# ---------------------------------------------------------------- random trees
 
 
 def random_tree(dice: random.Random, directory: Path) -> None:
@@ -396,7 +396,7 @@ def names() -> Iterator[tuple[str, ...]]:
 
 
 def timeless(found: object) -> object:
-    """Without the time of modification, which a file that is the same keeps."""
+    """Return states without the modification time, which a file that is the same keeps."""
     content, mode = found  # type: ignore[misc]
     return (content[0] if isinstance(content, tuple) else content, mode)
 

@@ -1,4 +1,4 @@
-"""What `ps` shows of a process that has a title."""
+"""The output of `ps` for a process that has a title."""
 
 from __future__ import annotations
 

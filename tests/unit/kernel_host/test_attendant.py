@@ -1,4 +1,4 @@
-"""The attendant has kernels, whoever their server is, and whether there is one."""
+"""The kernel host owns kernels, for any server, and also without one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Begin = Callable[..., RemoteKernel]
 
 @pytest.fixture
 def begin(runtime_dir: Path, tmp_path: Path) -> Iterator[Begin]:
-    """Start a program as a kernel, which is ended with the test."""
+    """Start a program as a kernel, which is ended after the test."""
     begun: list[RemoteKernel] = []
 
     def one(
@@ -65,7 +65,7 @@ def test_a_kernel_is_signalled_and_its_end_is_told(begin: Begin) -> None:
     kernel = begin()
     assert (kernel.poll(), kernel.session) == (None, "s1")
     assert os.getsid(kernel.pid) == kernel.pid
-    kernel.signal(signal.SIGINT)  # which was not ignored on the way
+    kernel.signal(signal.SIGINT)  # it is not ignored in the kernel
     wait_until(lambda: kernel.poll() is not None)
     assert kernel.poll() == -signal.SIGINT
     kernel.refresh()
@@ -87,7 +87,7 @@ def test_a_kernel_that_was_left_is_adopted_once(begin: Begin) -> None:
     with pytest.raises(ControlError, match="runs already"):
         begin()
     kernel.leave()
-    found = client.adopt(AdoptKernel("k", 600, wait=120))  # it may not have seen it yet
+    found = client.adopt(AdoptKernel("k", 600, wait=120))  # it may not have noticed yet
     assert (found.pid, found.poll()) == (kernel.pid, None)
     with pytest.raises(ControlError, match="has a server"):
         client.adopt(AdoptKernel("k", 600))
@@ -142,7 +142,7 @@ def test_kernels_end_with_the_attendant(begin: Begin) -> None:
     wait_until(lambda: kernel.poll() is not None)
     assert kernel.poll() == 1
     wait_until(lambda: not lives(kernel.pid))
-    assert begin("print('up')\nraise SystemExit(0)").pid  # there is another one
+    assert begin("print('up')\nraise SystemExit(0)").pid  # another kernel host
 
 
 def test_what_cannot_start_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_without_an_attendant_a_kernel_starts_and_the_log_says_what_that_means(
     spec = KernelSpec(argv=[sys.executable, "-c", "pass"], language="none")
     manager._kernel_spec = spec
     one = SingProvisioner(kernel_id="k", kernel_spec=spec, parent=manager)
-    manager.parent = parent = AsyncKernelManager()  # anything that can be referred to weakly
+    manager.parent = parent = AsyncKernelManager()  # any object that supports weak references
     kept = Keeping(ServerDirectory.take(key_of("")), 600)
     retention.switch_on(parent, kept)
 

@@ -1,4 +1,4 @@
-"""What a server leaves on disk is found by the same one, and by no other."""
+"""Records that a server leaves on disk are found by the same server, and by no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORD = Record(
 
 
 def die(directory: ServerDirectory) -> None:
-    """What the end of a process does."""
+    """Do what the end of a process does."""
     os.close(directory._lock)
     directory._lock = -1
 
@@ -66,7 +66,7 @@ def test_servers_that_run_at_once_share_nothing(taken: ServerDirectory) -> None:
         "", "{", "[]", "null", '{"version": 2}', '{"version": 1}', "\0\0",
         json.dumps({"version": 1, **vars(RECORD), "cwd": 3}),
         json.dumps({"version": 1, **vars(RECORD), "more": ""}),
-        json.dumps({"version": 1, **vars(RECORD)}),  # of the kernel, under another name
+        json.dumps({"version": 1, **vars(RECORD)}),  # of the same kernel, under another name
     ],
 )  # fmt: skip
 def test_a_damaged_record_is_removed_and_told_once(taken: ServerDirectory, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A kernel's process counts as running as long as it runs, or will run again."""
+"""A kernel counts as running while its process runs, or will run again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_its_end_is_the_kernels(start: Start) -> None:
     body = Body(process, process.pid)
     process.wait()
     assert body.poll() == 3
-    assert not body.become(start(), 1)  # too late: what would have been the kernel is ended
+    assert not body.become(start(), 1)  # too late: the new process is ended
     assert body.poll() == 3
 
 
@@ -47,7 +47,7 @@ def test_a_saved_process_is_away_and_another_one_may_come(start: Start) -> None:
     first, second = start(), start()
     body = Body(first, first.pid)
     body.leave()
-    first.kill()  # as who saves it does
+    first.kill()  # as when the process is saved
     first.wait()
     assert body.poll() is None
     body.gone()

@@ -1,4 +1,4 @@
-"""Where kernels listen: what clients are told, and what is behind it."""
+"""Endpoints of kernels: those that clients get, and the private ones behind them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_only_ports_that_are_taken_get_other_numbers() -> None:
         assert set(found) == taken
         assert not set(found.values()) & taken
         assert len(set(found.values())) == 2
-    with socket.socket() as free:  # nobody listens there, and nobody else gets it
+    with socket.socket() as free:  # no process listens there, and no other one can bind it
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("", 0))
         assert renumber({free.getsockname()[1]}) == {}

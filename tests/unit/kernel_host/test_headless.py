@@ -1,4 +1,4 @@
-"""Which provisioner kernels get that no server starts."""
+"""The provisioner of kernels that no server starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jupyter_sing import NO_SESSION, load_ipython_extension
 
 ROOT = Path(__file__).parents[3]
 
-# As Python does at its start, where we are installed.
+# As Python does at its start if this package is installed.
 START = (
     "import sys, site; sys.path.insert(0, {root!r}); site.addpackage({config!r}, {pth!r}, set())\n"
 )
@@ -26,7 +26,7 @@ print(KernelProvisionerFactory.instance({options}).default_provisioner_name)
 
 
 def run(code: str, **env: str) -> list[str]:
-    """What a program prints in an environment in which we are installed."""
+    """Return the output of a program in an environment in which this package is installed."""
     ours = ("JUPYTER_SING_HEADLESS", "JUPYTER_DEFAULT_PROVISIONER_NAME")
     start = START.format(**WHERE)
     done = subprocess.run(
@@ -41,7 +41,7 @@ def run(code: str, **env: str) -> list[str]:
 
 
 def asked(options: str = "", **env: str) -> str:
-    """The provisioner's name."""
+    """Return the provisioner's name."""
     (name,) = run(ASK.format(options=options), **env)
     return name
 

@@ -1,4 +1,4 @@
-"""Where CRIU is looked for, what is said where there is none, and what is kept of a trial."""
+"""The search for CRIU, errors if there is none, and the stored result of a probe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelproxy.criu.sandbox import Form
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program that is named, and would fail."""
+    """Return a program that is named, but fails."""
     file = tmp_path / "criu"
     file.write_text("#!/bin/sh\nexit 1\n")
     file.chmod(0o755)

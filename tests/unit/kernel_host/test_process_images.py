@@ -1,4 +1,4 @@
-"""Reading and changing what CRIU has written, and what was never written by it."""
+"""Reading and changing images of CRIU, and refusing files that it has not written."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def mapped(file: Path, *, status: int = 1 << 6, code: bool = True) -> tuple[Path, Mapped]:
-    """Images of a process that has one file mapped, and what is noted of that."""
+    """Return images of a process that has one file mapped, and what is recorded of that file."""
     exe = file.with_name("exe")
     if not exe.exists():
         exe.write_bytes(b"exe")

@@ -1,4 +1,4 @@
-"""Kernels get a session if they can have one, and otherwise start as they would have."""
+"""Kernels get a session if possible, and otherwise start as they would have without us."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IPYKERNEL = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file
 TRACKER = Path("/cache/fstrack-0/libsing_fstrack.so")
 INFO = build.TorchInfo("2.13.0", Path("torch"), "cpython-311", "x86_64", Path("include"))
 FORM = {"kind": "root", "criu": "/usr/sbin/criu"}
-# Tells how it was started as a kernel, and whether it could listen where clients expect it.
+# Prints how it was started as a kernel, and whether it could listen where clients connect.
 SHOW = """
 import json, os, socket, sys
 file = next(each for each in sys.argv if each.endswith(".json"))
@@ -49,7 +49,7 @@ print(json.dumps({**{name: str(each) for name, each in shown.items()}, "key": in
 
 
 def no_sandbox(report: int) -> list[str]:
-    """What reports like a sandbox, and is none."""
+    """A program that reports like a sandbox, but is none."""
     program = (
         "import os, sys\n"
         f"os.write({report}, b'%d\\n' % os.getpid())\n"
@@ -115,7 +115,7 @@ def test_a_python_kernel_gets_a_session(fake_daemon: FakeDaemon, make: Make) -> 
     opened, prepared = fake_daemon.requests
     assert isinstance(opened, OpenSession)
     assert (opened.name, opened.kernel_id) == ("digits.ipynb", one.kernel_id)
-    assert (opened.idle_timeout, opened.user) == (None, "")  # nobody asks for anything
+    assert (opened.idle_timeout, opened.user) == (None, "")  # no settings
     assert prepared == Prepare(sys.executable)
 
 
@@ -139,7 +139,7 @@ def test_the_end_of_the_kernel_closes_its_session_once(fake_daemon: FakeDaemon, 
 
 
 class Process:
-    """A kernel's process, as far as the provisioner asks about it."""
+    """A kernel's process, with what the provisioner uses of it."""
 
     pid = 1
 
@@ -164,7 +164,7 @@ def test_a_death_is_told_from_an_end_that_was_wanted(
     one.process, one.pid, one.pgid = process, process.pid, None
 
     async def end_it() -> None:
-        """What the kernel manager does, after a crash as at a restart."""
+        """Do what the kernel manager does, after a crash or at a restart."""
         if end == "asked":
             await one.shutdown_requested(restart=True)
             process.status = 1
@@ -184,7 +184,7 @@ def test_a_death_is_told_from_an_end_that_was_wanted(
     offered = f"kernel {one.kernel_id} died: %sing restore before-lunch restores its last"
     assert (offered in caplog.text) is (end == "crash")
     asyncio.run(one.cleanup())
-    assert fake_daemon.requests[-1] == CloseSession("s1")  # it is told once
+    assert fake_daemon.requests[-1] == CloseSession("s1")  # closed once
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -202,7 +202,7 @@ def test_a_death_is_an_event_that_names_the_command(
         logger.register_event_schema(EVENT_SCHEMA)
         logger.add_listener(schema_id=EVENT_ID, listener=listen)
     manager: Any = one.parent
-    manager.event_logger = logger  # as those of a server have one
+    manager.event_logger = logger  # like the kernels of a server
     launch(one, JPY_SESSION_NAME="/home/ada/digits.ipynb")
     process: Any = Process(-9)
     one.process, one.pid, one.pgid = process, process.pid, None

@@ -1,4 +1,4 @@
-"""Clients of a kernel notice nothing of its process's going and coming."""
+"""Clients of a kernel do not notice when its process is replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelproxy.zmq_proxy.proxy import Switchboard
 from tests.doubles.kernel import SECONDS_MAX, Client, FakeKernel
 
 KEY = b"0123456789abcdef"
-# A server that forks a child which lives longer than its kernel.
+# A kernel that forks a child which outlives it.
 FORKING = """
 import os, socket, sys
 from kernelproxy.zmq_proxy.connection import Connection, private
@@ -46,7 +46,7 @@ sys.exit(os.waitpid(child, 0)[1])
 
 
 class Board:
-    """A switchboard, and who talks through it."""
+    """A ZMQ proxy, its kernels and its clients."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -61,7 +61,7 @@ class Board:
         return client
 
     def subscribed(self) -> Client:
-        """A client that gets all output; the first one is told so."""
+        """Return a client that receives all output; the proxy reports the first subscription."""
         client = self.client()
         client.subscribed()
         return client
@@ -97,7 +97,7 @@ def board() -> Iterator[Board]:
 
 
 def codes(client: Client, count: int) -> list[tuple[str, str]]:
-    """The next replies: which request each answers, and which kernel has given it."""
+    """Return the next replies: the request that each answers, and the kernel that has sent it."""
     replies = [client.hear() for _ in range(count)]
     return [(each["parent_header"]["msg_id"], each["content"]["by"]) for each in replies]
 
@@ -176,7 +176,7 @@ def test_holding_waits_for_all_that_was_asked(board: Board) -> None:
         holding = pool.submit(board.switchboard.hold, SECONDS_MAX)
         kernel.speak.clear()
         kernel.go.set()
-        client.hear()  # the reply; its output has not come
+        client.hear()  # the reply; its output has not arrived
         assert not holding.done()
         kernel.speak.set()
         holding.result()
@@ -260,7 +260,7 @@ def test_nothing_that_a_process_beside_says_is_shown(board: Board) -> None:
     board.switchboard.pause()
     _, where = board.kernel("new: ")
     board.switchboard.prepare(where, SECONDS_MAX, beside=True)
-    stranger = Client(where)  # makes it say something
+    stranger = Client(where)  # triggers output of it
     stranger.run("aside")
     stranger.hear()
     stranger.close()

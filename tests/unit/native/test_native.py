@@ -1,4 +1,4 @@
-"""The native part: which torch, which libraries, and building them once."""
+"""The native part: the version of torch, the libraries, and building them once."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ print(parts.client, flush=True)
 
 
 class Users:
-    """Processes that need the same libraries at once; their compilers wait until `go_on`."""
+    """Processes that need the same libraries at once; compilers wait until the gate opens."""
 
     def __init__(self, tree: Path, fake_torch: Path, tmp_path: Path) -> None:
         compiler, gate = tmp_path / "compiler", tmp_path / "gate"
@@ -181,7 +181,7 @@ def users(tree: Path, fake_torch: Path, tmp_path: Path) -> Iterator[Users]:
 
 
 def told(user: subprocess.Popen[str]) -> str:
-    """What a user is told next; at first nobody may know how many units there are."""
+    """Return a user's next line of output; skip those without the number of units to compile."""
     assert user.stdout is not None
     said = user.stdout.readline()
     while said.endswith("(first use only)\n"):
@@ -211,7 +211,7 @@ def test_when_the_process_that_compiles_is_killed_another_one_does(users: Users)
     (victim,) = (user for user in users.all if user.pid == compiling)
     victim.kill()
     victim.wait()
-    users.go_on(12)  # what it has started, too
+    users.go_on(12)  # with the processes that it has started
     others = [user for user in users.all if user is not victim]
     (client,) = {user.communicate(timeout=60)[0].splitlines()[-1] for user in others}
     assert client.endswith("libsing_client.so")
@@ -329,7 +329,7 @@ def test_checkout_refuses_warnings_that_users_never_see(
 
 
 def with_named_torches(clone: Path, command: list[str], fake_torch: Path, tmp_path: Path) -> None:
-    """A wheel brings the libraries of all torches that are named, or is not made at all."""
+    """A wheel contains the libraries of all torches that are named, or is not built at all."""
     other = shutil.copytree(fake_torch, tmp_path / "other" / "torch")
     (other / "version.py").write_text("__version__ = '2.11.0+cu128'\n")
     for missing, names in ((False, ["2.11.0+cu128", "2.13.0+cpu"]), (True, [])):
@@ -373,7 +373,7 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
     write_units(clone / "native")
     for part in ("fstrack", "sandbox"):
         shutil.copytree(ROOT / "native" / part, clone / "native" / part)
-    # An installed package is imported when Python starts: it is not what the wheel is made of.
+    # An installed package is imported when Python starts, unlike the one of the wheel.
     start = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import kernelproxy.headless;"
         "import runpy; del sys.path[0]; runpy.run_module('hatchling', run_name='__main__')"
@@ -386,7 +386,7 @@ def test_installed_wheel_builds_for_an_environment_without_our_package(
         archive.extractall(site)
     package = site / "kernelproxy"
     assert (package / "_native" / "client" / "client.cpp").is_file()
-    # Libraries for the torch of the environment that builds are in the wheel, if it has one.
+    # Libraries for the torch of the build environment are in the wheel, if there is one.
     here = importlib.util.find_spec("torch") is not None
     assert [
         build.NativeParts.inside(pair) is not None for pair in package.glob("_native_lib/torch*")

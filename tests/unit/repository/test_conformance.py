@@ -1,4 +1,4 @@
-"""What `tests/conformance` makes of what its programs print."""
+"""Reports of `tests/conformance` from its programs' output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports run one way: jupyter_sing -> kernelproxy, and kernels need nothing but torch."""
+"""Imports go one way: jupyter_sing -> kernelproxy, and kernels need nothing but torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 STANDARD = set(sys.stdlib_module_names)
 
-# What runs in kernels and workers, hence in environments that have torch but not our dependencies.
+# Packages that run in kernels and workers, that is, in environments with torch but without our
+# dependencies.
 KERNEL_SIDE = {
     "kernelproxy/__init__.py", "kernelproxy/common", "kernelproxy/kernel", "kernelproxy/native",
     "kernelproxy/worker", "jupyter_sing/__init__.py", "jupyter_sing/notebook",
-    # Not there, but as small.
+    # These run elsewhere, but have the same requirement.
     "kernelproxy/agent/supervisor/supervisor.py", "kernelproxy/criu/sandbox.py",
 }  # fmt: skip
 
 
 def imports(source: str) -> Iterator[str]:
-    """Names of the modules that a module cannot do without.
+    """Return the modules that a module requires.
 
-    An import whose failure is handled is optional, and one for type checkers is none.
+    An import whose failure is handled is optional; one for type checkers is ignored.
     """
     waiting: list[ast.AST] = [ast.parse(source)]
     while waiting:
@@ -83,7 +84,7 @@ def test_imports_are_told_from_optional_ones() -> None:
 
 SOURCES_MAX = 15
 README_LINES_MAX = 15
-#: Modules that import each other, those for type checkers included: to become fewer, never more.
+#: Modules that import each other, those for type checkers included: the list may only shrink.
 CIRCLES = {
     "kernelproxy.agent.checkpoint": {"auto_checkpoint", "coordinator", "history"},
     "kernelproxy.agent.lease": {"lease", "step_monitor"},
@@ -97,7 +98,7 @@ CIRCLES = {
 
 
 def all_imports() -> dict[str, set[str]]:
-    """For each module of ours those of ours that it imports, wherever and for whatever."""
+    """Return for each of our modules all imports of our own modules, for any purpose."""
     files = {
         ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
         for file in modules("jupyter_sing", "kernelproxy")
@@ -183,7 +184,7 @@ def test_kernel_side_needs_only_torch(file: Path) -> None:
         "magics.py": {
             "IPython",
             "jupyter_sing.lost_sessions",
-        },  # in the function for want of a daemon
+        },  # in the function that runs if there is no daemon
         "compile_progress.py": {"IPython"},
         "widget.py": {"IPython"},
         "__init__.py": {

@@ -1,4 +1,4 @@
-"""A delta and its base give back what the delta was taken of, and it is small where they agree."""
+"""A delta and its base restore the original, and the delta is small where they agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chunk store in one process: what it keeps, shares, counts and gives back."""
+"""The chunk store in one process: storing, sharing, accounting and freeing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def restored(store: Store, manifest: Manifest, arena: Arena) -> list[bytes]:
     return [arena.read(extent) for extent in manifest.extents]
 
 
-# ---------------------------------------------------------------- there and back
+# ---------------------------------------------------------------- storing and restoring
 
 
 def test_reading_tells_how_much_there_is(tmp_path: Path, make_arena: MakeArena) -> None:
@@ -183,7 +183,7 @@ def test_equal_weights_of_two_users_are_stored_once_wherever_they_lie(
     manifest = store.put(label("bob"), bob.fd, bob.extents)
     assert len(chunk_files(store)) == len(before) + 1
     assert restored(store, manifest, make_arena()) == [b"something else", *reversed(weights)]
-    # Each pays for all that he uses; who has both on his disk pays once.
+    # Each user is charged for all chunks that they use; a total counts shared chunks once.
     assert store.usage("bob") > sum(before.values()) < store.usage("ann")
     assert store.usage() < store.usage("ann") + store.usage("bob") - sum(before.values()) + 1
 
@@ -193,7 +193,7 @@ def test_unchanged_ranges_are_not_read_again(tmp_path: Path, make_arena: MakeAre
     same = arena.add(b"a" * CHUNK, version=3)
     changed = arena.add(b"b" * CHUNK, version=4)
     first = store.put(label(), arena.fd, arena.extents)
-    # Bytes that are not looked at cannot be noticed.
+    # Changes in ranges that are not read cannot be noticed.
     arena.write(b"c" * CHUNK, same.offset)
     arena.write(b"d" * CHUNK, changed.offset)
     progress: list[tuple[int, int]] = []
@@ -265,7 +265,7 @@ def test_ranges_come_in_their_order_unless_others_are_wanted(
     there: list[int] = []
     store.get(manifest, arena.fd, on_extent=there.append)
     assert there == [5, 0, 1, 2, 3, 4]
-    # Wanted: 3 from the start; 1 as soon as 3 is there; nothing else after that.
+    # Expected: 3 from the start; 1 as soon as 3 has arrived; nothing else after that.
     there.clear()
     store.get(
         manifest,
@@ -459,7 +459,7 @@ def test_quota_of_an_owner_binds_him_alone(tmp_path: Path, make_arena: MakeArena
     assert chunk_files(store) == before
     assert store.names() == [("ann", "one")]
     store.put(label("bob"), other.fd, other.extents)
-    # What is there already costs nothing, and what is replaced is given back.
+    # Existing chunks cost nothing, and replaced ones are freed.
     store.put(label(name="two"), large.fd, large.extents)
     store.delete("ann", "two")
     store.put(label(), other.fd, other.extents)

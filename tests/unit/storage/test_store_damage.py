@@ -1,4 +1,4 @@
-"""What the chunk store does with damage, full disks and files that it does not understand."""
+"""The chunk store with damaged or unknown files, and with full disks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_who_stores_the_same_bytes_again_heals_what_was_damaged(
     raw[5000] ^= 1
     path.write_bytes(raw)
     assert reason_of_get(store, manifest, make_arena) == "damaged"
-    # The only copy is left for a person to look at, and still told from a missing one.
+    # The only copy is left for inspection, and still distinguished from a missing one.
     store.collect()
     assert reason_of_get(store, manifest, make_arena) == "damaged"
     store.put(label("bob"), arena.fd, arena.extents)
@@ -97,7 +97,7 @@ def test_a_chunk_cut_short_is_not_relied_on(tmp_path: Path, make_arena: MakeAren
     for name in ("one", "two"):
         manifest = store.put(label(name=name), arena.fd, arena.extents)
         os.truncate(file_of(store, manifest), 4096)
-    # One that no manifest names is looked at more closely.
+    # A file that no manifest names is checked more closely.
     store.delete("ann", "one")
     store.delete("ann", "two")
     manifest = store.put(label(), arena.fd, arena.extents)
@@ -137,7 +137,7 @@ def test_an_unreadable_manifest_is_refused_and_stops_collections(
         with pytest.raises(StoreError, match=r"Nothing was collected, .*bad\.json") as caught:
             store.collect()
         assert caught.value.reason == reason
-        # Others can go on meanwhile.
+        # Other users can continue meanwhile.
         store.put(label("bob"), arena.fd, arena.extents)
         assert store.usage("ann") == len(wrong)
     path.write_bytes(good)

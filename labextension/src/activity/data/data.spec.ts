@@ -41,7 +41,7 @@ function aRecord(
   return { since, until, devices: [{ ...device, held }], events: [], ...told } as Activity;
 }
 
-/** What a server answers that knows a whole day, to a question about a part of it. */
+/** Return the answer of a server that knows a whole day, to a request for a part of it. */
 function answer(day: Activity, since: number, until: number): Activity {
   const steps = (all: number[][]): number[][] => [
     [since, valueAt(all, since) ?? 0],

@@ -1,30 +1,30 @@
 import type { components } from '../../openapi';
 
-/** The record of devices, as `openapi.yaml` describes it; moments are seconds of the epoch. */
+/** The record of devices, as `openapi.yaml` describes it; times are in seconds since the epoch. */
 export type Activity = components['schemas']['Activity'];
-/** What one device did. */
+/** Activity of one device. */
 export type DeviceActivity = Activity['devices'][number];
-/** A time for which a session had a device. */
+/** A time span in which a session held a device. */
 export type Span = DeviceActivity['held'][number];
-/** Something that happened to a session. */
+/** An event of a session. */
 export type Happening = Activity['events'][number];
-/** Moments, and the values from then on. */
+/** Times, and the values from then on. */
 export type Steps = readonly (readonly number[])[];
 
 export type Kind = Happening['kind'];
 
-/** How much of the past is kept and shown: seconds. */
+/** Time for which the past is kept and shown, in seconds. */
 export const DAY = 86_400;
 
-/** What is closer together than this is at the same time: clocks are read twice. */
+/** Times that differ by less count as equal: clocks are read twice. */
 const EPSILON = 0.05;
 
 /**
- * Add what was told later to a record: from `told.since` on it replaces what was known.
+ * Merge a later answer into a record: from `told.since` on it replaces the known data.
  *
- * @param before - What was known; null if nothing.
- * @param told - An answer of the server, from a moment that `before` covers.
- * @returns The whole, without what is older than a day.
+ * @param before - The record so far; null if there is none.
+ * @param told - An answer of the server, from a time that `before` covers.
+ * @returns The merged record, without anything older than a day.
  */
 export function merge(before: Activity | null, told: Activity): Activity {
   if (before === null || told.since <= before.since || told.since > before.until) {
@@ -80,7 +80,7 @@ export function clipped(held: readonly Span[], from: number, to: number): Span[]
     );
 }
 
-/** Join spans before a moment with those after it; what was cut there becomes one again. */
+/** Join spans before a time with those after it; spans that were cut there become one again. */
 function joined(before: readonly Span[], told: readonly Span[], since: number): Span[] {
   const cut = new Map<string, number>();
   const result = [...before];
@@ -122,7 +122,7 @@ function joinedSteps(before: number[][], told: Steps, since: number): number[][]
   return result;
 }
 
-/** Return the index of the last element that is not after a moment; -1 if all are. */
+/** Return the index of the last element that is not after a moment; -1 if all are later. */
 export function lastIndex<T>(
   sorted: readonly T[],
   moment: number,
@@ -141,13 +141,13 @@ export function lastIndex<T>(
   return low - 1;
 }
 
-/** Return the value that holds at a moment; null before the first. */
+/** Return the value at a moment; null before the first. */
 export function valueAt(steps: Steps, moment: number): number | null {
   const index = lastIndex(steps, moment, step => step[0]);
   return index < 0 ? null : steps[index][1];
 }
 
-/** Return the greatest value within a time; 0 if nothing is known of it. */
+/** Return the greatest value within a time; 0 if there is no data for it. */
 export function greatest(steps: Steps, from: number, to: number): number {
   return steps.reduce(
     (most, [at, value]) => (at > from && at <= to ? Math.max(most, value) : most),
@@ -155,21 +155,21 @@ export function greatest(steps: Steps, from: number, to: number): number {
   );
 }
 
-/** Whether a span lasts until the end of a record, and so may last still. */
+/** True if a span lasts until the end of a record, and so may still last. */
 function isOpen(span: Span, until: number): boolean {
   return span.end >= until - EPSILON;
 }
 
 /**
- * The end of a span: those that last until the end of the record go on until now.
+ * Return the end of a span: one that lasts until the end of the record continues until now.
  *
- * What changes is told at once, so whatever was not told goes on.
+ * Changes are reported at once, so a span without a reported end continues.
  */
 export function endOf(span: Span, until: number, now: number): number {
   return isOpen(span, until) ? Math.max(span.end, now) : span.end;
 }
 
-/** Return who has a device at a moment, the ones that run first. */
+/** Return the holders of a device at a moment, running ones first. */
 export function holdersAt(held: readonly Span[], moment: number, until: number): Span[] {
   const order = ['running', 'migrating', 'restoring', 'idle'];
   return held
@@ -177,7 +177,7 @@ export function holdersAt(held: readonly Span[], moment: number, until: number):
     .sort((one, other) => order.indexOf(one.state) - order.indexOf(other.state));
 }
 
-/** Return for how many seconds within a time anybody has run. */
+/** Return for how many seconds within a time any session ran. */
 export function busySeconds(
   held: readonly Span[],
   from: number,
@@ -192,7 +192,7 @@ export function busySeconds(
       const start = Math.max(span.start, covered);
       const end = Math.min(endOf(span, until, now), to);
       if (end > start) {
-        // Of what the resolution has made one, only a part.
+        // Only a part of a span that the resolution has merged.
         const part = (span.seconds ?? span.end - span.start) / (span.end - span.start);
         sum += (end - start) * Math.min(1, part);
         covered = end;
@@ -202,7 +202,7 @@ export function busySeconds(
   return sum;
 }
 
-/** How long a session has had devices. */
+/** Time for which a session held devices. */
 export interface IUse {
   session: string;
   name: string;
@@ -214,10 +214,10 @@ export interface IUse {
 }
 
 /**
- * Return how long each session has had devices within a time.
+ * Return for how long each session held devices within a time.
  *
- * @returns All sessions of the record, those that ran longest in all of it first: who is who stays
- *   where it is, whatever one looks at.
+ * @returns All sessions of the record, those that ran longest in the whole record first: the order
+ *   does not depend on the part that is shown.
  */
 export function uses(record: Activity, from: number, to: number, now: number): IUse[] {
   const found = new Map<string, IUse & { inAll: number }>();
@@ -237,7 +237,7 @@ export function uses(record: Activity, from: number, to: number, now: number): I
   return [...found.values()].sort((one, other) => other.inAll - one.inAll);
 }
 
-/** A way from device to device. */
+/** A migration from one device to another. */
 export interface IMove {
   at: number;
   session: string;
@@ -245,10 +245,10 @@ export interface IMove {
   target: string;
 }
 
-/** What was longer ago is not where a session was moved from: seconds. */
+/** A span that ended earlier than this is not the source of a migration: seconds. */
 const MOVE_SECONDS_MAX = 120;
 
-/** Return whence sessions were moved: where they were last when they came to another device. */
+/** Return migrations with their sources: the last device of a session before it came to another. */
 export function moves(record: Activity): IMove[] {
   return record.events
     .filter(event => event.kind === 'migrated')

@@ -5,25 +5,26 @@ import type { ISingModel } from '../../api/tokens';
 import { type Activity, DAY, merge } from './data';
 import type { IRange } from './range';
 
-/** Changes are followed by a question after this time, so many of them by one. */
+/** Delay of a request after a change, so that many changes need only one. */
 const SOON_MS = 1500;
-/** When to ask again after a failure. */
+/** Delay of a retry after a failure. */
 const RETRY_MS = 15_000;
-/** Of what is known so many seconds are asked for again: what is new is told a moment later. */
+/** Seconds of known data that are requested again: new data is reported with a short delay. */
 const OVERLAP = 2;
 
-/** From a moment on the record is known as exactly as this. */
+/** Resolution of the record from a time on. */
 interface IDetail {
   since: number;
   resolution: number;
 }
 
 /**
- * The record of the last day, kept up to date while it is looked at.
+ * The record of the last day, kept up to date while it is visible.
  *
- * Note [Detail]: it is asked for once as exactly as a screen can show a day, and of a later part
- * again, more exactly, when somebody looks closer. After that, whenever the model tells a change,
- * only what is new is asked for. Nothing is asked while nobody looks.
+ * Note [Detail]: the record is requested once, at the resolution at which a screen can show a day.
+ * When the user zooms in, the later part is requested again at a finer resolution. After that,
+ * whenever the model reports a change, only new data is requested. Nothing is requested while the
+ * view is hidden.
  */
 export class ActivityFeed implements IDisposable {
   constructor(
@@ -33,17 +34,17 @@ export class ActivityFeed implements IDisposable {
     model.changed.connect(this._onChange, this);
   }
 
-  /** What is known; null before the first answer. */
+  /** The record; null before the first answer. */
   get record(): Activity | null {
     return this._record;
   }
 
-  /** Why it could not be asked for; empty if it could. */
+  /** Why the last request failed; empty if it did not. */
   get problem(): string {
     return this._problem;
   }
 
-  /** Emitted after answers and failures, and when somebody begins or ceases to look. */
+  /** Emitted after answers and failures, and when the view is shown or hidden. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -52,7 +53,7 @@ export class ActivityFeed implements IDisposable {
     return this._isDisposed;
   }
 
-  /** Whether somebody looks. */
+  /** True while the view is visible. */
   get isVisible(): boolean {
     return this._isVisible;
   }
@@ -72,12 +73,12 @@ export class ActivityFeed implements IDisposable {
     this._changed.emit();
   }
 
-  /** The server's clock, in seconds of the epoch. */
+  /** The server's clock, in seconds since the epoch. */
   now(): number {
     return Date.now() / 1000 + this._ahead;
   }
 
-  /** Say which time is looked at, and in how many pixels. */
+  /** Set which time is shown, and in how many pixels. */
   look({ start, end }: IRange, width: number): void {
     this._looked = { since: start, resolution: rounded((end - start) / width) };
     this._width = width;
@@ -86,7 +87,7 @@ export class ActivityFeed implements IDisposable {
     }
   }
 
-  /** Ask at once. */
+  /** Request the record at once. */
   retry(): void {
     this._isStale = true;
     window.clearTimeout(this._timer);
@@ -108,7 +109,10 @@ export class ActivityFeed implements IDisposable {
     }
   }
 
-  /** Whether what is looked at could be known more exactly, by enough to be worth a question. */
+  /**
+   * True if the shown part could be known at a resolution that is finer by enough to be worth a
+   * request.
+   */
   private _isTooCoarse(): boolean {
     const { since, resolution } = this._looked;
     return this._details.some(
@@ -176,12 +180,15 @@ export class ActivityFeed implements IDisposable {
   private _timer: number | undefined;
 }
 
-/** Return a power of two of seconds, down to a sixteenth: those who zoom do not ask at each step. */
+/**
+ * Return a power of two of seconds, down to a sixteenth, so that not every zoom step needs a
+ * request.
+ */
 function rounded(seconds: number): number {
   return 2 ** Math.max(Math.floor(Math.log2(seconds)), -4);
 }
 
-/** Add how exactly the record is known from a moment on. */
+/** Add the resolution of the record from a time on. */
 export function withDetail(before: readonly IDetail[], added: IDetail): IDetail[] {
   const kept = before.filter(each => each.since < added.since);
   const last = kept[kept.length - 1];

@@ -1,14 +1,17 @@
 import { endOf, type Happening, type Kind, lastIndex, type Span, type Steps } from './data';
 import { type IRange, toPixel } from './range';
 
-/** In which row of its device each span is drawn: no two in a row are at the same time. */
+/** The row of its device in which each span is drawn: spans in one row do not overlap. */
 export interface IRows {
   /** For each span its row. */
   of: readonly number[];
   count: number;
 }
 
-/** Return the row of each span: a session's last one if it is free, otherwise the first free one. */
+/**
+ * Return the row of each span: the session's previous row if it is free, otherwise the first free
+ * one.
+ */
 export function rowsOf(held: readonly Span[], until: number): IRows {
   const busyUntil: number[] = [];
   const lastOf = new Map<string, number>();
@@ -25,7 +28,7 @@ export function rowsOf(held: readonly Span[], until: number): IRows {
   return { of, count: Math.max(1, busyUntil.length) };
 }
 
-/** A span as it is drawn, in pixels. */
+/** A span as drawn, in pixels. */
 export interface IBar {
   span: Span;
   /** Its index among the spans of the device. */
@@ -35,13 +38,14 @@ export interface IBar {
   right: number;
 }
 
-/** What is narrower is drawn as wide as this: pixels. */
+/** Narrower spans are drawn with this width, in pixels. */
 const WIDTH_MIN = 1.5;
 
 /**
- * Return the bars to draw: of what is too short to be told apart, only as many as there are pixels.
+ * Return the bars to draw: of spans too short to be distinguished, only as many as there are
+ * pixels.
  *
- * @returns In each row from left to right, without overlaps of more than two pixels or three.
+ * @returns In each row from left to right, without overlaps of more than two or three pixels.
  */
 export function barsAt(
   held: readonly Span[],
@@ -77,7 +81,7 @@ export function barsAt(
 /**
  * Return the steps of a curve to draw: pixels, and the value from there on.
  *
- * @returns Of steps within a pixel the highest, so that no peak is lost, and then the last one.
+ * @returns Of the steps within a pixel the highest, so that no peak is lost, and then the last one.
  */
 export function curveOf(
   steps: Steps,
@@ -110,7 +114,9 @@ export function curveOf(
   return points;
 }
 
-/** Return the spans that are drawn at a point: several where they are too short to be told apart. */
+/**
+ * Return the spans that are drawn at a point: several if they are too short to be distinguished.
+ */
 export function spansAt(
   held: readonly Span[],
   rows: IRows,
@@ -132,7 +138,7 @@ export function spansAt(
   return found;
 }
 
-/** What happened at about one time, drawn as one mark. */
+/** Events at about the same time, drawn as one mark. */
 export interface IMark {
   at: number;
   /** The most important kind. */
@@ -140,7 +146,7 @@ export interface IMark {
   events: Happening[];
 }
 
-/** Kinds of events, what matters most first. */
+/** Kinds of events, the most important first. */
 export const KINDS: readonly Kind[] = [
   'lost',
   'failed',
@@ -155,7 +161,7 @@ export const KINDS: readonly Kind[] = [
 /**
  * Return the marks of a device: events that are closer together than `seconds` are one.
  *
- * They depend on how much time is shown and not on which: marks stay while one pans.
+ * They depend on the length of the shown time and not on its position: marks stay while panning.
  */
 export function marksOf(events: readonly Happening[], device: string, seconds: number): IMark[] {
   const marks: IMark[] = [];
@@ -176,7 +182,7 @@ export function marksOf(events: readonly Happening[], device: string, seconds: n
   return marks;
 }
 
-/** Return as many of what happened, in its order, as are not closer together than `seconds`. */
+/** Return a selection of events, in their order, with at least `seconds` between them. */
 export function spaced<T extends { at: number }>(all: readonly T[], seconds: number): T[] {
   let last = -Infinity;
   return all.filter(({ at }) => {
@@ -186,15 +192,15 @@ export function spaced<T extends { at: number }>(all: readonly T[], seconds: num
   });
 }
 
-/** Heights of a lane's parts, in pixels: the least ones where they can be more. */
+/** Heights of a lane's parts, in pixels: minimum heights for the parts that can grow. */
 export const LANE = { marks: 22, bars: 56, memory: 38, queue: 18, gap: 5, padding: 7 };
 
 const ROW_GAP = 2;
 const ROW_MIN = 7;
-/** How much higher than the least a lane is at most; curves and bars share it. */
+/** Maximum growth of a lane above its minimum height; curves and bars share it. */
 const STRETCH_MAX = 160;
 
-/** Where the parts of a lane begin, and how high they are. */
+/** Position and height of the parts of a lane. */
 export interface ILane {
   marks: number;
   bars: number;
@@ -208,9 +214,9 @@ export interface ILane {
 }
 
 /**
- * Return where the parts of a lane are: as high with one row as with several.
+ * Return the parts of a lane: as high with one row as with several.
  *
- * @param room - How high the lane may be, in pixels; if that is too little, it is higher.
+ * @param room - Available height of the lane, in pixels; if that is too little, it is higher.
  */
 export function laneOf(rowCount: number, room = 0): ILane {
   const bars = LANE.padding + LANE.marks;
@@ -234,7 +240,7 @@ export function laneOf(rowCount: number, room = 0): ILane {
   };
 }
 
-/** Something of a lane that can be pointed at: a span, or an event. */
+/** An item of a lane that can be pointed at: a span, or an event. */
 export type Item =
   { type: 'span'; span: Span; start: number } | { type: 'event'; event: Happening; start: number };
 
@@ -253,13 +259,16 @@ export function itemsOf(
   return items.sort((one, other) => one.start - other.start);
 }
 
-/** How a session is told from others: a colour, and beyond as many as there are, a texture. */
+/**
+ * Appearance that distinguishes a session from others: a colour and, when there are more sessions
+ * than colours, a texture.
+ */
 export interface ILook {
   colour: number;
   texture: number;
 }
 
-/** Gives each session a look of its own and remembers it. */
+/** Assigns each session a look of its own and remembers it. */
 export class Looks {
   constructor(private readonly _colours: number) {}
 

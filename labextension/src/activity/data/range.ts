@@ -1,12 +1,12 @@
 import { DAY } from './data';
 
-/** A time that is shown, in seconds of the epoch. */
+/** A time range that is shown, in seconds since the epoch. */
 export interface IRange {
   start: number;
   end: number;
 }
 
-/** What is shown: so many seconds until a moment, or until now for as long as `end` is null. */
+/** The shown window: a number of seconds until a moment, or until now while `end` is null. */
 export interface IWindow {
   seconds: number;
   end: number | null;
@@ -14,23 +14,23 @@ export interface IWindow {
 
 export const SECONDS_MIN = 10;
 
-/** How much room there is to the right of now: a part of what is shown. */
+/** Margin to the right of now: a part of the shown time. */
 const MARGIN = 0.015;
 
-/** Return which time a window shows. */
+/** Return the time range that a window shows. */
 export function rangeOf({ seconds, end }: IWindow, now: number): IRange {
   const last = end ?? now + seconds * MARGIN;
   return { start: last - seconds, end: last };
 }
 
-/** Return a window that shows only the last day. */
+/** Return the window, limited to the last day. */
 function bounded(seconds: number, end: number, now: number): IWindow {
   const within = Math.min(Math.max(seconds, SECONDS_MIN), DAY);
   const latest = now + within * MARGIN;
   return { seconds: within, end: Math.min(Math.max(end, now - DAY + within), latest) };
 }
 
-/** Show a time that is earlier (negative) or later by a part of what is shown. */
+/** Pan: show a time that is earlier (negative) or later by a part of the shown time. */
 export function panned(window: IWindow, parts: number, now: number): IWindow {
   const { end } = rangeOf(window, now);
   const result = bounded(window.seconds, end + parts * window.seconds, now);
@@ -39,11 +39,11 @@ export function panned(window: IWindow, parts: number, now: number): IWindow {
 }
 
 /**
- * Show more or less.
+ * Zoom: show more or less time.
  *
  * @param factor - How many times as much time to show.
- * @param anchor - Where it stays the same: 0 is the left edge, 1 the right one. A window that
- *   follows the present goes on with it.
+ * @param anchor - Point that stays in place: 0 is the left edge, 1 the right one. A window that
+ *   follows the present continues to follow it.
  */
 export function zoomed(window: IWindow, factor: number, now: number, anchor = 1): IWindow {
   const seconds = Math.min(Math.max(window.seconds * factor, SECONDS_MIN), DAY);
@@ -55,7 +55,7 @@ export function zoomed(window: IWindow, factor: number, now: number, anchor = 1)
   return panned({ seconds, end: fixed + (1 - anchor) * seconds }, 0, now);
 }
 
-/** Return a window in which a moment can be seen, moved as little as possible. */
+/** Return a window in which a moment is visible, moved as little as possible. */
 export function showing(window: IWindow, moment: number, now: number): IWindow {
   const { start, end } = rangeOf(window, now);
   const margin = window.seconds / 10;
@@ -66,7 +66,7 @@ export function showing(window: IWindow, moment: number, now: number): IWindow {
   return panned(window, shift / window.seconds, now);
 }
 
-/** Return where a moment is drawn, in pixels from the left. */
+/** Return the position of a moment, in pixels from the left. */
 export function toPixel(moment: number, { start, end }: IRange, width: number): number {
   return ((moment - start) / (end - start)) * width;
 }
@@ -79,7 +79,7 @@ export function toMoment(pixel: number, { start, end }: IRange, width: number): 
 /** A line of the axis. */
 export interface ITick {
   at: number;
-  /** Whether a day begins. */
+  /** True if a day begins here. */
   isDay: boolean;
 }
 
@@ -107,7 +107,7 @@ export function ticks(range: IRange, seconds: number, offset: (at: number) => nu
   const shift = offset(range.start);
   const first = Math.ceil((range.start + shift) / seconds) * seconds - shift;
   for (let at = first; at <= range.end; at += seconds) {
-    // Where the clocks change, hours after that are found again by their own offset.
+    // Where the clocks change, the later hours are aligned by their own offset.
     const local = at + offset(at);
     const aligned = at - (((local % seconds) + seconds) % seconds);
     if (aligned >= range.start && aligned !== found[found.length - 1]?.at) {

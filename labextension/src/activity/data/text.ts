@@ -11,7 +11,7 @@ import { endOf, type Kind, type Span } from './data';
 import type { Item } from './layout';
 import { type IRange, type ITick } from './range';
 
-/** The word for a kind of event. */
+/** Return the word for a kind of event. */
 export function kindWord(kind: Kind, trans: TranslationBundle): string {
   switch (kind) {
     case 'suspended':
@@ -33,7 +33,7 @@ export function kindWord(kind: Kind, trans: TranslationBundle): string {
   }
 }
 
-/** Bytes in use of those there are: `12.0 GiB of 80.0 GiB`. */
+/** Memory in use and total memory: `12.0 GiB of 80.0 GiB`. */
 export function memoryText(used: number, total: number): string {
   return occupancyText({ memory_used: used, memory_total: total });
 }
@@ -60,12 +60,12 @@ export class Clock {
   /** With the day. */
   readonly full: (at: number) => string;
 
-  /** A label of an axis with so many seconds between two ticks. */
+  /** Label of an axis with this many seconds between two ticks. */
   tick({ at, isDay }: ITick, seconds: number): string {
     return isDay ? this.date(at) : seconds < 60 ? this.exact(at) : this.time(at);
   }
 
-  /** A time from and to, of which the date is said once if it is the same. */
+  /** A time range, with the date only once if it is the same. */
   range({ start, end }: IRange): string {
     const format = end - start < 600 ? this.exact : this.time;
     const isOneDay = this.date(start) === this.date(end);
@@ -74,7 +74,7 @@ export class Clock {
   }
 }
 
-/** What is known of a span, in words. */
+/** Facts about a span, in words. */
 export interface ISpanFacts {
   name: string;
   owner: string;
@@ -83,7 +83,7 @@ export interface ISpanFacts {
   duration: string;
 }
 
-/** Say what is known of a span. */
+/** Return the facts about a span. */
 export function spanFacts(
   span: Span,
   until: number,
@@ -102,14 +102,14 @@ export function spanFacts(
   };
 }
 
-/** Return the word for what something of a timeline is, and what else is said of it. */
+/** Return the word for an item of a timeline, and its additional text. */
 export function itemFacts(item: Item, trans: TranslationBundle): { word: string; text: string } {
   return item.type === 'span'
     ? { word: stateWord(item.span, trans), text: '' }
     : { word: kindWord(item.event.kind, trans), text: readable(item.event.text) };
 }
 
-/** Say what something of a timeline is, in one sentence: for those who hear it. */
+/** Describe an item of a timeline in one sentence, for screen readers. */
 export function itemSentence(
   item: Item,
   device: string,

@@ -6,32 +6,34 @@ import { type IMark, type Item, LANE, spansAt } from '../data/layout';
 import { type IRange, toMoment, toPixel } from '../data/range';
 import type { Pointed } from './tip';
 
-/** What is pointed at, or chosen by keys, and where to say so. */
+/** The item that is pointed at, or selected by keys, and where to show its tip. */
 export interface IAim {
   pointed: Pointed;
   x: number;
   y: number;
 }
 
-/** A chosen span or event of a device; several events that are drawn as one are chosen in turn. */
+/**
+ * A selected span or event of a device; several events that are drawn as one are selected in turn.
+ */
 export interface ISelection {
   device: string;
   item: Item;
 }
 
-/** The session that something of a timeline is about. */
+/** Return the id of the session of an item. */
 export function sessionOf(item: Item): string {
   return item.type === 'span' ? item.span.session : item.event.session;
 }
 
-/** Whether two are the same, of which more may be known by now. */
+/** True if two items are the same one, perhaps with newer data. */
 export function isSame(one: Item, other: Item): boolean {
   return (
     one.type === other.type && one.start === other.start && sessionOf(one) === sessionOf(other)
   );
 }
 
-/** Return what is chosen when something is pointed at. */
+/** Return the item to select when something is pointed at. */
 export function itemOf(pointed: Pointed): Item | null {
   switch (pointed.type) {
     case 'spans':
@@ -49,7 +51,7 @@ export function topsOf(heights: readonly number[]): number[] {
   return heights.map(height => (top += height) - height);
 }
 
-/** Return where the bar of a session is about a moment, from the first lane's top: its edges. */
+/** Return the edges of a session's bar at about a moment, relative to the first lane's top. */
 export function barEdges(
   layout: readonly Pick<IScene, 'device' | 'rows' | 'lane'>[],
   tops: readonly number[],
@@ -131,7 +133,7 @@ function nearestMark(
   return nearest;
 }
 
-/** Return where to say what was chosen, if it is in view. */
+/** Return where to show the tip of the selected item, if it is in view. */
 export function aimAt(
   { device, item }: ISelection,
   scenes: readonly IScene[],

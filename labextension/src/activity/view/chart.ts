@@ -22,21 +22,21 @@ import {
 import { type IRange, type ITick, toPixel } from '../data/range';
 import type { ITheme } from './theme';
 
-/** A move, and from which height to which it is drawn, from the first lane's top. */
+/** A migration, and the heights between which it is drawn, relative to the first lane's top. */
 export interface IWay extends IMove {
   from: number;
   to: number;
 }
 
-/** What a lane shows. */
+/** Contents of a lane. */
 export interface IScene {
   device: DeviceActivity;
   rows: IRows;
   lane: ILane;
   marks: readonly IMark[];
-  /** Where the lane is, from the first one's top. */
+  /** Position of the lane, relative to the first one's top. */
   top: number;
-  /** Moves to draw; those of other lanes cross this one. */
+  /** Migrations to draw; those of other lanes cross this one. */
   moves: readonly IWay[];
   ticks: readonly ITick[];
   range: IRange;
@@ -44,13 +44,13 @@ export interface IScene {
   /** The end of the record. */
   until: number;
   now: number;
-  /** The greatest queue of any device, so that all are drawn to one scale. */
+  /** The longest queue of any device, so that all are drawn at one scale. */
   queueMax: number;
   looks: Looks;
   theme: ITheme;
-  /** The session that stands out, if one does. */
+  /** The highlighted session, or null. */
   highlighted: string | null;
-  /** What is chosen, if something is. */
+  /** The selected item, or null. */
   selected: Item | null;
   label: (bar: IBar) => readonly string[];
 }
@@ -58,7 +58,7 @@ export interface IScene {
 type Canvas = CanvasRenderingContext2D;
 
 /**
- * Give a canvas as many pixels as its place on the screen has, and draw on it.
+ * Give a canvas as many pixels as its area on the screen has, and draw on it.
  *
  * @param draw - Draws in units of CSS pixels.
  */
@@ -142,7 +142,7 @@ function drawSteps(
       area.moveTo(x, bottom);
       isBegun = true;
     } else {
-      // Where there is nothing, no edge is drawn.
+      // Where the value is zero, no edge is drawn.
       if (lastY === bottom) {
         edge.moveTo(x, lastY);
       } else {
@@ -182,7 +182,7 @@ function drawTotal(context: Canvas, { width, theme }: IScene, box: { top: number
   context.setLineDash([]);
 }
 
-/** Write on the queue's curve how many wait, where there is room for it. */
+/** Write the number of waiting sessions on the queue's curve, if there is room for it. */
 function drawCounts(context: Canvas, scene: IScene): void {
   const { device, range, width, lane, theme, now } = scene;
   context.fillStyle = theme.text;
@@ -198,7 +198,7 @@ function drawCounts(context: Canvas, scene: IScene): void {
   });
 }
 
-/** Draw a span: how it is filled says its state, without its colour. */
+/** Draw a span: its fill pattern shows its state, without relying on colour. */
 function drawBar(context: Canvas, scene: IScene, bar: IBar): void {
   const { theme, lane, highlighted, selected } = scene;
   const { span, left } = bar;
@@ -222,7 +222,7 @@ function drawBar(context: Canvas, scene: IScene, bar: IBar): void {
   context.globalAlpha = 1;
 }
 
-/** Draw what a state looks like, of a session or of any. */
+/** Draw a sample of a state, of one session or of any. */
 export function drawSwatch(
   context: Canvas,
   theme: ITheme,
@@ -235,7 +235,7 @@ export function drawSwatch(
   fillBox(context, look ? theme : neutral, state, look ?? { colour: 0, texture: 0 }, box);
 }
 
-/** Fill a box as is fit for a state and a session, and return its outline. */
+/** Fill a box for a state and a session, and return its outline. */
 function fillBox(
   context: Canvas,
   theme: ITheme,
@@ -263,12 +263,12 @@ function fillBox(
   return box;
 }
 
-/** Whether two spans are the same one, of which more may be known by now. */
+/** True if two spans are the same one, perhaps with newer data. */
 function isOf(one: Span, other: Span): boolean {
   return one.session === other.session && one.start === other.start;
 }
 
-/** Whether two events are the same one. */
+/** True if two events are the same one. */
 function isEvent(one: Happening, other: Happening): boolean {
   return one.at === other.at && one.kind === other.kind && one.session === other.session;
 }
@@ -278,7 +278,7 @@ function outline(context: Canvas, theme: ITheme, box: Path2D, colour: string): v
   context.lineWidth = 1;
   context.strokeStyle = colour;
   context.stroke(box);
-  // Bright colours alone would hardly be seen on a bright ground.
+  // Bright colours alone would be hardly visible on a bright background.
   context.globalAlpha = alpha * 0.45;
   context.strokeStyle = theme.text;
   context.stroke(box);
@@ -348,7 +348,7 @@ function writeLabel(
     context.fillStyle = colour;
     const shown = shortened(context, text, room);
     if (bar.span.state !== 'running' && bar.span.state !== 'idle' && shown) {
-      // Text on a pattern needs a ground of its own.
+      // Text on a pattern needs a background of its own.
       const width = context.measureText(shown).width;
       context.fillStyle = theme.ground;
       context.globalAlpha *= 0.8;
@@ -367,7 +367,7 @@ function writeLabel(
 
 const widths = new Map<string, number>();
 
-/** Return as much of a text as there is room for; measuring is what costs, so it is remembered. */
+/** Return as much of a text as fits; measuring is expensive, so widths are cached. */
 function shortened(context: Canvas, text: string, room: number): string {
   const measured = (part: string): number => {
     const key = `${context.font}\n${part}`;
@@ -396,7 +396,7 @@ function drawMoves(context: Canvas, scene: IScene): void {
   context.restore();
 }
 
-/** Draw the way of a session from one lane to another. */
+/** Draw the migration of a session from one lane to another. */
 function drawMove(context: Canvas, scene: IScene, move: IWay): void {
   const { range, width, theme, looks, highlighted } = scene;
   const x = toPixel(move.at, range, width);
@@ -429,7 +429,7 @@ function drawMove(context: Canvas, scene: IScene, move: IWay): void {
 
 const MARK_SIZE = 13;
 
-/** Draw what happened: an icon, and how many if they are several. */
+/** Draw a mark: an icon, and the number of events if there are several. */
 function drawMark(context: Canvas, scene: IScene, mark: IMark): void {
   const { range, width, theme, lane, highlighted, selected } = scene;
   const x = toPixel(mark.at, range, width);
@@ -461,7 +461,7 @@ function drawMark(context: Canvas, scene: IScene, mark: IMark): void {
   context.globalAlpha = 1;
 }
 
-/** How close to each other marks are drawn at most: pixels. */
+/** Minimum distance between marks, in pixels. */
 export const MARK_PITCH = 26;
 
 /** Draw the axis of time. */
@@ -498,7 +498,7 @@ export function drawAxis(
   }
 }
 
-/** The greatest number that waited for any device within a time. */
+/** The longest queue of any device within a time. */
 export function queueMax(devices: readonly DeviceActivity[], range: IRange): number {
   return devices.reduce(
     (most, { queue }) => Math.max(most, greatest(queue, range.start, range.end)),

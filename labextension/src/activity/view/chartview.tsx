@@ -53,7 +53,7 @@ import { type Clock, itemSentence, memoryText } from '../data/text';
 import type { ITheme } from './theme';
 import { Tip } from './tip';
 
-/** How far the pointer moves at least when something is dragged: pixels. */
+/** Minimum movement of the pointer that counts as dragging, in pixels. */
 const DRAG_MIN = 4;
 
 interface IChartProps {
@@ -181,7 +181,7 @@ export function Chart(props: IChartProps): React.ReactElement {
     setAim(pointed && { pointed, x: event.clientX - around.left, y: event.clientY - around.top });
   };
 
-  /** Choose a span or event: mark it, bring it into view, and say what it is. */
+  /** Select a span or event: mark it, scroll it into view, and describe it. */
   const select = useCallback(
     (device: string, item: Item | null): void => {
       setSelection(item && { device, item });
@@ -193,7 +193,7 @@ export function Chart(props: IChartProps): React.ReactElement {
     [until, now, clock, trans, onWindow]
   );
 
-  // Where the tip of the chosen one belongs is known only when it is in view.
+  // The position of the selected item's tip is known only when it is in view.
   const chosen = selection && aimAt(selection, scenes, range, width, root.current);
 
   const onKey = (event: React.KeyboardEvent): void => {
@@ -270,7 +270,7 @@ export function Chart(props: IChartProps): React.ReactElement {
     return true;
   };
 
-  // React listens to the wheel passively: what is zoomed would also be scrolled.
+  // React registers passive wheel listeners: zooming would then also scroll.
   const onWheel = useRef<(event: WheelEvent) => void>(() => undefined);
   onWheel.current = event => {
     const isZoom = event.ctrlKey || event.metaKey;

@@ -14,7 +14,7 @@ interface IHeaderProps {
   isTable: boolean;
   /** The time that is shown, in words. */
   text: string;
-  /** Why what is shown is old; empty if it is not. */
+  /** Why the shown data is old; empty if it is not. */
   problem: string;
   onPreset: (seconds: number) => void;
   onZoom: (factor: number) => void;
@@ -24,7 +24,7 @@ interface IHeaderProps {
   trans: TranslationBundle;
 }
 
-/** What can be chosen of what is shown. */
+/** Controls of the view: time range, zoom, and chart or table. */
 export function Header(props: IHeaderProps): React.ReactElement {
   const { seconds, follows, isTable, trans } = props;
   const names = [trans.__('5 min'), trans.__('1 h'), trans.__('6 h'), trans.__('24 h')];

@@ -38,7 +38,7 @@ export function useSize(element: React.RefObject<HTMLElement | null>): {
   return { width, height };
 }
 
-/** Whether an element can be seen, or nearly, where it is scrolled to. */
+/** True if an element is visible, or nearly, at the current scroll position. */
 export function useInView(element: React.RefObject<HTMLElement | null>): boolean {
   const [isInView, setInView] = useState(true);
   useEffect(() => {
@@ -52,7 +52,7 @@ export function useInView(element: React.RefObject<HTMLElement | null>): boolean
   return isInView;
 }
 
-/** Return how many pixels of the screen are one of CSS, and render again when that changes. */
+/** Return the number of screen pixels per CSS pixel, and render again when it changes. */
 export function usePixelRatio(): number {
   const [ratio, setRatio] = useState(window.devicePixelRatio);
   useEffect(() => {
@@ -64,7 +64,7 @@ export function usePixelRatio(): number {
   return ratio;
 }
 
-/** Return the theme's colours, read again after it has changed. */
+/** Return the theme's colours, read again after the theme has changed. */
 export function useTheme(
   element: React.RefObject<HTMLElement | null>,
   changed: ISignal<unknown, unknown> | undefined
@@ -80,9 +80,9 @@ export function useTheme(
 }
 
 /**
- * Return the present, again and again.
+ * Return the current time, updated regularly.
  *
- * @param seconds - How often; 0 stops the clock.
+ * @param seconds - Interval; 0 stops the clock.
  */
 export function usePresent(read: () => number, seconds: number): number {
   const [, render] = useReducer((before: number) => before + 1, 0);

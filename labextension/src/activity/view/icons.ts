@@ -8,7 +8,7 @@ export const diskIcon = icon(
   '<path d="M7.2 1h1.600v5.500H11.500L8 10.500 4.500 6.500H7.200zM1.500 9.500H3v4h10v-4h1.500V15h-13z"/>'
 );
 
-/** A cross: what is not to be had again. */
+/** A cross, for lost state. */
 export const lostIcon = icon(
   'lost',
   '<path d="M3.300 2 8 6.700 12.700 2 14 3.300 9.300 8 14 12.700 12.700 14 8 9.300 3.300 14 2 12.700 6.700 8 2 3.300z"/>'

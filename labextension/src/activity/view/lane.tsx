@@ -4,7 +4,7 @@ import { useInView } from './hooks';
 import { type ILane } from '../data/layout';
 import type { IRange, ITick } from '../data/range';
 
-/** How high the axis is: pixels. */
+/** Height of the axis, in pixels. */
 export const AXIS_HEIGHT = 28;
 
 interface IPlotProps {
@@ -13,7 +13,7 @@ interface IPlotProps {
   describedBy: string;
 }
 
-/** What one device did, drawn; the keys are handled by the chart around it. */
+/** Plot of one device's activity; the chart around it handles the keys. */
 export const Plot = React.memo(function Plot(props: IPlotProps): React.ReactElement {
   const { scene } = props;
   const canvas = useRef<HTMLCanvasElement>(null);
@@ -69,17 +69,17 @@ export function Axis(props: {
   );
 }
 
-/** What is said of a device beside its plot, at a moment. */
+/** Texts beside a device's plot, for a moment. */
 export interface IReadout {
   name: string;
   busy: string;
-  /** Who has it. */
+  /** The session that holds the device. */
   holder: React.ReactNode;
   memory: string;
   waiting: string;
 }
 
-/** The words beside a plot, each at the height of what it is about. */
+/** Texts beside a plot, each at the height of the part that it describes. */
 export function Gutter(props: {
   lane: ILane;
   icon: React.ReactNode;

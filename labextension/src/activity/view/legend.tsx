@@ -11,7 +11,7 @@ import type { ITheme } from './theme';
 const STATES: readonly Span['state'][] = ['running', 'idle', 'restoring', 'migrating'];
 const SWATCH = { width: 22, height: 12 };
 
-/** Who is who, and what the patterns and icons mean. */
+/** Legend: sessions, and the meaning of patterns and icons. */
 export const Legend = React.memo(function Legend(props: {
   uses: readonly IUse[];
   kinds: ReadonlySet<Kind>;

@@ -8,10 +8,10 @@ import { itemsOf } from '../data/layout';
 import type { IRange } from '../data/range';
 import { type Clock, itemFacts, memoryText } from '../data/text';
 
-/** More rows than this are slow to draw and read by nobody. */
+/** More rows than this are slow to draw, and too many to read. */
 const ROWS_MAX = 400;
 
-/** The facts of a time, newest first. */
+/** Table of the spans and events within a time, newest first. */
 export function ActivityTable(props: {
   record: Activity;
   range: IRange;

@@ -11,15 +11,15 @@ export interface ITheme {
   font: string;
 }
 
-/** How many colours of sessions a theme has. */
+/** Number of session colours in a theme. */
 export const COLOURS = 7;
 
-/** Read the theme that holds for an element. */
+/** Read the theme in effect for an element. */
 export function themeOf(element: Element): ITheme {
   const style = getComputedStyle(element);
   const read = (name: string) => style.getPropertyValue(`--jp-${name}`).trim() || 'gray';
   return {
-    // Made for telling people apart who edit together: as bright as each other, with text on them.
+    // Colours that JupyterLab uses for collaborators: of equal brightness, and with text on them.
     sessions: Array.from({ length: COLOURS }, (_, index) => read(`collaborator-color${index + 1}`)),
     text: read('ui-font-color1'),
     faint: read('ui-font-color2'),

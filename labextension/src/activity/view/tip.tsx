@@ -12,10 +12,10 @@ export type Pointed =
   | { type: 'events'; events: readonly Happening[] }
   | { type: 'value'; text: string; at: number };
 
-/** Of more than this, only the number is said. */
+/** Above this number of lines, only the number is shown. */
 const LINES_MAX = 5;
 
-/** Says what is pointed at, beside it and within the chart. */
+/** Describes the item that is pointed at, beside it and within the chart. */
 export function Tip(props: {
   pointed: Pointed;
   x: number;

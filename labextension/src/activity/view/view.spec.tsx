@@ -25,7 +25,7 @@ beforeEach(() => {
   vi.stubGlobal('requestIdleCallback', (call: () => void) => window.setTimeout(call, 0));
   vi.stubGlobal('CSS', { escape: (text: string) => text });
   vi.spyOn(HTMLCanvasElement.prototype, 'getContext').mockReturnValue(null);
-  // What goes on says for how long, which must not change while a test looks.
+  // Open spans show their duration, which must not change during a test.
   vi.useFakeTimers({
     now: 1_800_000_000_000,
     toFake: ['Date', 'setTimeout', 'clearTimeout', 'setInterval', 'clearInterval']

@@ -19,17 +19,17 @@ import { ActivityTable } from './table';
 import { Clock } from '../data/text';
 import { COLOURS } from './theme';
 
-/** What of the view is remembered with the layout. */
+/** State of the view that is saved with the layout. */
 export interface IViewState {
   seconds: number;
-  /** Until when, in seconds of the epoch; null follows the present. */
+  /** End of the shown time, in seconds since the epoch; null follows the present. */
   end: number | null;
   isTable: boolean;
 }
 
 export const INITIAL: IViewState = { seconds: 3600, end: null, isTable: false };
 
-/** Return a state of which only some is known, or was in another version. */
+/** Return a complete state from one that is partial, or of another version. */
 export function viewState(saved: Partial<Record<keyof IViewState, unknown>>): IViewState {
   const { seconds, end, isTable } = saved;
   return {
@@ -39,7 +39,7 @@ export function viewState(saved: Partial<Record<keyof IViewState, unknown>>): IV
   };
 }
 
-/** As wide as a chart usually is: what is asked for before it is known. */
+/** Usual width of a chart: used for requests before the width is known. */
 const WIDTH = 1000;
 
 interface IViewProps {
@@ -69,10 +69,10 @@ export function ActivityView(props: IViewProps): React.ReactElement {
   const { record } = feed;
   const { seconds, isTable } = state;
   const [first, last] = [feed.now() - DAY, feed.now()];
-  // What was looked at may be over by more than a day when a layout is restored.
+  // When a layout is restored, the shown time may be more than a day ago.
   const end = state.end !== null && state.end - seconds >= first - 1 ? state.end : null;
   const isMoving = feed.isVisible && (end === null || end > last);
-  // Once for each pixel that the present moves by.
+  // One update for each pixel by which the present moves.
   const beat = isMoving ? Math.max(seconds / width, 1) : 0;
   const now = usePresent(() => feed.now(), beat);
   const window: IWindow = useMemo(() => ({ seconds, end }), [seconds, end]);
@@ -93,7 +93,7 @@ export function ActivityView(props: IViewProps): React.ReactElement {
     record !== null &&
     record.events.length === 0 &&
     record.devices.every(device => device.held.length === 0);
-  // To a tenth of what is shown: who is who need not be told anew for every pixel.
+  // Rounded to a fraction of the shown time, so that the legend does not change with every pixel.
   const grain = Math.max(seconds / 200, 1);
   const [from, to] = [
     Math.floor(range.start / grain) * grain,
@@ -104,7 +104,7 @@ export function ActivityView(props: IViewProps): React.ReactElement {
     [feed, record, from, to]
   );
   const kinds = useMemo(() => new Set(record?.events.map(({ kind }) => kind)), [record]);
-  // Looks are given in the order in which sessions came, whatever part of it is drawn.
+  // Looks are assigned in the order in which sessions came, whichever part is drawn.
   useMemo(() => {
     record?.devices
       .flatMap(({ held }) => held)
@@ -179,7 +179,7 @@ export function ActivityView(props: IViewProps): React.ReactElement {
   );
 }
 
-/** A sentence in the place of the chart. */
+/** A sentence in place of the chart. */
 function Notice(props: {
   icon: typeof activityIcon;
   text: string;
@@ -196,7 +196,7 @@ function Notice(props: {
   );
 }
 
-/** What is seen before the first answer: lanes without anything. */
+/** Placeholder before the first answer: empty lanes. */
 function Skeleton({ count, text }: { count: number; text: string }): React.ReactElement {
   return (
     <div className="jp-SingActivity-skeleton" role="status" aria-label={text}>
@@ -210,7 +210,7 @@ function Skeleton({ count, text }: { count: number; text: string }): React.React
   );
 }
 
-/** A panel with the view, which looks at its feed only while it can be seen. */
+/** A panel with the view; its feed is active only while it is visible. */
 export class ActivityPanel extends ReactWidget {
   constructor(private readonly _options: ActivityPanel.IOptions) {
     super();
@@ -218,12 +218,12 @@ export class ActivityPanel extends ReactWidget {
     this._state = _options.state;
   }
 
-  /** What is remembered with the layout. */
+  /** State that is saved with the layout. */
   get state(): IViewState {
     return this._state;
   }
 
-  /** Emitted after it has changed. */
+  /** Emitted after the state has changed. */
   get stateChanged(): ISignal<this, void> {
     return this._stateChanged;
   }
@@ -302,7 +302,7 @@ export namespace ActivityPanel {
     state: IViewState;
     translator: ITranslator;
     themes: IThemeManager | null;
-    /** Called with the id of a session whose notebook is asked for. */
+    /** Called with the id of a session whose notebook is to be opened. */
     onOpen: (session: string) => void;
   }
 }

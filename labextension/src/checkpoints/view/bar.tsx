@@ -1,6 +1,6 @@
 import React from 'react';
 
-/** A progress bar with a word beside it; of what nobody knows how far it is, it only moves. */
+/** A progress bar with a word beside it; without a known progress, it is only animated. */
 export function Bar({
   done,
   label
@@ -18,7 +18,7 @@ export function Bar({
   );
 }
 
-/** The bar alone. */
+/** The bar without the word. */
 export function Track({
   done,
   label

@@ -5,7 +5,7 @@ import { bytesText, deviceName } from '../../text/words';
 import { isSound } from '../list';
 import { formTitle, howTitle, momentText, sizeTitle } from '../texts';
 
-/** Variables that are shown; the largest come first. */
+/** Maximum number of variables shown; the largest come first. */
 const VARIABLES_MAX = 200;
 
 type Omission = NonNullable<Checkpoint['omitted']>[number];
@@ -16,7 +16,7 @@ interface IDetails {
   readonly trans: TranslationBundle;
 }
 
-/** What is in a checkpoint, what is not, and where it is from. */
+/** Contents of a checkpoint, what it lacks, and its origin. */
 export function Details(details: IDetails): React.JSX.Element {
   const { checkpoint, trans } = details;
   if (!isSound(checkpoint)) {
@@ -57,7 +57,7 @@ function Variables({ checkpoint, trans }: IDetails): React.JSX.Element {
       <h3>{trans.__('Variables')}</h3>
       {saved.length === 0 && <p>{trans.__('None.')}</p>}
       <div className="jp-Sing-variables">
-        {/* Rows of a table inside a row of a table: for those who cannot see, a list. */}
+        {/* Table rows inside a table row: a list, for screen readers. */}
         <ul>
           {saved.slice(0, VARIABLES_MAX).map(each => (
             <li key={each.name}>

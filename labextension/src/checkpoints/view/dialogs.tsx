@@ -17,7 +17,9 @@ import {
   trustWarning
 } from '../texts';
 
-/** Ask whether a checkpoint is to be restored, into a new notebook if there is none. */
+/**
+ * Ask for confirmation before a checkpoint is restored, into a new notebook if `notebook` is null.
+ */
 export async function mayRestore(
   settings: ISingSettings,
   checkpoint: Checkpoint,
@@ -56,7 +58,7 @@ export async function mayRestore(
   return accepted(answer, settings, 'confirmRestore');
 }
 
-/** Ask whether checkpoints are to be deleted. */
+/** Ask for confirmation before checkpoints are deleted. */
 export async function mayDelete(
   settings: ISingSettings,
   checkpoints: readonly Checkpoint[],
@@ -78,7 +80,7 @@ export async function mayDelete(
   return accepted(answer, settings, 'confirmDelete');
 }
 
-/** Ask which checkpoint is to be restored into a notebook; null: none. */
+/** Ask for the checkpoint to restore into a notebook; null: none. */
 export async function chooseCheckpoint(
   checkpoints: readonly Checkpoint[],
   notebook: INotebook,
@@ -108,7 +110,7 @@ export async function chooseCheckpoint(
   return answer.button.accept ? answer.value : null;
 }
 
-/** Show all that is known of what came back. */
+/** Show all details of the result of a restore. */
 export async function showOutcome(
   outcome: Outcome,
   where: string,
@@ -153,7 +155,7 @@ export async function showOutcome(
   });
 }
 
-/** Lets one choose among checkpoints: those of the notebook first, and its newest chosen. */
+/** A list to choose a checkpoint from: those of the notebook first, with its newest selected. */
 class Picker extends ReactWidget implements Dialog.IBodyWidget<string | null> {
   constructor(
     private readonly _own: readonly Checkpoint[],
@@ -226,7 +228,7 @@ async function accepted(
   key: 'confirmRestore' | 'confirmDelete'
 ): Promise<boolean> {
   if (answer.button.accept && answer.isChecked) {
-    // It holds at once; if it cannot be remembered, they are asked again another time.
+    // It takes effect at once; if it cannot be saved, the user is asked again another time.
     await settings.set(key, false).catch(() => undefined);
   }
   return answer.button.accept;

@@ -31,7 +31,7 @@ import {
   sizeTitle
 } from '../texts';
 
-/** What can be done with a row. */
+/** Actions on a row. */
 export interface IRowActions {
   readonly toggle: (name: string) => void;
   readonly select: (name: string, selected: boolean) => void;
@@ -44,7 +44,7 @@ export interface IRowActions {
 interface IRow {
   readonly checkpoint: Checkpoint;
   readonly doing: IDoing | null;
-  /** Whether it is the one that the tab key comes to. */
+  /** True if it is the row that the tab key reaches. */
   readonly isCurrent: boolean;
   readonly isSelected: boolean;
   readonly isExpanded: boolean;
@@ -54,7 +54,7 @@ interface IRow {
   readonly trans: TranslationBundle;
 }
 
-/** A checkpoint, and if it is expanded what is in it. */
+/** A checkpoint and, if expanded, its contents. */
 export function Row(row: IRow): React.JSX.Element {
   const { checkpoint, doing, isCurrent, isExpanded, isSelected, actions, trans } = row;
   const { name } = checkpoint;
@@ -122,7 +122,7 @@ export function Row(row: IRow): React.JSX.Element {
   );
 }
 
-/** What is said of a checkpoint that can be read. */
+/** Cells of a readable checkpoint. */
 function Cells({
   checkpoint,
   trans
@@ -166,7 +166,7 @@ function Cells({
   );
 }
 
-/** A checkpoint that is being stored. */
+/** A checkpoint that is being saved. */
 export function ArrivingRow({
   arriving,
   doing,
@@ -269,7 +269,7 @@ function Actions(row: IRow): React.JSX.Element {
 interface IAction {
   readonly icon: LabIcon;
   readonly text?: string;
-  /** Whether there is less room for its text. */
+  /** True if there is less room for its text. */
   readonly isLesser?: boolean;
   readonly title: string;
   readonly isEnabled: boolean;
@@ -325,7 +325,7 @@ function doingText(doing: IDoing, trans: TranslationBundle): string {
   }
 }
 
-/** What is read out of a row: all that its cells show. */
+/** Text of a row for screen readers: all that its cells show. */
 function rowText(checkpoint: Checkpoint, trans: TranslationBundle): string {
   const texts = [checkpoint.name, contentsText(checkpoint, trans)];
   if (isSound(checkpoint)) {

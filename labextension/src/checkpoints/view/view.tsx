@@ -29,7 +29,7 @@ export interface IView {
   readonly trans: TranslationBundle;
 }
 
-/** All checkpoints, and what can be done with them. */
+/** All checkpoints, and the actions on them. */
 export function View(view: IView): React.JSX.Element {
   const { store, actions, notebooks, trans } = view;
   const [text, setText] = useState('');
@@ -39,7 +39,7 @@ export function View(view: IView): React.JSX.Element {
   const [expanded, setExpanded] = useState<ReadonlySet<string>>(new Set());
   const [current, setCurrent] = useState('');
   const body = useRef<HTMLTableSectionElement>(null);
-  const wanted = useRef<string | null>(null); // the row that is to have the focus
+  const wanted = useRef<string | null>(null); // the row that is to receive the focus
 
   const here = notebooks.current;
   const where = here?.kernelId ? PathExt.basename(here.path) : null;
@@ -240,7 +240,7 @@ export function View(view: IView): React.JSX.Element {
   );
 }
 
-/** How many there are, or why nobody knows. */
+/** Number of checkpoints, or why it is not known. */
 function Status({
   store,
   shown,
@@ -268,7 +268,7 @@ function Status({
   );
 }
 
-/** What is said where no checkpoint is. */
+/** Text in place of an empty list. */
 function Nothing({
   store,
   isFiltered,
@@ -342,7 +342,7 @@ function Column({
   );
 }
 
-/** Where keys lead from a row, if they lead anywhere. */
+/** Target rows of navigation keys. */
 const TO: Record<string, (at: number, last: number) => number> = {
   ArrowDown: (at, last) => Math.min(at + 1, last),
   ArrowUp: at => Math.max(at - 1, 0),

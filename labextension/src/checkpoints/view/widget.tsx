@@ -4,10 +4,12 @@ import React from 'react';
 import { checkpointIcon } from '../../ui/icons';
 import { type IView, View } from './view';
 
-/** Ages are written anew so often. */
+/** Interval at which ages are updated. */
 const AGE_MS = 30_000;
 
-/** The view of checkpoints in the main area; it asks the server nothing while it cannot be seen. */
+/**
+ * The view of checkpoints in the main area; it requests nothing from the server while it is hidden.
+ */
 export class CheckpointsWidget extends MainAreaWidget<CheckpointsContent> {
   constructor(view: IView) {
     super({ content: new CheckpointsContent(view) });
@@ -59,7 +61,7 @@ class CheckpointsContent extends ReactWidget {
     this._watch(false);
   }
 
-  /** Called by the widget that it is in when that is activated. */
+  /** Called by the widget that contains it, when that is activated. */
   protected override onActivateRequest(_: Message): void {
     const first = this.node.querySelector<HTMLElement>('tr[tabindex="0"]');
     (first ?? this.node).focus();

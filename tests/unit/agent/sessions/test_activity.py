@@ -1,4 +1,4 @@
-"""The record of the last day: what is written is read, whatever became of its daemon."""
+"""The activity record of the last day: it is read as written, whatever happens to its daemon."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_sessions_that_the_next_agent_takes_over_go_on(tmp_path: Path) -> None:
         change(record, 1, "running", session)
     record._scribe.close()
     record = Record(tmp_path)
-    record.begin(NOW + 10, DEVICES, kept=True)  # its keeper has seen the end
+    record.begin(NOW + 10, DEVICES, kept=True)  # its supervisor has seen the end
     change(record, 11, "unused", "a")
     record.taken_over()
     change(record, 12, "running", "a")
@@ -190,7 +190,7 @@ def test_of_others_sessions_nobody_learns_names(tmp_path: Path) -> None:
         answer = found(tmp_path, 5, uid=uid)
         assert answer["devices"][0]["held"][0]["name"] == "digits.ipynb"
         assert len(answer["events"]) == 4
-    if os.getuid() == 0:  # who serves all knows all: another one asks
+    if os.getuid() == 0:  # the server's user sees everything: another user asks
         answer = found(tmp_path, 5, uid=UID + 1)
         (span,) = answer["devices"][0]["held"]
         assert (span["name"], span["owner"]) == ("", "ada")

@@ -1,4 +1,4 @@
-"""Which changes of a session are told."""
+"""Selection of the changes of a session that subscribers receive."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_memory_is_told_where_it_can_be_seen(total: int, before: int, now: int, 
         (None, 1.0, None, False),
         (None, 1.0, 5.0, True),
         (5.0, 1.0, None, True),
-        (60.0, 10.0, 50.0, False),  # as was to be expected
+        (60.0, 10.0, 50.0, False),  # as expected
         (60.0, 10.0, 55.0, False),
         (60.0, 10.0, 60.0, True),
         (3.0, 1.0, 2.5, False),

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, and how people say and read that."""
+"""Due times of automatic checkpoints, and how users write and read them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_how_a_run_ended_is_known_from_who_knows_best() -> None:
     runs = Runs({"live"})
     runs.ended("crashed", died=True)
     runs.ended("restarted", died=True)  # its connection ended,
-    runs.ended("restarted", died=False)  # because the user had wanted it
+    runs.ended("restarted", died=False)  # because its user had requested it
     assert set(runs.died) == {"crashed"}
     for number in range(5000):
         runs.ended(f"r{number}", died=True)

@@ -1,4 +1,4 @@
-"""The record counts what workers have executed: once, on the device where it was."""
+"""The record counts what workers have executed: once, and on the device where it happened."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOMS: dict[str, Any] = {
 
 
 class Session:
-    """As much of a session as the record needs, in a time that a test sets."""
+    """Session double with what the record uses, in a time that a test sets."""
 
     def __init__(self, name: str, device: str = "cpu:0") -> None:
         self.id = self.name = name
@@ -37,7 +37,7 @@ class Session:
 
 
 class Day:
-    """Sessions, and a record that they and their clock are told to."""
+    """Sessions, and the record to which they and their clock report."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory, self.now = directory, NOW
@@ -49,7 +49,7 @@ class Day:
         self.begin(kept=False)
 
     def begin(self, *, kept: bool) -> None:
-        """An agent begins, and finds what sessions there are."""
+        """Start an agent, which finds the existing sessions."""
         record = activity_store.Record(self.directory)
         self.chronicle = Chronicle(self.sessions, ROOMS, record)
         self.chronicle.begin(kept=kept)
@@ -66,13 +66,13 @@ class Day:
         self.chronicle.became(session)
 
     def pass_by(self, seconds: float, **executed: float) -> None:
-        """Time in which sessions executed for so long."""
+        """Let time pass in which sessions executed for this long."""
         self.now += seconds
         for name, each in executed.items():
             self.sessions[name].device_state.busy_seconds += each
 
     async def end(self) -> dict[str, float]:
-        """The agent ends; say for how long devices have executed by the record."""
+        """End the agent; return for how long devices have executed by the record."""
         await self.chronicle.close()
         found = activity_store.read(self.directory, NOW, self.now, 1.0, os.getuid())
         return {each["id"]: each["executed"] for each in found["devices"]}
@@ -103,7 +103,7 @@ def test_device_seconds_are_counted_once(tmp_path: Path, monkeypatch: pytest.Mon
         day.pass_by(10, two=6, one=1)
         first = {"cpu:0": 20 + 30 + 10 + 5 + 4 + 1, "cpu:1": 6}
         assert await day.end() == first
-        # Another agent goes on with them, and counts nothing again.
+        # Another agent continues with them, and counts nothing twice.
         day.begin(kept=True)
         day.pass_by(10, one=2, two=3)
         day.chronicle.note_executed(one)  # type: ignore[arg-type]

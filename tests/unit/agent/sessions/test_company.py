@@ -1,4 +1,4 @@
-"""With whom a session takes turns: what people read stays while turns come and go."""
+"""The sessions with which a session shares its device: the text is stable while turns change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def room(device: str, *tenants: Any) -> Any:
 
 
 def take_turns(here: Any, names: str, seconds: float, start: float, end: float) -> float:
-    """Let those of a string have turns, one after the other."""
+    """Let the sessions named in a string have turns, one after the other."""
     now, turn = start, 0
     while now < end:
         here.history.began(names[turn % len(names)], now)
@@ -73,7 +73,7 @@ def test_three_on_two_devices_that_move_read_the_same_all_the_time() -> None:
     rooms = [room("cpu:0", *those[:2]), room("cpu:1", those[2])]
     devices, told = ("ab", "ca", "bc"), set[str]()
     now = 0.0
-    for turn in range(60):  # who waited goes where there is room: a third of each device for each
+    for turn in range(60):  # the waiting one goes where there is room: a third of each for each
         pair = devices[turn % 3]
         for there, name in zip(rooms, pair, strict=True):
             there.tenants = {each.id: each for each in those if each.id == name}
@@ -104,7 +104,7 @@ def test_nothing_is_shared_by_who_takes_no_turns(change: str) -> None:
         now = take_turns(here, "b", 1.0, now, now + LATELY_SECONDS + 2.0)
     elif change == "others rest":
         b.wants_turns = False
-        assert shared(a, [here], now) is not None  # it has only just ended
+        assert shared(a, [here], now) is not None  # its turn has just ended
         now = take_turns(here, "a", 1.0, now, now + 4.0)
     assert shared(a, [here], now) is None
 

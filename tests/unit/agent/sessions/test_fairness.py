@@ -1,4 +1,4 @@
-"""What one user may take of the system daemon's loop, its connections and its descriptors."""
+"""Bounds on one user's use of the system daemon's loop, connections and descriptors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def nested(count: int) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
-#: What a hostile user sends without end.
+#: Messages that a hostile user sends endlessly.
 FLOODS = {
     "requests": encode(Status()) * 1000,
     "nested lists": nested(20_000),
@@ -97,8 +97,10 @@ FLOODS = {
 
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_hundred_hostile_connections_keep_nobody_from_the_loop(flood: str) -> None:
-    """In seconds of the loop's own thread. Others on the processor can only add to these, so the
-    least of a few attempts is what the loop itself takes.
+    """In seconds of the loop's own thread.
+
+    Other processes on the processor can only add to these, so the minimum of a few attempts is what
+    the loop itself takes.
     """
     for _ in range(4):
         worst, served = asyncio.run(_flooded(FLOODS[flood]))
@@ -109,8 +111,9 @@ def test_a_hundred_hostile_connections_keep_nobody_from_the_loop(flood: str) -> 
 
 
 async def _flooded(flood: bytes) -> tuple[float, int]:
-    """The most that was done while another user waited for an answer, and how many of the hostile
-    messages were answered, or refused.
+    """Return the longest processor time until another user was answered, and a message count.
+
+    It counts the hostile messages that were answered or refused.
     """
     loop, share, served = asyncio.get_running_loop(), Share(), 0
 

@@ -1,4 +1,4 @@
-"""Whatever the arbiter decides is answered: what cannot be done, and why, as what is done."""
+"""Every decision of the controller is answered: failed actions, with the reason, and others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE, THERE = "cpu:0", "cpu:1"
 
 
 class Told:
-    """An arbiter that notes what it is told."""
+    """Controller double that records its calls."""
 
     keeps = False
 
@@ -29,7 +29,7 @@ class Told:
 
 
 class Fake:
-    """A session on `HERE`, of which nothing is asked but to move and to leave."""
+    """Session double on `HERE` that can only migrate and be evicted."""
 
     def __init__(self, arbiter: Told, error: Exception | None) -> None:
         self.id, self.error, self.closing = "s", error, False
@@ -160,7 +160,7 @@ def test_a_grant_that_was_overtaken_does_not_come_after_the_next_one() -> None:
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_who_is_suspended_in_its_turn_has_none_and_asks_anew(taken: bool) -> None:
-    """Also while it is being stopped: otherwise it would count as being on its device for ever."""
+    """Also while it is being preempted: otherwise it would count as being on its device forever."""
 
     async def do(hands: AgentHands, session: Any, told: Told) -> None:
         async def never(*_: object) -> None:
@@ -191,7 +191,7 @@ def test_who_is_suspended_while_it_waits_keeps_its_place() -> None:
 
 
 def test_a_turn_that_cannot_be_ended_ends_the_session() -> None:
-    """Nobody knows whether it still executes, and nobody else may execute beside it."""
+    """It is unknown whether it still executes, and another session must not execute meanwhile."""
 
     async def do(hands: AgentHands, session: Any, told: Told) -> None:
         async def broken(*_: object) -> None:

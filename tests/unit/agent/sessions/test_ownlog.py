@@ -1,4 +1,4 @@
-"""The daemon's log is bounded, for all who write to it."""
+"""The daemon's log is bounded, for all processes that write to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_log_that_is_too_large_begins_anew_and_its_end_is_kept(tmp_path: Path)
         ours.write(b"a" * 50 + b"b" * 100)
         assert not bound(path, ours.fileno(), 150)
         assert bound(path, ours.fileno(), 100)
-        others.write(b"c")  # who else writes goes on at the beginning
+        others.write(b"c")  # other writers continue at the beginning
         ours.write(b"d")
     assert path.read_bytes() == b"cd"
     assert (tmp_path / "agent.log.old").read_bytes() == b"b" * 100

@@ -1,4 +1,4 @@
-"""Which checkpoints are a notebook's, which gives it back, and which may go."""
+"""The checkpoints of a notebook: which one restores it, and which may be removed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_notebook_is_known_by_its_kernel_and_by_its_path() -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_what_may_go_over_any_history(seed: int) -> None:
-    """By hand stays; the newest stay; what the last kernel had stays; and there are not many."""
+    """Manual ones stay, the newest stay, those of the last kernel stay; their number is bounded."""
     choice = random.Random(seed)
     keep, run, there, made_by_hand = choice.choice((1, 2, 3, 5)), 0, [], set()
     for number in range(60):

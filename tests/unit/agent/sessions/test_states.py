@@ -1,4 +1,4 @@
-"""The table of states."""
+"""The table of states and transitions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_only_what_the_table_names_is_allowed() -> None:
 
 
 def test_everything_can_fail_and_nothing_recovers_from_it() -> None:
-    told = {State.PREPARING}  # in which none ever is
+    told = {State.PREPARING}  # no session is ever in this one
     assert all(State.FAILED in ALLOWED[each] for each in {*State} - {State.FAILED} - told)
     assert not ALLOWED[State.FAILED]
     assert not any(ALLOWED[each] for each in told)

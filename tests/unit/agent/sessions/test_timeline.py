@@ -1,4 +1,4 @@
-"""Spans and steps are what the changes say, and merging loses no more than it should."""
+"""Spans and steps agree with the changes, and merging loses no more than it should."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def histories(draw: st.DrawFn) -> list[Change]:
 
 
 def state_at(history: list[Change], session: str, at: float) -> tuple[str, str] | None:
-    """What a session has in the moments behind a whole second: the last change says it."""
+    """Return device and state of a session after a whole second: those of its last change."""
     last = [each for each in history if each.session == session and each.at <= at]
     return (last[-1].device, last[-1].state) if last and last[-1].state in HELD else None
 
 
 def spans(history: list[Change], *resolutions: float) -> list[Span]:
-    """Spans of the time, made coarser and coarser."""
+    """Return spans, merged at coarser and coarser resolutions."""
     found = History(history, SINCE, UNTIL).spans()
     for each in resolutions:
         found = coarser(found, each)
@@ -79,10 +79,10 @@ def test_merged_spans_are_fewer_and_cover_the_same_as_far_as_can_be_seen(
         assert all(one.end <= other.start for one, other in pairwise(mine))
         for at in range(20, 80):
             truth, seen = covers(fine, session, at + 0.5), covers(coarse, session, at + 0.5)
-            if truth:  # nobody had a device whom nobody sees
+            if truth:  # each session that held a device is visible
                 assert seen
                 assert seen[0].device == truth[0].device
-            elif seen:  # and nobody is seen for long who had none
+            elif seen:  # and none is visible for long that held none
                 near = [e for e in fine if e.session == session and e.device == seen[0].device]
                 assert min(max(e.start - at, at - e.end) for e in near) <= resolution
 
@@ -163,5 +163,5 @@ def test_merged_steps_lose_no_peak_and_end_alike(steps: list[Step], resolution: 
     assert max(value for _, value in few) == max(value for _, value in inside)
     assert [at for at, _ in few] == sorted(at for at, _ in few)
     assert len(few) <= 2 * ((UNTIL - SINCE) / resolution + 1)
-    for at, value in few:  # each is one that there was, about then
+    for at, value in few:  # each existed, at about that time
         assert any(abs(at - moment) <= resolution and value == v for moment, v in inside)

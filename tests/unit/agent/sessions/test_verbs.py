@@ -1,4 +1,4 @@
-"""What becomes of a verb when who asked for it hangs up."""
+"""The fate of a verb whose caller disconnects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelproxy.agent.status import session_status
 
 
 class Session:
-    """As much of a session as waiting for its lock needs."""
+    """Session double with what waiting for its lock needs."""
 
     def __init__(self) -> None:
         self.id, self.closing, self.lock = "0123abcd", False, asyncio.Lock()
@@ -38,7 +38,7 @@ class Session:
 
 
 async def ask_and_hang_up(*, begun: bool) -> list[str]:
-    """Return what was done all the same."""
+    """Call a verb and disconnect; return what was done nevertheless."""
     session, going_on = Session(), asyncio.Event()
     verbs: Any = Verbs(session)  # type: ignore[arg-type]
 

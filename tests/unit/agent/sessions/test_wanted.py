@@ -1,4 +1,4 @@
-"""What was wanted of sessions that have closed: whoever serves their kernels next knows it."""
+"""Preferences of sessions that have closed: the next session of the same kernel gets them."""
 
 from __future__ import annotations
 

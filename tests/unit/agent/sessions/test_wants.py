@@ -1,4 +1,4 @@
-"""Where descriptors or memory are wanting, sessions and kernels wait, and none ends."""
+"""If descriptors or memory are lacking, sessions and kernels wait instead of ending."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelproxy.agent.api.agent import Agent
 
 
 class Deposited:
-    """Of a session that is to be taken over."""
+    """Record of a session that is to be adopted."""
 
     session = "0123abcd"
 

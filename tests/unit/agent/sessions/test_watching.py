@@ -1,4 +1,4 @@
-"""What is told of a session's progress."""
+"""Measurements of a session's progress, as reported to the controller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_SECONDS = 120.0
 
 
 class Told(Everybody):
-    """An arbiter that keeps what it is told."""
+    """Controller double that records measurements."""
 
     keeps = False
 
@@ -42,7 +42,7 @@ class Told(Everybody):
 
 
 class Fake:
-    """A session whose worker has observed this."""
+    """Session double whose worker has observed this."""
 
     def __init__(self) -> None:
         self.id, self.observed, self.asked = "a", STEP, list[float]()
@@ -59,7 +59,7 @@ class Fake:
         return self.observed
 
     async def after(self, condition: Callable[[], Any]) -> list[tuple[float | None, float | None]]:
-        """What is told from now on, once more after this has come true."""
+        """Return the next measurements after a condition has become true."""
         async with asyncio.timeout(WAIT_SECONDS):
             while not condition():
                 await asyncio.sleep(0)
@@ -123,7 +123,7 @@ def test_what_was_issued_before_does_not_count() -> None:
 def test_beside_others_it_is_measured_anew() -> None:
     async def test(fake: Fake) -> None:
         await fake.after(lambda: fake.asked)
-        fake.observed = Observed(40, made=0)  # none yet since the other one is there
+        fake.observed = Observed(40, made=0)  # none since the other session has a worker
         fake.room.enter("b")
         joined = fake.room.lessees_since
         assert (await fake.after(lambda: fake.asked[-1] == joined))[0] == (None, None)
@@ -139,7 +139,7 @@ def test_beside_others_only_what_was_measured_alone_is_compared() -> None:
     async def test(fake: Fake) -> None:
         await fake.after(lambda: fake.asked)
         fake.room.enter("b")
-        fake.observed = Observed(3, made=3000, seconds=1.0)  # it does something else now
+        fake.observed = Observed(3, made=3000, seconds=1.0)  # its behavior has changed
         found = await fake.after(lambda: fake.watch.step.records == 3)  # type: ignore[union-attr]
         assert found[0] == (None, None)
         fake.room.leave("b")

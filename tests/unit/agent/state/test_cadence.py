@@ -1,4 +1,4 @@
-"""When background snapshots begin."""
+"""Start times of background snapshots."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_snapshots_take_their_share_and_no_more(seed: int) -> None:
     for _ in range(pick.randint(1, 50)):
         while (left := cadence.seconds_left(busy, now)) > 0:
             now += left
-            busy += left * pick.choice((0.5, 1.0))  # it waits for its data, or does not
+            busy += left * pick.choice((0.5, 1.0))  # whether or not it waits for its data
         assert cadence.allowed(now)
         cost = pick.choice((0.0, pick.uniform(0.0, 3.0)))
         spent += cost

@@ -1,4 +1,4 @@
-"""Which states on disk a daemon removes at its start: those that nobody can use any more."""
+"""States on disk that a daemon removes at its start, since no process can use them any more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def daemon(store: Path, runtime: Path) -> ColdStates:
-    """The states of a daemon, which holds its lock if somebody does."""
+    """Return the states of a daemon; they count as in use if a process holds its lock."""
     runtime.mkdir(exist_ok=True)
     (runtime / "agent.lock").touch()
     return ColdStates(store, 1 << 30, Mark(runtime))

@@ -1,4 +1,4 @@
-"""What an agent takes over from a dead one, and what it has to refuse."""
+"""State that an agent adopts from a dead one, and deposits that it has to refuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AUTOMATIC: dict[str, Any] = {
 
 
 class Kept:
-    """A keeper that only notes what it is told."""
+    """Supervisor double that records calls."""
 
     def __init__(self) -> None:
         self.put_: list[Deposited] = []
@@ -83,7 +83,7 @@ def duplicates(memory: SessionMemory) -> list[tuple[str, int]]:
 def adopt(
     record: dict[str, Any], retained: int = 0, *, stuck: bool = False
 ) -> tuple[list[dict[str, Any]], str]:
-    """Let an agent adopt one session; return its sessions, and what the client of it is told."""
+    """Let an agent adopt one session; return its sessions, and the reason in the client's page."""
     memory = SessionMemory(1 << 16)
     memory.agent.retained = retained
     page = AgentPage(memory.agent_fd, writable=False)
@@ -164,7 +164,7 @@ def test_stopped_processes_are_ended() -> None:
     pidfds = [os.pidfd_open(each.pid) for each in processes]
     processes[0].send_signal(signal.SIGSTOP)
     assert end_processes(pidfds) == []
-    assert end_processes(pidfds) == []  # those that have ended are none to be waited for
+    assert end_processes(pidfds) == []  # processes that have ended are not waited for
     for process, pidfd in zip(processes, pidfds, strict=True):
         assert process.wait() == -signal.SIGKILL
         os.close(pidfd)

@@ -1,4 +1,4 @@
-"""Who is asked to go to disk, and who is asked again."""
+"""Sessions that are asked to spill, and sessions that are asked again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelproxy.common.errors import StoreError
 
 
 class Guest:
-    """A session that says what it is told to when it is to go to disk."""
+    """Session double that gives prepared answers when it is to spill."""
 
     host_bytes = 100
 
@@ -57,7 +57,7 @@ def run(tmp_path: Path) -> Callable[[Play], Guest]:
 
 
 async def settle() -> None:
-    """Let everybody do what can be done."""
+    """Let all tasks make progress."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -87,7 +87,7 @@ def test_who_was_wanted_meanwhile_is_asked_again_when_its_lock_is_free(
         assert guest.asked == 1
         host.decided(guest)
         await settle()
-        host.decided(guest)  # it is on disk: nobody asks
+        host.decided(guest)  # it is on disk, so it is not asked
         await settle()
 
     assert run(play).asked == 2

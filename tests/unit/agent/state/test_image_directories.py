@@ -1,4 +1,4 @@
-"""Directories of images: which count against the quota, and what processes may put there."""
+"""Directories of images: which count against the quota, and what processes may put into them."""
 
 from __future__ import annotations
 

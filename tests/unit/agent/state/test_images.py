@@ -1,4 +1,4 @@
-"""Directories of process images: what is removed at a daemon's start, and what is not."""
+"""Directories of process images: those that a daemon removes at its start, and those it keeps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def test_what_dead_agents_left_is_removed_and_what_is_in_use_stays(tmp_path: Pat
     root, mark = tmp_path / "processes", Mark(tmp_path / "runtime")
     dead = ImageDirectories(root, mark)
     left, kept = dead.make("left"), dead.make("kept")
-    images = ImageDirectories(root, mark)  # of the agent in its place
-    made = images.make("made")  # before the thread that tidies up has come to it
+    images = ImageDirectories(root, mark)  # of the next agent
+    made = images.make("made")  # before the cleanup thread has reached it
     images.tidy([kept])
     assert (left.exists(), kept.exists(), made.exists()) == (False, True, True)
     images.remove(made)

@@ -1,4 +1,4 @@
-"""When the next agent is started after one that died."""
+"""Pauses before the next agent is started after one that died."""
 
 from __future__ import annotations
 

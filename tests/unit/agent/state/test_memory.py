@@ -1,4 +1,4 @@
-"""Who gets device memory, and from whom."""
+"""Grants of device memory, and the sessions that are evicted for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who hangs, who works, and for how long that is borne."""
+"""Watchdog: which workers hang, which are busy, and the timeouts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_patience_doubles_with_every_loss_up_to_a_limit() -> None:
 def test_who_is_stopped_with_work_to_do_is_waited_for_longer_if_nobody_else_waits() -> None:
     watch, stopped = Stopped(Patience(5.0, 100.0)), Activity("T", 7.0)
     assert watch.look(0.0, stopped) == ""
-    assert watch.look(59.0, None) == ""  # it had nothing to do meanwhile
+    assert watch.look(59.0, None) == ""  # it had no work meanwhile
     assert watch.look(60.0, stopped) == ""
     assert watch.look(119.0, Activity("t", 7.0)) == ""
     assert watch.look(120.0, stopped) == ""

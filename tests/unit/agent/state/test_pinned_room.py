@@ -1,4 +1,4 @@
-"""What those are told who wait for memory that others keep."""
+"""Messages to sessions that wait for memory which others keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the deaths of workers mean: one test for each row of the table in crash_policy.py."""
+"""Handling of workers' deaths: one test for each row of the table in crash_policy.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_third_death_in_a_row_at_a_record_skips_it() -> None:
 def test_after_a_death_at_a_record_the_next_worker_is_careful_until_that_is_decided() -> None:
     deaths = Deaths()
     careful = []
-    for consumed in (8, 4, 4, 4):  # the first was told late
+    for consumed in (8, 4, 4, 4):  # the first one was reported late
         careful.append(deaths.careful)
         deaths.note(consumed, head=80)
     assert careful == [False, True, True, True]
@@ -147,7 +147,7 @@ def test_the_system_tells_who_was_ended_for_want_of_memory(tmp_path: Path) -> No
     assert not lacking.happened()
     machine.write_text("oom_kill 5\n")
     assert lacking.happened()
-    for line in own:  # a group's own count comes first
+    for line in own:  # a group's own counter takes precedence
         number, controllers, path = line.split(":", 2)
         two = number == "0"
         if not two and "memory" not in controllers.split(","):

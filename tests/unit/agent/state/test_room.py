@@ -1,4 +1,4 @@
-"""Several sessions that want memory of one device at the same moment."""
+"""Several sessions that request memory of one device at the same moment."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_who_grows_meanwhile_is_not_in_the_way_of_others(room: Room) -> None:
         assert [third.looks, fourth.looks] == [1, 1]
         first.busy = True
         fourth.leaves.set()
-        # The fourth one can make room, since it has not its lock.
+        # The fourth one can make room, since its own lock is free.
         assert await third.grow(120 * MIB) is Answer.GRANTED
         assert room.ledger.of("d") == 0
 

@@ -1,4 +1,4 @@
-"""Images of a process come back from the store as they were, and how far that is shows."""
+"""Images of a process are restored unchanged from the store, with progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stored(store: Store, name: str, blobs: Blobs) -> Manifest:
 
 
 def unpacked(store: Store, manifest: Manifest, directory: Path) -> dict[str, bytes]:
-    """Unpack, and check what is said of how far it is."""
+    """Unpack, and check the reported progress."""
     directory.mkdir()
     said: list[tuple[int, int]] = []
     unpack(store, manifest, directory, lambda *numbers: said.append(numbers))

@@ -1,4 +1,4 @@
-"""Who goes to disk."""
+"""Selection of sessions that are spilled to disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to keep a session recoverable, with a state that only counts."""
+"""Upkeep: what keeps a session recoverable, with a state that only counts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernelproxy.common.errors import WorkerError
 
 MIB = 1 << 20
 CAPACITY, BUDGET = 512 * MIB, 256 * MIB
-TOO_DEAR = 1e9  # seconds: no other snapshot within its share
+TOO_DEAR = 1e9  # seconds: exceeds the share of time for further snapshots
 
 
 @dataclass
 class CountingState:
-    """Stands for a `DeviceState`: a log that grows, and bytes that no snapshot has."""
+    """`DeviceState` double: a log that grows, and bytes that no snapshot has."""
 
     executed_bytes: int = 0
     dirty_bytes: int = 0
@@ -51,7 +51,7 @@ class CountingState:
         return not (self.executed_bytes or self.forgone)
 
     def comes(self, count: int, *, operators: int, dirty: int, executed: int | None = None) -> None:
-        """Bytes of log, with operators, which leave so many bytes dirty."""
+        """Append bytes of log, with operators, which leave this many bytes dirty."""
         self.memory.client.head += count
         self.memory.client.operators += operators
         self.executed_bytes += count if executed is None else executed
@@ -71,7 +71,7 @@ class CountingState:
 
 
 class Kept:
-    """A session under upkeep, and how often its memory was asked for."""
+    """A session under upkeep, and the number of requests for its memory."""
 
     def __init__(self, *, cost: float = 0.0) -> None:
         self.state, self.asked, self.room = CountingState(save_cost=cost), 0, True
@@ -112,7 +112,7 @@ def test_a_step_is_not_saved_beyond_its_share_and_forgone_when_its_log_is_full()
     assert kept.state.forgone
     assert (kept.state.saves, kept.asked) == (0, 0)
     assert "faster than 512.0 MiB" in kept.upkeep.obstacle
-    kept.tend(rested=REST_SECONDS)  # nobody waits: it costs nothing
+    kept.tend(rested=REST_SECONDS)  # no request waits: it costs nothing
     assert (kept.state.forgone, kept.upkeep.obstacle) == (False, "")
 
 
