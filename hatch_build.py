@@ -1,12 +1,12 @@
-"""Build hook: puts the labextension, the native sources, and libraries where they can be built,
-into the wheel.
+"""Build hook: adds the labextension, the native sources, and, where they can be built, the native
+libraries to the wheel.
 
-The sources make a first-use build possible in any environment. When the environment that is
-installed into has a torch (build isolation leaves `sys.prefix` alone), the libraries for exactly
-that torch are built now, so that the first kernel starts without waiting; so are the file tracker
-and the sandbox, which need none. `make wheels` names other torches, in JUPYTER_SING_TORCH_DIRS. The
-labextension is taken as it was built, or built by Node where there is one. Nothing else of it is
-needed for an installation to succeed: `jupyter sing doctor` says what is lacking.
+The sources allow a build at first use in any environment. If the target environment has a torch
+(build isolation does not change `sys.prefix`), the libraries for exactly that torch are built now,
+so that the first kernel starts without waiting. The file tracker and the sandbox, which need no
+torch, are built now, too. `make wheels` names other torches, in JUPYTER_SING_TORCH_DIRS. The
+labextension is used as it was built, or built with Node if Node exists. None of these is required
+for an installation to succeed: `jupyter sing doctor` reports what is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LABEXTENSION = "share/jupyter/labextensions/jupyter-sing"
-#: Directories of torches, as in PATH, that a wheel is to have libraries for.
+#: Directories of torches, separated as in PATH, for which a wheel contains libraries.
 TORCHES = "JUPYTER_SING_TORCH_DIRS"
 PARTS = ("oplog", "client", "worker", "fstrack", "sandbox")
 
@@ -49,7 +49,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         with _modules_of(root):
             directories = [*self._torch_libraries(), *self._tracker(), *self._sandbox()]
         for directory in directories:
-            # Beside those of the machine lies what they are checked by.
+            # The machine's libraries come with a file of digests, which is not needed.
             for library in set(directory.iterdir()) - {*directory.glob("*.json")}:
                 build_data["force_include"][str(library)] = (
                     f"kernelproxy/_native_lib/{directory.name}/{library.name}"
@@ -59,7 +59,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["tag"] = f"py3-none-{_platform_tag()}"
 
     def _labextension(self, root: Path) -> Path | None:
-        """The directory of the built labextension."""
+        """Return the directory of the built labextension; None if it cannot be built."""
         built = root / "jupyter_sing" / "labextension"
         npm = shutil.which("npm")
         if (built / "package.json").is_file():
@@ -79,14 +79,14 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return None
         return built
 
-    # From a clone, too, as users: their compilers may warn of what ours does not.
+    # With `developing=False` even in a checkout: users' compilers may have more warnings than ours.
 
     def _torch_libraries(self) -> list[Path]:
-        """Directories of the libraries for the torches that are named, else for that of this
-        environment, if it has one.
+        """Return the directories of the libraries for the named torches, else for this
+        environment's torch, if it has one.
         """
         if named := os.environ.get(TORCHES):
-            # Who names them wants no wheel without: what fails here ends it.
+            # Named libraries are required: a failure here ends the build of the wheel.
             return [self._libraries_for(Path(each)) for each in named.split(os.pathsep)]
         torch = Path(sysconfig.get_paths()["purelib"]) / "torch"
         if not (torch / "version.py").is_file():
@@ -94,12 +94,12 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         try:
             return [self._libraries_for(torch)]
         except Exception as error:
-            # Not installing would be worse than building at first use, which explains itself.
+            # A build at first use, with its own messages, is better than a failed installation.
             self.app.display_warning(f"the native part will be built at first use: {error}")
             return []
 
     def _libraries_for(self, torch: Path) -> Path:
-        """The directory of the libraries for a torch and the Python that builds."""
+        """Return the directory of the libraries for a torch and the running Python."""
         from kernelproxy.native import build, libraries
 
         say = libraries.lines(self.app.display_info)
@@ -107,7 +107,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         return build.ensure(info, say, developing=False, cache=self._cache).client.parent
 
     def _tracker(self) -> list[Path]:
-        """The directory of the file tracker."""
+        """Return the directory of the file tracker, in a list; an empty list if not built."""
         try:
             from kernelproxy.native import libraries, tools
 
@@ -118,7 +118,10 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return []
 
     def _sandbox(self) -> list[Path]:
-        """The directory of the program that starts kernels whose process can be saved."""
+        """Return the directory of the sandbox program, in a list; an empty list if not built.
+
+        The sandbox starts kernels whose process can be saved.
+        """
         try:
             from kernelproxy.native import libraries, tools
 
@@ -135,7 +138,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
 @contextlib.contextmanager
 def _modules_of(root: Path) -> Iterator[None]:
-    """Import `kernelproxy` from a source tree, also where an installed one is imported."""
+    """Import `kernelproxy` from a source tree, even if an installed one is already imported."""
     installed = {name: sys.modules.pop(name) for name in _package_modules()}
     sys.path.insert(0, str(root))
     try:
@@ -152,5 +155,5 @@ def _package_modules() -> list[str]:
 
 
 def _platform_tag() -> str:
-    """The platform of the machine: the libraries are for it alone."""
+    """Return the platform tag of this machine, because the libraries are only for it."""
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")

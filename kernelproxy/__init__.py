@@ -1,1 +1,1 @@
-"""How a kernel runs under a device proxy: activation, agent, worker, devices."""
+"""The device proxy under which a kernel runs: activation, agent, worker, devices."""

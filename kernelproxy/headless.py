@@ -1,16 +1,17 @@
-"""Kernels that no server starts have devices, too: those of nbclient, papermill, `jupyter execute`,
-`jupyter console` and of any program that uses jupyter_client.
+"""Devices for kernels that are started without a Jupyter server: by nbclient, papermill,
+`jupyter execute`, `jupyter console` and other programs that use jupyter_client.
 
-No configuration reaches all of these. So ``jupyter_sing.pth`` imports this module whenever Python
-starts in an environment in which we are installed. Nothing more happens until somebody imports what
-chooses the provisioner of kernels that name none. Standard library only, and little of it.
+There is no common configuration for all of these. So ``jupyter_sing.pth`` imports this module
+whenever Python starts in an environment in which jupyter_sing is installed. It does nothing more
+until a program imports the module that chooses the default kernel provisioner. Standard library
+only, with few imports.
 """
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # typing's would cost each start of Python 10 ms
+TYPE_CHECKING = False  # importing typing would add 10 ms to each start of Python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 CHOOSER = "jupyter_client.provisioning.factory"
 PROVISIONER = "sing"
-#: Switches this off.
+#: Environment variable (with a prefix) that disables this.
 VARIABLE = "HEADLESS"
-#: Servers have an extension of ours that does this; where it is off, kernels are ordinary ones.
+#: In servers, our server extension does this; where it is disabled, kernels have no devices.
 _SERVER = "jupyter_server.serverapp"
 
 
 class _Finder:
-    """Finds the module that chooses as everybody else does, and changes it when it is loaded."""
+    """Import hook that finds `CHOOSER` in the usual way, and changes it when it is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -54,7 +55,7 @@ _finder = _Finder()
 
 
 def install() -> None:
-    """Have the choice changed when somebody imports what makes it."""
+    """Install the import hook, so that `CHOOSER` is changed when it is imported."""
     if CHOOSER not in sys.modules and _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
@@ -66,7 +67,7 @@ def remove() -> None:
 
 
 def change(module: ModuleType) -> None:
-    """Make ours the provisioner of kernels that name none, where nobody has chosen another."""
+    """Make `PROVISIONER` the default of kernels that name none, if no other one is configured."""
     factory = module.KernelProvisionerFactory
     initialize = factory.__init__
 
@@ -79,7 +80,7 @@ def change(module: ModuleType) -> None:
 
 
 def is_wanted(factory: Any) -> bool:
-    """Whether nobody has chosen a provisioner, or this not to be done.
+    """True if no default provisioner is configured, and this feature is not disabled.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ def is_wanted(factory: Any) -> bool:
 
 
 def is_of_server(factory: Any) -> bool:
-    """Whether a server has this, a factory of provisioners or a provisioner, directly or not."""
+    """True if a factory of provisioners, or a provisioner, belongs to a server (by its parents)."""
     server = getattr(sys.modules.get(_SERVER), "ServerApp", None)
     while factory is not None and server is not None:
         if isinstance(factory, server):

@@ -1,4 +1,4 @@
-"""An alias: the entry point `sing` of installed versions names this module."""
+"""Alias module: the entry point `sing` of installed versions names it."""
 
 from kernelproxy.provisioning.provisioner import SingProvisioner
 

@@ -1,4 +1,4 @@
-"""The devices that an agent owns: what `JUPYTER_SING_DEVICES` means."""
+"""The devices that an agent owns, as configured by `JUPYTER_SING_DEVICES`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def configured_devices(text: str | None = None) -> list[Device]:
     Raises
     ------
     DeviceError
-        If it is neither, names a GPU twice or one that is not there.
+        If it is invalid, or names a GPU twice or one that does not exist.
     """
     if text is None:
         text = os.environ.get("JUPYTER_SING_DEVICES", "auto")

@@ -13,11 +13,12 @@ from kernelproxy.common.shared_memory import DeviceKind
 from kernelproxy.devices.device import Device
 from kernelproxy.devices.sizes import parse_bytes
 
-#: Of a GPU's memory, what sessions may not use: every worker has a context there, and workspaces of
-#: its libraries, that no storage is charged for. One part in so many, but at least so much.
+#: Part of a GPU's memory that sessions may not use: every worker has a CUDA context and library
+#: workspaces there, which are not charged to any storage. 1/`RESERVED_PART` of the memory, but at
+#: least `RESERVED_BYTES_MIN`.
 RESERVED_PART, RESERVED_BYTES_MIN = 32, 1 << 30
 
-#: Cores of a multiprocessor, by compute capability, where they are not 128; NVML counts cores.
+#: Cores per multiprocessor by compute capability, where it is not 128; NVML reports only cores.
 _CORES = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 
 
@@ -30,13 +31,13 @@ def all_devices() -> list[Device]:
 
 
 def parse(text: str) -> Device:
-    """Make a device from what follows ``cuda:`` in the configuration: its number, and perhaps how
+    """Parse the part after ``cuda:`` in the configuration: the GPU's number, and optionally how
     much of its memory sessions may use, as in ``0:20GiB``.
 
     Raises
     ------
     DeviceError
-        If it is no number, no such GPU is visible, or it has less memory.
+        If it is not a number, the GPU is not visible, or it has less memory.
     """
     number, separator, size = text.partition(":")
     if not number.isdigit():
@@ -60,7 +61,7 @@ def parse(text: str) -> Device:
 
 @contextmanager
 def _nvml() -> Iterator[ModuleType | None]:
-    """Give the NVML module, or None where there is no driver."""
+    """Yield the initialised NVML module; None if the module or the driver is missing."""
     try:
         import pynvml
     except ImportError:
@@ -86,7 +87,7 @@ def _is_installed() -> bool:
 
 
 def _visible(nvml: ModuleType) -> list[object]:
-    """List handles in the order in which CUDA numbers them (workers use PCI bus order)."""
+    """List GPU handles in the order of CUDA's numbering (workers use PCI bus order)."""
     configured = os.environ.get("CUDA_VISIBLE_DEVICES")
     if configured is None:
         count = nvml.nvmlDeviceGetCount()
@@ -99,7 +100,7 @@ def _visible(nvml: ModuleType) -> list[object]:
             else:
                 handles.append(nvml.nvmlDeviceGetHandleByUUID(name))
         except nvml.NVMLError:
-            break  # CUDA, too, ignores what follows the first name that it does not know
+            break  # like CUDA, ignore all names after the first unknown one
     return handles
 
 
@@ -111,7 +112,7 @@ def _describe(nvml: ModuleType, index: int, handle: object) -> Device:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     try:
         cores = nvml.nvmlDeviceGetNumGpuCores(handle)
-    except nvml.NVMLError:  # an old GPU or driver does not say
+    except nvml.NVMLError:  # an old GPU or driver does not report it
         cores = 0
     return Device(
         f"cuda:{index}",
@@ -127,9 +128,10 @@ def _describe(nvml: ModuleType, index: int, handle: object) -> Device:
 
 
 def _node(nvml: ModuleType, handle: object) -> str:
-    """Find the file of a GPU, or "" if the driver does not say.
+    """Return the path of a GPU's device file; "" if the driver does not report it.
 
-    A part of a GPU (MIG) has none of its own, and daemons may share a GPU by its parts.
+    A MIG instance (part of a GPU) has no file of its own, and daemons may share a GPU by MIG
+    instances.
     """
     try:
         return f"/dev/nvidia{nvml.nvmlDeviceGetMinorNumber(handle)}"

@@ -1,4 +1,4 @@
-"""What every kind of device has."""
+"""Common attributes of all kinds of devices."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ class Device:
     Parameters
     ----------
     id : str
-        ``cpu:0``, ``cuda:1``: its name in the interface.
+        Its name in the user interface: ``cpu:0``, ``cuda:1``.
     kind : DeviceKind
     name : str
-        Its name for people, as ``torch.cuda.get_device_name()`` gives it.
+        User-facing name, as returned by ``torch.cuda.get_device_name()``.
     memory_total : int
-        Bytes that sessions may use together.
+        Bytes that all sessions together may use.
     threads : int
         Compute threads of a software device; 0 for a GPU.
     torch_device : str
-        What torch calls it in a worker: ``cpu`` or ``cuda:1``.
+        Torch's name of it in a worker: ``cpu`` or ``cuda:1``.
     capability : int
-        Compute capability of a GPU: 100 times its first number and the second; 0 if not known.
+        Compute capability of a GPU: 100 times its major number, plus the minor one; 0 if unknown.
     processors : int
-        Multiprocessors of a GPU; 0 if not known.
+        Number of multiprocessors of a GPU; 0 if unknown.
     node : str
-        Path of a GPU's file, such as ``/dev/nvidia0``: who locks it owns the GPU (see
-        `kernelproxy.devices.locks`). "" if there is none: software devices are everybody's own.
+        Path of a GPU's device file, such as ``/dev/nvidia0``. The daemon that locks it owns the GPU
+        (see `kernelproxy.devices.locks`). "" if there is none: each daemon has its own software
+        devices.
     """
 
     id: str

@@ -1,9 +1,9 @@
-"""One owner of a GPU: a daemon has one only while it holds the lock on its file in ``/dev``.
+"""Locks on GPUs: a daemon owns a GPU only while it holds the lock on its file in ``/dev``.
 
-The lock is one of ``flock(2)``, which works on any open file. Nobody has to make that file, nobody
-but root can replace it, and a container that was given the GPU by a bind mount (as rootless ones
-always are) has the same one. Its descriptor is passed on with the daemon's own lock, so that the
-GPU stays its daemon's while an agent is replaced; zygotes and workers do not inherit it.
+The lock is a ``flock(2)``, which works on any open file. This file always exists, only root can
+replace it, and a container that has the GPU by a bind mount (as rootless ones always do) has the
+same file. Its descriptor is passed on with the daemon's own lock, so that the daemon still owns the
+GPU while an agent is replaced; zygotes and workers do not inherit it.
 
 Opening the file keeps the GPU initialised, as a worker does, but makes no CUDA context.
 """
@@ -26,7 +26,7 @@ from kernelproxy.devices.device import Device
 
 log = logging.getLogger(__name__)
 
-#: How long a lock is waited for: `owner` has it for a moment, and a daemon that leaves not longer.
+#: How long to wait for a lock: `owner` holds it only for a moment, and an ending daemon not longer.
 WAIT_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
 _LOCKS = Path("/proc/locks")
@@ -34,12 +34,12 @@ _LOCKS = Path("/proc/locks")
 
 @dataclass
 class Claim:
-    """What a daemon owns.
+    """Devices that a daemon owns, with their locks.
 
     Parameters
     ----------
     devices : list of Device
-        Those that nobody else owns.
+        Those that no other daemon owns.
     locks : dict of str to int
         Descriptors that hold the locks, by path of the GPU's file.
     elsewhere : list of str
@@ -51,7 +51,7 @@ class Claim:
     elsewhere: list[str] = field(default_factory=list)
 
     def close(self) -> None:
-        """Let others have the GPUs."""
+        """Release the GPUs for other daemons."""
         for fd in self.locks.values():
             os.close(fd)
         self.locks.clear()
@@ -60,20 +60,20 @@ class Claim:
 def claim(
     devices: Sequence[Device], held: Mapping[str, int] | None = None, seconds: float = WAIT_SECONDS
 ) -> Claim:
-    """Take the locks on GPUs, and leave those alone that another daemon owns.
+    """Take the locks on GPUs, except those that another daemon owns.
 
     Parameters
     ----------
     devices : sequence of Device
     held : mapping of str to int, optional
-        Descriptors that hold locks already, by path; owned from now on.
+        Descriptors that hold locks already, by path; takes ownership.
     seconds : float
-        How long others may hold a lock before they count as its owner, all together.
+        Total time to wait for locks; a daemon that holds one longer counts as the GPU's owner.
 
     Raises
     ------
     DeviceError
-        If others own all of them; says who.
+        If other daemons own all of them; the message names the owners.
     """
     found, spare = Claim(), dict(held or {})
     deadline = time.monotonic() + seconds
@@ -101,7 +101,7 @@ def claim(
 
 
 def owner(device: Device) -> str:
-    """Say which daemon owns a device: ``the daemon of root (pid 12)``; "" if none does.
+    """Return a text for the daemon that owns a device: ``the daemon of root (pid 12)``; "" if none.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def owner(device: Device) -> str:
         return ""
     lock = _open(device.node)
     try:
-        # Shared: who else only asks is no owner.
+        # Shared, so that another caller of this function does not look like an owner.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _holder(lock)
@@ -134,7 +134,10 @@ def _refusal(device: Device, holder: str) -> str:
 
 
 def _locked(lock: int, deadline: float) -> bool:
-    """Lock a file, if nobody else does until `deadline`; that we hold it already is as good."""
+    """Lock a file; return False if another process still holds it at `deadline`.
+
+    The lock may already be held by this descriptor.
+    """
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,25 +152,25 @@ def _locked(lock: int, deadline: float) -> bool:
 
 
 def _holder(lock: int) -> str:
-    """Say who holds the lock on an open file, as far as that can be seen from here."""
+    """Describe the holder of the lock on an open file, as far as it is visible here."""
     found = os.fstat(lock)
     pid = pid_of(_LOCKS.read_text(), found)
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
-    except FileNotFoundError:  # it took the lock, and another process holds it since
+    except FileNotFoundError:  # it took the lock, and another process inherited it
         return "another daemon"
     return f"the daemon of {_user(uid)} (pid {pid})"
 
 
 def pid_of(locks: str, found: os.stat_result) -> int:
-    """Find who took the lock on a file in the text of ``/proc/locks``.
+    """Find the process that took the lock on a file, in the text of ``/proc/locks``.
 
-    It lists only processes that have a number in our namespace of processes.
+    Only processes that have an id in this PID namespace are listed.
 
     Returns
     -------
     int
-        Its number; -1 if it is not listed.
+        Its process id; -1 if it is not listed.
     """
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     for line in locks.splitlines():

@@ -1,4 +1,4 @@
-"""Sizes of memory, as people write them."""
+"""Parser of user-facing memory sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parse_bytes(text: str) -> int:
     Raises
     ------
     DeviceError
-        If it is none.
+        If it is not a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if found is None or (found[3] and not found[2]):

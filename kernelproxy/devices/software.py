@@ -1,6 +1,6 @@
 """Software devices: CPU threads with a declared memory size.
 
-They take the same code path as GPUs, so that everything runs and is tested without one.
+They use the same code path as GPUs, so that everything runs and can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT_BYTES = 2 << 30
 
 
 def default_threads() -> int:
-    """Compute threads of a software device: ``OMP_NUM_THREADS``, else all usable cores."""
+    """Return a software device's compute threads: ``OMP_NUM_THREADS``, else all usable cores."""
     configured = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if configured.isdigit() and int(configured) > 0:
         return int(configured)
@@ -25,17 +25,17 @@ def default_threads() -> int:
 
 
 def default_devices() -> list[Device]:
-    """Make the devices of a machine without GPUs."""
+    """Return the default devices of a machine without GPUs."""
     return [_make(index, DEFAULT_BYTES, default_threads()) for index in range(DEFAULT_COUNT)]
 
 
 def parse(text: str, index: int) -> Device:
-    """Make a device from what follows ``cpu:`` in the configuration, such as ``4GiB@2``.
+    """Parse the part after ``cpu:`` in the configuration, such as ``4GiB@2``.
 
     Raises
     ------
     DeviceError
-        If it is not a size, or the threads are not a number of at least 1.
+        If it is not a size, or the number of threads is not at least 1.
     """
     size, separator, threads = text.partition("@")
     if separator and not (threads.isdigit() and int(threads) > 0):

@@ -1,1 +1,1 @@
-"""An alias: checkpoints of earlier versions name modules of this package."""
+"""Alias package: checkpoints of earlier versions name its modules."""

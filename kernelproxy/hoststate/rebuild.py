@@ -1,3 +1,3 @@
-"""An alias: pickles in checkpoints of earlier versions name functions of this module."""
+"""Alias module: pickles in checkpoints of earlier versions name its functions."""
 
 from kernelproxy.kernel.namespace.rebuild import *  # noqa: F403

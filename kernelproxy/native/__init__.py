@@ -1,1 +1,1 @@
-"""The C++ libraries: found, or built once."""
+"""The C++ libraries: they are found, or built once."""

@@ -1,12 +1,12 @@
-"""The native part for one torch: found, or built once.
+"""Native libraries for one torch: find them, or build them once.
 
-`libsing_client.so` goes into kernels, `libsing_worker.so` into workers. Both use torch's C++
-interface, so there is one pair for each torch version and Python. A pair is looked for in the
+`libsing_client.so` is loaded into kernels, `libsing_worker.so` into workers. Both use torch's C++
+interface, so there is one pair for each torch version and Python. A pair is looked up in the
 installed package, in the machine's directory (`kernelproxy.native.machine_libraries`), then in the
 user's cache, and is otherwise compiled into that cache.
 
-The libraries carry no path to torch: they are loaded into processes that have loaded torch's own
-libraries before, so one pair serves every environment with the same torch.
+The libraries contain no path to torch: they are loaded into processes that have already loaded
+torch's own libraries, so one pair serves every environment with the same torch.
 
 Standard library only: kernels use this module under their own interpreter.
 """
@@ -51,10 +51,10 @@ LINKED = {"client": ("torch_python", "torch_cpu", "c10"), "worker": ("torch_cpu"
 
 @dataclass(frozen=True)
 class TorchInfo:
-    """The torch of one environment, as far as compiling against it needs to know."""
+    """Facts about the torch of one environment that are needed to compile against it."""
 
     version: str
-    """Complete, with the local part: `2.13.0+cpu`."""
+    """Complete version, with the local part: `2.13.0+cpu`."""
     directory: Path
     python_tag: str
     machine: str
@@ -66,27 +66,27 @@ class TorchInfo:
 
     @property
     def include_directories(self) -> tuple[Path, ...]:
-        """Torch's headers, then those of the interpreter."""
+        """Directories of torch's headers, then of the interpreter's."""
         include = self.directory / "include"
         return include, include / "torch" / "csrc" / "api" / "include", self.python_include
 
     @property
     def short(self) -> str:
-        """What people call the version: `2.13`."""
+        """User-facing version: `2.13`."""
         found = re.match(r"\d+\.\d+", self.version)
         return found[0] if found else self.version
 
 
 @dataclass(frozen=True)
 class NativeParts:
-    """The two libraries."""
+    """Paths of the two libraries."""
 
     client: Path
     worker: Path
 
     @classmethod
     def inside(cls, directory: Path) -> NativeParts | None:
-        """The pair in `directory`, or None."""
+        """Return the pair in `directory`, or None."""
         parts = cls(directory / "libsing_client.so", directory / "libsing_worker.so")
         return parts if parts.client.is_file() and parts.worker.is_file() else None
 
@@ -95,9 +95,9 @@ class NativeParts:
 
 
 def _facts(directory: str | None = None) -> dict[str, str]:
-    """Describe this interpreter and its torch without importing it.
+    """Describe this interpreter and its torch, without importing torch.
 
-    The source of this function is also sent to other interpreters, so it imports what it needs.
+    The source of this function is also run by other interpreters, so it imports what it needs.
     """
     import importlib.util
     import os
@@ -140,12 +140,12 @@ def describe(directory: Path | None = None) -> TorchInfo:
     Parameters
     ----------
     directory : Path, optional
-        Where torch lies, for callers that have found its spec already.
+        Torch's directory, for callers that have found its spec already.
 
     Raises
     ------
     NativeError
-        This interpreter has no torch, or its directory is not one of torch.
+        This interpreter has no torch, or the directory is not one of torch.
     """
     try:
         return _torch_info(_facts(str(directory) if directory else None), "this environment")
@@ -161,14 +161,14 @@ def find_torch(python: str, env: dict[str, str] | None = None) -> TorchInfo:
     python : str
         Path of the interpreter.
     env : dict, optional
-        Its environment variables, this process's by default.
+        Its environment variables; this process's by default.
 
     Raises
     ------
     NativeError
         The interpreter cannot be run, or has no torch.
     """
-    # The working directory is not where an installed torch is, but could hold a `torch/`.
+    # Remove the working directory from the path: it could contain another `torch/`.
     code = (
         "import sys; sys.path[:] = [p for p in sys.path if p]\n"
         f"{inspect.getsource(_facts)}\nimport json; print(); print(json.dumps(_facts()))"
@@ -203,20 +203,20 @@ def ensure(
     developing: bool | None = None,
     cache: Path | None = None,
 ) -> NativeParts:
-    """Find the libraries for a torch; build them if nobody has.
+    """Find the libraries for a torch; build them if they do not exist.
 
     Parameters
     ----------
     info : TorchInfo
         From `describe` or `find_torch`.
     message : callable, optional
-        Is told how far a build is, here or in another process that builds the same.
+        Receives the progress of a build, in this process or in another one that builds the same.
     sanitize : bool
         Build with the address and undefined-behaviour sanitizers, for development.
     developing : bool, optional
-        Refuse warnings, and keep objects for the next build; by default in a checkout.
+        Treat warnings as errors, and keep objects for the next build; by default in a checkout.
     cache : Path, optional
-        Where to build; the user's cache by default.
+        Directory of builds; the user's cache by default.
 
     Returns
     -------
@@ -248,7 +248,7 @@ def ensure(
 
 
 def build_for_machine(info: TorchInfo, message: Message | None = None) -> list[Path]:
-    """Build all that users of this torch would compile at their first cell, for all of them.
+    """Build for all users what users of this torch would otherwise compile at first use.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ def build_for_machine(info: TorchInfo, message: Message | None = None) -> list[P
     Raises
     ------
     NativeError
-        This user may not, or they cannot be built.
+        This user has no permission, or they cannot be built.
     """
     return machine.build(
         [
@@ -286,7 +286,7 @@ def check_version(info: TorchInfo) -> None:
 
 
 def _key(info: TorchInfo, tree: Path, sanitize: bool) -> str:
-    """Name what a pair depends on: torch, Python, machine, sources, and how they are compiled."""
+    """Return a pair's cache key: torch, Python, machine, and a hash of sources and flags."""
     digest = hash_of(tree, ("oplog", "client", "worker"), (COMPILE_FLAGS, LIBRARIES, LINKED))
     version = re.sub(r"[^\w.+]", "_", info.version)
     kind = "-sanitize" if sanitize else ""
@@ -299,7 +299,7 @@ def _key(info: TorchInfo, tree: Path, sanitize: bool) -> str:
 def _compiler(
     info: TorchInfo, tree: Path, tell: Tell, objects: Path, *, sanitize: bool, strict: bool
 ) -> Compiler:
-    """The compiler of a pair."""
+    """Return the compiler of a pair."""
     extra = SANITIZE_FLAGS if sanitize else ()
     flags = [*COMPILE_FLAGS, *extra]
     for directory in info.include_directories:
@@ -323,7 +323,7 @@ def _build(compiler: Compiler, target: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build for an interpreter and print the two paths: `python -m kernelproxy.native`."""
+    """Find or build the native libraries for an interpreter, and print their two paths."""
     parser = argparse.ArgumentParser(prog="python -m kernelproxy.native", description=main.__doc__)
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the torch")
     parser.add_argument("--sanitize", action="store_true", help="with address sanitizer and UBSan")

@@ -1,4 +1,4 @@
-"""Compiles and links C++ of ours: units in parallel, each once for its text and flags.
+"""Compiler driver for the project's C++: parallel, with objects cached by source and flags.
 
 Standard library only: kernels use this module under their own interpreter.
 """
@@ -18,16 +18,16 @@ from pathlib import Path
 from kernelproxy.common.errors import NativeError
 
 COMPILE_SECONDS = 1200
-#: What one compiler takes at most of torch's headers.
+#: Maximum memory of one compiler with torch's headers.
 COMPILER_BYTES = 900 << 20
 MEMINFO = Path("/proc/meminfo")
 
 COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread")
 SANITIZE_FLAGS = ("-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
-# GCC's guess about uninitialised values is often wrong about inlined headers of torch.
+# GCC's warning about uninitialised values is often wrong for torch's inlined headers.
 STRICT_FLAGS = ("-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized")
 
-#: Told how many of how many units are compiled.
+#: Callback: number of compiled units, and their total.
 Tell = Callable[[int, int], object]
 
 
@@ -37,7 +37,7 @@ def sources(tree: Path, parts: Iterable[str], suffixes: Sequence[str]) -> list[P
 
 
 def hash_of(tree: Path, parts: Iterable[str], how: object) -> str:
-    """Name sources and how they are compiled.
+    """Return a hash of sources and of how they are compiled.
 
     Raises
     ------
@@ -54,12 +54,12 @@ def hash_of(tree: Path, parts: Iterable[str], how: object) -> str:
 
 
 def compiler_command() -> list[str]:
-    """The C++ compiler: ``CXX``, else g++."""
+    """Return the command of the C++ compiler: ``CXX``, else g++."""
     return shlex.split(os.environ.get("CXX", "")) or ["g++"]
 
 
 def check_compiler() -> None:
-    """Raise `NativeError` if there is no compiler, before anybody is told to wait for it."""
+    """Raise `NativeError` if there is no compiler, before a message asks users to wait for it."""
     compiler = compiler_command()[0]
     if shutil.which(compiler) is None:
         raise NativeError(f"there is no C++ compiler ({compiler}) to build the native part with")
@@ -73,17 +73,18 @@ class Compiler:
     tree : Path
         The native sources.
     objects : Path
-        Where objects are put, and found if nothing that goes into them has changed.
+        Directory of objects; an object is reused if nothing that goes into it has changed.
     flags, link_flags : sequence of str
         For every unit, and for every library.
     search : sequence of str
-        What comes before the libraries that one is linked with.
+        Linker arguments before the libraries, such as ``-L``.
     strict : bool
-        Refuse warnings: they are to stop us, not users whose compiler is newer than ours.
+        Treat warnings as errors. For developers only: users may have a newer compiler with more
+        warnings.
     basis : object
-        What else objects depend on, such as the version of headers.
+        Other dependencies of objects, such as the version of headers.
     tell : callable, optional
-        Is told how many of how many units are compiled.
+        Receives the number of compiled units and their total.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Compiler:
                 raise
 
     def compile(self, unit: Path) -> Path:
-        """Compile one unit, unless an object of the same text and flags is there."""
+        """Compile one unit, unless an object of the same source and flags exists."""
         digest = hashlib.sha256(repr((self._command, self._flags, self._basis)).encode())
         for file in _includes(unit, self.tree):
             digest.update(f"\0{file}\0".encode() + file.read_bytes())
@@ -137,7 +138,7 @@ class Compiler:
         return target
 
     def link(self, target: Path, objects: Sequence[Path], libraries: Sequence[str]) -> None:
-        """Link one library with others."""
+        """Link a library from objects and other libraries."""
         self.run(
             [*self._link_flags, *map(str, objects), "-o", str(target), *self._search, *libraries]
         )
@@ -148,7 +149,7 @@ class Compiler:
         Raises
         ------
         NativeError
-            It failed; the first error that it reports is the message, its whole output a note.
+            It failed. The message has its first error; a note has its whole output.
         """
         try:
             done = subprocess.run(
@@ -172,7 +173,7 @@ class Compiler:
 
 
 def parallel_compilers() -> int:
-    """How many compilers may run at once: one a core, if there is memory for each."""
+    """Return how many compilers may run at once: one per core, if there is memory for each."""
     cores = len(os.sched_getaffinity(0))
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text("ascii"), re.MULTILINE)
@@ -182,7 +183,7 @@ def parallel_compilers() -> int:
 
 
 def _includes(unit: Path, tree: Path) -> list[Path]:
-    """List a unit and all files of ours that it includes, directly or not."""
+    """List a unit and all of the project's files that it includes, directly or indirectly."""
     seen: dict[Path, None] = {}
     waiting = [unit]
     while waiting:
@@ -198,6 +199,6 @@ def _includes(unit: Path, tree: Path) -> list[Path]:
 
 
 def last_line(text: str) -> str:
-    """The last line that a program has written."""
+    """Return the last line of a program's output."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else "no output"

@@ -1,9 +1,9 @@
-"""Libraries of ours, which are built once: found in the installed package, in the machine's
-directory (`kernelproxy.native.machine_libraries`) or in the user's cache, and otherwise compiled
-into that cache.
+"""Lookup and build of the project's native libraries, each of which is built once.
 
-One process compiles; whoever needs the same meanwhile waits, and knows how far it is. Standard
-library only: kernels use this module under their own interpreter.
+They are looked up in the installed package, in the machine's directory
+(`kernelproxy.native.machine_libraries`) and in the user's cache, and are otherwise compiled into
+that cache. One process compiles; other processes that need the same libraries wait, and see its
+progress. Standard library only: kernels use this module under their own interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kernelproxy.native.compiler import Tell
 PACKAGE = Path(__file__).resolve().parents[1]
 OBJECTS_KEPT = 200
 PAIRS_KEPT = 8
-#: Between two looks at how far another process is.
+#: Interval for polling the progress of another process.
 LOOK_SECONDS = 0.2
 
 T = TypeVar("T")
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Compiling:
-    """Something is being compiled, by this process or by another one: a sentence for people.
+    """Progress of a compilation in this process or another one; as text, a user-facing sentence.
 
     Parameters
     ----------
     what : str
-        What it is for.
+        Purpose of the libraries.
     done, total : int
-        Units; no total while nobody knows it.
+        Compilation units; `total` is 0 while it is unknown.
     """
 
     what: str
@@ -54,14 +54,14 @@ class Compiling:
         return f"Compiling {self.what} (first use only){far}"
 
 
-#: Told how far a compilation is, each time that this changes.
+#: Callback for the progress of a compilation, called at each change.
 Message = Callable[[Compiling], object]
-#: Builds into a cache; is passed what to tell how many of how many units are compiled.
+#: Builds into a cache; receives a callback for the number of compiled units and their total.
 Build = Callable[[Path, Tell], object]
 
 
 def lines(say: Callable[[str], object]) -> Message:
-    """Say, in one line, that something is being compiled; how far it is, is not said."""
+    """Return a callback that reports each compilation once, in one line, without its progress."""
     said: set[str] = set()
 
     def tell(compiling: Compiling) -> None:
@@ -73,7 +73,7 @@ def lines(say: Callable[[str], object]) -> Message:
 
 
 def printer(stream: TextIO) -> Message:
-    """Print how far a compilation is, on a terminal as one line that replaces itself."""
+    """Return a callback that prints progress; on a terminal, one line that is overwritten."""
     if not stream.isatty():
         return lines(lambda line: print(line, file=stream, flush=True))
 
@@ -92,22 +92,23 @@ def find_or_build(
     what: str,
     message: Message | None = None,
 ) -> T:
-    """Find libraries in the package, the machine's directory or a cache; one process builds.
+    """Find libraries in the package, the machine's directory or a cache; else build them there.
 
     Parameters
     ----------
     key : str
         Name of their directory.
     cache : Path, optional
-        Where it is built; the user's cache by default, which need not be there for what is found.
+        Directory of builds; by default the user's cache, which is only needed if the libraries are
+        not found elsewhere.
     inside : callable
-        Returns what is in a directory, or None if it is not whole.
+        Returns the libraries in a directory, or None if it is incomplete.
     build : callable
         Builds them.
     what : str
-        What they are for, for people.
+        User-facing purpose of the libraries.
     message : callable, optional
-        Is told how far this is, here or in another process that builds the same.
+        Receives the progress of the build, in this process or in another one that builds the same.
 
     Raises
     ------
@@ -141,7 +142,7 @@ def find_or_build(
 
 
 def _safe(directory: Path, inside: Callable[[Path], T | None]) -> T | None:
-    """What is in a directory of a cache, which nobody else may have filled."""
+    """Return the libraries in a cache directory, after a check that no other user wrote them."""
     try:
         check_inside(directory, f"remove {directory}")
     except ControlError as error:
@@ -151,7 +152,7 @@ def _safe(directory: Path, inside: Callable[[Path], T | None]) -> T | None:
 
 @contextlib.contextmanager
 def _locked(cache: Path, key: str, tell: Tell) -> Iterator[None]:
-    """Hold the lock of a key: one process builds, the others wait, and tell how far that one is."""
+    """Hold the lock of a key: one process builds; the others wait, and report its progress."""
     told: tuple[int, int] | None = None
     with (cache / f"{key}.lock").open("w") as file:
         while True:
@@ -170,12 +171,12 @@ def _locked(cache: Path, key: str, tell: Tell) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noting(cache: Path, key: str, tell: Tell) -> Iterator[Tell]:
-    """Note how far a build is for those who wait for it, and tell it."""
+    """Yield a callback that reports a build's progress, also to waiting processes, by a file."""
     file = _note(cache, key)
-    partial = file.with_suffix(".tmp")  # only who holds the lock writes it
+    partial = file.with_suffix(".tmp")  # only the lock's holder writes it
 
     def note(done: int, total: int) -> None:
-        with contextlib.suppress(OSError):  # it only tells
+        with contextlib.suppress(OSError):  # progress is not essential
             partial.write_text(f"{done} {total}", "ascii")
             partial.rename(file)
         tell(done, total)
@@ -192,7 +193,7 @@ def _note(cache: Path, key: str) -> Path:
 
 
 def _noted(cache: Path, key: str) -> tuple[int, int] | None:
-    """How many of how many units are compiled by whoever holds the lock, if he has said so."""
+    """Return the units that the lock's holder has compiled, and their total; None if unknown."""
     try:
         done, total = _note(cache, key).read_text("ascii").split()
         return int(done), int(total)
@@ -201,12 +202,12 @@ def _noted(cache: Path, key: str) -> tuple[int, int] | None:
 
 
 def cache_directory() -> Path:
-    """Where libraries that were built at first use are kept.
+    """Return the cache of libraries that were built at first use.
 
     Raises
     ------
     NativeError
-        It cannot be made, or somebody else could have put libraries there.
+        It cannot be created, or another user could have put libraries there.
     """
     try:
         return paths.cache_dir("native")
@@ -217,33 +218,33 @@ def cache_directory() -> Path:
 
 
 def source_tree() -> Path:
-    """The native sources: shipped in the package, or beside it in a checkout."""
+    """Return the directory of the native sources: in the package, or next to it in a checkout."""
     shipped = PACKAGE / "_native"
     return shipped if shipped.is_dir() else PACKAGE.parent / "native"
 
 
 def is_checkout(tree: Path) -> bool:
-    """Whether sources are those of a clone, whose users are developers."""
+    """True if the sources are those of a checkout, whose users are developers."""
     return tree != PACKAGE / "_native"
 
 
 def publish(
     cache: Path, key: str, build: Callable[[Path, Path], object], *, keep: bool = False
 ) -> None:
-    """Build, and publish by renaming, so that a directory exists whole or not at all.
+    """Build, and publish by a rename, so that the directory is complete or does not exist.
 
     Parameters
     ----------
     cache : Path
-        Whose lock of this key the caller holds.
+        Its parent. The caller holds the lock of this key.
     key : str
         Name of the directory.
     build : callable
-        Called with a directory for objects and with one that it fills.
+        Called with a directory for objects, and with the directory to fill.
     keep : bool
         Keep the objects for the next build.
     """
-    # We hold the key's lock: whatever lies under this name was left by a build that was killed.
+    # The caller holds the key's lock, so files with this name are of a build that was killed.
     for stale in cache.glob(f".{key}.*"):
         shutil.rmtree(stale, ignore_errors=True)  # its compilers may still write there
     with tempfile.TemporaryDirectory(prefix=f".{key}.", dir=cache) as name:
@@ -254,13 +255,13 @@ def publish(
         staged.mkdir()
         build(objects, staged)
         target = cache / key
-        if target.exists():  # without all of it inside, or we would not be here
+        if target.exists():  # it is incomplete, or it would have been used
             shutil.rmtree(target)
         staged.rename(target)
 
 
 def prune(cache: Path) -> None:
-    """Keep what was built or used last: a checkout makes another pair with every change."""
+    """Remove all but the most recent builds: a checkout makes a new pair with every change."""
 
     def oldest(files: Iterable[Path], kept: int) -> list[Path]:
         return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[kept:]

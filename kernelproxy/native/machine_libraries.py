@@ -1,9 +1,9 @@
 """Libraries that root has built for all users of a machine: `jupyter sing build`.
 
-They lie in ``/var/cache/jupyter-sing/native``, or where ``JUPYTER_SING_NATIVE_DIR`` says. What is
-loaded from there was written by root (or by this user), at a place where nobody else can replace
-anything, and is what was built: a list of digests lies beside it. Kernels in a sandbox have no
-number for root, so only the usual place is one for them. Standard library only.
+They are in ``/var/cache/jupyter-sing/native``, or in ``JUPYTER_SING_NATIVE_DIR``. They are loaded
+only if root (or this user) wrote them, no other user can replace them, and their digests match a
+list that is stored with them. In a sandbox, root has no mapped uid, so kernels there can only use
+the default directory. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,24 +27,29 @@ _REMEDY = f"ask root for `jupyter sing build`, or set {VARIABLE}"
 
 
 def directory() -> Path:
-    """Where the machine's libraries are; not created."""
+    """Return the directory of the machine's libraries; it is not created."""
     return Path(os.path.abspath(os.environ.get(VARIABLE) or USUAL))
 
 
 def inside(key: str, look: Callable[[Path], T | None]) -> T | None:
-    """Find what was built for the machine; in a container that cannot tell whose it is, nothing.
+    """Find libraries that were built for the machine.
 
     Parameters
     ----------
     key : str
-        Name of its directory.
+        Name of their directory.
     look : callable
-        Returns what is in a directory, or None if it is not whole.
+        Returns the libraries in a directory, or None if it is incomplete.
+
+    Returns
+    -------
+    object or None
+        Result of `look`; None if there are none, or if this container cannot tell who owns them.
 
     Raises
     ------
     NativeError
-        Somebody else could have put it there, or it is not what was built.
+        Another user could have put them there, or they are not what was built.
     """
     found = directory() / key
     digests = found / DIGESTS
@@ -57,7 +62,7 @@ def inside(key: str, look: Callable[[Path], T | None]) -> T | None:
             if digest_of(found / name) != digest:
                 raise NativeError(f"{found / name} is not what was built: {_REMEDY}")
     except ControlError as error:
-        if error.reason == "unknown-owner":  # so it is no help, and no harm
+        if error.reason == "unknown-owner":  # not usable, but not dangerous
             return None
         raise NativeError(error.message.rstrip(".")) from error
     except (OSError, ValueError, AttributeError, TypeError) as error:
@@ -71,18 +76,18 @@ def build(builds: list[Callable[[Path], Path]]) -> list[Path]:
     Parameters
     ----------
     builds : list of callable
-        Each is given the machine's directory, builds into a directory in it unless that is there,
-        and returns what is in there; a path elsewhere if it came with the package.
+        Each receives the machine's directory, builds into a subdirectory unless that exists, and
+        returns a file in it; or a path elsewhere if the package contains the file.
 
     Returns
     -------
     list of Path
-        Where they are.
+        Directories of the libraries.
 
     Raises
     ------
     NativeError
-        This user may not, or they cannot be built.
+        This user has no permission, or they cannot be built.
     """
     target = directory()
     mask = os.umask(0o022)
@@ -106,7 +111,7 @@ def build(builds: list[Callable[[Path], Path]]) -> list[Path]:
 
 
 def _publish(place: Path) -> None:
-    """Note what was built, and let everybody read it."""
+    """Write the digests of the files in a directory, and make all readable for all users."""
     names = sorted(each for each in place.iterdir() if each.name != DIGESTS)
     for each in names:
         each.chmod(0o755)
@@ -118,6 +123,6 @@ def _publish(place: Path) -> None:
 
 
 def digest_of(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,6 +1,6 @@
-"""The two C++ programs that know nothing of torch and Python: file tracker and sandbox.
+"""The two C++ tools that do not depend on torch or Python: file tracker and sandbox.
 
-There is one build of each for all environments of a machine, and it compiles in seconds.
+One build of each serves all environments of a machine, and takes seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernelproxy.native import compiler, libraries
 
 TRACKER_LIBRARY = "libsing_fstrack.so"
 TRACKER_PARTS = ("fstrack",)
-# Some compilers add checks by themselves that call libc, or headers that redefine its functions.
+# Some compilers by default add checks that call libc, or headers that redefine its functions.
 TRACKER_COMPILE_FLAGS = (
     *compiler.COMPILE_FLAGS,
     "-fno-exceptions",
@@ -26,42 +26,42 @@ TRACKER_COMPILE_FLAGS = (
     "-fvisibility=hidden",
     "-U_FORTIFY_SOURCE",
 )
-# Symbols are looked up when it is loaded: doing it later is not safe in a signal handler.
+# Symbols are resolved at load time: later resolution is not safe in a signal handler.
 TRACKER_LINK_FLAGS = ("-shared", "-nostdlib", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,--no-as-needed")
 TRACKER_NEEDED = ("libc.so.6", "libdl.so.2")
 
 SANDBOX_PROGRAM = "sing-sandbox"
 SANDBOX_PARTS = ("sandbox",)
 SANDBOX_COMPILE_FLAGS = ("-std=c++20", "-O2", "-DNDEBUG", "-pthread")
-#: A kernel's environment may preload libraries, which are not for what starts it.
+#: Static, because a kernel's environment may preload libraries, which the sandbox must not load.
 SANDBOX_STATIC_FLAGS = ("-static", "-s")
 SANDBOX_LINK_FLAGS = ("-s",)
 
 
 class _Make(Protocol):
-    """Makes a compiler with these flags for the linker."""
+    """Callable that returns a compiler with the given linker flags."""
 
     def __call__(self, link_flags: tuple[str, ...]) -> compiler.Compiler: ...
 
 
 @dataclass(frozen=True)
 class _Tool:
-    """What is built of some of the native sources, and how.
+    """A tool that is built from some of the native sources.
 
     Parameters
     ----------
     what : str
-        Its name for people.
+        User-facing name.
     name, file : str
-        The directory's name begins, and the file is called, like that.
+        Prefix of the directory's name, and name of the file.
     access : int
-        What must be allowed with the file, as for `os.access`.
+        Required access to the file, as for `os.access`.
     parts : tuple of str
         Directories of the native sources.
     flags : tuple of tuples of str
-        All that it is built with; those of the compiler first.
+        All build flags; those of the compiler first.
     build : callable
-        Takes a maker of compilers, the tree of sources and the target directory.
+        Called with a `_Make`, the source tree and the target directory.
     """
 
     what: str
@@ -75,7 +75,7 @@ class _Tool:
     def find(
         self, message: libraries.Message | None, cache: Path | None, developing: bool | None
     ) -> Path:
-        """Find it; build it if nobody has. See `file_tracker`."""
+        """Find the tool; build it if it does not exist. See `file_tracker`."""
         tree = libraries.source_tree()
         digest = compiler.hash_of(tree, self.parts, self.flags)
         key = f"{self.name}-{platform.machine()}-{digest}"
@@ -103,9 +103,9 @@ class _Tool:
 
 
 def _build_tracker(make: _Make, tree: Path, target: Path) -> None:
-    """Compile it and link it with libraries that have libc's names and nothing in them.
+    """Compile the file tracker, and link it with empty stub libraries named like libc and libdl.
 
-    So it needs libc and libdl, but no version of them.
+    So it needs libc and libdl, but no specific version of them.
     """
     made = make(TRACKER_LINK_FLAGS)
     units = compiler.sources(tree, TRACKER_PARTS, (".cpp",))
@@ -125,7 +125,7 @@ def _build_sandbox(make: _Make, tree: Path, target: Path) -> None:
     compiled = list(static.compile_all(compiler.sources(tree, SANDBOX_PARTS, (".cpp",))).values())
     try:
         static.link(target / SANDBOX_PROGRAM, compiled, ())
-    except NativeError:  # not everywhere are there static libraries
+    except NativeError:  # some systems have no static libraries
         make(SANDBOX_LINK_FLAGS).link(target / SANDBOX_PROGRAM, compiled, ())
 
 
@@ -155,7 +155,7 @@ def file_tracker(
     cache: Path | None = None,
     developing: bool | None = None,
 ) -> Path:
-    """Find the file tracker; build it if nobody has.
+    """Find the file tracker; build it if it does not exist.
 
     Parameters
     ----------
@@ -176,5 +176,5 @@ def sandbox_program(
     cache: Path | None = None,
     developing: bool | None = None,
 ) -> Path:
-    """Find the program ``sing-sandbox``; build it if nobody has. See `file_tracker`."""
+    """Find the program ``sing-sandbox``; build it if it does not exist. See `file_tracker`."""
     return _SANDBOX.find(message, cache, developing)

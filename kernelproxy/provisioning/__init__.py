@@ -1,1 +1,1 @@
-"""Kernels as a Jupyter server starts them."""
+"""Kernel provisioning for Jupyter servers."""

@@ -1,4 +1,4 @@
-"""What is said on the server's event bus about sessions (``jupyter_sing/events``)."""
+"""Events about sessions on the server's event bus (``jupyter_sing/events``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
 
-#: Of the description of a session, what an event says as it is.
+#: Fields of a session's description that an event contains unchanged.
 _TOLD = (
     "kernel_id", "state", "tier", "reason", "name", "owner", "memory", "pinned", "priority",
     "served_as", "recoverable", "queued_for", "queue_position", "expected_wait", "last_checkpoint",
@@ -15,7 +15,7 @@ _TOLD = (
 
 
 def changed(session: dict[str, Any]) -> dict[str, Any]:
-    """Say how a session is now.
+    """Return the event for a session's current state.
 
     Parameters
     ----------
@@ -29,12 +29,12 @@ def changed(session: dict[str, Any]) -> dict[str, Any]:
 
 
 def kernel_died(session: str, kernel_id: str, checkpoint: str) -> dict[str, Any]:
-    """Say that a kernel died of which there is a checkpoint.
+    """Return the event for a kernel that died and has a checkpoint.
 
     Parameters
     ----------
     session, kernel_id : str
-        Of the kernel that died.
+        Ids of the session and the kernel that died.
     checkpoint : str
         Name of the last checkpoint of its notebook.
     """

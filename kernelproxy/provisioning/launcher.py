@@ -1,7 +1,8 @@
-"""A kernel that somebody else than its manager's process may have in hand.
+"""Launcher of a kernel in this process, in the kernel host, or in a sandbox.
 
-The attendant has it if the server keeps its kernels, and a tender if its process can be saved:
-both, one or none of that. A kernel manager sees a kernel of its own, as ever.
+The kernel host owns the kernel if the server keeps its kernels; a process manager owns the kernel's
+process if that can be saved. Both, one or none of these may apply. For the kernel manager there is
+no difference.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from kernelproxy.kernel_host.hosted_kernel import Kernel
 from kernelproxy.kernel_host.process_manager import Tender
 from kernelproxy.kernel_host.server_records import Record, changes
 
-#: Reasons why the attendant does not start a kernel at all, in a sandbox or not.
+#: Reasons why the kernel host cannot start any kernel, in a sandbox or not.
 _NO_ATTENDANT = ("no-daemon", "timeout", "broken", "unavailable")
 
 T = TypeVar("T")
 
 
 class KeptKernel(LocalProvisioner):
-    """Starts a kernel where it is to be, or takes one over that runs there."""
+    """Provisioner that starts a kernel in the right place, or takes over one that runs there."""
 
     #: Id of the kernel's session, or "".
     session: str = ""
@@ -41,9 +42,9 @@ class KeptKernel(LocalProvisioner):
     notebook: str = ""
     #: How its process can be saved; None: it cannot.
     form: Form | None = None
-    _kernel: Kernel | None = None  # a tender's, or the attendant's
+    _kernel: Kernel | None = None  # owned by a process manager, or by the kernel host
     _adopted = False  # it runs already
-    _wanted: dict[str, str] | None = None  # the environment, as it was asked for
+    _wanted: dict[str, str] | None = None  # the environment, as it was requested
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Any:
         """Called by the kernel manager to start the kernel, in a sandbox if there is a form."""
@@ -69,7 +70,7 @@ class KeptKernel(LocalProvisioner):
         return await super().launch_kernel(cmd, **kwargs)
 
     async def _launch_kept(self, form: Form | None, cmd: list[str], kwargs: dict[str, Any]) -> bool:
-        """Start the kernel at the attendant; false if it is not to be there, or cannot.
+        """Start the kernel in the kernel host; return False if it is not kept, or that failed.
 
         Raises
         ------
@@ -106,17 +107,22 @@ class KeptKernel(LocalProvisioner):
         )
 
     def _has(self, kernel: Kernel) -> None:
-        """Take a kernel that somebody else has in hand for ours."""
+        """Use a kernel that the kernel host or a process manager owns."""
         self._kernel, self.process = kernel, kernel  # type: ignore[assignment]
         self.pid = self.pgid = kernel.pid
 
     async def take_over(self, kwargs: dict[str, Any]) -> bool:
-        """Take over a kernel that runs, if this start is to do so, in place of preparing another.
+        """Take over a running kernel instead of preparing a new one, if this start is for one.
 
         Parameters
         ----------
         kwargs : dict
-            The launch parameters; completed if it is taken over.
+            The launch parameters; completed if a kernel is taken over.
+
+        Returns
+        -------
+        bool
+            True if a kernel was taken over.
         """
         self._wanted = kwargs.get("env")
         manager, kept = self.parent, retention.of(self.parent)
@@ -127,12 +133,12 @@ class KeptKernel(LocalProvisioner):
         self._adopted = True
         self._has(kernel)
         self.session, self.notebook, self.cwd = kernel.session, record.notebook, record.cwd
-        # First, as the file that its first server has written names these ports, and this key.
+        # First, because the file that its first server wrote contains these ports and this key.
         manager.load_connection_info(record.connection)
         name = (self._wanted or {}).get("JPY_SESSION_NAME", "")
         manager.write_connection_file(jupyter_session=name)
         self.connection_info = manager.get_connection_info()
-        if manager.cache_ports:  # or a restart would choose others
+        if manager.cache_ports:  # or a restart would choose other ports
             LocalPortCache.instance().currently_used_ports.update(manager.ports)
             self.ports_cached = True
         kwargs.pop("transport_encryption", None)
@@ -140,12 +146,12 @@ class KeptKernel(LocalProvisioner):
         return True
 
     async def _launch_tended(self, form: Form, cmd: list[str], kwargs: dict[str, Any]) -> Any:
-        """Start the kernel in a sandbox, behind a switchboard.
+        """Start the kernel in a sandbox, behind a ZMQ proxy.
 
         Raises
         ------
         ProcessError, NativeError, ControlError, OSError
-            If that cannot be; nothing is left of it then.
+            If that fails; then nothing is left of it.
         """
         if await self._launch_kept(form, cmd, kwargs):
             return self.connection_info
@@ -156,8 +162,8 @@ class KeptKernel(LocalProvisioner):
             lambda: Tender(form, self.session, self.connection_info, os.path.basename(file))
         )
         command = [text.replace(file, tender.connection_file) for text in cmd]
-        # Not the server is its parent, but process 1 of the sandbox, which ends with the server;
-        # without a parent it would take itself for one that was started in a terminal.
+        # Its parent is not the server but process 1 of the sandbox, which ends with the server.
+        # Without a parent, the kernel would behave as if it was started in a terminal.
         env = {**kwargs["env"], "JPY_PARENT_PID": "1"}
         rest = self._scrub_kwargs({**kwargs, "env": env, "independent": True})
         passed = rest.pop("pass_fds", ())
@@ -176,22 +182,22 @@ class KeptKernel(LocalProvisioner):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the kernel lives on when its server leaves it."""
+        """True if the kernel continues when its server leaves it."""
         return isinstance(self._kernel, RemoteKernel) and self._kernel.poll() is None
 
     def leave(self) -> None:
-        """Called when the server ends: let a kernel that is kept live on, for the next one."""
+        """Called when the server ends: a kept kernel continues, for the next server."""
         if isinstance(self._kernel, RemoteKernel):
             self._kernel.leave()
             self._kernel = self.process = None
 
     def forget(self) -> None:
-        """Called when the kernel has ended for good: no server is to look for it."""
+        """Called when the kernel has ended for good: remove its record for other servers."""
         if (kept := retention.of(self.parent)) is not None:
             kept.directory.remove(self.kernel_id or "")
 
     async def close(self) -> None:
-        """End the kernel, if somebody else has it in hand."""
+        """End the kernel, if the kernel host or a process manager owns it."""
         kernel, self._kernel = self._kernel, None
         if kernel is not None:
             await in_thread(kernel.close)
@@ -199,17 +205,17 @@ class KeptKernel(LocalProvisioner):
 
     @property
     def has_process(self) -> bool:
-        """Whether the kernel was started and not waited for; it may hibernate."""
+        """True if the kernel was started and its end was not awaited; it may hibernate."""
         return self.process is not None
 
     async def poll(self) -> int | None:
-        """Return how the kernel has ended; None if it runs, or hibernates."""
+        """Return the kernel's exit code; None if it runs, or hibernates."""
         if self._kernel is None or self.process is None:
             return await super().poll()
         return self._kernel.poll()
 
     async def wait(self) -> int | None:
-        """Wait for the kernel's end."""
+        """Wait until the kernel has ended; return its exit code."""
         if self._kernel is None or self.process is None:
             return await super().wait()
         while (code := await self.poll()) is None:
@@ -218,14 +224,14 @@ class KeptKernel(LocalProvisioner):
         return code
 
     async def send_signal(self, signum: int) -> None:
-        """Send a signal to the kernel and to what it has started."""
+        """Send a signal to the kernel and to the processes that it has started."""
         if self._kernel is None or self.process is None:
             await super().send_signal(signum)
         else:
             self._kernel.signal(signum)
 
     async def get_provisioner_info(self) -> dict[str, Any]:
-        """Return what is to be known of the kernel by who looks at it from outside."""
+        """Return the kernel's description for other programs."""
         if isinstance(kernel := self._kernel, RemoteKernel):
             await in_thread(kernel.refresh)
         if kernel is not None:
@@ -235,11 +241,11 @@ class KeptKernel(LocalProvisioner):
         return {**found, "session": self.session}
 
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
-        """Take over what `get_provisioner_info` has returned."""
+        """Restore the state that `get_provisioner_info` returned."""
         await super().load_provisioner_info(provisioner_info)
         self.session = str(provisioner_info.get("session", ""))
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Run what blocks beside the event loop, on which every other kernel depends."""
+    """Run a blocking function in a thread, so that it does not block the server's event loop."""
     return await asyncio.get_running_loop().run_in_executor(None, function)

@@ -1,8 +1,8 @@
-"""The kernel provisioner ``sing``: a local kernel, with a device session if it can have one.
+"""The kernel provisioner ``sing``: a local kernel, with a device session if possible.
 
-It never is the reason that a kernel does not start. Whatever fails here, the kernel starts as an
-ordinary one; the reason goes to the server's log, and to the kernel, which shows it where it
-matters: when torch is imported and in ``%sing status``.
+It never prevents a kernel from starting. If something fails here, the kernel starts as an ordinary
+one. The reason goes to the server's log, and to the kernel, which shows it where it matters: when
+torch is imported and in ``%sing status``.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from kernelproxy.provisioning.launcher import KeptKernel, in_thread
 EXTENSION = "kernelproxy.kernel.ipython_extension"
 #: Entry points: modules with a `load_ipython_extension`.
 EXTENSIONS = "kernelproxy.ipython_extensions"
-# Importing our packages needs this; torch 2.11 supports older ones too.
+# Our packages need this to be imported; torch 2.11 also supports older versions.
 PYTHON_MIN = (3, 11)
-#: Of a session's name, whoever has made it.
+#: Maximum length of a session's name, which may come from any source.
 NAME_CHARACTERS_MAX = 200
 
-# What we tell a kernel.
+# Environment variables that are set for a kernel.
 _VARIABLES = (
     "SING_SESSION", "SING_SOCKET", "SING_REASON", "SING_PROCESS_REASON", "SING_CLIENT",
     "SING_BUNDLE", "SING_EXTENSIONS",
 )  # fmt: skip
-# What interpreters have, by their path and the time of its last change: asking takes a process.
+# Torch of each interpreter, by its path and modification time: to find it out takes a process.
 _torch_of: dict[tuple[str, float], build.TorchInfo | NativeError] = {}
-# The same of those that were seen to start with the file tracker.
+# Interpreters (by the same key) and tracker libraries that were seen to start together.
 _trackable: set[tuple[str, float, Path]] = set()
 
 
 class SingProvisioner(KeptKernel):
-    """Starts a kernel locally and opens a device session for it."""
+    """Provisioner that starts a kernel locally and opens a device session for it."""
 
     idle_timeout = Float(
         allow_none=True,
@@ -92,10 +92,10 @@ class SingProvisioner(KeptKernel):
         config=True,
     )
 
-    _no_process: str = ""  # why it cannot be saved
-    _ending = False  # somebody wants the kernel to end
-    _died = False  # it ended though nobody wanted it to
-    _owed = False  # and nobody could say yet what gives its notebook back
+    _no_process: str = ""  # why its process cannot be saved
+    _ending = False  # the kernel manager has requested the kernel's end
+    _died = False  # it ended without such a request
+    _owed = False  # and its last checkpoint is not announced yet
 
     @default("idle_timeout")
     def _default_idle_timeout(self) -> float | None:
@@ -137,7 +137,7 @@ class SingProvisioner(KeptKernel):
             return kwargs
         kwargs = await super().pre_launch(**kwargs)
         try:
-            await self._close()  # a restart ends the old session: its variables are gone
+            await self._close()  # a restart ends the old session, as its variables are gone
             owed, self._died, self._ending, self._owed = self._owed, False, False, False
             await self._propose(kwargs)
             if owed and self.session:
@@ -149,7 +149,7 @@ class SingProvisioner(KeptKernel):
         return kwargs
 
     async def poll(self) -> int | None:
-        """Return how the kernel has ended; None if it runs, or hibernates."""
+        """Return the kernel's exit code; None if it runs, or hibernates."""
         status = await super().poll()
         if status and not self._ending and not self._died:
             self._died = self._owed = True
@@ -183,7 +183,7 @@ class SingProvisioner(KeptKernel):
         try:
             await self._close()
             if not restart:
-                # Till then it is kept: what the notebook wrote before a restart is still its own.
+                # Not at a restart: files that the notebook wrote before it still belong to it.
                 with contextlib.suppress(OSError):
                     paths.journal_path(self.kernel_id or "").unlink()
                 self.forget()
@@ -191,11 +191,11 @@ class SingProvisioner(KeptKernel):
             await super().cleanup(restart=restart)
 
     async def _propose(self, kwargs: dict[str, Any]) -> None:
-        """Add a session to the launch parameters, or leave the kernel as it is."""
+        """Add a session to the launch parameters, or leave the kernel an ordinary one."""
         command: list[str] = kwargs["cmd"]
         env: dict[str, str] = kwargs.setdefault("env", os.environ.copy())
         for name in _VARIABLES:
-            env.pop(name, None)  # of a kernel in which this server was started
+            env.pop(name, None)  # if this server was started in a kernel
         self.form, self._no_process = None, ""
         tracker.leave(env)
         python = ipykernel_interpreter(self.kernel_spec.language, command, env)
@@ -241,14 +241,14 @@ class SingProvisioner(KeptKernel):
         return session_name(env, program, directory or Path.cwd(), other)
 
     async def _track(self, python: str, env: dict[str, str]) -> None:
-        """Have the files noted that the kernel changes, or leave a reason for ``%sing``."""
+        """Set up the tracking of the kernel's file changes, or set a reason for ``%sing``."""
         if not self.track_files:
             env[tracker.REASON_VARIABLE] = "track_files is off"
             return
         try:
             library = await in_thread(lambda: self._tracker(python, env))
             journal = paths.journal_path(self.kernel_id or "")
-            # Appended to if it is there; the tracker makes none.
+            # The tracker appends to an existing file, but does not create one.
             os.close(os.open(journal, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
             tracker.preload(env, library)
             env[tracker.JOURNAL_VARIABLE] = str(journal)
@@ -258,12 +258,12 @@ class SingProvisioner(KeptKernel):
             self._untracked(env, f"internal error: {type(error).__name__}: {error}")
 
     def _tracker(self, python: str, env: dict[str, str]) -> Path:
-        """Find the file tracker, and try it once with each interpreter.
+        """Find the file tracker, and test it once with each interpreter.
 
         Raises
         ------
         NativeError
-            If there is none, or the interpreter does not start with it.
+            If it cannot be built, or the interpreter does not start with it.
         """
         say = libraries.lines(lambda line: self.log.info("jupyter_sing: %s", line))
         library = tools.file_tracker(say)
@@ -274,14 +274,14 @@ class SingProvisioner(KeptKernel):
         return library
 
     def _untracked(self, env: dict[str, str], reason: str) -> None:
-        """Say why checkpoints of this kernel will not hold the files that it changes."""
+        """Report why checkpoints of this kernel will not contain the files that it changes."""
         env[tracker.REASON_VARIABLE] = reason
         self.log.warning(
             "jupyter_sing: files of kernel %s are not tracked: %s", self.kernel_id, reason
         )
 
     async def _torch(self, python: str, env: dict[str, str]) -> build.TorchInfo:
-        """Ask an interpreter for its torch, once.
+        """Find the torch of an interpreter, once for each interpreter.
 
         Raises
         ------
@@ -295,18 +295,18 @@ class SingProvisioner(KeptKernel):
                 found = await in_thread(lambda: build.find_torch(python, env))
                 _torch_of[key] = found
             except NativeError as error:
-                found = error  # not kept: the user may install it and restart the kernel
+                found = error  # not cached: the user may install torch and restart the kernel
         if isinstance(found, NativeError):
             raise found
         return found
 
     async def _open(self, python: str, name: str, notebook: str) -> str:
-        """Open a session at the daemon, which starts if need be, and let it prepare workers.
+        """Open a session; start the daemon if needed, and let it prepare workers.
 
         Raises
         ------
         ControlError
-            If it cannot, or takes longer than `open_timeout`.
+            If that fails, or takes longer than `open_timeout`.
         """
         request = OpenSession(
             name=name,
@@ -338,7 +338,7 @@ class SingProvisioner(KeptKernel):
         return opened.session
 
     async def _close(self) -> None:
-        """Close the session, if there is one. If the daemon is gone, so is the session."""
+        """Close the session, if there is one. It ends with the daemon, too."""
         await self.close()
         session, self.session = self.session, ""
         if not session:
@@ -355,8 +355,9 @@ class SingProvisioner(KeptKernel):
             self.log.warning("jupyter_sing: session %s was not closed: %s", session, error)
 
     async def _offer(self, request: LastCheckpoint) -> None:
-        """Say what gives the notebook back of the kernel that died: in the server's log, and as an
-        event. Without a daemon it is owed until there is one; nothing else that fails here matters.
+        """Announce the last checkpoint of a kernel that died, in the server's log and as an event.
+
+        Without a daemon, this is retried when there is one; other failures are only logged.
         """
         try:
             name = await in_thread(lambda: last_checkpoint(request, self.open_timeout))
@@ -372,23 +373,23 @@ class SingProvisioner(KeptKernel):
         self.log.warning("jupyter_sing: kernel %s died: %s.", self.kernel_id, text)
 
     def _tell(self, event: dict[str, Any]) -> None:
-        """Emit an event, if there is a server that has our extension on."""
+        """Emit an event, if the server has our extension enabled."""
         logger = getattr(self.parent, "event_logger", None)
         if logger is not None and events.EVENT_ID in logger.schemas:
             logger.emit(schema_id=events.EVENT_ID, data=event)
 
     def _decline(self, reason: str) -> None:
-        """Say in the server's log why this kernel is an ordinary one."""
+        """Log, in the server's log, why this kernel is an ordinary one."""
         self.log.warning("jupyter_sing: kernel %s runs on CPU only: %s", self.kernel_id, reason)
 
 
 def last_checkpoint(request: LastCheckpoint, timeout: float) -> str:
-    """Name of what gives a notebook back whose kernel died.
+    """Return the name of the last checkpoint of a notebook whose kernel died.
 
     Raises
     ------
     ControlError
-        If there is no such thing, or (``no-daemon``) nobody who knows.
+        If there is none, or (``no-daemon``) no daemon runs.
     """
     with connect(start=False) as control:
         reply = control.expect(CheckpointReply, request, timeout=timeout)
@@ -401,8 +402,8 @@ def ipykernel_interpreter(language: str, command: list[str], env: dict[str, str]
     Returns
     -------
     str or None
-        Its absolute path; None if the command starts something else, or starts ipykernel through
-        something that we do not understand: that kernel is left alone.
+        Its absolute path; None if the command starts something else, or starts ipykernel in an
+        unknown way: that kernel is not changed.
     """
     if language.lower() != "python" or "-m" not in command:
         return None
@@ -418,12 +419,12 @@ def ipykernel_interpreter(language: str, command: list[str], env: dict[str, str]
 
 
 def _extensions() -> list[str]:
-    """Modules that other packages load into each IPython kernel (an entry point), such as %sing."""
+    """Return the modules to load into each IPython kernel, such as %sing, from entry points."""
     return sorted(each.module for each in entry_points(group=EXTENSIONS))
 
 
 def _python_version(tag: str) -> tuple[int, int]:
-    """Version of a cache tag such as ``cpython-311``; other implementations have none."""
+    """Return the version in a cache tag such as ``cpython-311``; (0, 0) if it is not CPython."""
     found = re.match(r"cpython-(\d)(\d+)$", tag)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -431,22 +432,22 @@ def _python_version(tag: str) -> tuple[int, int]:
 def session_name(
     env: Mapping[str, str], program: Sequence[str], directory: str | os.PathLike[str], other: str
 ) -> str:
-    """Name of a session for people, made of what anybody may have written.
+    """Return a user-facing name for a session, escaped, because its parts are untrusted.
 
     Parameters
     ----------
     env : mapping
-        The kernel's variables: servers say there which notebook it is of.
+        The kernel's variables; servers set one to the path of its notebook.
     program : sequence of str
-        What starts the kernel, with its arguments; none if it starts them for several people.
+        Command line of the program that starts the kernel; empty for a server, which starts many.
     directory : path
-        In which the kernel works.
+        The kernel's working directory.
     other : str
-        What to say if all of this says nothing.
+        Name if none can be derived from these.
     """
     notebook = env.get("JPY_SESSION_NAME", "")
     named = [each for each in program[1:] if each.endswith(".ipynb") and not each.startswith("-")]
-    # Papermill's second notebook is what it writes; of several others nobody knows which this is.
+    # Papermill's second notebook is its output. For other programs, several names are ambiguous.
     if not notebook and named and (len(named) == 1 or Path(program[0]).name == "papermill"):
         notebook = named[0]
     name = Path(notebook).name or Path(os.path.abspath(directory)).name or other

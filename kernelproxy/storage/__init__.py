@@ -1,1 +1,1 @@
-"""Snapshots outside of workers: their tables, and the store that keeps them on disk."""
+"""Snapshots outside of workers: the chunk store, which stores them on disk."""

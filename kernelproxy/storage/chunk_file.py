@@ -1,9 +1,9 @@
-"""Chunk files: bytes named by their hash, one file each, written and read past the page cache.
+"""Chunk files: bytes named by their hash, one file each, written and read with direct I/O.
 
-Direct transfers are two to three times as fast here as buffered ones, and a snapshot that goes to
-disk must not push out what is in use. They need aligned memory and lengths, so a chunk's file is
-a whole number of blocks: header, payload, zeros. File systems without direct transfers are used
-through the page cache.
+Direct I/O is two to three times as fast here as buffered I/O, and a snapshot that is written to
+disk must not evict other data from the page cache. It needs aligned memory and lengths, so a
+chunk's file is a whole number of blocks: header, payload, zeros. File systems without direct I/O
+are used through the page cache.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _HUGE_BYTES = 2 << 20
 
 _LEVEL = 1
 _SAMPLES, _SAMPLE_BYTES = 4, 16 << 10
-#: Compression makes storing slower than the disk, so it must save this much: real redundancy
-#: (zeros, masks, integers) does, the exponents of weights do not.
+#: Maximum ratio of compressed to original size. Compression is slower than the disk, so it must
+#: save this much: real redundancy (zeros, masks, integers) does, the exponents of weights do not.
 _WORTHWHILE = 0.75
 
 _REASONS = {
@@ -54,7 +54,7 @@ _REASONS = {
 
 @contextmanager
 def store_errors(doing: str) -> Iterator[None]:
-    """Turn what the system refuses into a `StoreError` that says so."""
+    """Convert an OSError in the context into a `StoreError` with a user-facing text."""
     try:
         yield
     except OSError as error:
@@ -65,7 +65,7 @@ def store_errors(doing: str) -> Iterator[None]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make what was renamed into or unlinked from a directory survive a loss of power."""
+    """Sync a directory, so that renames and unlinks in it survive a loss of power."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -74,25 +74,25 @@ def sync_directory(path: Path) -> None:
 
 
 def aligned_memory(count: int) -> memoryview:
-    """Return memory for direct transfers, of whole blocks, in huge pages where there are any.
+    """Return memory for direct I/O, in whole blocks, and in huge pages if available.
 
-    A disk of a virtual machine is told each page of a transfer: with pages of 4 KiB this
-    machine's gives a third of what it gives into huge ones.
+    The disk of a virtual machine receives a list of all pages of a transfer. On this machine it is
+    three times as fast with huge pages as with pages of 4 KiB.
     """
-    # Shared memory, which is what mmap gives unless told otherwise, has none here.
+    # Shared memory, which is mmap's default, has no huge pages here.
     memory = mmap.mmap(-1, count + _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE_BYTES
-    whole = count // _HUGE_BYTES * _HUGE_BYTES  # not another one for the few bytes at the end
+    whole = count // _HUGE_BYTES * _HUGE_BYTES  # no huge page for the few bytes at the end
     if whole:
-        with suppress(AttributeError, OSError):  # a kernel without them
+        with suppress(AttributeError, OSError):  # an OS kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE, begin, whole)
-    with suppress(OSError):  # what a transfer is under way into must stay where it is in a fork
+    with suppress(OSError):  # a fork must not move pages during a transfer
         memory.madvise(mmap.MADV_DONTFORK)
     return memoryview(memory)[begin : begin + count]
 
 
 class Desk:
-    """What one thread works at: memory for one chunk's file, and compressors.
+    """I/O buffer of one thread: memory for one chunk's file, with compressor and decompressor.
 
     Parameters
     ----------
@@ -109,19 +109,19 @@ class Desk:
 
     @property
     def file(self) -> memoryview:
-        """Aligned memory for a whole file."""
+        """Aligned memory for a complete file."""
         return self._file
 
     def forget(self) -> None:
-        """Give up the memory that few chunks need."""
+        """Free the memory for decompression, which only few chunks need."""
         self._room = None
 
     def content(self, count: int) -> memoryview:
-        """Where a chunk of `count` bytes is put before `seal`."""
+        """Return the memory to which a chunk of `count` bytes is written before `seal`."""
         return self._file[_HEADER.size : _HEADER.size + count]
 
     def seal(self, count: int) -> int:
-        """Turn the content into a file's bytes; return how many."""
+        """Convert the content into the file's bytes, in place; return their number."""
         content = self.content(count)
         packed = self._packed(content)
         if packed is None:
@@ -136,7 +136,7 @@ class Desk:
         return length
 
     def _packed(self, content: memoryview) -> bytes | None:
-        """Compress, or return None where it is not worthwhile, as a sample tells quickly."""
+        """Compress; return None if it is not worthwhile, which a sample shows quickly."""
         if len(content) > 2 * _SAMPLES * _SAMPLE_BYTES:
             step = len(content) // _SAMPLES
             sample = b"".join(
@@ -145,16 +145,16 @@ class Desk:
             if len(self._packer.compress(sample)) > _WORTHWHILE * len(sample):
                 return None
         packed = self._packer.compress(content)
-        # The last of a few blocks is all that compression can save of a short chunk.
+        # For a short chunk, compression must save at least one block.
         return packed if _file_bytes(len(packed)) < _file_bytes(len(content)) else None
 
     def open(self, length: int) -> memoryview:
-        """Take the content out of a file's bytes, which nobody vouches for.
+        """Decode the content from a file's bytes, which are untrusted.
 
         Raises
         ------
         ValueError
-            If they are no chunk.
+            If they are not a valid chunk.
         """
         if length < BLOCK_BYTES:
             raise ValueError("it is too short")
@@ -188,15 +188,15 @@ class Desk:
 
 
 class Desks:
-    """Desks that nobody works at, kept for the next job: they cost some of its time to make.
+    """Pool of I/O buffers (`Desk`), kept for the next job because they are slow to allocate.
 
-    Huge pages must be cleared, and in a virtual machine whose host has taken back what was free
-    for a while, all of that time is spent waiting for the host.
+    Huge pages must be cleared. In a virtual machine whose host has reclaimed free memory, that time
+    is spent waiting for the host.
 
     Parameters
     ----------
     kept_max : int
-        How many are kept.
+        Maximum number of buffers in the pool.
     """
 
     def __init__(self, kept_max: int = 8) -> None:
@@ -206,12 +206,12 @@ class Desks:
 
     @contextmanager
     def lend(self, chunk_bytes: int) -> Iterator[Callable[[], Desk]]:
-        """Lend desks for chunks of a length until the end of the context.
+        """Lend buffers for chunks of a given length until the end of the context.
 
         Yields
         ------
         callable
-            Gives a desk, to any thread. All have ended their work when the context ends.
+            Returns a buffer, to any thread. All threads must have finished when the context ends.
         """
         lent: list[Desk] = []
 
@@ -227,7 +227,7 @@ class Desks:
             return desk
 
         yield take
-        # Not after an error: somebody might still be at work.
+        # Not after an error: a thread might still use its buffer.
         with self._lock:
             for desk in lent[: self._kept_max - len(self._kept)]:
                 desk.forget()
@@ -237,19 +237,19 @@ class Desks:
 class ChunkFiles:
     """The directories ``chunks`` and ``tmp`` of a store.
 
-    A chunk's file appears whole, by a rename, after its bytes are on the disk; its directory's
-    entry is safe after `sync_directory` of its directory and of ``chunks``.
+    A chunk's file appears complete, by a rename, after its bytes are on the disk. Its directory
+    entry is durable after `sync_directory` of its directory and of ``chunks``.
     """
 
     def __init__(self, root: Path) -> None:
         self.chunks, self.temporary = root / "chunks", root / "tmp"
 
     def path(self, key: str) -> Path:
-        """File of a chunk."""
+        """Return the path of a chunk's file."""
         return self.chunks / key[:2] / key
 
     def find(self, key: str, count: int) -> int | None:
-        """Bytes of a chunk's file, if it is there and its header and length are right."""
+        """Return the length of a chunk's file; None if it is missing or its header is wrong."""
         try:
             fd = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -266,7 +266,7 @@ class ChunkFiles:
         return length if right else None
 
     def has(self, key: str, stored: int) -> bool:
-        """Whether a chunk that a manifest names is there, in the length that it had."""
+        """True if the file of a chunk that a manifest names exists with the length given there."""
         try:
             found = self.path(key).stat()
         except FileNotFoundError:
@@ -274,12 +274,12 @@ class ChunkFiles:
         return stat.S_ISREG(found.st_mode) and found.st_size == stored
 
     def write(self, desk: Desk, key: str, count: int) -> int:
-        """Keep the content of a desk.
+        """Write the content of a buffer to the chunk's file.
 
         Returns
         -------
         int
-            Bytes of the file.
+            Length of the file.
         """
         length = desk.seal(count)
         temporary = self.temporary / secrets.token_hex(8)
@@ -302,16 +302,16 @@ class ChunkFiles:
         return length
 
     def read(self, desk: Desk, key: str, size: Size) -> memoryview:
-        """Return the content of a chunk, in memory of the desk, verified: see `verified`."""
+        """Read a chunk and return its verified content, in the buffer's memory: see `verified`."""
         return self.verified(desk, self.load(desk, key), key, size)
 
     def load(self, desk: Desk, key: str) -> int:
-        """Read the file of a chunk, whatever is in it.
+        """Read the file of a chunk into the buffer, without verification.
 
         Returns
         -------
         int
-            Its bytes; 0 if it cannot be right.
+            Its length; 0 if it cannot be valid.
 
         Raises
         ------
@@ -339,10 +339,10 @@ class ChunkFiles:
             os.close(fd)
 
     def verified(self, desk: Desk, length: int, key: str, size: Size) -> memoryview:
-        """Return the content of a chunk whose file was loaded, in memory of the desk.
+        """Verify a chunk whose file was loaded, and return its content in the buffer's memory.
 
-        A chunk that is damaged is set aside, so that the next who stores these bytes writes
-        them again instead of relying on it.
+        The file of a damaged chunk is renamed, so that the next `put` of these bytes writes them
+        again instead of reusing it.
 
         Raises
         ------
@@ -352,7 +352,7 @@ class ChunkFiles:
         try:
             return _content(desk, length, key, size)
         except ValueError:
-            # Once more: what was read wrongly is not yet stored wrongly.
+            # Retry once: it may be a read error, and not damage on disk.
             try:
                 return _content(desk, self.load(desk, key), key, size)
             except ValueError as error:
@@ -363,7 +363,7 @@ class ChunkFiles:
 
 
 def _content(desk: Desk, length: int, key: str, size: Size) -> memoryview:
-    """Take the content out of a desk; raises ValueError if it is not what the key names."""
+    """Return the content of a loaded file; raises ValueError if it does not match the key."""
     content = desk.open(length)
     if len(content) != size.content or hash_of(content) != key:
         raise ValueError("its hash is wrong")
@@ -371,12 +371,12 @@ def _content(desk: Desk, length: int, key: str, size: Size) -> memoryview:
 
 
 def _file_bytes(payload: int) -> int:
-    """Length of the file with so many bytes of payload."""
+    """Return the length of a file with `payload` bytes of payload."""
     return -(-(_HEADER.size + payload) // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open a file for direct transfers, or for others where the file system has none."""
+    """Open a file for direct I/O, or for buffered I/O if the file system has no direct I/O."""
     try:
         return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o600)
     except OSError as error:

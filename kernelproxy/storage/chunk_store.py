@@ -1,12 +1,12 @@
-"""The chunk store: snapshots on disk, every distinct piece of their bytes once.
+"""The chunk store: snapshots on disk, with every distinct chunk of their bytes stored once.
 
-    <root>/chunks/<2 digits>/<hash>         pieces, named by what is in them
-    <root>/manifests/<owner>/<name>.json    what each snapshot consists of
-    <root>/tmp                              what is being written
-    <root>/lock                             shared by who stores or reads, held alone to collect
-    <root>/publish                          held alone from the look at the quota to the rename
+    <root>/chunks/<2 digits>/<hash>         chunks, named by the hash of their content
+    <root>/manifests/<owner>/<name>.json    the chunks of each snapshot
+    <root>/tmp                              files that are being written
+    <root>/lock                             shared to store or read, exclusive to collect
+    <root>/publish                          exclusive from the check of the quota to the rename
 
-All methods may be called from any thread and from several processes, and block: an event loop
+All methods may be called from any thread and from several processes. They block: an event loop
 calls them in an executor. docs/format.md describes the files.
 """
 
@@ -45,24 +45,25 @@ class Store:
     Parameters
     ----------
     root : Path
-        The directory; created, for its owner alone, if missing.
+        The directory. If it is missing, it is created with access for its owner only.
     limits : Limits
-        What the store and each payer may use. It counts what manifests name; until the next
+        Limits of the store and of each payer. Only chunks that manifests name count; until the next
         `collect` the disk may hold more.
     beside : callable, optional
-        Bytes of what is not in the store and counts against its limit, too.
+        Returns bytes outside of the store that also count against its limit.
     chunk_bytes : int
-        Length of a chunk. Smaller ones find more equal content and cost a file each.
+        Length of a chunk. Smaller chunks find more equal content, but each needs a file.
     threads, get_threads : int
-        How many a `put` or `get` uses. Of those that read, one writes, one in three verifies, and
-        the others keep the disk busy. Memory for at most eight chunks is kept between jobs.
+        Number of threads of a `put` or `get`. Of those of a `get`, one writes, one in three
+        verifies, and the others read, to keep the disk busy. Memory for at most eight chunks is
+        kept between jobs.
     lock_seconds : float
-        How long to wait for a collection by somebody else.
+        How long to wait for a collection by another process or thread.
 
     Raises
     ------
     StoreError
-        If the directory cannot be made or used.
+        If the directory cannot be created or used.
     """
 
     def __init__(
@@ -101,38 +102,38 @@ class Store:
         progress: Progress | None = None,
         cancel: Cancel | None = None,
     ) -> Manifest:
-        """Store a snapshot, in the place of one with the same owner and name if there is one.
+        """Store a snapshot; it replaces one with the same owner and name.
 
-        When this returns it survives a loss of power; when it raises, nothing has changed.
+        When this returns, the snapshot survives a loss of power. If it raises, nothing has changed.
 
         Parameters
         ----------
         label : Label
-            What it is.
+            Description of the snapshot.
         fd : int
-            File whose ranges are stored; their bytes must not change meanwhile.
+            File whose ranges are stored; their bytes must not change in the meantime.
         extents : iterable of Range
             The ranges; they will be read back in this order.
         blobs : dict of str to bytes, Part or Kept, optional
             Named byte strings, in memory, in files, or in earlier snapshots.
         previous : Manifest, optional
-            An earlier snapshot of the same session. Ranges with the offset, count and version that
-            they had then are not read again.
+            An earlier snapshot of the same session. Ranges with the same offset, count and version
+            as in it are not read again.
         progress : callable, optional
-            Called with the bytes done and the bytes in total, by any thread, one at a time.
+            Called with the bytes done and the bytes in total, by any thread, one call at a time.
         cancel : Cancel, optional
-            Ends it early.
+            Cancels the job.
 
         Returns
         -------
         Manifest
-            What was published.
+            The published manifest.
 
         Raises
         ------
         StoreError
             ``full``, ``quota``, ``permission``, ``busy``, ``cancelled``, ``name`` or ``failed``;
-            ``missing`` if what was to be kept of an earlier snapshot is not there.
+            ``missing`` if a blob of an earlier snapshot (`Kept`) no longer exists.
         """
         cancel = cancel or Cancel()
         try:
@@ -140,7 +141,7 @@ class Store:
                 wanted = [Extent(each.offset, each.count, each.version) for each in extents]
                 return self._put(label, fd, wanted, blobs or {}, previous, progress, cancel)
         except BaseException:
-            # Chunks without a manifest are of no use, and there may be no room for them.
+            # Chunks without a manifest are useless, and the disk may be full.
             with suppress(StoreError):
                 self.collect()
             raise
@@ -174,7 +175,7 @@ class Store:
         )
         raw = encode(manifest)
         with self._publish_lock(cancel):
-            # Again, with what others have published meanwhile.
+            # Check again, including manifests that others have published in the meantime.
             allowance = self._allowance(label)
             for key, size in manifest.chunks.items():
                 allowance.charge(size.stored, key)
@@ -184,7 +185,7 @@ class Store:
         return manifest
 
     def _allowance(self, label: Label) -> Allowance:
-        """What may be added by who pays for a snapshot, if they give back the one in its place."""
+        """Return the allowance of a snapshot's payer, not counting the one that it replaces."""
         entries = () if self.limits == Limits() else self._shelf.entries()
         others = (e for e in entries if (e.owner, e.name) != (label.owner, label.name))
         beside = self._beside() if self.limits.store is not None else 0
@@ -193,14 +194,14 @@ class Store:
     # ---------------------------------------------------------------- reading
 
     def load(self, owner: str, name: str, *, torch: str | None = None) -> Manifest:
-        """Find a stored snapshot.
+        """Return the manifest of a stored snapshot.
 
         Parameters
         ----------
         owner, name : str
             See `Label`.
         torch : str, optional
-            The version that is to use it.
+            Torch version that will use it; must be the one that wrote it.
 
         Raises
         ------
@@ -228,23 +229,23 @@ class Store:
         progress: Callable[[int], object] | None = None,
         cancel: Cancel | None = None,
     ) -> None:
-        """Read all extents into a file, each at its offset, and verify every byte.
+        """Read all extents into a file, each at its offset, and verify all bytes.
 
         Parameters
         ----------
         manifest : Manifest
             From `load` or `put`.
         fd : int
-            The file. After an error, extents that were not reported may hold anything.
+            The file. After an error, the content of extents that were not reported is undefined.
         on_extent : callable, optional
-            Called with the number of each extent that is there, by any thread, one at a time.
+            Called with the number of each complete extent, by any thread, one call at a time.
         next_wanted : callable, optional
-            Asked before each chunk, by any thread, one at a time: the number of the extent to go
-            on with, or None. One of which everything has been begun is as good as None.
+            Called before each chunk, by any thread, one call at a time. Returns the number of the
+            extent to continue with, or None. An extent whose chunks have all begun counts as None.
         progress : callable, optional
-            Called with the bytes of each chunk that is there, by any thread, one at a time.
+            Called with the bytes of each chunk that was read, by any thread, one call at a time.
         cancel : Cancel, optional
-            Ends it early.
+            Cancels the job.
 
         Raises
         ------
@@ -263,7 +264,7 @@ class Store:
         Raises
         ------
         KeyError
-            If the manifest has none of that name.
+            If the manifest has no blob of that name.
         StoreError
             As `get`.
         """
@@ -280,18 +281,18 @@ class Store:
         progress: Callable[[int], object] | None = None,
         cancel: Cancel | None = None,
     ) -> list[int]:
-        """Write named byte strings to a file, one behind the other, and verify them.
+        """Write named byte strings to a file, concatenated, and verify them.
 
         Parameters
         ----------
         manifest : Manifest
         names : sequence of str
         fd : int
-            Written from where it stands.
+            Written from its current position.
         progress : callable, optional
-            Called with the bytes of each chunk that is there.
+            Called with the bytes of each chunk that was written.
         cancel : Cancel, optional
-            Ends it early.
+            Cancels the job.
 
         Returns
         -------
@@ -332,15 +333,15 @@ class Store:
                     cancel.check()
                     take(name, self._files.read(desk, key, manifest.chunks[key]))
 
-    # ---------------------------------------------------------------- keeping house
+    # ---------------------------------------------------------------- maintenance
 
     def names(self) -> list[tuple[str, str]]:
-        """Owner and name of everything that is stored, readable or not."""
+        """Return owner and name of all stored snapshots, also of unreadable ones."""
         with store_errors(f"list the store {self.root}"):
             return [(entry.owner, entry.name) for entry in self._shelf.entries()]
 
     def delete(self, owner: str, name: str) -> None:
-        """Forget a stored snapshot for good; `collect` gives back its space.
+        """Delete a stored snapshot for good; `collect` frees its space.
 
         Raises
         ------
@@ -351,12 +352,12 @@ class Store:
             self._shelf.delete(owner, name)
 
     def usage(self, payer: str | None = None) -> int:
-        """Bytes that somebody pays for, or that the whole store uses: each distinct chunk once."""
+        """Return the bytes of a payer, or of the whole store: each distinct chunk counts once."""
         with store_errors(f"list the store {self.root}"):
             return Ledger(self._shelf.entries()).usage(payer)
 
     def sizes(self, owner: str, name: str) -> Sizes:
-        """Bytes of a stored snapshot.
+        """Return the sizes of a stored snapshot.
 
         Raises
         ------
@@ -369,13 +370,14 @@ class Store:
         return Ledger(entries).sizes(manifest, len(encode(manifest)))
 
     def collect(self) -> Collected:
-        """Remove what no manifest names.
+        """Remove chunks that no manifest names, and temporary files.
 
         Raises
         ------
         StoreError
-            ``busy`` at once if somebody stores, reads or collects; ``damaged`` or ``newer`` if a
-            manifest cannot be read, and then nothing is removed; ``permission``, ``failed``.
+            ``busy`` at once if another thread or process stores, reads or collects; ``damaged`` or
+            ``newer`` if a manifest cannot be read, and then nothing is removed; ``permission``,
+            ``failed``.
         """
         with store_errors(f"collect in {self.root}"), self._lock(shared=False, cancel=Cancel()):
             return collect(self._files, self._shelf)

@@ -1,15 +1,15 @@
-"""Removing the chunks that no manifest names.
+"""Garbage collection of chunks that no manifest names.
 
 | moment of a kill -9                  | what the next collection finds                         |
 |--------------------------------------|--------------------------------------------------------|
 | while a chunk is written             | a temporary file: removed                              |
-| after that, before the manifest      | chunks that nothing names: removed                     |
-| while the manifest is published      | the older one or the new one, whole                    |
-| after a manifest was deleted         | chunks that nothing names: removed                     |
-| between two chunks of a collection   | the rest, still unnamed: removed                       |
+| after that, before the manifest      | unreferenced chunks: removed                           |
+| while the manifest is published      | the old one or the new one, complete                   |
+| after a manifest was deleted         | unreferenced chunks: removed                           |
+| between two chunks of a collection   | the rest, still unreferenced: removed                  |
 
-It holds the store's lock alone, and who stores or reads shares it: nobody can begin to rely on a
-chunk between the look at the manifests and the removal.
+It holds the store's lock exclusively, while storing and reading share it. So no job can begin to
+reuse a chunk between the scan of the manifests and the removal.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Collected:
-    """Number and bytes of the files that a collection removed."""
+    """Number and total bytes of the files that a collection removed."""
 
     files: int
     bytes: int
 
 
 def collect(files: ChunkFiles, shelf: Shelf) -> Collected:
-    """Remove temporary files and chunks that no manifest names; the caller holds the lock alone.
+    """Remove temporary files and unreferenced chunks; the caller holds the lock exclusively.
 
     Raises
     ------
     StoreError
-        If a manifest cannot be read; then nothing was removed, for its chunks are not known.
+        If a manifest cannot be read; then nothing was removed, because its chunks are unknown.
     """
     named = _named(shelf)
-    # A deletion that is not yet on the disk must not be undone by a loss of power after this.
+    # First make earlier deletions of manifests durable: a loss of power must not undo them after
+    # their chunks are gone.
     shelf.sync()
     count = total = 0
     for path in _garbage(files, named):
@@ -59,7 +60,7 @@ def _named(shelf: Shelf) -> set[str]:
         try:
             named |= decode(path.read_bytes(), str(path)).chunks.keys()
         except FileNotFoundError:
-            continue  # deleted meanwhile, or a temporary name that is gone
+            continue  # deleted in the meantime, or a temporary name that is gone
         except StoreError as error:
             raise StoreError(
                 f"Nothing was collected, for it is not known what this one needs: {error}",
@@ -75,7 +76,7 @@ def _garbage(files: ChunkFiles, named: set[str]) -> list[str]:
         present = os.listdir(directory)
         for name in present:
             key = name.removesuffix(DAMAGED)
-            # A damaged chunk is kept as long as it is the only one, for a person to look at.
+            # A damaged chunk is kept while there is no intact copy, so that a user can examine it.
             needed = key in named and (name == key or key not in present)
             if _KEY.fullmatch(key) and not needed:
                 found.append(str(directory / name))

@@ -1,8 +1,8 @@
-"""Manifests: one file that names all chunks of one stored snapshot. Pure: no file is touched here.
+"""Manifests: each names all chunks of one stored snapshot. Pure: this module accesses no files.
 
-A manifest file is a line of JSON and a line ``blake3 <hex>`` with the hash of the first line, its
-newline included. The hash is looked at before the JSON, and the version before anything else that
-the JSON says; docs/format.md has the fields.
+A manifest file is a line of JSON and a line ``blake3 <hex>`` with the hash of the first line,
+including its newline. The hash is checked before the JSON is parsed, and the version before all
+other fields; docs/format.md describes the fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernelproxy.common.untrusted import parse_json
 from kernelproxy.storage.optional_deps import hash_of
 
 FORMAT_VERSION = 1
-#: Longest chunk that is believed, in bytes: what a reader may have to allocate.
+#: Maximum accepted length of a chunk, in bytes: it limits the memory that a reader allocates.
 CHUNK_BYTES_MAX = 64 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
@@ -28,14 +28,14 @@ _OFFSET_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Label:
-    """What a stored snapshot is, beside its bytes.
+    """Description of a stored snapshot.
 
     Parameters
     ----------
     owner : str
-        Whose it is, such as a user number; a directory's name, see `check_name`.
+        Its owner, such as a user id; a directory's name, see `check_name`.
     name : str
-        What it is found by, such as a session; a file's name, see `check_name`.
+        Its name, such as a session id; a file's name, see `check_name`.
     kind : str
         One word, such as ``session`` or ``checkpoint``.
     torch : str
@@ -43,9 +43,9 @@ class Label:
     device_kind : str
         One word: ``software`` or ``cuda``.
     position : int
-        Position of the log that the snapshot stands at.
+        Position of the snapshot in the log.
     meta : dict
-        Whatever else the caller wants to find again; must be JSON. A ``user`` in it is who pays.
+        Other data of the caller; must be JSON. If it has a ``user``, that is the payer.
     """
 
     owner: str
@@ -58,14 +58,14 @@ class Label:
 
     @property
     def payer(self) -> str:
-        """Who pays for it: its owner, if nobody else is named."""
+        """Payer of the snapshot: the ``user`` in `meta`, else the owner."""
         return str(self.meta.get("user") or self.owner)
 
 
 class Range(Protocol):
     """A range of an arena, in bytes, such as `tables.Extent`.
 
-    Two of one session with the same offset, count and version hold the same bytes.
+    Two ranges of a session with the same offset, count and version hold the same bytes.
     """
 
     @property
@@ -78,7 +78,7 @@ class Range(Protocol):
 
 @dataclass(frozen=True)
 class Extent:
-    """A `Range` as a manifest has it."""
+    """A `Range` in a manifest."""
 
     offset: int
     count: int
@@ -108,17 +108,17 @@ class Manifest:
     Parameters
     ----------
     label : Label
-        What it is.
+        Its description.
     created : float
-        When it was stored, in seconds since 1970.
+        Time when it was stored, in seconds since the epoch.
     chunk_bytes : int
-        Length of all chunks but the last of each extent and blob.
+        Length of all chunks except the last one of each extent and blob.
     chunks : dict of str to Size
-        Every distinct chunk, by the hexadecimal blake3 of its content.
+        All distinct chunks, by the hexadecimal blake3 of their content.
     blobs : dict of str to Blob
         Named byte strings.
     extents : tuple of Extent
-        Ranges of the arena, in the order in which they were given.
+        Ranges of the arena, in the order given by the caller.
     extent_chunks : tuple of tuple of str
         For each extent its chunks, in order.
     """
@@ -133,28 +133,30 @@ class Manifest:
 
     @property
     def logical_bytes(self) -> int:
-        """Bytes that it restores."""
+        """Number of bytes that it restores."""
         blobs = sum(blob.count for blob in self.blobs.values())
         return blobs + sum(extent.count for extent in self.extents)
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of its distinct chunks on disk."""
+        """Number of bytes of its distinct chunks on disk."""
         return sum(size.stored for size in self.chunks.values())
 
 
 def cut(count: int, chunk_bytes: int) -> list[tuple[int, int]]:
-    """Offset and length of each chunk of `count` bytes."""
+    """Return offset and length of each chunk of `count` bytes."""
     return [(at, min(chunk_bytes, count - at)) for at in range(0, count, chunk_bytes)]
 
 
 def check_name(text: str, what: str) -> str:
-    """Return `text`, a single harmless component of a path.
+    """Check that `text` is a single safe component of a path, and return it.
+
+    It must have 1 to 128 letters, digits and ``._@+-``, and begin with a letter or digit.
 
     Raises
     ------
     StoreError
-        If it is none: 1 to 128 letters, digits and ``._@+-``, the first a letter or digit.
+        If it is not valid.
     """
     if not _NAME.fullmatch(text):
         raise StoreError(
@@ -166,7 +168,7 @@ def check_name(text: str, what: str) -> str:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Bytes of a manifest's file."""
+    """Serialize a manifest to the bytes of its file."""
     label = manifest.label
     numbers = {key: number for number, key in enumerate(manifest.chunks)}
 
@@ -200,7 +202,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(raw: bytes, what: str) -> Manifest:
-    """Parse a manifest's file; `what` names it in errors.
+    """Parse a manifest's file; `what` names the file in errors.
 
     Raises
     ------
@@ -228,7 +230,7 @@ def decode(raw: bytes, what: str) -> Manifest:
 
 
 def _parse(body: Any) -> Manifest:
-    """Check a parsed first line, and make it a manifest."""
+    """Validate the parsed first line, and convert it to a manifest."""
     chunk_bytes = _integer(body["chunk_bytes"], 1, CHUNK_BYTES_MAX)
     keys: list[str] = []
     chunks: dict[str, Size] = {}
@@ -276,7 +278,7 @@ def _parse(body: Any) -> Manifest:
 
 
 def _integer(value: Any, low: int = 0, high: int = _OFFSET_MAX) -> int:
-    """Return a whole number between two others, both included."""
+    """Check that a value is a whole number from `low` to `high`, and return it."""
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{value!r} is not a whole number from {low} to {high}")
     return value

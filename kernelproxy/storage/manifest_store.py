@@ -1,4 +1,4 @@
-"""Manifest files: published whole or not at all."""
+"""Manifest files, which are published atomically."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Shelf:
         self.directory, self._temporary = root / "manifests", root / "tmp"
 
     def path(self, owner: str, name: str) -> Path:
-        """File of a manifest.
+        """Return the path of a manifest.
 
         Raises
         ------
         StoreError
-            If a name is none.
+            If a name is invalid.
         """
         return self.directory / check_name(owner, "owner") / (check_name(name, "name") + _SUFFIX)
 
@@ -51,12 +51,12 @@ class Shelf:
         return manifest
 
     def files(self) -> Iterator[Path]:
-        """All files that a collection has to understand before it may remove a chunk."""
+        """Yield all files that a collection must be able to read before it removes a chunk."""
         for owner in sorted(self.directory.iterdir()):
             yield from sorted(owner.iterdir()) if owner.is_dir() else [owner]
 
     def entries(self) -> Iterator[Entry]:
-        """All manifests, unreadable ones included; what is deleted meanwhile may be left out."""
+        """Yield all manifests, also unreadable ones; those deleted meanwhile may be missing."""
         for path in self.files():
             try:
                 yield self._entry(path)
@@ -72,7 +72,7 @@ class Shelf:
         return Entry(path.parent.name, path.name.removesuffix(_SUFFIX), len(raw), manifest)
 
     def publish(self, path: Path, raw: bytes) -> None:
-        """Put a manifest in its place, safe from a loss of power when this returns."""
+        """Publish a manifest; it survives a loss of power when this returns."""
         temporary = self._temporary / secrets.token_hex(8)
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -81,7 +81,7 @@ class Shelf:
                 file.flush()
                 os.fsync(fd)
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            # Not only if we made it: who did may have been killed before this.
+            # Always, because the process that created the directory may have died before its sync.
             sync_directory(self.directory)
             temporary.rename(path)
         except BaseException:
@@ -91,12 +91,12 @@ class Shelf:
         sync_directory(path.parent)
 
     def delete(self, owner: str, name: str) -> None:
-        """Remove a manifest for good.
+        """Delete a manifest for good.
 
         Raises
         ------
         StoreError
-            ``unknown`` if there is none.
+            ``unknown`` if it does not exist.
         """
         path = self.path(owner, name)
         try:
@@ -106,7 +106,7 @@ class Shelf:
         sync_directory(path.parent)
 
     def sync(self) -> None:
-        """Make what others have published or deleted survive a loss of power."""
+        """Sync all directories, so that changes by other processes survive a loss of power."""
         for owner in self.directory.iterdir():
             sync_directory(owner)
         sync_directory(self.directory)

@@ -1,7 +1,7 @@
-"""The two packages that storing needs and running does not: looked for when something is stored.
+"""The two optional packages, which only the chunk store needs; imported at first use.
 
-So the daemon also works in an environment that has torch and none of our dependencies, such as a
-machine with a GPU that nobody can install anything on; only what goes to disk is refused there.
+So the daemon also works in an environment that has torch but none of our dependencies, such as a
+GPU machine where packages cannot be installed. Only storing on disk is refused there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernelproxy.common.errors import StoreError
 
 
 def hash_of(content: bytes | memoryview) -> str:
-    """Hash bytes with BLAKE3; in hexadecimal.
+    """Return the BLAKE3 hash of bytes, in hexadecimal.
 
     Raises
     ------
@@ -26,7 +26,7 @@ def hash_of(content: bytes | memoryview) -> str:
 
 
 def zstandard() -> Any:
-    """Find the module of that name; raises as `hash_of`."""
+    """Return the module ``zstandard``; raises as `hash_of`."""
     return _found("zstandard")
 
 

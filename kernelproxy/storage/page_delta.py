@@ -1,12 +1,12 @@
-"""What two large files have in common, page by page, and the second one made of that again. Pure.
+"""Page-wise delta between two large files, and reconstruction of the second file. Pure.
 
-Two images of one process differ in some pages here and there, each in a few bytes, so that large
-chunks of them are never equal. A *delta* has one page for each page that differs: both XORed, which
-is mostly zeros and compresses to nothing, or the page itself, where that has fewer bytes to it.
-It is always taken against a *base* that was stored whole, never against another delta.
+Two images of one process differ in scattered pages, each in a few bytes, so that large chunks of
+them are never equal. A *delta* has one page for each page that differs: the XOR of both, which is
+mostly zeros and compresses very well, or the page itself, if that has more zeros. It is always
+taken against a *base* that was stored completely, never against another delta.
 
-A *run* is ``[count, base, delta]``: so many pages that are those of the base from page `base` on,
-XORed with those of the delta from page `delta` on. Either may be -1: there is none.
+A *run* is ``[count, base, delta]``: `count` pages, which are those of the base from page `base` on,
+XORed with those of the delta from page `delta` on. Either may be -1 for none.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 PAGE_BYTES = 4096
-#: Pages that are compared at once.
+#: Number of pages that are compared at once.
 _BLOCK = 64
-#: After so many pages in a row that differ, equal ones are looked for elsewhere in the base.
+#: After this many different pages in a row, equal pages are searched elsewhere in the base.
 _LOST_AFTER = 8
 
 Run = list[int]
 
 
 class Bytes(Protocol):
-    """Bytes of which slices are bytes, such as an mmap."""
+    """Sequence of bytes whose slices are `bytes`, such as an mmap."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, key: slice, /) -> bytes: ...
 
 
 def pages(count: int) -> int:
-    """Pages of so many bytes."""
+    """Return the number of pages of `count` bytes, rounded up."""
     return -(-count // PAGE_BYTES)
 
 
 def xor(one: bytes, other: bytes) -> bytes:
-    """XOR two byte strings of one length."""
+    """XOR two byte strings of equal length."""
     mixed = int.from_bytes(one, "little") ^ int.from_bytes(other, "little")
     return mixed.to_bytes(len(one), "little")
 
 
 class Delta:
-    """Takes the delta of one byte string after the other against a base.
+    """Delta of consecutive byte strings against a base.
 
     Parameters
     ----------
@@ -51,9 +51,9 @@ class Delta:
     write : callable
         Called with the pages of the delta, in order.
     limit : int
-        Pages that the delta may have.
+        Maximum number of pages of the delta.
     progress : callable, optional
-        Called with the bytes of what was compared.
+        Called with the number of bytes that were compared.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Delta:
         progress: Callable[[int], object] | None = None,
     ) -> None:
         self.runs: list[Run] = []
-        #: Pages of the delta so far.
+        #: Number of pages of the delta so far.
         self.count = 0
         self._base, self._write, self._limit = base, write, limit
         self._progress = progress
@@ -74,7 +74,7 @@ class Delta:
         self._places: dict[int, int] | None = None  # page of the base by the hash of its content
 
     def add(self, content: Bytes) -> bool:
-        """Take what follows; return whether the delta is still within its limit."""
+        """Add the next byte string; return True if the delta is still within its limit."""
         total, at = pages(len(content)), 0
         while at < total and self.count <= self._limit:
             step = self._skip(content, at, min(_BLOCK, total - at)) or self._one(content, at)
@@ -84,7 +84,7 @@ class Delta:
         return self.count <= self._limit
 
     def _skip(self, content: Bytes, at: int, count: int) -> int:
-        """Note a block that is equal; return its pages, or 0."""
+        """Record a block that is equal; return its number of pages, or 0."""
         if self._next + count > self._base_pages:
             return 0
         if _slice(content, at, count) != _slice(self._base, self._next, count):
@@ -93,7 +93,7 @@ class Delta:
         return count
 
     def _one(self, content: Bytes, at: int) -> int:
-        """Note pages up to the end of a block, one after the other; return how many."""
+        """Record pages up to the end of a block, one by one; return their number."""
         end = min(at + _BLOCK, pages(len(content)))
         for number in range(at, end):
             page = _slice(content, number, 1)
@@ -114,7 +114,7 @@ class Delta:
         return end - at
 
     def _place(self, page: bytes) -> int | None:
-        """Page of the base that is equal to this one."""
+        """Return the number of an equal page of the base, or None."""
         if self._next < self._base_pages and _slice(self._base, self._next, 1) == page:
             self._lost = 0
             return self._next
@@ -145,12 +145,12 @@ class Delta:
 
 
 def apply(runs: Sequence[Run], base: Bytes, delta: Bytes) -> Iterator[bytes]:
-    """Make again what a delta was taken of, as a whole number of pages.
+    """Reconstruct the file of which a delta was taken, padded to a whole number of pages.
 
     Raises
     ------
     ValueError
-        If the runs name pages that are not there.
+        If the runs name pages that do not exist.
     """
     for count, base_at, delta_at in runs:
         for at in range(0, count, _BLOCK):
@@ -166,7 +166,7 @@ def apply(runs: Sequence[Run], base: Bytes, delta: Bytes) -> Iterator[bytes]:
 
 
 def _slice(content: Bytes, page: int, count: int) -> bytes:
-    """Pages, the last one filled up with zeros."""
+    """Return consecutive pages, the last one padded with zeros."""
     found = content[page * PAGE_BYTES : (page + count) * PAGE_BYTES]
     short = -len(found) % PAGE_BYTES
     return found + bytes(short) if short else found

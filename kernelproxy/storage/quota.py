@@ -1,4 +1,4 @@
-"""Who pays for which chunks: pure sums over manifests."""
+"""Accounting of chunks to payers. Pure: sums over manifests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelproxy.storage.manifest import Manifest
 
 @dataclass(frozen=True)
 class Entry:
-    """A manifest file: its place, its length in bytes, and its content unless it is unreadable."""
+    """A manifest file: owner, name, length in bytes, and content (None if it is unreadable)."""
 
     owner: str
     name: str
@@ -22,7 +22,7 @@ class Entry:
 
     @property
     def payer(self) -> str:
-        """Who pays for it: the owner, of one that cannot be read."""
+        """Payer of the snapshot; of an unreadable one, the owner."""
         return self.owner if self.manifest is None else self.manifest.label.payer
 
 
@@ -30,8 +30,8 @@ class Entry:
 class Sizes:
     """Bytes of a stored snapshot.
 
-    `logical` is what it restores, `stored` what it takes on disk, `exclusive` the part of that
-    which deleting it would free.
+    `logical` is the restored size, `stored` the size on disk, and `exclusive` the part of `stored`
+    that its deletion would free.
     """
 
     logical: int
@@ -41,9 +41,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes that the whole store, each payer, and certain payers may use; None: any number.
+    """Limits in bytes of the whole store, of each payer, and of certain payers; None: no limit.
 
-    What is said of certain payers counts before what is said of each, and may change meanwhile.
+    The limits of certain payers take precedence over that of each payer, and may change later.
     """
 
     store: int | None = None
@@ -51,7 +51,7 @@ class Limits:
     payers: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, payer: str) -> int | None:
-        """What a payer may use."""
+        """Return the limit of a payer; None: no limit."""
         return self.payers.get(payer, self.owner)
 
 
@@ -59,7 +59,7 @@ class Ledger:
     """Distinct chunks of the whole store and of each payer."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        #: Bytes of every chunk's file.
+        #: Length of every chunk's file.
         self.chunks: dict[str, int] = {}
         self._by_payer: dict[str, dict[str, int]] = {}
         self._file_bytes: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class Ledger:
         for entry in entries:
             self._file_bytes[entry.payer] += entry.file_bytes
             own = self._by_payer.setdefault(entry.payer, {})
-            # An unreadable one takes at least its own length; nobody knows its chunks.
+            # An unreadable manifest counts with its own length only, as its chunks are unknown.
             if entry.manifest is not None:
                 stored = {key: size.stored for key, size in entry.manifest.chunks.items()}
                 self.chunks |= stored
@@ -75,17 +75,17 @@ class Ledger:
                 self._users.update(stored.keys())
 
     def usage(self, payer: str | None = None) -> int:
-        """Bytes that somebody, or the whole store, pays for: each distinct chunk once."""
+        """Return the bytes of a payer, or of the whole store: each distinct chunk counts once."""
         if payer is None:
             return sum(self.chunks.values()) + self._file_bytes.total()
         return sum(self._by_payer.get(payer, {}).values()) + self._file_bytes[payer]
 
     def known(self, payer: str | None, key: str) -> bool:
-        """Whether somebody, or the whole store, pays for a chunk already."""
+        """True if a chunk already counts for a payer, or for the whole store."""
         return key in (self.chunks if payer is None else self._by_payer.get(payer, {}))
 
     def sizes(self, manifest: Manifest, file_bytes: int) -> Sizes:
-        """Sizes of a manifest, which is one of the entries."""
+        """Return the sizes of a snapshot, whose manifest must be one of the entries."""
         exclusive = sum(
             size.stored for key, size in manifest.chunks.items() if self._users[key] == 1
         )
@@ -97,17 +97,17 @@ class Ledger:
 
 
 class Allowance:
-    """What one more snapshot may take.
+    """Remaining quota for one more snapshot.
 
     Parameters
     ----------
     ledger : Ledger
-        All manifests but the one that will be replaced.
+        All manifests except the one that will be replaced.
     payer : str
     limits : Limits
-        For all and for each.
+        Limits of the store and of payers.
     beside : int
-        Bytes that something else takes of the limit for all.
+        Bytes outside of the store that count against its limit.
     """
 
     def __init__(self, ledger: Ledger, payer: str, limits: Limits, beside: int = 0) -> None:
@@ -125,7 +125,7 @@ class Allowance:
             self._used[None] += beside
 
     def charge(self, stored: int, key: str | None = None) -> None:
-        """Take bytes for a chunk, once for each, or for something that is no chunk.
+        """Charge bytes: for a chunk only if it is new, or for other data (`key` is None).
 
         Raises
         ------

@@ -1,8 +1,9 @@
-"""Reading the bytes of one stored snapshot, in an order that may change meanwhile.
+"""Reader of one stored snapshot, in an order that may change while it is read.
 
-Some threads only read: they sleep nearly all the time, so the system gives them a core as soon as
-the disk is done with one order, and it has the next, while others hash and write on all cores.
-Threads of which each does everything for one chunk leave the disk idle while they wait for a core.
+Some threads only read from the disk. They sleep nearly all the time, so the OS gives them a core as
+soon as a disk request is complete, and the disk gets its next request at once, while other threads
+hash and write on all cores. If each thread did everything for one chunk, the disk would be idle
+while threads wait for a core.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from kernelproxy.storage.chunk_file import ChunkFiles, Desk, Desks
 from kernelproxy.storage.manifest import Manifest, cut
 from kernelproxy.storage.threads import Cancel, work_together
 
-#: So few threads, or chunks, are not worth parting the work; and with so many readers one checks.
+#: With fewer threads or chunks, work is not divided; and one in this many threads verifies.
 _APART = 3
-#: Desks beyond those at which somebody works: chunks that are read and wait.
+#: Extra buffers, besides one for each thread, for chunks that are read and wait.
 _WAITING = 4
 
 
 class _Piece(NamedTuple):
-    """A chunk, and where it goes: extent, offset in the file, key."""
+    """A chunk and its destination: extent, offset in the file, key."""
 
     extent: int
     offset: int
@@ -32,7 +33,7 @@ class _Piece(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """A chunk's file as it was read, and how many bytes of the desk it takes."""
+    """A chunk's file as it was read, and its length in the buffer."""
 
     piece: _Piece
     desk: Desk
@@ -40,7 +41,7 @@ class _Loaded(NamedTuple):
 
 
 class _Checked(NamedTuple):
-    """The content of a chunk, in memory of the desk, verified."""
+    """The verified content of a chunk, in the buffer's memory."""
 
     piece: _Piece
     desk: Desk
@@ -48,18 +49,18 @@ class _Checked(NamedTuple):
 
 
 class Getting:
-    """One manifest's extents on their way into a file; the caller holds the store's lock.
+    """Job that reads one manifest's extents into a file; the caller holds the store's lock.
 
     Parameters
     ----------
     files : ChunkFiles
-        Where chunks are.
+        Files of the chunks.
     desks : Desks
-        Where work is done.
+        Pool of I/O buffers.
     manifest : Manifest
-        What is wanted.
+        Manifest of the snapshot.
     fd : int
-        Where the extents go, each at its offset.
+        Destination file; each extent is written at its offset.
     on_extent, next_wanted, progress : callable, optional
         See `Store.get`.
     """
@@ -87,7 +88,7 @@ class Getting:
         self._lock = threading.Lock()
         self._failed = False
         self._checkers = self._readers = self._reading = self._checking = self._desks_left = 0
-        # Each ends with None for each who takes from it.
+        # At its end, each queue has one None for each of its consumers.
         self._free: SimpleQueue[Desk | None] = SimpleQueue()
         self._loaded: SimpleQueue[_Loaded | None] = SimpleQueue()
         self._checked: SimpleQueue[_Checked | None] = SimpleQueue()
@@ -121,7 +122,7 @@ class Getting:
         work_together(threads, begin, cancel, self._give_up)
 
     def _one_by_one(self) -> Callable[[], bool]:
-        """Let one thread do everything."""
+        """Return a step in which one thread reads, verifies and writes a chunk."""
         desk = self._take_desk()
 
         def step() -> bool:
@@ -133,7 +134,7 @@ class Getting:
         return step
 
     def _give_up(self) -> None:
-        """Somebody has failed: let all others end, whatever they wait for."""
+        """Wake and end all threads after one of them has failed."""
         self._failed = True
         for _ in range(self._readers):
             self._free.put(None)
@@ -142,7 +143,7 @@ class Getting:
         self._checked.put(None)
 
     def _read_all(self, cancel: Cancel) -> bool:
-        """Read chunks until none is left."""
+        """Read chunks into buffers until none is left."""
         while (desk := self._find_desk()) is not None and not self._failed:
             cancel.check()
             with self._lock:
@@ -157,14 +158,14 @@ class Getting:
         return False
 
     def _find_desk(self) -> Desk | None:
-        """A desk at which nobody works, as soon as there is one."""
+        """Return a new or free buffer, and wait until there is one; None: the job has failed."""
         with self._lock:
             make = self._free.empty() and self._desks_left > 0
             self._desks_left -= make
         return self._take_desk() if make else self._free.get()
 
     def _check_all(self, cancel: Cancel) -> bool:
-        """Verify what others have read."""
+        """Verify chunks that were read."""
         while (loaded := self._loaded.get()) is not None and not self._failed:
             cancel.check()
             self._checked.put(self._check(loaded))
@@ -180,7 +181,7 @@ class Getting:
         return _Checked(loaded.piece, desk, content)
 
     def _write_all(self, cancel: Cancel) -> bool:
-        """Write what is right. One thread does, as the system lets one write a file at a time."""
+        """Write verified chunks. Only one thread does, as the OS serialises writes to a file."""
         while (checked := self._checked.get()) is not None and not self._failed:
             cancel.check()
             self._write(checked)
@@ -199,7 +200,7 @@ class Getting:
             self._finished(index)
 
     def _take(self) -> _Piece | None:
-        """Next chunk."""
+        """Return the next chunk to read; None: there is none left."""
         wanted = self._next_wanted() if self._next_wanted is not None else None
         if wanted is not None and (found := self._take_of(wanted)):
             return found

@@ -1,4 +1,4 @@
-"""Several threads that do one job, and locks between processes."""
+"""Jobs in several threads, and locks between processes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _LOCK_PAUSE_SECONDS = 0.02
 
 
 class Cancel:
-    """Lets another thread end a job early."""
+    """Flag with which another thread cancels a job."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """End the job at the next chunk."""
+        """Cancel the job at its next chunk."""
         self._event.set()
 
     def check(self, pause: float = 0.0) -> None:
-        """Raise `StoreError` (``cancelled``) if the job is to end, now or within a pause (s)."""
+        """Raise `StoreError` (``cancelled``) if the job is cancelled, now or within `pause` s."""
         if self._event.wait(pause) if pause else self._event.is_set():
             raise StoreError("It was cancelled.", "cancelled")
 
@@ -37,18 +37,19 @@ def work_together(
     cancel: Cancel,
     on_failure: Callable[[], object] = lambda: None,
 ) -> None:
-    """Do a job step by step in several threads, and return when all have ended.
+    """Run a job step by step in several threads, and return when all have ended.
 
     Parameters
     ----------
     threads : int
-        How many, this one included.
+        Number of threads, including this one.
     begin : callable
-        Called once in each thread; returns what does one step, and tells whether it found one.
+        Called once in each thread. Returns a function that does one step, and that returns False if
+        there was none left.
     cancel : Cancel
-        Looked at before each step.
+        Checked before each step.
     on_failure : callable, optional
-        Called after an error, maybe several times, so that no step goes on waiting for another's.
+        Called after an error, possibly several times. It must wake steps that wait for others.
 
     Raises
     ------
@@ -75,7 +76,7 @@ def work_together(
             helper.start()
             started.append(helper)
         run()
-    except BaseException as error:  # no more threads, or an interrupt: do not leave any behind
+    except BaseException as error:  # no more threads, or an interrupt: still join those started
         failures.append(error)
         on_failure()
     for helper in started:
@@ -86,18 +87,18 @@ def work_together(
 
 @contextmanager
 def file_lock(path: Path, *, shared: bool, seconds: float, cancel: Cancel) -> Iterator[None]:
-    """Hold a lock between processes (and threads), which the system frees when its holder dies.
+    """Hold a lock between processes (and threads), which the OS frees when its holder dies.
 
     Parameters
     ----------
     path : Path
-        A file for nothing else; created if missing.
+        A file used only for this; created if missing.
     shared : bool
-        Admit others who share it.
+        Hold it shared instead of exclusively.
     seconds : float
         How long to wait for it; 0: not at all.
     cancel : Cancel
-        Ends the waiting.
+        Cancels the wait.
 
     Raises
     ------
@@ -105,7 +106,7 @@ def file_lock(path: Path, *, shared: bool, seconds: float, cancel: Cancel) -> It
         ``busy`` if others hold it all the time; ``cancelled``.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    # Sharing a store that one may only read must be possible, and takes no more than reading.
+    # Read-only is enough for a shared lock, and it also works in a store without write permission.
     mode = os.O_RDONLY if shared else os.O_RDWR
     fd = os.open(path, mode | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -117,7 +118,7 @@ def file_lock(path: Path, *, shared: bool, seconds: float, cancel: Cancel) -> It
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise StoreError(f"Another process holds {path}: try again.", "busy") from None
-                # The system has no wait for this lock that can be limited and cancelled.
+                # The OS has no wait for this lock with a timeout and cancellation, so poll.
                 cancel.check(_LOCK_PAUSE_SECONDS)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Storing the bytes of one snapshot: which chunks there are already, and writing the others."""
+"""Writer of one snapshot: it finds the chunks that exist already, and writes the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DIRECTORY_THREADS = 8
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a file, as the content of a blob; they must not change while they are stored."""
+    """Range of a file, as the content of a blob; it must not change while it is stored."""
 
     fd: int
     offset: int
@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Kept:
-    """A blob of an earlier snapshot, as the content of one of the same bytes: it is not read."""
+    """Blob of an earlier snapshot, as the content of a blob with the same bytes; it is not read."""
 
     manifest: Manifest
     name: str
@@ -43,7 +43,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What becomes one chunk, and where its key is to be written down."""
+    """Bytes of one chunk, and the place for its key."""
 
     fill: Callable[[memoryview, int], None]
     offset: int
@@ -65,18 +65,18 @@ def _from_file(fd: int) -> Callable[[memoryview, int], None]:
 
 
 class Putting:
-    """One snapshot that is being stored; the caller holds the store's lock.
+    """Job that stores one snapshot; the caller holds the store's lock.
 
     Parameters
     ----------
     files : ChunkFiles
-        Where chunks go.
+        Files of the chunks.
     desks : Desks
-        Where work is done.
+        Pool of I/O buffers.
     named : dict of str to int
-        Bytes of the files of all chunks that published manifests name.
+        Lengths of the files of all chunks that published manifests name.
     allowance : Allowance
-        What may be written.
+        Remaining quota.
     chunk_bytes : int
         Length of a chunk.
     progress : callable, optional
@@ -103,12 +103,12 @@ class Putting:
         self._lock = threading.Lock()
 
     def add_blob(self, content: bytes | Part | Kept) -> list[str]:
-        """Have bytes stored; the list holds their chunks after `run`.
+        """Add bytes to store; after `run`, the returned list has the keys of their chunks.
 
         Raises
         ------
         StoreError
-            ``missing`` if chunks of what was to be kept are gone, or are of another length.
+            ``missing`` if chunks of an earlier snapshot are gone, or have another length.
         """
         if isinstance(content, Kept):
             earlier = content.manifest
@@ -129,9 +129,9 @@ class Putting:
     def add_extents(
         self, fd: int, extents: Sequence[Extent], previous: Manifest | None
     ) -> list[list[str]]:
-        """Have ranges of a file stored; the lists hold their chunks after `run`.
+        """Add ranges of a file to store; after `run`, the lists have the keys of their chunks.
 
-        What `previous` has of them is taken over without being read.
+        Ranges that are also in `previous` are not read; their chunks are reused.
         """
         known: dict[Extent, tuple[str, ...]] = {}
         if previous is not None and previous.chunk_bytes == self._chunk_bytes:
@@ -156,17 +156,17 @@ class Putting:
         return keys
 
     def _take_over(self, previous: Manifest, keys: Sequence[str]) -> bool:
-        """Rely on chunks of an earlier snapshot, if all are there."""
+        """Reuse chunks of an earlier snapshot; return False if one is missing."""
         if not all(self._files.has(key, previous.chunks[key].stored) for key in keys):
             return False
         for key in keys:
-            if key not in self._named:  # then it was deleted since, and stored again by another
+            if key not in self._named:  # it was deleted and stored again by another job
                 self._unsynced.add(key[:2])
             self._note(key, previous.chunks[key])
         return True
 
     def run(self, threads: int, cancel: Cancel) -> None:
-        """Store everything that was added; chunks are safe from a loss of power after this."""
+        """Store everything that was added; then the chunks survive a loss of power."""
         pieces = iter(self._pieces)
         self._report(0)
 
@@ -200,11 +200,11 @@ class Putting:
             self._report(piece.count)
 
     def _keep(self, desk: Desk, key: str, count: int) -> int:
-        """Make sure that the content of a desk is stored; return the bytes of its file."""
+        """Ensure that the content of a buffer is stored; return the length of its file."""
         stored = self._named.get(key)
         if stored is not None and self._files.has(key, stored):
             return stored
-        # Whoever is storing the same may be killed before he syncs.
+        # Another process that stores the same chunk may be killed before its sync.
         self._unsynced.add(key[:2])
         found = self._files.find(key, count)
         return self._files.write(desk, key, count) if found is None else found
@@ -220,7 +220,7 @@ class Putting:
             self._progress(self._done, self._total)
 
     def _sync(self, cancel: Cancel) -> None:
-        """Sync directories, several at once: the disk flushes for all of them together."""
+        """Sync directories in parallel: one flush of the disk serves several of them."""
         paths = [self._files.chunks / prefix for prefix in self._unsynced]
         if not paths:
             return

@@ -42,7 +42,7 @@ class Discards:
         self._pending: Counter[int] = Counter()
 
     def full(self, uid: int) -> bool:
-        """True if a user has too many unclosed descriptors: no more messages are accepted."""
+        """True if a user has too many unclosed descriptors, and may open no more connections."""
         with self._lock:
             return self._pending[uid] >= self.MAX
 
