@@ -1,6 +1,7 @@
-"""What Jupyter sees of device sessions: server extension, REST, `%sing`, `jupyter sing`.
+"""Jupyter's part of device sessions: server extension, REST, `%sing`, `jupyter sing`.
 
-Importing this changes nothing, and needs the standard library only: kernels import it for `%sing`.
+Importing this has no side effects, and needs the standard library only: kernels import it for
+`%sing`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-#: To whom loads the extension where no provisioner of ours has started Python.
+#: Printed if the extension is loaded in a kernel that our provisioner has not started.
 NO_SESSION = (
     "jupyter_sing: no GPU session here. Use a notebook or `jupyter console`; for a script, "
     "`jupyter sing run SCRIPT`."
@@ -19,18 +20,18 @@ NO_SESSION = (
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Called by jupyter_server to find the extension."""
+    """Return the extension points; called by jupyter_server."""
     extension = importlib.import_module("jupyter_sing.server.extension")  # never in a kernel
     return [{"module": "jupyter_sing", "app": extension.SingExtension}]
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
-    """Called by ``jupyter-builder develop`` to find what was built of ``labextension/``."""
+    """Return where ``labextension/`` was built; called by ``jupyter-builder develop``."""
     return [{"src": "labextension", "dest": "jupyter-sing"}]
 
 
 def load_ipython_extension(ip: Any) -> None:
-    """Called by ``%load_ext jupyter_sing``; kernels of the provisioner have it already."""
+    """Load ``%sing``; called by ``%load_ext``. Kernels of the provisioner have it already."""
     from jupyter_sing.notebook import magics
 
     magics.load_ipython_extension(ip)

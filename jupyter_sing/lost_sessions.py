@@ -1,7 +1,7 @@
-"""Kernels of this server whose session has ended, and what was on its device with it.
+"""Kernels of this server whose session has ended, and the device state with it.
 
-Their daemon has ended, or has closed the session. They have their variables, but cells that need
-the device fail till the kernel is restarted.
+Their daemon has ended, or has closed the session. They keep their variables, but cells that need
+the device fail until the kernel is restarted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ RESTORE = "The GPU session has ended. To continue, restart the kernel and restor
 
 @dataclass(frozen=True)
 class Had:
-    """A kernel of this server, and the session that was opened for it.
+    """Kernel of this server, and the session that was opened for it.
 
     Parameters
     ----------
     kernel_id, session : str
     notebook : str
-        Its path on disk; "" if it is not known.
+        Path on disk; "" if it is not known.
     """
 
     kernel_id: str
@@ -39,7 +39,7 @@ class Had:
 
 
 class Kernels:
-    """The kernels of this server.
+    """Kernels of this server.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Kernels:
         self._manager = manager
 
     def with_session(self) -> set[Had]:
-        """Those for which a session was opened that nobody has closed."""
+        """Return the kernels for which a session was opened and not closed."""
         found = set()
         for kernel_id in self._manager.list_kernel_ids():
             provisioner = getattr(self._manager.get_kernel(kernel_id), "provisioner", None)
@@ -61,14 +61,14 @@ class Kernels:
 
 
 def lost(before: Iterable[Had], after: set[Had], known: Iterable[dict[str, Any]]) -> list[Had]:
-    """Find kernels whose sessions are gone.
+    """Return kernels whose sessions have ended.
 
     Parameters
     ----------
     before, after : set of Had
-        From before the daemon was asked, and from after it has answered.
+        Kernels with a session: before the status request was sent, and after its reply.
     known : iterable of dict
-        The sessions that it knows. One that took another's place has its kernel.
+        Sessions that the daemon knows. A session that replaced another has the same kernel.
     """
     sessions, kernels = set(), set()
     for each in known:
@@ -79,14 +79,14 @@ def lost(before: Iterable[Had], after: set[Had], known: Iterable[dict[str, Any]]
 
 
 async def described(gone: Iterable[Had]) -> list[dict[str, Any]]:
-    """Describe lost sessions as the daemon would, with the checkpoints that give them back."""
+    """Describe lost sessions as the daemon would, with the checkpoints that can restore them."""
     gone = list(gone)
     stored = await _on_disk() if gone else []
     return [_describe(each, _last(each, stored)) for each in gone]
 
 
 def _last(kernel: Had, stored: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The newest checkpoint of a kernel's notebook."""
+    """Return the newest checkpoint of a kernel's notebook."""
     for each in stored:
         mine = each.get("kernel_id") == kernel.kernel_id
         if "problem" not in each and (mine or (kernel.notebook == each["notebook"] != "")):
@@ -109,7 +109,7 @@ async def stored() -> list[dict[str, Any]]:
 
 
 async def _on_disk() -> list[dict[str, Any]]:
-    """As `stored`; none if that fails: who asks for the list itself is told why."""
+    """As `stored`, but empty if that fails; only the list itself reports the error."""
     try:
         return await stored()
     except (StoreError, OSError):

@@ -1,4 +1,4 @@
-"""Questions to the daemon, or to its files where none runs: for REST and the command line."""
+"""Queries to the daemon, or to its files if none runs: for REST and the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DAY_SECONDS = 86_400.0
 
 
 def activity_since(since: float, resolution: float = 1.0) -> dict[str, Any]:
-    """Say who had the devices; waits for a disk, or for the daemon of the machine.
+    """Return which sessions used the devices; waits for a disk, or for the machine's daemon.
 
     Parameters
     ----------
@@ -37,18 +37,18 @@ def activity_since(since: float, resolution: float = 1.0) -> dict[str, Any]:
     Raises
     ------
     ControlError
-        If the machine's daemon cannot be asked.
+        If the machine's daemon does not answer.
     """
     if paths.is_shared(paths.socket_path()):
         with connect(start=False) as control:
             request = Activity(since, resolution)
             return control.expect(ActivityReply, request, timeout=ACTIVITY_SECONDS_MAX).activity
-    # Without a daemon, too; and one that runs has better things to do.
+    # Read from disk: works without a daemon, and does not load one that runs.
     return activity_store.read(paths.runtime_dir(), since, time.time(), resolution, os.getuid())
 
 
 def with_names(found: dict[str, Any], sessions: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the same with sessions called as those of a status, as far as they are there."""
+    """Return a copy in which sessions have the names that a status gives them, where known."""
     names = {each["id"]: each["name"] for each in sessions}
 
     def name(entry: dict[str, Any]) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def with_names(found: dict[str, Any], sessions: Iterable[dict[str, Any]]) -> dic
 
 
 def standing_policy_text() -> str:
-    """Return the policy that holds, or will when a daemon runs; empty if there is none.
+    """Return the policy in force, or the one that the next daemon applies; empty if none is.
 
     Raises
     ------
     ControlError
-        If the daemon does not answer, or nobody can tell.
+        If the daemon does not answer, or the policy cannot be read.
     """
     try:
         with connect(start=False) as control:

@@ -1,4 +1,4 @@
-"""The name that notebooks use: ``from jupyter_sing import widget``."""
+"""Name for notebooks: ``from jupyter_sing import widget``."""
 
 from jupyter_sing.notebook.widget import Panel, Status, status
 

@@ -1,4 +1,4 @@
-"""The command line: `jupyter sing`."""
+"""Command line: `jupyter sing`."""
 
 from __future__ import annotations
 

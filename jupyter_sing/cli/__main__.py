@@ -1,4 +1,4 @@
-"""``python -m jupyter_sing.cli`` is `jupyter sing`."""
+"""Entry point of ``python -m jupyter_sing.cli``, which is `jupyter sing`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Who had the devices, as lines for people."""
+"""Use of the devices over time, as user-facing lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelproxy.common.readable import clock, device_label, device_name
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """Write it down for people: a table for each device, and what happened."""
+    """Return a table for each device, and the events, as user-facing lines."""
     written: list[str] = []
     for device in found["devices"]:
         peak = max((count for _, count in device["memory"]), default=0)

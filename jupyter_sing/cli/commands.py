@@ -65,7 +65,7 @@ from kernelproxy.native import build as native
 from kernelproxy.native import libraries
 
 ANSWER_SECONDS_MAX = 30.0
-#: Of a session, in a table for people: what is shorter than its part of the time is one.
+#: Spans of a session in a user-facing table: the shown time divided by this is the resolution.
 _SPANS_SHOWN = 200
 
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run a verb; what it raises becomes one line."""
+    """Run a verb; report its exceptions as one line."""
     verb: Callable[[argparse.Namespace], int] = options.function
     try:
         with restart_note.told(lambda text: print(text, file=sys.stderr, flush=True)):
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _text(error: Exception) -> str:
-    """Say what went wrong; of a file, which, and no number."""
+    """Return an error's message; for an OS error with a file, the file's name and no errno."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}."
     return str(error)
@@ -193,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def status(options: argparse.Namespace) -> int:
-    """``status``: without a daemon both lists are empty, and none is started."""
+    """``status``: without a daemon both lists are empty; starts no daemon."""
     found = _status()
     if options.json:
         _print_json(
@@ -229,13 +229,13 @@ def devices(options: argparse.Namespace) -> int:
 
 
 def _print_elsewhere(found: StatusReply) -> None:
-    """Say which GPUs are another daemon's."""
+    """Print which GPUs are used by another daemon."""
     if found.elsewhere:
         print("\n" + "\n".join(found.elsewhere))
 
 
 def show_activity(options: argparse.Namespace) -> int:
-    """``activity``: also of the time before the daemon started, and without one."""
+    """``activity``: includes the time before the daemon started; works without a daemon."""
     seconds = 3600.0 * options.hours
     resolution = 1.0 if options.json else seconds / _SPANS_SHOWN
     found = queries.activity_since(max(0.0, time.time() - seconds), resolution)
@@ -247,7 +247,7 @@ def show_activity(options: argparse.Namespace) -> int:
 
 
 def _hours(text: str) -> float:
-    """Read a number of hours."""
+    """Parse a number of hours."""
     hours = float(text)
     if not 0 < hours < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a time: write a number of hours above 0")
@@ -255,14 +255,14 @@ def _hours(text: str) -> float:
 
 
 def suspend(options: argparse.Namespace) -> int:
-    """``suspend S``: returns when the device is free."""
+    """``suspend S``: return when the device is free."""
     request = Suspend(options.session, "Suspended by jupyter sing suspend")
     with connect(start=False) as control:
         return _show_session(options, control.expect(SessionReply, request))
 
 
 def resume(options: argparse.Namespace) -> int:
-    """``resume S``: returns when the session is on its device."""
+    """``resume S``: return when the session is on its device."""
     waiting = Waiting(options.session, wanted=not options.json)
     with connect(start=False) as control, waiting:
         reply = control.expect(SessionReply, Resume(options.session))
@@ -270,7 +270,7 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def migrate(options: argparse.Namespace) -> int:
-    """``migrate S DEVICE``: returns when the session is on that device."""
+    """``migrate S DEVICE``: return when the session is on that device."""
     request = Migrate(options.session, options.device)
     waiting = Waiting(options.session, wanted=not options.json)
     with connect(start=False) as control, waiting:
@@ -283,7 +283,7 @@ def migrate(options: argparse.Namespace) -> int:
 
 
 def pin(options: argparse.Namespace) -> int:
-    """``pin S`` and ``unpin S``: doing it twice is no error."""
+    """``pin S`` and ``unpin S``: idempotent."""
     with connect(start=False) as control:
         reply = control.expect(SessionReply, Pin(options.session, options.pinned))
     return _show(options, reply.session, status_text.pinned_text(reply.session))
@@ -301,7 +301,7 @@ def priority(options: argparse.Namespace) -> int:
 
 
 def _session(control: Control, name: str) -> dict[str, Any]:
-    """Find a session of the daemon's as the daemon does: by id, unique prefix, or name."""
+    """Find a session as the daemon does: by id, unique prefix, or name."""
     sessions = control.expect(StatusReply, Status()).sessions
     found = [each for each in sessions if each["id"] == name]
     found = found or [each for each in sessions if each["id"].startswith(name)]
@@ -315,7 +315,7 @@ def _session(control: Control, name: str) -> dict[str, Any]:
 
 
 def checkpoint(options: argparse.Namespace) -> int:
-    """``checkpoint S``: returns when it is safe on disk, having waited for a running cell."""
+    """``checkpoint S``: wait for a running cell; return when it is safe on disk."""
     outcome = Outcome(options.session)
     with connect(start=False) as control, Line("Saving", wanted=not options.json) as line:
         name = options.name or options.called or ""
@@ -333,7 +333,7 @@ def checkpoint(options: argparse.Namespace) -> int:
 
 
 def checkpoints(options: argparse.Namespace) -> int:
-    """``checkpoints``: the newest first."""
+    """``checkpoints``: list them, newest first."""
     with connect() as control:
         found = control.expect(CheckpointsReply, Checkpoints()).checkpoints
     if options.json:
@@ -344,7 +344,7 @@ def checkpoints(options: argparse.Namespace) -> int:
 
 
 def restore(options: argparse.Namespace) -> int:
-    """``restore NAME``: returns when the notebook is there, having waited for a running cell."""
+    """``restore NAME``: wait for a running cell; return when the notebook is restored."""
     with connect() as control, Line("Restoring", wanted=not options.json) as line:
         if options.last is None:
             name = options.name
@@ -363,7 +363,7 @@ def restore(options: argparse.Namespace) -> int:
 
 
 def _session_of(control: Control, name: str) -> str:
-    """Find the session of the kernel that a checkpoint was made of."""
+    """Find the session of the kernel from which a checkpoint was made."""
     found = control.expect(CheckpointsReply, Checkpoints()).checkpoints
     made = next((each for each in found if each["name"] == name), None)
     if made is None:
@@ -408,14 +408,14 @@ def checkpoint_delete(options: argparse.Namespace) -> int:
 
 
 def daemon(options: argparse.Namespace) -> int:
-    """``daemon``: start it; with ``--foreground``, be it; with ``--system``, for everybody."""
+    """``daemon``: start it; ``--foreground``: become it; ``--system``: serve all users."""
     if options.group and not options.system:
         raise ControlError("--group needs --system.", "bad-request")
     program = ["-m", "kernelproxy.agent"]
     place = None
     if options.system:
         place = system_place(options.group)
-        program = ["-P", *program, "--system"]  # root's path has no place that a user chose
+        program = ["-P", *program, "--system"]  # root must not search directories that users chose
         program += ["--group", options.group] if options.group else []
     if options.foreground:
         sys.stdout.flush()
@@ -431,7 +431,7 @@ def daemon(options: argparse.Namespace) -> int:
 
 
 def stop(options: argparse.Namespace) -> int:
-    """``stop``: no daemon is no error."""
+    """``stop``: idempotent; succeeds without a daemon."""
     request = Stop(checkpoint=not options.no_checkpoint)
     try:
         with connect(start=False) as control, Line("Saving", wanted=not options.json) as line:
@@ -439,7 +439,7 @@ def stop(options: argparse.Namespace) -> int:
     except ControlError as error:
         if error.reason != "no-daemon":
             raise
-        client.end_kernels()  # of servers that have left them
+        client.end_kernels()  # kernels that ended servers have left
         _done(options, "The daemon was not running.")
         return 0
     message = "Stopped the daemon and its sessions."
@@ -455,7 +455,7 @@ def stop(options: argparse.Namespace) -> int:
 
 
 def why(options: argparse.Namespace) -> int:
-    """Show what was decided about a session, and why, and what it does now."""
+    """Show the decisions about a session with their reasons, and its current state."""
     now = [s for s in _status().sessions if options.session in (s["id"], s["name"])]
     try:
         decisions = _decisions(options.session, options.count)
@@ -478,7 +478,7 @@ def _decisions(session: str, count: int) -> list[dict[str, Any]]:
     if paths.is_shared(paths.socket_path()):
         with connect(start=False) as control:
             return control.expect(WhyReply, Why(session, count)).decisions
-    # Without a daemon, too.
+    # Works without a daemon, too.
     return [asdict(each) for each in decision_log.read(paths.runtime_dir(), session, count)]
 
 
@@ -494,7 +494,7 @@ def show_doctor(options: argparse.Namespace) -> int:
 
 
 def build(options: argparse.Namespace) -> int:
-    """``build``: what users would otherwise compile at their first cell."""
+    """``build``: compile what users would otherwise compile at their first cell."""
     say = libraries.printer(sys.stderr)
     places = native.build_for_machine(native.find_torch(options.python), say)
     if options.json:
@@ -505,7 +505,7 @@ def build(options: argparse.Namespace) -> int:
 
 
 def run_program(options: argparse.Namespace) -> int:
-    """``run SCRIPT``: under a session if possible, else plainly; returns its exit status."""
+    """``run SCRIPT``: in a session if possible, else without; return the script's exit status."""
     script = os.path.abspath(options.script)
     if not os.path.isfile(script):
         raise ControlError(f"There is no program {options.script}.", "bad-request")
@@ -516,7 +516,7 @@ def run_program(options: argparse.Namespace) -> int:
     except (SingError, OSError) as error:
         denied = isinstance(error, ControlError) and error.reason == "not-allowed"
         if options.device or denied:
-            raise  # without it, it is another program, and nobody has asked for that one
+            raise  # the user requested a device or may not run at all: do not fall back
         print(f"jupyter_sing: CPU only: {escaped(str(error)).rstrip('.')}.", file=sys.stderr)
         return _wait(subprocess.Popen([options.python, script, *options.arguments], env=env))
     bundle = str(paths.bundle_dir())
@@ -551,15 +551,15 @@ def _close_session(session: str) -> None:
         with connect(start=False) as control:
             control.call(CloseSession(session), timeout=ANSWER_SECONDS_MAX)
     except ControlError as error:
-        if error.reason != "no-daemon":  # with it, its sessions went
+        if error.reason != "no-daemon":  # without a daemon its sessions have ended, too
             print(f"jupyter sing: {error}", file=sys.stderr)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     """Wait for a program; return its exit status, 128 + n if signal n killed it.
 
-    A terminal sends its signals to us both, so ours are left to the program; what is sent to us
-    alone is passed on.
+    A terminal sends its signals to both processes, so this one ignores SIGINT and leaves it to the
+    program. SIGTERM and SIGHUP, which may be sent to this process alone, are forwarded.
     """
 
     def forward(number: int, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""``jupyter sing doctor``: what works on this machine, and what is missing."""
+"""``jupyter sing doctor``: checks what works on this machine, and what is missing."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from kernelproxy.native import build
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Parameters
     ----------
     name : str
     state : str
-        ``ok``, ``missing`` (something optional is not there) or ``broken``.
+        ``ok``, ``missing`` (something optional is missing) or ``broken``.
     text : str
-        What was found, or what to do.
+        Result, or what to do.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Finding:
 
 
 def examine(python: str = sys.executable) -> list[Finding]:
-    """Look at everything; never raises.
+    """Run all checks; never raises.
 
     Parameters
     ----------
     python : str
-        Interpreter whose torch is looked at.
+        Interpreter whose torch is checked.
     """
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "provisioner": _provisioner,
@@ -74,7 +74,7 @@ def _provisioner() -> Iterator[Finding]:
 
 
 def _panels() -> Iterator[Finding]:
-    from jupyter_core.paths import jupyter_path  # programs run without Jupyter, too
+    from jupyter_core.paths import jupyter_path  # programs also run without Jupyter
 
     for directory in jupyter_path("labextensions", "jupyter-sing"):
         if Path(directory, "package.json").is_file():
@@ -106,7 +106,7 @@ def _devices() -> Iterator[Finding]:
         try:
             who = owner(device)
         except OSError as error:
-            # Under WSL, for one, GPUs work and have no files.
+            # On WSL, for example, GPUs work but have no device files.
             why = f"cannot be locked ({error}): nothing keeps other daemons from it"
             yield Finding("device", "missing", f"{text}, {why}")
         else:
@@ -121,7 +121,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _processes() -> Iterator[Finding]:
-    # Tried anew: whoever asks may just have installed what was missing.
+    # Not cached: the user may just have installed what was missing.
     try:
         found = mode_probe.find(paths.runtime_dir(), fresh=True)
     except ProcessError as error:

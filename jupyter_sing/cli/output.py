@@ -1,4 +1,4 @@
-"""Standard output whose reader may leave, as in ``jupyter sing why S | head``."""
+"""Standard output whose reader may close it, as in ``jupyter sing why S | head``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from kernelproxy.common.readable import escaped
 
 
 class Output(io.TextIOBase):
-    """Writes as long as somebody reads; what comes after that goes nowhere, and is no error.
+    """Stream that discards what is written after its reader has closed the pipe, without an error.
 
-    Names are of others' making, and may hold what controls a terminal: that is escaped.
+    Names in the text come from other users and may contain terminal control sequences: they are
+    escaped.
 
     Parameters
     ----------
     stream : TextIO
-        Stays the caller's.
+        Underlying stream; the caller remains its owner.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -43,7 +44,7 @@ class Output(io.TextIOBase):
             self._leave()
 
     def _leave(self) -> None:
-        """Send the rest nowhere, also what is still to be flushed when the interpreter ends."""
+        """Discard the rest, including what is flushed when the interpreter ends."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -59,7 +60,7 @@ class Output(io.TextIOBase):
 
 @contextlib.contextmanager
 def until_nobody_reads() -> Iterator[None]:
-    """Let standard output be such an `Output`, and flush it at the end."""
+    """Replace standard output by an `Output`, and flush it at the end."""
     before = sys.stdout
     output = Output(before)
     sys.stdout = output

@@ -50,7 +50,7 @@ ANSWER_SECONDS_MAX = 30.0
 
 
 def add_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
-    """Add ``policy`` and what can be done with one; called once, for the parser of the CLI."""
+    """Add ``policy`` and its verbs; called once, for the parser of the CLI."""
     text = "who may use which devices: policy files"
     policy = verbs.add_parser("policy", help=text, description=text)
     actions = policy.add_subparsers(title="verbs", required=True, metavar="VERB")
@@ -79,7 +79,7 @@ def add_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> int:
-    """``policy check FILE``: one line says what is wrong."""
+    """``policy check FILE``: report the error in one line."""
     read_policy(options.file)
     if options.json:
         print(json.dumps({"message": "ok", "file": options.file}, indent=1))
@@ -89,7 +89,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """``policy show [FILE] [--user NAME]``: without a file, what holds."""
+    """``policy show [FILE] [--user NAME]``: without a file, the policy in force."""
     policy = standing_policy() if options.file is None else read_policy(options.file)
     if options.user is not None:
         found = resolve(policy, options.user)
@@ -102,7 +102,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def apply(options: argparse.Namespace) -> int:
-    """``policy apply FILE``: whom it affects is said before it is applied."""
+    """``policy apply FILE``: print the affected users, then apply it."""
     text = _read(options.file)
     _parsed(options.file, text)
     policy = text.decode("utf-8")
@@ -138,7 +138,7 @@ def _applied(control: Control, file: str, request: SetPolicy) -> PolicyApplied:
 
 
 def standing_policy() -> Policy:
-    """Return the policy that holds; raises as `queries.standing_policy_text`."""
+    """Return the policy in force; raises as `queries.standing_policy_text`."""
     text = queries.standing_policy_text()
     return _parsed("The policy that was applied", text.encode()) if text else Policy()
 
@@ -149,16 +149,16 @@ def read_policy(file: str) -> Policy:
     Raises
     ------
     ControlError
-        If it is no policy: the file, and one line.
+        If it is not a valid policy: the file's name, and one line.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     """
     return _parsed(file, _read(file))
 
 
 def _read(file: str) -> bytes:
     with open(file, "rb") as opened:
-        return opened.read(TEXT_BYTES_MAX + 1)  # no more than is needed to see that it is too much
+        return opened.read(TEXT_BYTES_MAX + 1)  # one byte more shows that it is too large
 
 
 def _parsed(what: str, text: bytes) -> Policy:
@@ -169,7 +169,7 @@ def _parsed(what: str, text: bytes) -> Policy:
 
 
 def effective_document(found: Effective) -> dict[str, Any]:
-    """Make of what holds for a user what JSON can hold; null: no limit, never."""
+    """Return a user's effective policy as JSON values; null: no limit, or never."""
     plain = asdict(found)
     for key in ("quotas", "cluster_quotas", "terms"):
         plain[key] = {k: None if v == math.inf else v for k, v in plain[key].items()}
@@ -177,7 +177,7 @@ def effective_document(found: Effective) -> dict[str, Any]:
 
 
 def _user(found: Effective) -> str:
-    """Write what holds for a user, and where it was decided."""
+    """Return a user's effective policy as text, with the lines that decided it."""
     values = {
         "virtual_cluster": found.virtual_cluster,
         "tier": found.tier,
@@ -200,7 +200,7 @@ def _user(found: Effective) -> str:
 
 
 def _all(policy: Policy) -> str:
-    """Write all that a policy says, and what is built in where it is silent."""
+    """Return the whole policy as text, with built-in values where it sets none."""
     tiers = [
         (
             tier.value,
@@ -236,7 +236,7 @@ def _all(policy: Policy) -> str:
 
 
 def _promises(policy: Policy) -> str:
-    """Say to how many sessions the promises of tiers can be made; "" if none is made."""
+    """Return how many sessions of each tier can be guaranteed; "" if none is guaranteed."""
     targets = {tier: tier_terms(policy, tier).gpu_percent / 100.0 for tier in Tier}
     if not any(targets.values()):
         return ""
@@ -261,7 +261,7 @@ def _devices(policy: Policy) -> int:
 
 
 def _people(cluster: VirtualCluster) -> Iterator[tuple[str, str, str]]:
-    """Write who is in a virtual cluster; entries that say nothing stand together."""
+    """Yield a row for each user of a virtual cluster; users without terms share one row."""
     said = [(user.name, _terms_text(user)) for user in cluster.users]
     yield from ((cluster.name, name, text) for name, text in said if text)
     if silent := [name for name, text in said if not text]:
@@ -273,7 +273,7 @@ def _people(cluster: VirtualCluster) -> Iterator[tuple[str, str, str]]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Write a few names, and how many there are besides."""
+    """Join a few names, with the number of the others."""
     shown = list(names)
     if len(shown) > NAMES_SHOWN_MAX:
         shown[NAMES_SHOWN_MAX:] = [f"{len(shown) - NAMES_SHOWN_MAX} more"]
@@ -281,7 +281,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _terms_text(terms: Terms) -> str:
-    """Write what terms say."""
+    """Return terms as text."""
     said = [(key, getattr(terms, key)) for key in ("tier", "weight", "packing")]
     said += [(key, getattr(terms.quotas, key)) for key in QUOTAS]
     return ", ".join(

@@ -1,4 +1,4 @@
-"""How far something is, as a bar on a line of a terminal that replaces itself."""
+"""Progress bar on one terminal line, which is overwritten at each update."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WIDTH = 20
 
 
 class Line:
-    """Shown on standard error, if that is a terminal, once it has taken half a second.
+    """Progress line on standard error, if that is a terminal, after half a second.
 
     Parameters
     ----------
     what : str
-        What is being done.
+        Name of the operation.
     wanted : bool
-        Whether it may be shown at all: programs want none.
+        Whether it may be shown at all: not for programs.
     """
 
     def __init__(self, what: str, *, wanted: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""``jupyter sing simulate``: the scheduler, and what else is done today, on a workload."""
+"""``jupyter sing simulate``: our scheduler, and today's alternatives, on a workload."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _simulation(
     policy: Policy | None,
     show: Callable[[int, int], None],
 ) -> Simulation:
-    """Prepare a run; tiers are counted for all schedulers, and known to ours only."""
+    """Prepare a run; tiers are counted for all schedulers, but known only to ours."""
     devices, terms = cluster.devices(), equals
     settings, guarantees = None, None
     if policy is not None:
@@ -151,7 +151,7 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """Yield the lines of a file, none of them longer than a row could be."""
+    """Yield the lines of a file; raise if one is longer than a row can be."""
     number = 0
     while line := file.readline(LINE_CHARACTERS_MAX):
         number += 1
@@ -163,7 +163,7 @@ def _lines(file: Any) -> Iterator[str]:
 
 
 def _steps(line: Line) -> Callable[[int, int], None]:
-    """Show progress when another percent is done."""
+    """Return a callback that shows progress at each percent."""
     shown = -1
 
     def show(done: int, total: int) -> None:
@@ -177,7 +177,7 @@ def _steps(line: Line) -> Callable[[int, int], None]:
 
 
 def _number(least: float, inclusive: bool) -> Callable[[str], float]:
-    """Read a finite number that is not below, or not at, the least one."""
+    """Return a parser of finite numbers at least, or above, the bound."""
 
     def number(text: str) -> float:
         value = float(text)
@@ -189,7 +189,7 @@ def _number(least: float, inclusive: bool) -> Callable[[str], float]:
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
-    """Read a whole number between two."""
+    """Return a parser of whole numbers in a range."""
 
     def whole(text: str) -> int:
         value = int(text) if len(text) < 30 else most + 1

@@ -1,4 +1,4 @@
-"""What a command waits for, in lines on standard error, while that takes its time."""
+"""Lines on standard error that say for what a command waits, while it takes long."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SAID_AFTER_SECONDS = 1.0
 
 
 class Waiting:
-    """Says what a session does for which a command waits, whenever that is something else.
+    """Reporter of the state of the session for which a command waits, at each change.
 
     Parameters
     ----------
     session : str
         Id, unique prefix of one, or name.
     wanted : bool
-        Whether anything may be said at all: programs want nothing.
+        Whether anything may be printed at all: not for programs.
     """
 
     def __init__(self, session: str, *, wanted: bool = True) -> None:
@@ -48,7 +48,7 @@ class Waiting:
                 self._control.abort()
 
     def _watch(self) -> None:
-        """Called in a thread, after a while."""
+        """Print changes; called in a thread, after a delay."""
         try:
             with connect(start=False) as control:
                 with self._lock:
@@ -61,7 +61,7 @@ class Waiting:
                     changed = control.more()
                     if isinstance(changed, Changed):
                         self._say(changed.sessions)
-        except ControlError:  # whoever waits is told what is wrong, or it is over
+        except ControlError:  # the command itself reports the error, or it is done
             pass
         finally:
             with self._lock:
@@ -71,7 +71,7 @@ class Waiting:
         for session in sessions:
             text = f"Waiting for {session['name']}. {status_text.state_text(session)}"
             with self._lock:
-                # How long it takes changes all the time.
+                # The expected time changes continuously: compare without it.
                 if self._over or without_turn(text) == without_turn(self._said):
                     continue
                 self._said = text

@@ -1,1 +1,1 @@
-"""What runs inside the notebook: magics, widget and the texts of both."""
+"""In-kernel user interface: magics, the widget and the texts of both."""

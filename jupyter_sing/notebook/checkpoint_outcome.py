@@ -1,4 +1,4 @@
-"""What became of a checkpoint whose daemon died before it could say so."""
+"""Outcome of a checkpoint whose daemon died before it replied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOT_SAVED = "The daemon ended while it saved. The checkpoint was not saved: save
 
 
 class Outcome:
-    """Whether a session has a checkpoint that it had not when this was made.
+    """Comparison of a session's last checkpoint with the one at construction.
 
     Parameters
     ----------
@@ -25,17 +25,18 @@ class Outcome:
         self._before = self._last()
 
     def after(self, error: ControlError) -> dict[str, Any]:
-        """Return what `Checkpoints` lists of the checkpoint that was asked for.
+        """Return the new checkpoint as `Checkpoints` lists it.
 
         Parameters
         ----------
         error : ControlError
-            What came instead of an answer.
+            Error that arrived instead of a reply.
 
         Raises
         ------
         ControlError
-            `error`, if the daemon gave it or none came after it; else that nothing was saved.
+            `error`, if the daemon sent it, or if its successor cannot be reached. Otherwise an
+            error which says that nothing was saved.
         """
         if error.reason != "no-daemon":
             raise error

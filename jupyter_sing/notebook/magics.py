@@ -111,7 +111,7 @@ def status() -> Any:
 
 
 def suspend() -> None:
-    """``%sing suspend``: first everything that was issued is executed."""
+    """``%sing suspend``: wait until everything that was issued is executed, then suspend."""
     session_id = _session_id()
     if session_id:
         client = activation.current().client
@@ -169,7 +169,7 @@ def priority(level: str = "") -> None:
 
 
 def checkpoint(name: str = "", *, form: str = "") -> None:
-    """``%sing checkpoint [NAME] [--form FORM]``: returns when it is safe on disk."""
+    """``%sing checkpoint [NAME] [--form FORM]``: return when it is safe on disk."""
     session_id = _session_id()
     if not session_id:
         return
@@ -186,12 +186,12 @@ def checkpoint(name: str = "", *, form: str = "") -> None:
 
 
 def checkpoints() -> Any:
-    """``%sing checkpoints``: without a daemon, too."""
+    """``%sing checkpoints``: list the checkpoints; works without a daemon, too."""
     hint = ""
     try:
         found = _call(CheckpointsReply, Checkpoints()).checkpoints
     except ControlError as error:
-        # Those of the machine's daemon are root's files.
+        # The checkpoints of the machine's daemon are root's files.
         if error.reason != "no-daemon" or paths.is_shared(paths.socket_path()):
             raise
         found, hint = _stored(), error.message
@@ -202,7 +202,7 @@ def checkpoints() -> Any:
 
 
 def _stored() -> list[dict[str, Any]]:
-    """List what is on disk; in a thread, since the kernel's own has a loop that runs."""
+    """List the checkpoints on disk; in a thread, because the kernel's own runs an event loop."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -213,7 +213,7 @@ def _stored() -> list[dict[str, Any]]:
 
 
 def restore(name: str = "", *, form: str = "") -> None:
-    """``%sing restore [NAME] [--form FORM]``: without a name the last one of this notebook."""
+    """``%sing restore [NAME] [--form FORM]``: default: the last checkpoint of this notebook."""
     from kernelproxy.kernel.checkpoint_client import take_out
 
     if not name:
@@ -240,12 +240,12 @@ def auto(*words: str) -> None:
 
 
 def automatic_rule(words: Sequence[str]) -> tuple[float, int]:
-    """Read when checkpoints are to be made: seconds, and cells, between two.
+    """Parse the intervals of automatic checkpoints: seconds between two, and cells between two.
 
     Raises
     ------
     ControlError
-        If the words say something else.
+        If the words are not such an interval.
     """
     text = " ".join(words)
     if text == "off":
@@ -270,14 +270,14 @@ def _shell() -> Any:
 
 
 class Bar:
-    """A progress bar, shown once something has taken half a second.
+    """Progress bar, shown when an operation takes longer than half a second.
 
     Parameters
     ----------
     what : str
-        What is being done.
+        Name of the operation.
     session : str, optional
-        Whose state is said as long as no bytes are: it may have to wait for others.
+        Session whose state is shown while no byte counts are known: it may have to wait.
     """
 
     def __init__(self, what: str, session: str = "") -> None:
@@ -285,7 +285,7 @@ class Bar:
         self._lock = threading.RLock()
         self._shown: Any = None
         self._counts = self._over = False
-        # What is shown by another thread shall be this cell's, too.
+        # Output of the other threads must belong to this cell, too.
         self._context = contextvars.copy_context()
         self._timer = threading.Timer(BAR_SECONDS, self._begin)
         self._timer.daemon = True
@@ -303,7 +303,7 @@ class Bar:
         status_watcher.current.leave(self._hear)
 
     def show(self, done: int, total: int) -> None:
-        """Show how far it is, in bytes."""
+        """Show progress in bytes."""
         if time.monotonic() - self._began < BAR_SECONDS or not total:
             return
         text = f"{self._what}: {status_text.bytes_text(done)} of {status_text.bytes_text(total)}"
@@ -312,16 +312,16 @@ class Bar:
             self._show(text, f'value="{done}" max="{total}" ')
 
     def _begin(self) -> None:
-        """Called after half a second, in a thread, as nobody may ever say how far it is."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the user's
+        """Show the bar; called by the timer after half a second. Byte counts may never arrive."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the user's thread
         self._wait(f"{self._what} …")
         if self._session:
             status_watcher.current.join(self._hear)
-            if self._over:  # since then
+            if self._over:  # ended in the meantime
                 status_watcher.current.leave(self._hear)
 
     def _hear(self, seen: status_watcher.Seen) -> None:
-        """Called when something about the session has changed, in a thread."""
+        """Show the session's new state; called by the watcher in its thread."""
         session = seen.sessions.get(self._session)
         if session is not None and not seen.problem:
             self._wait(
@@ -329,7 +329,7 @@ class Bar:
             )
 
     def _wait(self, text: str) -> None:
-        """Show that it goes on, while nobody says how far it is."""
+        """Show that work continues, while no byte counts are known."""
         with self._lock:
             if not self._over and not self._counts:
                 self._context.run(self._show, text, "")
@@ -367,12 +367,12 @@ _VERBS: dict[str, Callable[..., Any]] = {
 
 
 def _options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Tell arguments from options, of which there is one.
+    """Separate the arguments from the only option, `--form`.
 
     Raises
     ------
     ValueError
-        If it has another value than it may.
+        If the option has a value that is not allowed.
     """
     given = " ".join(words).replace("--form=", "--form ").split()
     if "--form" not in given:
@@ -385,19 +385,19 @@ def _options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _session_id() -> str:
-    """Id of this kernel's session, or "" after having said why there is none."""
+    """Return the id of this kernel's session; print why and return "" if there is none."""
     if reason := status_watcher.reason():
         _say(f"CPU only: {reason}")
     return status_watcher.session_id()
 
 
 def _described(session_id: str) -> dict[str, Any]:
-    """What the daemon says of this kernel's session, when it has done what was issued before.
+    """Return the status of this kernel's session, including the work issued before this call.
 
     Raises
     ------
     ControlError
-        If it knows nothing of it.
+        If the daemon does not know the session.
     """
     for session in _call(StatusReply, Status(session_id)).sessions:
         if session["id"] == session_id:
@@ -411,7 +411,7 @@ def _call(reply_type: type[Reply], request: Message) -> Reply:
 
 
 def _say(text: object) -> None:
-    """Print what may hold names, which may hold what controls a terminal."""
+    """Print text; escape it, because names in it may contain terminal control sequences."""
     print(escaped(str(text), but="\n"))
 
 

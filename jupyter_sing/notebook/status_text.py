@@ -1,4 +1,4 @@
-"""Sessions and devices as words and tables for people (standard library only)."""
+"""Sessions and devices as user-facing words and tables (standard library only)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ WORDS = {
     "failed": "Error",
     "preparing": "Preparing",
 }
-#: What is said of others' sessions, whose reason is not shown.
+#: Texts for sessions of other users, whose reason is not shown.
 NEXT = {"suspended": "Resumes when its owner runs a cell.", "queued": "Waiting for its turn."}
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that shows itself as text and as HTML (IPython asks for either).
+    """Table that renders as text and as HTML (IPython requests either).
 
     Parameters
     ----------
@@ -71,9 +71,9 @@ class Table:
 
 
 def state_word(session: dict[str, Any]) -> str:
-    """Write a session's state in a word, with its place if it waits: ``Queued, next``.
+    """Return a session's state in a word, with its queue position if it waits: ``Queued, next``.
 
-    Who takes turns is told that, and not whose turn it is.
+    For a session that takes turns the word is always the same, in its turn and between turns.
     """
     if session.get("shared"):
         return "Sharing"
@@ -87,7 +87,7 @@ def state_word(session: dict[str, Any]) -> str:
 
 
 def sentence(session: dict[str, Any]) -> str:
-    """Say why a session is in its state, and what happens next, on the clock of who reads."""
+    """Return why a session is in its state and what happens next; times are in local time."""
     if found := session.get("shared"):
         text = sharing(found["devices"], found["with"], found["share"])
         return f"{text} · {next_turn(session)}"
@@ -95,7 +95,7 @@ def sentence(session: dict[str, Any]) -> str:
 
 
 def next_turn(session: dict[str, Any]) -> str:
-    """Say when it is the turn of a session that takes turns."""
+    """Return when the next turn of a session that takes turns begins."""
     if session["queue_position"] is None:
         return "running now"
     wait = session["expected_wait"]
@@ -108,7 +108,7 @@ def _in(seconds: float) -> str:
 
 
 def state_text(session: dict[str, Any]) -> str:
-    """Write a session's state and what happens next: ``Suspended by you. Resumes when …``."""
+    """Return a session's state and what happens next: ``Suspended by you. Resumes when …``."""
     word, said = state_word(session), sentence(session)
     if said.startswith((word, WORDS.get(str(session["state"]), word))):
         return said
@@ -116,7 +116,7 @@ def state_text(session: dict[str, Any]) -> str:
 
 
 def migration_text(session: dict[str, Any]) -> str:
-    """Say where a session is after a migration, and what that has cost."""
+    """Return where a session is after a migration, and how long the migration took."""
     where, done = f"Now on {device_name(session['device'])}.", session["migration"]
     if not done or not done["downtime"]:
         return where
@@ -124,7 +124,7 @@ def migration_text(session: dict[str, Any]) -> str:
 
 
 def pinned_text(session: dict[str, Any]) -> str:
-    """Say whether a session's memory stays on its device."""
+    """Return whether a session's memory stays on its device, as text."""
     if not session["pinned"]:
         return "Not pinned: its memory may leave the GPU when others need it."
     device = device_name(session["device"])
@@ -134,13 +134,13 @@ def pinned_text(session: dict[str, Any]) -> str:
 
 
 def priority_text(session: dict[str, Any]) -> str:
-    """Say what a session is to be served as."""
+    """Return a session's priority as text."""
     level = session["priority"]
     return f"Priority: {level}" if level else "Priority: default"
 
 
 def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
-    """Make the table of sessions, with their owners if there are several."""
+    """Return the table of sessions, with their owners if there are several."""
     several = len({s["owner"] for s in sessions}) > 1
     rows = [
         (
@@ -160,7 +160,7 @@ def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
 
 
 def waits_line(sharing: dict[str, Any]) -> str:
-    """Say how long cells waited for a device, and which promises were broken; "" without any."""
+    """Return how long cells waited for a device, and how often guarantees were missed; or ""."""
     waited = [
         f"{tier}: median {seconds_text(found['p50'])}, p99 {seconds_text(found['p99'])}"
         f" of {found['count']:,} {'cell' if found['count'] == 1 else 'cells'}"
@@ -175,14 +175,14 @@ def waits_line(sharing: dict[str, Any]) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Write a measured time for people: ``0.4 ms``, ``1.25 s``, ``3.0 min``."""
+    """Format a measured time for display: ``0.4 ms``, ``1.25 s``, ``3.0 min``."""
     if seconds < 1.0:
         return f"{seconds * 1e3:.1f} ms"
     return f"{seconds:.2f} s" if seconds < 120.0 else f"{seconds / 60.0:.1f} min"
 
 
 def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:
-    """Make the table of checkpoints; of one that cannot be read it says why."""
+    """Return the table of checkpoints; for one that cannot be read it shows the reason."""
     rows = []
     for c in checkpoints:
         if "problem" in c:
@@ -205,7 +205,7 @@ def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:
 
 
 def checkpoint_made_lines(checkpoint: dict[str, Any]) -> list[str]:
-    """Say what was saved, what it costs, and what is missing in one form or in all."""
+    """Return what was saved, its size, and what is missing in one form or in all."""
     only = ", ".join(dict.fromkeys(each["name"] for each in checkpoint["only_process"]))
     return [
         f"Saved checkpoint {checkpoint['name']}: "
@@ -217,7 +217,7 @@ def checkpoint_made_lines(checkpoint: dict[str, Any]) -> list[str]:
 
 
 def checkpoint_lines(session: dict[str, Any]) -> list[str]:
-    """Say what gives a notebook back, and what is wrong with its automatic checkpoints."""
+    """Return which checkpoint can be restored, and any problem of automatic checkpoints."""
     found, lines = session["last_checkpoint"], []
     if found is not None:
         which = f"{found['name']} ({_when(found['created'])})"
@@ -233,7 +233,7 @@ def checkpoint_lines(session: dict[str, Any]) -> list[str]:
 
 
 def automatic_text(automatic: dict[str, Any]) -> str:
-    """Say when checkpoints are made by themselves."""
+    """Return when automatic checkpoints are made, as text."""
     reasons = []
     if automatic["every"] > 0:
         reasons.append(duration_text(automatic["every"]))
@@ -249,7 +249,7 @@ def automatic_text(automatic: dict[str, Any]) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Write a time for people: ``10 min``, ``90 s``."""
+    """Format a duration for display: ``10 min``, ``90 s``."""
     for unit, length in (("h", 3600.0), ("min", 60.0)):
         if seconds >= length and seconds % length == 0:
             return f"{seconds / length:g} {unit}"
@@ -257,7 +257,7 @@ def duration_text(seconds: float) -> str:
 
 
 def restored_lines(outcome: dict[str, Any]) -> list[str]:
-    """Say what was restored, what was in the way, and what could not be restored."""
+    """Return what was restored, which files were renamed, and what could not be restored."""
     contents = _contents(outcome["variables"], outcome["files"])
     process = ", with the process" if outcome.get("form") == "process" else ""
     return [
@@ -269,12 +269,12 @@ def restored_lines(outcome: dict[str, Any]) -> list[str]:
 
 
 def omissions(found: Sequence[dict[str, Any]]) -> list[str]:
-    """Write one line for each thing that was not saved or not restored."""
+    """Return one line for each thing that was not saved or not restored."""
     return [f"{each['name']}: {each['why']}" for each in found]
 
 
 def _when(created: str) -> str:
-    """Write a moment in local time."""
+    """Format a time in local time."""
     return datetime.fromisoformat(created).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
@@ -286,7 +286,7 @@ def _contents(variables: int, files: int) -> str:
 
 
 def devices_table(devices: Sequence[dict[str, Any]]) -> Table:
-    """Make the table of devices."""
+    """Return the table of devices."""
     rows = [
         (
             device_name(d["id"]),

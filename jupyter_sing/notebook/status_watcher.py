@@ -1,8 +1,8 @@
-"""What the daemon says of its devices and sessions, as it changes (standard library only).
+"""Current state of devices and sessions, as the daemon reports changes (standard library only).
 
-One thread of a kernel holds one connection for all who want to know, and only while somebody does.
-It waits for what comes and asks nothing; it lets go when this process is to be saved, and comes
-back with it (see `kernelproxy.common.ipc.detach`), as it does when the daemon was replaced.
+One thread of a kernel holds one connection for all listeners, and only while there are any. It
+waits for notifications and polls nothing. It disconnects when this process is to be saved, and
+reconnects with the process (see `kernelproxy.common.ipc.detach`), or when the daemon was replaced.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kernelproxy.common.protocol import (
 )
 from kernelproxy.kernel import activation
 
-#: The next daemon answers when it has taken over what the last one had.
+#: A new daemon answers once it has taken over the state of the previous one.
 ANSWER_SECONDS_MAX = 120.0
-#: Of what people ask for: it may wait for room, for a cell, or for the disk.
+#: For users' requests, which may wait for room, for a cell, or for the disk.
 VERB_SECONDS_MAX = 3600.0
 LOST = "The jupyter_sing daemon has ended. Looking for the next one."
-#: Between two attempts to reach a daemon that is not there, the first and the longest.
+#: Pauses between two attempts to reach a daemon that does not run: the first, and the longest.
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
 
 Reply = TypeVar("Reply", bound=Message)
@@ -42,7 +42,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known at one moment.
+    """Snapshot of what is known.
 
     Parameters
     ----------
@@ -51,11 +51,12 @@ class Seen:
     sessions : dict of str to dict
         By id; as in `StatusReply`.
     problem : str
-        Why nobody can say how it is now, for people; "" if this is how it is.
+        User-facing text why the current state is unknown; "" if this is the current state.
     anew : bool
-        Whether what was shown since the last may have been shown by another process: this comes
-        over another connection; or this process was restored and a session has ended, perhaps that
-        of the process in whose place this one is. Till then nobody has seen what this one says.
+        True if front ends may show the output of another process since the last update: because
+        this comes over another connection; or because this process was restored and a session has
+        ended, perhaps that of the process which this one replaces. Until then no front end shows
+        the output of this process.
     """
 
     devices: Sequence[dict[str, Any]] = ()
@@ -65,11 +66,11 @@ class Seen:
 
     @classmethod
     def whole(cls, reply: StatusReply) -> Seen:
-        """Take what the daemon says of everything."""
+        """Return the state after a full status reply."""
         return cls(tuple(reply.devices), {each["id"]: each for each in reply.sessions}, anew=True)
 
     def after(self, changed: Changed) -> Seen:
-        """Take what the daemon says of what has changed."""
+        """Return the state after a notification of changes."""
         devices = {each["id"]: each for each in [*self.devices, *changed.devices]}
         sessions = {**self.sessions, **{each["id"]: each for each in changed.sessions}}
         for ended in changed.gone:
@@ -82,26 +83,27 @@ Listener = Callable[[Seen], object]
 
 
 class Watcher:
-    """Tells those who have joined what the daemon says."""
+    """Distributor of the daemon's notifications to listeners."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Called in a forked child: it has no thread, and nobody who wants to know."""
-        # Held while somebody is told, so that all hear what was first first; they may leave then.
+        """Start over; called in a forked child, which has no thread and no listeners."""
+        # Held while notifying, so that listeners receive updates in order; re-entrant, because a
+        # listener may leave while it is notified.
         self._lock = threading.RLock()
         self._listeners: tuple[Listener, ...] = ()
         self._seen: Seen | None = None
         self._watch: _Watch | None = None
 
     def join(self, listener: Listener) -> None:
-        """Tell somebody from now on, at once if something is known; doing it twice is no error.
+        """Add a listener and notify it at once if something is known; idempotent.
 
         Parameters
         ----------
         listener : callable
-            Called in a thread of ours, or in this one; must not wait for anything.
+            Called in a thread of the watcher, or in the caller's; must not block.
         """
         with self._lock:
             if listener in self._listeners:
@@ -114,7 +116,7 @@ class Watcher:
                 self._tell_one(listener, self._seen)
 
     def leave(self, listener: Listener) -> None:
-        """Tell somebody no more; doing it twice is no error."""
+        """Remove a listener; idempotent."""
         with self._lock:
             self._listeners = tuple(each for each in self._listeners if each != listener)
             if self._listeners or self._watch is None:
@@ -123,7 +125,7 @@ class Watcher:
             watch.end()
 
     def disown(self) -> None:
-        """Called in a forked child: its copy of the connection leads nowhere."""
+        """Close the copy of the connection; called in a forked child, which must not use it."""
         watch = self._watch
         self.reset()
         if watch is not None:
@@ -132,13 +134,13 @@ class Watcher:
     def _tell(self, watch: _Watch, seen: Seen) -> None:
         with self._lock:
             if watch is not self._watch:
-                return  # the last one has left
+                return  # the last listener has left
             self._seen = seen
             for each in self._listeners:
                 self._tell_one(each, seen)
 
     def _tell_one(self, listener: Listener, seen: Seen) -> None:
-        """Tell somebody, who is told no more if he cannot hear it: others are not concerned."""
+        """Notify one listener; drop it if it raises, without affecting the others."""
         try:
             listener(seen)
         except Exception:  # such as that of a widget whose kernel is about to end
@@ -146,12 +148,12 @@ class Watcher:
 
 
 class _Watch(threading.Thread):
-    """One thread with one connection, until it is ended.
+    """Thread with one connection at a time, until it is ended.
 
     Parameters
     ----------
     tell : callable
-        Called with this and what is known.
+        Called with this object and what is known.
     """
 
     def __init__(self, tell: Callable[[_Watch, Seen], object]) -> None:
@@ -164,7 +166,7 @@ class _Watch(threading.Thread):
         self._pause = 0.0
 
     def end(self) -> None:
-        """End soon; does not wait for it."""
+        """End the thread soon; do not wait for it."""
         self._ended.set()
         with self._lock:
             if self._control is not None:
@@ -177,7 +179,7 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         """See `Thread`."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the user's
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the user's thread
         while not self._ended.wait(self._pause):
             try:
                 self._attempt()
@@ -186,7 +188,7 @@ class _Watch(threading.Thread):
                 self._say(replace(self._seen, problem=error.message, anew=False))
 
     def _attempt(self) -> None:
-        """Listen over one connection till its end."""
+        """Receive over one connection until it ends."""
         with connect(start=False) as control, detach.current.giving_way(control.abort) as way:
             with self._lock:
                 self._control = control
@@ -218,7 +220,7 @@ class _Watch(threading.Thread):
 
 
 def look() -> Seen:
-    """Ask once how it is now; called in a cell, which does not count as work."""
+    """Request the current state once; called in a cell, where this does not count as work."""
     try:
         with connect(start=False) as control:
             request = Status(session_id())
@@ -228,23 +230,24 @@ def look() -> Seen:
 
 
 class ElsewhereError(ControlError):
-    """Whoever asked is another process now, made of the images of the one that did."""
+    """The calling process was replaced by one restored from its images."""
 
     def __init__(self) -> None:
         super().__init__("This process was restored since.", "ended")
 
 
 def ask(reply_type: type[Reply], request: Message, after: Message | None = None) -> Reply:
-    """Ask for something that may take long, in a thread, and let this process leave meanwhile.
+    """Make a request that may take long, in a thread; this process can detach meanwhile.
 
     Parameters
     ----------
     reply_type : type
-        Of the reply.
+        Type of the reply.
     request : Message
-        Is asked again when the process is back: none does harm when it is made twice.
+        Repeated when the process has reattached: all such requests are idempotent.
     after : Message, optional
-        What is asked instead, if it has an answer: the process may have left for this very thing.
+        Sent instead of `request` after reattaching: the process may have detached because of the
+        request itself. If its error is "ended", `request` is sent again.
 
     Raises
     ------
@@ -263,7 +266,7 @@ def ask(reply_type: type[Reply], request: Message, after: Message | None = None)
                 if not way.asked:
                     if asked is request or error.reason != "ended":
                         raise
-                    asked = request  # it has left for something else
+                    asked = request  # the process has detached for another reason
                     continue
         if detach.current.wait(returns, ANSWER_SECONDS_MAX).restored:
             raise ElsewhereError
@@ -271,26 +274,26 @@ def ask(reply_type: type[Reply], request: Message, after: Message | None = None)
 
 
 def checkpoint(session: str, name: str) -> dict[str, Any]:
-    """Save this notebook as soon as no cell runs, and return its checkpoint; as `ask`.
+    """Save this notebook as soon as no cell runs, and return its checkpoint; see `ask`.
 
-    Its process may leave to be saved, and must know then which one to ask for: it has a name.
+    The process may detach to be saved. The name lets it ask for the right checkpoint afterwards.
     """
     after = AwaitCheckpoint(session, name)
     return ask(CheckpointReply, Checkpoint(session, name), after).checkpoint
 
 
-#: Of this process.
+#: The watcher of this process.
 current = Watcher()
 os.register_at_fork(after_in_child=current.disown)
 
 
 def session_id() -> str:
-    """Id of this kernel's session, "" if there is none."""
+    """Return the id of this kernel's session, "" if there is none."""
     return "" if reason() else activation.current().session
 
 
 def reason() -> str:
-    """Why this kernel has no device; "" if it has one."""
+    """Return why this kernel has no device; "" if it has one."""
     state = activation.current()
     found = state.reason or os.environ.get("SING_REASON", "")
     return found or ("" if state.session else "this kernel was started without a GPU session")

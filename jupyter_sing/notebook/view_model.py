@@ -1,6 +1,6 @@
-"""What the widget says of this notebook and its devices (standard library only).
+"""Texts of the widget about this notebook and its devices (standard library only).
 
-All its words are here, but those for states: `jupyter_sing.notebook.status_text`.
+All words are here, except those for states: `jupyter_sing.notebook.status_text`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ HINTS = {
     PIN: "Keep the memory on the GPU, even when idle; others still get their turns",
     CHECKPOINT: "Save the whole notebook to disk, as soon as no cell is running",
 }
-#: While what a button does takes its time, and when that is done.
+#: Texts while the action of a button is in progress.
 DOING = {
     SUSPEND: "Suspending: saving the state …",
     RESUME: "Resuming …",
     PIN: "",
     CHECKPOINT: "Saving a checkpoint as soon as no cell is running …",
 }
-#: One for each state, beside its word: shapes, so that they differ without colour.
+#: One glyph for each state, beside its word: shapes, so that they differ without colour.
 GLYPHS = {
     "running": "▶",
     "idle": "○",
@@ -42,7 +42,7 @@ GLYPHS = {
     "preparing": "…",
 }
 UNKNOWN_GLYPH = "?"
-#: Of one that takes turns, whoever executes now.
+#: Glyph of a session that takes turns, regardless of which one executes now.
 SHARING = GLYPHS["running"]
 WAITING = "Asking the jupyter_sing daemon …"
 UNKNOWN = "This session has ended. Restart the kernel."
@@ -60,32 +60,32 @@ _ELSEWHERE = {"parked": "in host memory", "cold": "on disk"}
 
 @dataclass(frozen=True)
 class View:
-    """One moment, in words.
+    """User-facing text of one moment.
 
     Parameters
     ----------
     glyph, word : str
-        Of the state, or of why there is none.
+        Of the state, or of the reason why there is none.
     sentence : str
         What happens next.
     memory : str
-        How much is where.
+        How much memory is where.
     share : tuple of int or None
-        Bytes of this notebook and of its device, if it is on it.
+        Bytes of this notebook and of its device, if the session is resident.
     queue : str
-        Which place in it, and how long that takes; "" if it does not wait.
+        Queue position and expected wait; "" if the session does not wait.
     checkpoint : str
-        The last one, and what is wrong with automatic ones; "" without.
+        The last checkpoint, and any problem of automatic ones; "" if there is neither.
     progress : str
-        What is being stored or read; "" if nothing.
+        Save or restore in progress; "" if there is none.
     far : tuple of int or None
-        Bytes of that, done and in total.
+        Bytes of that operation, done and in total.
     pinned : bool
-        Whether it is to stay.
+        Whether the session is pinned.
     can : frozenset of str
-        Buttons that have something to do.
+        Names of the enabled buttons.
     devices : Table or None
-        Who has them.
+        Devices and the sessions on them.
     """
 
     glyph: str
@@ -103,7 +103,7 @@ class View:
 
     @classmethod
     def of(cls, seen: Seen | None, session_id: str) -> View:
-        """Put what is known into words, of which one session is this notebook's."""
+        """Return the view of what is known; `session_id` is this notebook's session."""
         if seen is None:
             return cls(UNKNOWN_GLYPH, "", WAITING)
         devices = devices_table(seen, session_id) if seen.devices else None
@@ -129,7 +129,7 @@ class View:
         )
 
     def lines(self) -> list[str]:
-        """As text, without the devices."""
+        """Return the view as lines of text, without the devices."""
         said = self.sentence
         if self.word and not said.startswith(self.word):
             said = f"{self.word}: {said}" if said else self.word
@@ -139,16 +139,16 @@ class View:
         return [each for each in found if each]
 
     def text(self, note: str = "") -> str:
-        """As text, with a line beneath."""
+        """Return the view as text, with a note below."""
         lines = self.lines()
         if self.devices is not None:
             lines += ["", str(self.devices)]
         return "\n".join([*lines, *(["", note] if note else [])])
 
     def state_html(self) -> str:
-        """As HTML, without progress and devices; a change of state is said by screen readers."""
+        """Return the state as HTML, without progress and devices; screen readers say changes."""
         glyph = f'<span aria-hidden="true">{html.escape(self.glyph)}</span>'
-        # The word is said once, also where the sentence begins with it.
+        # The word appears once, even if the sentence begins with it.
         again = bool(self.word) and self.sentence.startswith(self.word)
         rest = self.sentence.removeprefix(self.word) if again else f" {self.sentence}".rstrip()
         state = f"{glyph} <b>{html.escape(self.word)}</b>" if self.word else ""
@@ -159,39 +159,39 @@ class View:
         return said + "".join(f"<div>{each}</div>" for each in more if each)
 
     def progress_html(self) -> str:
-        """What is being stored or read as HTML; "" if nothing."""
+        """Return the save or restore in progress as HTML; "" if there is none."""
         if not self.progress:
             return ""
         bar = bar_html(*self.far, self.progress) if self.far else ""
         return f"<div>{bar}{html.escape(self.progress)}</div>"
 
     def devices_html(self) -> str:
-        """The devices as HTML."""
+        """Return the devices as HTML."""
         return "" if self.devices is None else self.devices._repr_html_()
 
     def html(self, note: str = "") -> str:
-        """All of it as HTML that does not change, with a line beneath."""
+        """Return the whole view as static HTML, with a note below."""
         beneath = f"<div><i>{html.escape(note)}</i></div>" if note else ""
         return self.state_html() + self.progress_html() + self.devices_html() + beneath
 
 
 def static_note(now: datetime) -> str:
-    """Say when this was."""
+    """Return the note that a static view is of the time `now`."""
     return STATIC.format(now.strftime("%Y-%m-%d %H:%M:%S"))
 
 
 def since_html(moment: datetime) -> str:
-    """Say since when it has been so: a page that was saved shows it, too."""
+    """Return since when the state is unchanged; a saved page shows it, too."""
     return f"<div><small>{SINCE.format(moment.strftime('%Y-%m-%d %H:%M:%S'))}</small></div>"
 
 
 def word(session: dict[str, Any]) -> str:
-    """Word of a session's state."""
+    """Return the word of a session's state."""
     return status_text.state_word(session)
 
 
 def memory_text(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> str:
-    """Say how much of a session is where."""
+    """Return how much memory of a session is where."""
     device = device_name(session["device"])
     if session["tier"] in _ELSEWHERE:
         snapshot = session["snapshot"]
@@ -205,7 +205,7 @@ def memory_text(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> s
 
 
 def share(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
-    """Bytes of a session and of its device; None while it is not on it."""
+    """Return the bytes of a session and of its device; None while it is not resident."""
     if session["tier"] in _ELSEWHERE:
         return None
     total = next((d["memory_total"] for d in devices if d["id"] == session["device"]), 0)
@@ -213,10 +213,10 @@ def share(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> tuple[i
 
 
 def queue_text(session: dict[str, Any]) -> str:
-    """Say which place in the queue a session has, and how long it is expected to wait."""
+    """Return the queue position of a session, and how long it is expected to wait."""
     position, wait = session.get("queue_position"), session.get("expected_wait")
     if session.get("shared"):
-        return ""  # its sentence says so
+        return ""  # its sentence contains it
     if session["state"] != "queued" and position is None:
         return ""
     if position is not None:
@@ -225,12 +225,12 @@ def queue_text(session: dict[str, Any]) -> str:
 
 
 def progress_of(session: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:
-    """Say what is being stored or read for a session, with its bytes."""
+    """Return the save or restore in progress for a session, with its bytes."""
     found = session["progress"]
     if found is None:
         return "", None
     what = PROGRESS.get(found["verb"], str(found["verb"]).capitalize())
-    if found["verb"] == "prepare":  # its sentence says how far
+    if found["verb"] == "prepare":  # its sentence contains the progress
         return "Preparing", (found["done"], found["total"]) if found["total"] else None
     if not found["total"]:
         return f"{what} {found['checkpoint']} …", None
@@ -239,7 +239,7 @@ def progress_of(session: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:
 
 
 def buttons(session: dict[str, Any]) -> frozenset[str]:
-    """Which buttons have something to do."""
+    """Return the names of the enabled buttons."""
     state = session["state"]
     if state == "failed":
         return frozenset()
@@ -248,7 +248,7 @@ def buttons(session: dict[str, Any]) -> frozenset[str]:
 
 
 def devices_table(seen: Seen, session_id: str) -> status_text.Table:
-    """Make the table of devices, and who has them."""
+    """Return the table of devices and the sessions on them."""
     rows = []
     for device in seen.devices:
         there = [
@@ -259,7 +259,7 @@ def devices_table(seen: Seen, session_id: str) -> status_text.Table:
         waiting = sum(
             each["device"] == device["id"]
             and each["state"] == "queued"
-            and not each.get("shared")  # it has the device as much as they
+            and not each.get("shared")  # it uses the device as much as the others
             for each in seen.sessions.values()
         )
         used = status_text.bytes_text(sum(each["memory"] for each in there))
@@ -280,12 +280,12 @@ def _holder(session: dict[str, Any], session_id: str) -> str:
 
 
 def bar_html(done: int, total: int, text: str) -> str:
-    """Make a bar, whose text is for those who cannot see it."""
+    """Return a progress bar with `text` as its label for screen readers."""
     label = html.escape(text, quote=True)
     return f'<progress value="{done}" max="{total}" aria-label="{label}"></progress> '
 
 
 def message_html(lines: Sequence[str]) -> str:
-    """What has come of a button."""
+    """Return the result of a button as HTML."""
     inner = "<br>".join(html.escape(each) for each in lines)
     return f'<div role="status">{inner}</div>' if inner else ""

@@ -1,14 +1,14 @@
 """The state of this notebook's session as a live widget: ``widget.status()``.
 
     status() -> Status       shown as a cell's result; a table where there are no widgets
-    ├ view_model.py        what it says
-    └ status_watcher.py    how it knows, and how its buttons ask
+    ├ view_model.py        its texts
+    └ status_watcher.py    source of its data; sends the requests of its buttons
 
-Made of stock ipywidgets, which are imported when it is first shown. What it shows comes in a
-thread, so it is right while a cell runs; what a button asks for is done in a thread, too, and no
-click waits. It is told nothing while nobody looks, as far as front ends say whether somebody does.
+Built from stock ipywidgets, which are imported when it is first shown. Updates arrive in a thread,
+so it is current while a cell runs. Requests of buttons are made in threads, too, so that no click
+waits. It receives nothing while no view is open, as far as front ends report the number of views.
 
-A `Status` is no widget itself, so that a notebook that holds one can be saved: what is restored is
+A `Status` is not a widget itself, so that a notebook that holds one can be saved. A restored one is
 another `Status`, which is live when it is shown.
 """
 
@@ -30,20 +30,20 @@ from kernelproxy.common.protocol import Pin, Resume, SessionReply, Suspend
 
 __all__ = ["Status", "status"]
 
-#: How long the first view waits for the daemon, which answers at once unless it is being replaced.
+#: How long the first view waits for the daemon, which answers at once unless it is replaced.
 FIRST_SECONDS_MAX = 2.0
-#: What takes longer is shown as a bar.
+#: Operations that take longer are shown as a bar.
 BAR_SECONDS = 0.5
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def status() -> Status:
-    """Show the state of this notebook's session, its device and who has which; kept up to date.
+    """Show the state of this notebook's session, its device and all devices; kept up to date.
 
     Returns
     -------
     Status
-        Is shown as the result of a cell, or by ``display``. In a kernel without a session it says
+        Shown as the result of a cell, or by ``display``. In a kernel without a session it shows
         why there is none.
 
     Examples
@@ -55,16 +55,16 @@ def status() -> Status:
 
 
 class Status:
-    """See `status`. What it holds is made when it is first shown."""
+    """Live status, see `status`. Its widgets are made when it is first shown."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # of all below
+        self._lock = threading.RLock()  # guards all below
         self._panel: Panel | None = None
         self._closed = False
 
     @property
     def box(self) -> Any:
-        """The widget itself, to be put into others; None where there are none."""
+        """Widget itself, for use inside others; None where there are no widgets."""
         with self._lock:
             if self._panel is None and not self._closed and _has_kernel():
                 widgets = _ipywidgets()
@@ -72,7 +72,7 @@ class Status:
             return None if self._panel is None else self._panel.box
 
     def close(self) -> None:
-        """Take it out of the page, and be told nothing any more; doing it twice is no error."""
+        """Remove it from the page and stop receiving updates; idempotent."""
         with self._lock:
             self._closed = True
             panel, self._panel = self._panel, None
@@ -86,7 +86,7 @@ class Status:
         return str(self._bundle()["text/plain"])
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """Called by IPython: the widget, and what those see who cannot show one."""
+        """Called by IPython: return the widget, and static content for viewers without widgets."""
         box = self.box
         bundle = self._bundle()
         if box is not None:
@@ -95,7 +95,7 @@ class Status:
         return bundle
 
     def _bundle(self) -> dict[str, Any]:
-        """How it is now, as text and HTML that stay as they are."""
+        """Return the current state as static text and HTML."""
         if self._closed:
             return _plain(view_model.CLOSED)
         if reason := status_watcher.reason():
@@ -114,7 +114,7 @@ def _plain(text: str) -> dict[str, Any]:
 
 
 def _ipywidgets() -> Any:
-    """The module, or None if the kernel's environment does not have it."""
+    """Return the module, or None if the kernel's environment does not have it."""
     try:
         import ipywidgets
     except ImportError:
@@ -123,14 +123,14 @@ def _ipywidgets() -> Any:
 
 
 def _has_kernel() -> bool:
-    """Whether there is a session to show, and a kernel that could say so to a front end."""
+    """True if there is a session to show, and a kernel that can send it to a front end."""
     from IPython import get_ipython
 
     return hasattr(get_ipython(), "kernel") and not status_watcher.reason()
 
 
 class Panel:
-    """The widgets of one `Status`.
+    """Widgets of one `Status`.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class Panel:
         self._busy: dict[str, str] = {}
         self._message: list[str] = []
         self._looked_at = False
-        # What the toggle shows: it is set only when that is to change, or a click might be lost.
+        # Value that the toggle shows. Set only when it is to change: else a click could be lost.
         self._pin_shown = False
 
         self._state, self._far = widgets.HTML(), widgets.HTML()
@@ -174,18 +174,18 @@ class Panel:
         row = widgets.HBox(list(self._buttons.values()))
         row.layout.flex_flow = "row wrap"
         children = [self._state, row, self._far, self._said, self._devices]
-        self.box = widgets.VBox(children, _view_count=0)  # 0: the front end is to count
+        self.box = widgets.VBox(children, _view_count=0)  # 0: the front end is to count its views
         self.box.observe(self._on_views, "_view_count")
         self._show()
         status_watcher.current.join(self._take)
 
     def seen(self) -> Seen | None:
-        """What is shown; waits a little for the first."""
+        """Return what is shown; wait a short time for the first update."""
         self._first.wait(FIRST_SECONDS_MAX)
         return self._seen
 
     def close(self) -> None:
-        """Take the widgets out of the page."""
+        """Remove the widgets from the page."""
         status_watcher.current.leave(self._take)
         with self._lock:
             for each in self._widgets():
@@ -195,18 +195,18 @@ class Panel:
         inner = [self._state, self._far, self._said, self._devices, *self._buttons.values()]
         return [self.box, *self.box.children[1:2], *inner]
 
-    # ---------------------------------------------------------------- what is shown
+    # ---------------------------------------------------------------- display
 
     def _take(self, seen: Seen) -> None:
-        """Called by the watcher in its thread, or by whoever joins it."""
-        if self.box.comm is None:  # somebody has closed all widgets there are
+        """Take an update; called by the watcher in its thread, or in the thread that joins it."""
+        if self.box.comm is None:  # all widgets were closed
             status_watcher.current.leave(self._take)
             return
         with self._lock:
             again = seen.anew and self._first.is_set()
             self._seen = seen
             self._show()
-            if again:  # the front end may show what another process has said since
+            if again:  # the front end may show the output of another process
                 for each in self._widgets():
                     each.send_state()
         self._first.set()
@@ -229,7 +229,7 @@ class Panel:
                 self._buttons[view_model.PIN].value = shown.pinned
 
     def _takes_long(self, shown: View) -> bool:
-        """Whether what is stored or read has been for half a second."""
+        """True if the save or restore in progress has taken half a second."""
         if not shown.progress:
             self._progress_since = None
             return False
@@ -239,17 +239,17 @@ class Panel:
         return now - self._progress_since[1] >= BAR_SECONDS
 
     def _on_views(self, change: Any) -> None:
-        """Called when the front end says how many see it."""
+        """Called when the front end reports the number of views."""
         if change["new"]:
             self._looked_at = True
             status_watcher.current.join(self._take)
         elif self._looked_at:
             status_watcher.current.leave(self._take)
 
-    # ---------------------------------------------------------------- what its buttons do
+    # ---------------------------------------------------------------- buttons
 
     def _on_pin(self, change: Any) -> None:
-        """Called when the toggle is pressed, and when `_show` sets it, which asks for nothing."""
+        """Called when the toggle is pressed, and when `_show` sets it, which makes no request."""
         pinned = bool(change["new"])
         with self._lock:
             if pinned == self._pin_shown:
@@ -258,7 +258,7 @@ class Panel:
         self._begin(view_model.PIN, lambda session: self._pin(session, pinned))
 
     def _begin(self, name: str, verb: Callable[[str], list[str]]) -> None:
-        """Do what a button is for, in a thread, unless it is being done."""
+        """Perform the action of a button in a thread, unless it is already in progress."""
         session = status_watcher.session_id()
         with self._lock:
             if name in self._busy or not session:
@@ -272,7 +272,7 @@ class Panel:
             try:
                 said = verb(session)
             except ElsewhereError:
-                pass  # nobody of this process has asked
+                pass  # the request was not made by this process
             except (ControlError, OSError) as error:
                 said = [str(error)]
             finally:
@@ -294,7 +294,7 @@ class Panel:
     def _pin(self, session: str, pinned: bool) -> list[str]:
         found = status_watcher.ask(SessionReply, Pin(session, pinned)).session
         with self._lock:
-            if self._seen is not None:  # it may be heard of later, and the toggle shows it
+            if self._seen is not None:  # the notification may come later, and the toggle shows this
                 sessions = {**self._seen.sessions, session: found}
                 self._seen = Seen(self._seen.devices, sessions, self._seen.problem)
         return [status_text.pinned_text(found)]
@@ -306,12 +306,12 @@ class Panel:
 
 
 def _checkpoint_name(session_name: str) -> str:
-    """Make a name that says what and when, as the daemon does."""
+    """Return a name made of the notebook and the time, as the daemon makes it."""
     stem = re.sub(r"[^A-Za-z0-9]+", "-", session_name.removesuffix(".ipynb")).strip("-")[:60]
     return f"{stem or 'notebook'}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _set(widget: Any, trait: str, value: object) -> None:
-    """Set what has changed."""
+    """Set a trait if its value differs."""
     if getattr(widget, trait) != value:
         setattr(widget, trait, value)

@@ -1,1 +1,1 @@
-"""The Jupyter server extension: REST, events, metrics."""
+"""Jupyter server extension: REST, events, metrics."""

@@ -1,7 +1,7 @@
-"""Requests to the daemon from the server's event loop, which waits in no thread for an answer.
+"""Requests to the daemon from the server's event loop, without a thread that waits for replies.
 
-Verbs may wait for minutes, for a cell to end or for room; the server's own threads serve everything
-else. So only connecting is done in a thread, one of a few that are for this alone.
+Requests may take minutes, until a cell ends or there is room; the server's own threads serve
+everything else. So only connecting uses a thread, from a small pool of its own.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _pool = ThreadPoolExecutor(THREADS, "sing-ask")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do something short that blocks, in a thread that others than we do not need."""
+    """Run a short blocking function in a thread of the pool for requests."""
     return await asyncio.get_running_loop().run_in_executor(_pool, work)
 
 
 async def ask(
     reply_type: type[Reply], request: Message, connect: Callable[[], Control], timeout: float
 ) -> Reply:
-    """Send a request and wait for its reply; cancelling this hangs up.
+    """Send a request and wait for its reply; cancelling this disconnects.
 
-    A request during which the daemon dies is made once more, to the daemon that takes its place.
+    If the daemon dies during a request, the request is sent once more, to the next daemon.
 
     Parameters
     ----------
@@ -89,6 +89,6 @@ async def _exchange(request: Message, connect: Callable[[], Control], timeout: f
 
 
 def _close(connecting: Future[Control]) -> None:
-    """Close a connection that nobody waited for."""
+    """Close a connection whose caller was cancelled."""
     if not connecting.cancelled() and connecting.exception() is None:
         connecting.result().close()

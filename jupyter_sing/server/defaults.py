@@ -15,17 +15,17 @@ PROVISIONER = "sing"
 
 
 def use_provisioner(parent: Configurable) -> bool:
-    """Make ours the default provisioner, unless somebody has chosen one.
+    """Make ours the default provisioner, unless the user has chosen one.
 
     Parameters
     ----------
     parent : Configurable
-        The server application, whose configuration is asked.
+        Server application, whose configuration is read.
 
     Returns
     -------
     bool
-        Whether ours is the default now.
+        True if ours is the default now.
     """
     factory = KernelProvisionerFactory.instance(parent=parent)
     chosen = (

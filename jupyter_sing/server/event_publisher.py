@@ -1,4 +1,4 @@
-"""What changes in the daemon, said on the server's event bus."""
+"""Publisher of the daemon's changes on the server's event bus."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kernelproxy.common.ipc.channel import Channel, expect
 from kernelproxy.common.protocol import Changed, Error, StatusReply, Watch
 from kernelproxy.provisioning import events
 
-#: Between two looks whether there is a daemon.
+#: Between two checks whether a daemon runs.
 LOOK_SECONDS = 1.0
 
 
 class Feed:
-    """Emits an event for each change of a session, whoever has caused it.
+    """Emits an event for each change of a session, regardless of its cause.
 
-    It starts no daemon and keeps none; when there is one it watches it, and when that ends, the
-    next one.
+    Neither starts a daemon nor keeps one running. Watches the daemon while one runs, and after it
+    the next one.
 
     Parameters
     ----------
@@ -41,18 +41,18 @@ class Feed:
         log: logging.Logger,
     ) -> None:
         self._emit, self._names, self._log = emit, names, log
-        #: What was said last of each session that has not ended.
+        #: Last event of each session that has not ended.
         self._said: dict[str, dict[str, Any]] = {}
         self._task: asyncio.Task[None] | None = None
         self._complained = False
 
     def start(self) -> None:
-        """Begin; doing it twice is no error."""
+        """Begin; idempotent."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="jupyter_sing feed")
 
     async def stop(self) -> None:
-        """End; doing it twice is no error."""
+        """End; idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -70,11 +70,11 @@ class Feed:
                 if not self._complained:
                     self._log.exception("jupyter_sing: what changes cannot be said")
                 self._complained = True
-            # At once, if that went well for a while: there may be another daemon already.
+            # At once, if the connection lasted for a while: the next daemon may run already.
             await asyncio.sleep(max(0.0, begun + LOOK_SECONDS - clock()))
 
     async def _watch(self) -> None:
-        """Say what changes, until the connection ends; return at once if there is no daemon.
+        """Emit changes until the connection ends; return at once if no daemon runs.
 
         Raises
         ------

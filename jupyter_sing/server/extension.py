@@ -26,10 +26,10 @@ EVENT_SCHEMA = Path(__file__).parent / "events" / "session-v1.yaml"
 
 
 class SingExtension(ExtensionApp):
-    """``jupyter_sing``: what the server does for device sessions.
+    """``jupyter_sing``: server extension for device sessions.
 
-    The sessions themselves live in the daemon, and the kernels in the attendant; both outlive this
-    server.
+    The sessions themselves live in the daemon, and the kernels in the kernel host. Both outlive
+    this server.
     """
 
     name = "jupyter_sing"
@@ -93,7 +93,7 @@ class SingExtension(ExtensionApp):
 
     _reattachment: Reattachment | None = None
     _adopted = False
-    _terminated = False  # by a signal, which is no wish that kernels end
+    _terminated = False  # by a signal, which does not request the end of kernels
 
     @default("keep_kernels")
     def _default_keep_kernels(self) -> float:
@@ -137,7 +137,7 @@ class SingExtension(ExtensionApp):
 
     def initialize_settings(self) -> None:
         """Called by the server once, before handlers are made and kernels start."""
-        # Provisioners and the daemon are not configured by this application: they read this.
+        # Provisioners and the daemon read these variables, not this application's configuration.
         for name in (
             "idle_timeout", "hibernate_timeout", "cold_after",
             "checkpoint_every", "checkpoint_cells", "checkpoint_keep",
@@ -161,7 +161,7 @@ class SingExtension(ExtensionApp):
         self._keep_kernels()
 
     def _keep_kernels(self) -> None:
-        """Have kernels outlive this server, and find those that one before it has left."""
+        """Let kernels outlive this server, and adopt those that a server before it has left."""
         app: Any = self.serverapp
         if self.keep_kernels <= 0 or app.gateway_config.gateway_enabled:
             return
@@ -182,11 +182,11 @@ class SingExtension(ExtensionApp):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            # Before the server listens: nobody asks for a kernel that is not there yet.
+            # The server does not listen yet, so no client asks for a kernel before it is adopted.
             try:
                 app.io_loop.run_sync(self._adopt)
             finally:
-                if self._terminated:  # meanwhile: the server has stopped before it was started
+                if self._terminated:  # meanwhile: the server was stopped before it started
                     raise SystemExit(0)
 
     async def _adopt(self) -> None:
@@ -195,7 +195,7 @@ class SingExtension(ExtensionApp):
             await self._reattachment.adopt()
 
     async def _start_jupyter_server_extension(self, serverapp: Any) -> None:
-        """Called by the server when its loop runs: it did not if it was embedded in another."""
+        """Called by the server when its loop runs; not yet so if it is embedded in another loop."""
         await self._adopt()
         await super()._start_jupyter_server_extension(serverapp)  # type: ignore[no-untyped-call]
         if self._feed is not None:
@@ -205,7 +205,7 @@ class SingExtension(ExtensionApp):
         """Called by the server when it ends, before it ends its kernels."""
         if self._feed is not None:
             await self._feed.stop()
-        reattachment, self._reattachment = self._reattachment, None  # said twice, the first holds
+        reattachment, self._reattachment = self._reattachment, None  # idempotent
         if reattachment is None:
             return
         if self._terminated:

@@ -27,7 +27,7 @@ __all__ = ["CONTENT_TYPE", "render"]
 
 
 class _Collector:
-    """What Prometheus collects from one answer of the daemon."""
+    """Collector of Prometheus metrics from one status reply."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class _Collector:
             labels = [session["id"]]
             memory.add_metric(labels, session["memory"])
             if not session["reason"]:
-                continue  # another user's: the rest is blank, which is no number
+                continue  # another user's session: the rest is not visible, which is not zero
             log.add_metric(labels, session["log_bytes"])
             operators.add_metric(labels, session["operators"])
             seconds.add_metric(labels, session["gpu_seconds"])

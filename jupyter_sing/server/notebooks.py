@@ -1,4 +1,4 @@
-"""Which notebook a kernel belongs to, as far as this server knows."""
+"""Names of notebooks for kernels, as far as this server knows them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 
 def contents_path(notebook: str, root: str) -> str:
-    """Find a notebook in the server's tree.
+    """Return the path of a notebook for the contents API.
 
     Parameters
     ----------
     notebook : str
-        Its path on disk.
+        Path on disk.
     root : str
-        Directory that the server shows; "" if what it shows is no directory.
+        Root directory of the contents; "" if the contents are not a directory.
 
     Returns
     -------
     str
-        Its path for the contents API; "" if it is elsewhere.
+        Path for the contents API; "" if the notebook is outside of `root`.
     """
     if not root or not os.path.isabs(notebook):
         return ""
@@ -35,7 +35,7 @@ class NotebookNames:
     Parameters
     ----------
     session_manager : jupyter_server.services.sessions.sessionmanager.SessionManager
-        The server's own; anything with its ``list_sessions``.
+        The server's own, or any object with its ``list_sessions``.
     """
 
     def __init__(self, session_manager: Any) -> None:

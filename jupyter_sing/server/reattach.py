@@ -1,9 +1,8 @@
-"""A restarted server finds its kernels again, and one that ends leaves them.
+"""Reattaching a restarted server to its kernels; leaving them when a server ends.
 
-What a server keeps is in `kernelproxy.kernel_host`. Here is what Jupyter's own managers must be
-told: that a kernel runs already under its old id, in which state it is, and, when the server ends,
-that they have it no more. Sessions (which notebook has which kernel) are kept in Jupyter's own
-table, in
+`kernelproxy.kernel_host` keeps the kernels of a server. This module updates Jupyter's own managers:
+a kernel runs already under its old id, in which state it is, and, when the server ends, that they
+no longer manage it. Sessions (which notebook has which kernel) are kept in Jupyter's own table, in
 a file of this server's.
 """
 
@@ -27,17 +26,17 @@ from kernelproxy.kernel_host.server_records import Record, ServerDirectory, key_
 from kernelproxy.provisioning import events
 from kernelproxy.provisioning.provisioner import SingProvisioner, last_checkpoint
 
-#: An idle kernel answers sooner; one that does not is taken for busy.
+#: An idle kernel answers sooner; one that does not answer is taken for busy.
 ANSWER_SECONDS = 2.0
 OFFER_SECONDS = 20.0
-#: In which a server that has just died is missed, on a loaded machine.
+#: Within this time the death of a server is noticed, on a loaded machine.
 MISS_SECONDS = 20.0
-#: Where Jupyter's sessions are if nobody has said anything.
+#: Jupyter's setting for its sessions unless the user has configured another.
 _IN_MEMORY = ":memory:"
 
 
 class Reattachment:
-    """What a server application does for kernels that outlive it; switched on by its making.
+    """Kernels of a server application that outlive it; retention begins with construction.
 
     Parameters
     ----------
@@ -49,7 +48,7 @@ class Reattachment:
     Raises
     ------
     SingError, OSError
-        If nothing can be kept.
+        If kernels cannot be kept.
     """
 
     def __init__(self, app: Any, seconds: float, log: Any) -> None:
@@ -66,7 +65,9 @@ class Reattachment:
         retention.switch_on(self._kernels, self._keeping)
 
     async def adopt(self) -> None:
-        """Called once, before the server answers anybody: it would forget the sessions of kernels
+        """Adopt the kernels of the previous server.
+
+        Called once, before the server answers requests: it would forget the sessions of kernels
         that it does not know.
         """
         records, problems = self._keeping.directory.records()
@@ -77,7 +78,7 @@ class Reattachment:
             await self._rename()
 
     async def _adopt(self, record: Record) -> None:
-        """Take over one kernel; whatever fails is said and harms nobody else."""
+        """Adopt one kernel; a failure is logged and does not affect the others."""
         try:
             request = AdoptKernel(record.kernel_id, self._keeping.seconds, MISS_SECONDS)
             kernel = await asyncio.to_thread(client.adopt, request)
@@ -98,11 +99,11 @@ class Reattachment:
             self._not_found(record, f"{type(error).__name__}: {error}")
         finally:
             self._keeping.adopted.pop(record.kernel_id, None)
-            if not taken:  # there may be a server that can
+            if not taken:  # another server may be able to
                 kernel.leave()
 
     async def _start(self, record: Record, kernel: RemoteKernel) -> bool:
-        """Have Jupyter's managers start it, which they do by taking it over; false: they do not."""
+        """Let Jupyter's managers start a kernel, which adopts it; return False if it cannot be."""
         specification = self._kernels.kernel_spec_manager.get_kernel_spec(record.kernel_name)
         chosen = specification.metadata.get("kernel_provisioner", {}).get("provisioner_name")
         usual = KernelProvisionerFactory.instance(parent=self._app).default_provisioner_name
@@ -117,17 +118,17 @@ class Reattachment:
         manager = self._kernels.get_kernel(record.kernel_id)
         manager.execution_state = "idle" if not kernel.pid else await self._state(manager)
         if manager.execution_state == "busy":
-            # Clients could only connect when it has said which protocol it speaks. A server that
-            # knows has it here; assume what Jupyter assumes after a minute without an answer.
+            # Clients could connect only after the kernel has named its protocol version. A server
+            # keeps the reply here; assume what Jupyter assumes after a minute without a reply.
             manager._kernel_info_future = asyncio.Future()
             manager._kernel_info_future.set_result({})
         self._log.info("jupyter_sing: kernel %s was found again", record.kernel_id)
         return True
 
     async def _state(self, manager: Any) -> str:
-        """Say whether a kernel executes something: then it does not answer now."""
+        """Return whether a kernel is busy or idle: a busy one does not answer now."""
         answered = asyncio.Event()
-        channel = manager.connect_shell()  # its own, on which nothing else is answered
+        channel = manager.connect_shell()  # a channel of its own: no other replies arrive on it
         try:
             channel.on_recv(lambda _: answered.set())
             manager.session.send(channel, "kernel_info_request")
@@ -140,14 +141,14 @@ class Reattachment:
         return "idle"
 
     async def _rename(self) -> None:
-        """Tell kernels that are restarted later what their notebooks are called by now."""
+        """Update the names of notebooks in the environment of kernels that are restarted later."""
         for session in await self._sessions.list_sessions():
             environment = self._sessions.get_kernel_env(session["path"], session["name"])
             kernel_id = session["kernel"]["id"]
             self._kernels.update_env(kernel_id=kernel_id, env=environment)
 
     async def _offer(self, record: Record) -> None:
-        """Say what gives the notebook back of a kernel that died while it had no server."""
+        """Log how to restore the notebook of a kernel that died while it had no server."""
         request = LastCheckpoint(record.session, record.kernel_id, record.notebook)
         text = ""
         if record.session:
@@ -170,7 +171,7 @@ class Reattachment:
         )
 
     def leave(self) -> None:
-        """Called when the server ends: leave its kernels to the next one."""
+        """Leave the kernels to the next server; called when this server ends."""
         for kernel_id in self._kernels.list_kernel_ids():
             manager = self._kernels.get_kernel(kernel_id)
             provisioner = getattr(manager, "provisioner", None)
@@ -181,19 +182,19 @@ class Reattachment:
             self._kernels.stop_buffering(kernel_id)
             provisioner.leave()
             self._kernels.remove_kernel(kernel_id)
-            # What else goes with a manager: its file, which the kernel's clients know, stays; and
-            # with its socket, the end of the context that it is of would wait for ever.
+            # Remaining parts of a manager. Its connection file stays: the kernel's clients use it.
+            # Its control socket must be closed: otherwise terminating its context would block.
             manager.connection_file = ""
             manager._close_control_socket()
         self.close()
 
     async def end(self) -> None:
-        """Called when the server ends: end its kernels with it."""
+        """End the kernels; called when this server ends and they must not outlive it."""
         with contextlib.suppress(SingError):
             await self._kernels.shutdown_all()
         self.close()
 
     def close(self) -> None:
-        """Give up what the server has on disk."""
+        """Release the server's directory on disk."""
         retention.switch_off(self._kernels)
         self._keeping.directory.close()

@@ -1,4 +1,4 @@
-"""REST of device sessions, below ``jupyter-sing/api``; described by ``openapi.yaml``."""
+"""REST API of device sessions, below ``jupyter-sing/api``; described by ``openapi.yaml``."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from kernelproxy.common.untrusted import parse_json
 
 AUTH_RESOURCE = "jupyter_sing"
 ANSWER_SECONDS_MAX = 30.0
-# A resume may wait for room; a suspend for the operator that runs now.
+# A resume may wait for room; a suspend for the operator in progress.
 VERB_SECONDS_MAX = 600.0
-# Who has just started a kernel need not know when it can be told something.
+# A kernel that has just started may not accept requests yet; its clients need not know when.
 CONNECT_SECONDS_MAX = 20.0
 CONNECT_PAUSE_SECONDS = 0.2
 
@@ -86,7 +86,7 @@ class SingHandler(APIHandler):
     _left = False
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Called by tornado when a verb raised."""
+        """Called by tornado when a handler raised."""
         error = kwargs.get("exc_info", (None, None, None))[1]
         message, reason = "Something unexpected failed; see the server's log.", "failed"
         if isinstance(error, ControlError):
@@ -99,7 +99,7 @@ class SingHandler(APIHandler):
         self.finish(json.dumps({"message": message, "reason": reason}))
 
     def log_exception(self, *exc_info: Any) -> None:
-        """Called by tornado before `write_error`; a refusal is no fault of the server's."""
+        """Called by tornado before `write_error`; a refused request is no fault of the server."""
         if isinstance(exc_info[1], ControlError):
             self.log.info(
                 "jupyter_sing: %s %s: %s", self.request.method, self.request.path, exc_info[1]
@@ -115,9 +115,9 @@ class SingHandler(APIHandler):
         *,
         start: bool = False,
     ) -> Reply:
-        """Ask the daemon; as many may do so at a time as like.
+        """Send a request to the daemon; there is no limit on concurrent requests.
 
-        Sessions are nowhere without a daemon, but checkpoints are on disk: `start` it for these.
+        Without a daemon there are no sessions, but checkpoints are on disk: `start` it for these.
         """
         asked = asyncio.ensure_future(
             agent_requests.ask(reply_type, request, lambda: connect(start=start), timeout)
@@ -131,13 +131,13 @@ class SingHandler(APIHandler):
             raise ControlError("The request was cancelled.", "timeout") from None
 
     def on_connection_close(self) -> None:
-        """Called by tornado when who asks has hung up: nobody waits for the answer any more."""
+        """Called by tornado when the client has disconnected: cancel its request."""
         self._left = True
         if self._asking is not None:
             self._asking.cancel()
 
     async def call_kernel(self, reply_type: type[Reply], request: Message) -> Reply:
-        """As `call`, for what a kernel is to do: one that starts is waited for, a little."""
+        """As `call`, for requests to a kernel; wait a short time for one that is starting."""
         end = time.monotonic() + CONNECT_SECONDS_MAX
         while True:
             try:
@@ -148,8 +148,8 @@ class SingHandler(APIHandler):
             await asyncio.sleep(CONNECT_PAUSE_SECONDS)
 
     async def status_reply(self) -> StatusReply:
-        """All devices and sessions, these named after their notebooks. Also of kernels of this
-        server whose session has ended.
+        """Return all devices and sessions, the sessions named after their notebooks. Includes
+        kernels of this server whose session has ended.
         """
         kernels: lost_sessions.Kernels = self.settings["jupyter_sing_kernels"]
         before = kernels.with_session()
@@ -159,7 +159,7 @@ class SingHandler(APIHandler):
         return StatusReply(found.devices, await self.named(sessions), found.sharing)
 
     async def told(self) -> StatusReply:
-        """What the daemon says of devices and sessions; nothing without a daemon."""
+        """Return the daemon's devices and sessions; none if no daemon runs."""
         try:
             return await self.call(StatusReply, Status())
         except ControlError as error:
@@ -173,13 +173,13 @@ class SingHandler(APIHandler):
         return names
 
     async def checkpoints(self) -> list[dict[str, Any]]:
-        """All checkpoints, the newest first, with the place of their notebooks in our tree."""
+        """Return all checkpoints, newest first, with their notebooks' paths on this server."""
         found = (await self.call(CheckpointsReply, Checkpoints(), start=True)).checkpoints
         root = str(getattr(self.contents_manager, "root_dir", ""))
         return [{**each, "path": contents_path(each.get("notebook", ""), root)} for each in found]
 
     def body_text(self, field: str, default: str | None = None) -> str:
-        """Return a field of the body; without a default there must be one."""
+        """Return a field of the body; without a default the field is required."""
         try:
             body = self.get_json_body() or {}
         except UnicodeDecodeError:
@@ -201,9 +201,9 @@ class StatusHandler(SingHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """List devices and sessions, and say what has come of sharing."""
+        """List devices and sessions, with the figures of sharing."""
         found = asdict(await self.status_reply())
-        del found["elsewhere"]  # for who starts daemons: `status` on the command line
+        del found["elsewhere"]  # only for the command line's `status`
         self.reply_json(found)
 
 
@@ -213,14 +213,14 @@ class ActivityHandler(SingHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Say who had the devices, by default in the last day."""
+        """Show which sessions used the devices, by default in the last day."""
         since = self._number("since", time.time() - queries.DAY_SECONDS)
         resolution = self._number("resolution", 1.0)
         found = await agent_requests.in_thread(lambda: queries.activity_since(since, resolution))
         self.reply_json(queries.with_names(found, (await self.status_reply()).sessions))
 
     def _number(self, name: str, default: float) -> float:
-        """Return a number of the query."""
+        """Return a number from the query."""
         text = self.get_query_argument(name, "")
         try:
             number = float(text) if text else default
@@ -273,7 +273,7 @@ class SessionVerbHandler(SingHandler):
     @web.authenticated
     @authorized
     async def post(self, session_id: str, verb: str) -> None:
-        """Suspend, resume or move a session, or note a wish; answers when it is done."""
+        """Suspend, resume or move a session, or set a preference; answer when it is done."""
         request: Message = Resume(session_id)
         if verb == "suspend":
             request = Suspend(session_id, "Suspended in JupyterLab")
@@ -294,7 +294,7 @@ class SessionCheckpointHandler(SingHandler):
     @web.authenticated
     @authorized
     async def post(self, session_id: str) -> None:
-        """Put the session's notebook away; answers when it is safe on disk."""
+        """Save the session's notebook; answer when it is safe on disk."""
         name = self.body_text("name", "")
         request = Checkpoint(session_id, name, form=self.body_text("form", ""))
         self.reply_json((await self.call_kernel(CheckpointReply, request)).checkpoint)
@@ -306,7 +306,7 @@ class SessionRestoreHandler(SingHandler):
     @web.authenticated
     @authorized
     async def post(self, session_id: str) -> None:
-        """Take a notebook out, in the place of the session's; answers when it is there."""
+        """Restore a notebook in place of the session's; answer when it is restored."""
         request = Restore(session_id, self.body_text("name"), self.body_text("form", ""))
         self.reply_json((await self.call_kernel(RestoreReply, request)).outcome)
 
@@ -337,7 +337,7 @@ class CheckpointHandler(SingHandler):
     @web.authenticated
     @authorized
     async def delete(self, name: str) -> None:
-        """Forget a checkpoint."""
+        """Delete a checkpoint."""
         await self.call(Done, DeleteCheckpoint(name), start=True)
         self.set_status(204)
         self.finish()
@@ -349,13 +349,13 @@ class PolicyHandler(SingHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Show the policy that holds, or will when a daemon runs."""
+        """Show the policy in force, or the one that the next daemon will apply."""
         self.reply_json({"policy": await agent_requests.in_thread(queries.standing_policy_text)})
 
     @web.authenticated
     @authorized
     async def put(self) -> None:
-        """Let another policy hold; with ``?dry_run=1`` only say whom it would affect."""
+        """Apply another policy; with ``?dry_run=1`` only show which users it would affect."""
         dry = self.get_query_argument("dry_run", "0").lower() not in ("0", "false", "no", "")
         request = SetPolicy(self._policy(), dry)
         reply = await self.call(PolicyApplied, request, start=True)
@@ -363,7 +363,7 @@ class PolicyHandler(SingHandler):
         self.reply_json({"message": message, **asdict(reply)})
 
     def _policy(self) -> str:
-        """Return the policy of the body: in a field of JSON, or the body itself."""
+        """Return the policy of the body: a JSON field, or the body itself."""
         try:
             text = self.request.body.decode("utf-8")
         except UnicodeDecodeError:
@@ -386,7 +386,7 @@ class MetricsHandler(SingHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Show devices and sessions as metrics, as the daemon knows them."""
+        """Show devices and sessions as metrics; only what the daemon reports."""
         found = await self.told()
         self.set_header("Content-Type", metrics.CONTENT_TYPE)
         self.finish(metrics.render(found.devices, found.sessions, found.sharing))
@@ -405,12 +405,12 @@ ROUTES: tuple[tuple[str, type[SingHandler]], ...] = (
     (r"sessions/([0-9A-Za-z_-]+)/checkpoint", SessionCheckpointHandler),
     (r"sessions/([0-9A-Za-z_-]+)/restore", SessionRestoreHandler),
     (r"checkpoints", CheckpointsHandler),
-    (r"checkpoints/([0-9A-Za-z._@+%-]+)", CheckpointHandler),  # as browsers write @ and +
+    (r"checkpoints/([0-9A-Za-z._@+%-]+)", CheckpointHandler),  # browsers encode @ and +
     (r"policy", PolicyHandler),
     (r"metrics", MetricsHandler),
 )
 
 
 def handlers() -> list[tuple[str, type[SingHandler]]]:
-    """Routes below the server's base URL, which the extension application puts before them."""
+    """Return the routes, below the server's base URL, which the extension application prepends."""
     return [(url_path_join("/jupyter-sing/api", path), handler) for path, handler in ROUTES]

@@ -1,4 +1,4 @@
-"""Saves the process in a sandbox, and makes it again in a fresh one."""
+"""Saving the process in a sandbox, and restoring it in a new one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernelproxy.criu.sandbox import Form
 from kernelproxy.native.tools import sandbox_program
 
 BASE_SECONDS = 30.0
-#: What a slow disk takes.
+#: Speed of a slow disk.
 BYTES_PER_SECOND = 30e6
 END_SECONDS = 10.0
 #: Removed files that are still open are copied into the images, up to this size each.
@@ -29,7 +29,7 @@ LOG = "criu.log"
 LOG_LEVEL = "-v2"
 LOG_CHARS_MAX = 4000
 
-# What it says, and what that means for people. The first that fits the first error counts.
+# CRIU's errors and their user-facing meanings. The first match of the first error counts.
 _MEANINGS = {
     r"Can't open mapped \[(?P<what>.*) \(deleted\)\]": "it has mapped {what}, which was removed",
     r"Can't dump ghost file (?P<what>\S+)": "it has {what} open, which was removed and is large",
@@ -47,14 +47,14 @@ _MEANINGS = {
 
 @dataclass
 class Running:
-    """A process that was restored.
+    """Restored process.
 
     Parameters
     ----------
     process : Popen
-        The sandbox: it ends as the process does, and is the child of this process.
+        The sandbox: a child of this process, which ends when the restored process does.
     pid : int
-        Of the process itself, as seen here.
+        Process id of the restored process, as seen here.
     """
 
     process: subprocess.Popen[bytes]
@@ -70,40 +70,40 @@ def dump(
     leave_running: bool,
     timeout: float | None = None,
 ) -> float:
-    """Save the process in a sandbox, and all that it has started.
+    """Save the process in a sandbox, with all processes that it has started.
 
     Parameters
     ----------
     form : Form
-        Of its sandbox.
+        Form of its sandbox.
     pid : int
-        The process, as seen here.
+        Process id, as seen here.
     directory : Path
-        For the images, empty or missing; they hold all that the process knew, so it is made
-        readable by its owner only.
+        Directory for the images, empty or missing. They contain the process's whole memory, so the
+        directory is made readable only by its owner.
     wake_fd : int
-        Number, in the process, of a pipe's writing end, see `wake`.
+        Number, in the process, of a pipe's write end, see `wake`.
     leave_running : bool
-        Whether the process goes on; else it is gone when this returns.
+        Whether the process continues; else it has ended when this returns.
     timeout : float, optional
-        Seconds; by default more than enough for the memory that it has.
+        Seconds; default: more than enough for its memory.
 
     Returns
     -------
     float
-        Seconds for which the process stood still.
+        Seconds for which the process was stopped.
 
     Raises
     ------
     ProcessError
-        ``dump`` or ``timeout``: it cannot be saved; it goes on, and the directory is empty.
+        ``dump`` or ``timeout``: it cannot be saved; it continues, and the directory is empty.
     """
     if timeout is None:
         timeout = BASE_SECONDS + memory_bytes(pid) / BYTES_PER_SECOND
     _make_private(directory)
     try:
         with Target(pid) as target:
-            # What is to end is only stopped till all is there.
+            # A process that is to end is only stopped until its images are complete.
             stopped = nullcontext() if leave_running else target.continued_on_failure()
             with _emptied_on_failure(directory), stopped:
                 seconds = _save(form, target, directory, wake_fd, leave_running, timeout)
@@ -124,8 +124,8 @@ def _save(
 ) -> float:
     """Fill a directory with images; see `dump`."""
     command = [form.criu, "dump", "--tree", str(target.inner_pid), "--file-locks"]
-    # CRIU would end with the sandbox if it ended the process. Names that stand for removed ones
-    # stay till the process is restored: once.
+    # CRIU would end with the sandbox if it ended the process. Links for removed names are kept
+    # until the process is restored: once.
     command += ["--leave-running"] if leave_running else ["--leave-stopped", "--link-remap"]
     with _work_directory() as work:
         command += _options(form, directory, work)
@@ -145,30 +145,30 @@ def restore(
     stderr: IO[bytes] | int | None = None,
     timeout: float | None = None,
 ) -> Running:
-    """Make a process again, in a fresh sandbox; the one that was saved may run or not.
+    """Restore a process in a new sandbox; the saved one may run or not.
 
-    It goes on where it was saved, and waits for a line at `wake`.
+    It continues where it was saved, and waits for the line of `wake`.
 
     Parameters
     ----------
     form : Form
-        The same kind as the process was saved in.
+        The kind must be that of the sandbox in which the process was saved.
     directory : Path
-        The images; they stay as they are.
+        Directory of the images, which are not changed.
     ports : mapping, optional
-        Ports at which it listened, and those at which it is to listen instead; see
-        `images.prepare` for the others.
+        New ports for ports at which the process listened, by the old ones; see `images.prepare` for
+        the others.
     lifeline_fd : int, optional
         See `sandbox.prefix`.
     stdout, stderr : file or int, optional
-        Where its output goes, see `subprocess.Popen`.
+        Destination of its output, see `subprocess.Popen`.
     timeout : float, optional
-        Seconds; by default more than enough for the size of the images.
+        Seconds; default: more than enough for the size of the images.
 
     Raises
     ------
     ProcessError
-        ``restore`` or ``timeout``: it cannot be made again; nothing of it is left.
+        ``restore`` or ``timeout``: it cannot be restored; nothing of it remains.
     """
     info = images.Info.read(directory)
     if info.kind != form.kind:
@@ -201,7 +201,7 @@ def _launch(
     stderr: IO[bytes] | int | None,
     timeout: float,
 ) -> Running:
-    """Start the sandbox that restores; see `restore`."""
+    """Start the sandbox that restores the process; see `restore`."""
     reader, writer = os.pipe()
     try:
         arguments = sandbox.options(form, writer, lifeline_fd)
@@ -236,31 +236,31 @@ def _launch(
 
 
 def listening(directory: Path) -> set[int]:
-    """Ports at which the process listened when it was saved."""
+    """Return the ports at which the process listened when it was saved."""
     return images.listening(directory)
 
 
 def wake(pid: int, wake_fd: Path | int, line: Mapping[str, Any]) -> None:
-    """Tell a process that waits, having been saved or restored, how it goes on.
+    """Tell a process that waits, after a dump or a restore, how to continue.
 
     Parameters
     ----------
     pid : int
-        As seen here.
+        Process id, as seen here.
     wake_fd : int or Path
-        As given to `dump`, or where its images are.
+        Number given to `dump`, or directory of the images.
     line : mapping
         Sent as JSON.
 
     Raises
     ------
     ProcessError
-        ``restore``: it does not wait.
+        ``restore``: it does not wait for a line.
     """
     if isinstance(wake_fd, Path):
         wake_fd = images.Info.read(wake_fd).wake_fd
     try:
-        # Opened anew: the pipe is the process's own.
+        # Opened through /proc: the pipe belongs to the process.
         fd = os.open(f"/proc/{pid}/fd/{wake_fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.write(fd, json.dumps(dict(line)).encode() + b"\n")
@@ -270,16 +270,16 @@ def wake(pid: int, wake_fd: Path | int, line: Mapping[str, Any]) -> None:
         raise ProcessError(f"the process {pid} cannot be woken: {error}", "restore") from error
 
 
-# ---------------------------------------------------------------- what is asked of CRIU
+# ---------------------------------------------------------------- calls of CRIU
 
 
 def _options(form: Form, directory: Path, work: Path) -> list[str]:
-    """What dumping and restoring have in common."""
+    """Return the options common to dump and restore."""
     options = ["--images-dir", str(directory), "--work-dir", str(work)]
     options += ["--log-file", LOG, LOG_LEVEL]
-    # Connections cannot be had again: who made them makes them anew.
+    # Connections cannot be restored: their owners must reconnect.
     options.append("--tcp-close")
-    # Mounts and control groups are those of the sandbox that it is restored in.
+    # Mounts and control groups are those of the sandbox in which it is restored.
     options += ["--external", "mnt[]:m", "--manage-cgroups=ignore"]
     options += ["--ghost-limit", GHOST_LIMIT, "--skip-file-rwx-check"]
     if form.kind == "user":
@@ -289,18 +289,18 @@ def _options(form: Form, directory: Path, work: Path) -> list[str]:
 
 @contextmanager
 def _work_directory() -> Iterator[Path]:
-    """A directory of ours alone, as the images are."""
+    """Make a temporary directory, private like the images."""
     with tempfile.TemporaryDirectory(prefix="sing-process-") as name:
         yield Path(name)
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what is preloaded into kernels."""
+    """Return our environment, without the libraries preloaded into kernels."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LD_")}
 
 
 def _run(command: list[str], work: Path, timeout: float) -> None:
-    """Dump; see `dump`."""
+    """Run the dump; see `dump`."""
     try:
         done = subprocess.run(
             command,
@@ -320,15 +320,15 @@ def _run(command: list[str], work: Path, timeout: float) -> None:
 
 
 def _failure(work: Path, what: str, otherwise: str, reason: str) -> ProcessError:
-    """The error for what CRIU has logged."""
-    # It tries whether there is tun, and says so.
+    """Return the error for what CRIU has logged."""
+    # CRIU probes for tun, and logs an error without it.
     errors = re.findall(r"Error \([^)]*\): (?!tun: )(.*)", _log(work))
     why = next(filter(None, map(_meaning, errors)), None) or next(iter(errors), otherwise)
     return _noted(ProcessError(f"{what}: {why}", reason), work)
 
 
 def _noted(error: ProcessError, work: Path) -> ProcessError:
-    """An error with the end of CRIU's log, for whoever looks into it."""
+    """Add the end of CRIU's log to an error, for debugging."""
     error.add_note(_log(work)[-LOG_CHARS_MAX:])
     return error
 
@@ -341,14 +341,14 @@ def _log(work: Path) -> str:
 
 
 def _meaning(line: str) -> str | None:
-    """What a line of the log means for people."""
+    """Return the user-facing meaning of a line in the log."""
     for pattern, meaning in _MEANINGS.items():
         if found := re.search(pattern, line, re.IGNORECASE):
             return meaning.format(**found.groupdict())
     return None
 
 
-# ---------------------------------------------------------------- what is left
+# ---------------------------------------------------------------- cleanup
 
 
 def _make_private(directory: Path) -> None:
@@ -373,8 +373,8 @@ def _emptied_on_failure(directory: Path) -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a sandbox that has not come to run its process, and all in it."""
-    process.terminate()  # it waits for the rest
+    """End a sandbox that does not run its process yet, with all its processes."""
+    process.terminate()  # it waits for its processes
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Digests of mapped files, kept from one process to the next."""
+"""Digests of mapped files, cached across processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelproxy.native import libraries
 
 
 def warm(pid: int) -> None:
-    """Hash what a running process has mapped, so that saving it need not wait for that."""
+    """Hash the files that a running process has mapped, so that saving it need not wait."""
     paths = set()
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -23,12 +23,12 @@ def warm(pid: int) -> None:
                 paths.add(parts[5])
     with Digests() as digests:
         for path in sorted(paths):
-            with suppress(OSError):  # removed since, or no file
+            with suppress(OSError):  # removed meanwhile, or not a file
                 digests.of(path, os.stat(path))
 
 
 class Digests:
-    """Digests of files, kept from one process to the next."""
+    """Digests of files, cached across processes."""
 
     def __enter__(self) -> Digests:
         self._file = libraries.cache_directory().parent / "mapped-files.json"
@@ -49,7 +49,7 @@ class Digests:
             partial.rename(self._file)
 
     def of(self, path: str, state: os.stat_result) -> str:
-        """The digest of a file in a state."""
+        """Return the digest of a file in the given state."""
         key = [state.st_size, state.st_ino, state.st_dev, state.st_mtime_ns, state.st_ctime_ns]
         known = self._known.get(path)
         if isinstance(known, list) and known[1:] == key and isinstance(known[0], str):

@@ -1,4 +1,4 @@
-"""The process that is saved, as seen from outside its sandbox."""
+"""Process to be saved, as seen from outside its sandbox."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ END_SECONDS = 60.0
 
 
 class Target:
-    """A process in a sandbox; used as a context.
+    """Process in a sandbox; used as a context manager.
 
     Parameters
     ----------
     pid : int
-        As seen here.
+        Process id, as seen here.
 
     Raises
     ------
     OSError
-        It is not there.
+        If there is no such process.
     """
 
     def __init__(self, pid: int) -> None:
         status = _status(pid)
         self.pid = pid
         self.inner_pid = int(status["NSpid"].split()[-1])
-        # The first process in the sandbox has kept what it gave to this one.
+        # The first process in the sandbox still has the outputs that this one has inherited.
         self._outlets = [os.readlink(f"/proc/{status['PPid']}/fd/{fd}") for fd in (1, 2)]
         self._locks = _locks_of(pid)
 
@@ -47,7 +47,7 @@ class Target:
 
     @contextmanager
     def continued_on_failure(self) -> Iterator[None]:
-        """Let it go on if it was stopped and something fails after that."""
+        """Let the process continue if it was stopped and a later step fails."""
         try:
             yield
         except BaseException:
@@ -57,7 +57,7 @@ class Target:
             raise
 
     def describe(self, kind: str, wake_fd: int, mapped: list[images.Mapped]) -> images.Info:
-        """Note what the images do not say."""
+        """Return the information that the images lack."""
         offsets = _offsets(self.pid)
         monotonic = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + offsets.get("monotonic", 0)
         boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + offsets.get("boottime", 0)
@@ -75,10 +75,10 @@ class Target:
         )
 
     def end(self) -> None:
-        """End it, and wait until it has: giving up its memory may take a while."""
-        with suppress(ProcessLookupError):  # somebody else has ended it
+        """End the process, and wait until it has ended: freeing its memory may take a while."""
+        with suppress(ProcessLookupError):  # it has ended already
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
-        readable(self._fd, END_SECONDS)  # there is no way back in any case
+        readable(self._fd, END_SECONDS)  # after a timeout, it cannot be undone either
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -87,14 +87,14 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _root_within(pid: int) -> bool:
-    """Whether the only user that there is in a process's sandbox is root there."""
+    """True if the only user of a process's sandbox is root there."""
     return Path(f"/proc/{pid}/uid_map").read_text("ascii").split()[0] == "0"
 
 
 def _offsets(pid: int) -> dict[str, int]:
-    """How far a process's clocks are ahead of ours, in nanoseconds."""
+    """Return how far a process's clocks are ahead of ours, in nanoseconds."""
     offsets = {}
-    with suppress(FileNotFoundError):  # a kernel without namespaces of time
+    with suppress(FileNotFoundError):  # a kernel without time namespaces
         for line in Path(f"/proc/{pid}/timens_offsets").read_text("ascii").splitlines():
             name, seconds, nanoseconds = line.split()
             offsets[name] = int(seconds) * 10**9 + int(nanoseconds)
@@ -102,7 +102,7 @@ def _offsets(pid: int) -> dict[str, int]:
 
 
 def clocks(info: images.Info) -> list[str]:
-    """Arguments of the launcher that keep clocks from going back; as root, CRIU sees to that."""
+    """Return launcher options that keep clocks from going back; as root, CRIU does this."""
     monotonic = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     if info.kind == "root" or (monotonic >= info.monotonic and boottime >= info.boottime):
@@ -112,25 +112,25 @@ def clocks(info: images.Info) -> list[str]:
 
 
 def _locks_of(pid: int) -> list[str]:
-    """Files that a process or one of its children may have locked."""
+    """Return files that a process or one of its children may have locked."""
     family = {str(each) for each in _tree(pid)}
-    # Locks that belong to a description rather than a process name none.
+    # Locks that belong to an open file description, not to a process, have no process id.
     return sorted({inode for owner, inode in _lock_table() if owner in family or owner == "-1"})
 
 
 def locked(inodes: list[str]) -> bool:
-    """Whether any of these files is locked now: waiting for it might take for ever."""
+    """True if one of these files is locked now: waiting for its lock could block forever."""
     return bool(set(inodes) & {inode for _, inode in _lock_table()})
 
 
 def _lock_table() -> list[tuple[str, str]]:
-    """Processes, and devices with inodes, of all locks that are held."""
+    """Return the process, and the device with inode, of each lock that is held."""
     rows = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
     return [(row[4], row[5]) for row in rows if len(row) >= 6 and row[1] != "->"]
 
 
 def _tree(pid: int) -> Iterator[int]:
-    """A process and all that come from it."""
+    """Yield a process and all its descendants."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*"):
         with suppress(OSError):
@@ -139,7 +139,7 @@ def _tree(pid: int) -> Iterator[int]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Memory that a process and all that come from it occupy."""
+    """Return the memory of a process and all its descendants."""
     total = 0
     for each in _tree(pid):
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""What is in a directory of images: whether they can be restored here, and what is changed first.
+"""Content of a directory of images: whether they can be restored here, and changes before that.
 
-CRIU writes one file for each kind of thing; we add ``sing.json``. See CRIU's ``images/*.proto`` for
-the numbers of fields.
+CRIU writes one file for each kind of object; we add ``sing.json``. See CRIU's ``images/*.proto``
+for the field numbers.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ _PSTREE = (_COMMON, 0x50273030)
 _REMAP = (_COMMON, 0x59133954)
 _STATS = (0x55105940, 0x57093306)
 
-# Of file_entry, reg_file_entry and inet_sk_entry.
+# Field numbers of file_entry, reg_file_entry and inet_sk_entry.
 _REG, _ISK = 3, 4
 _REG_ID, _REG_NAME, _REG_SIZE = 1, 6, 8
-#: What depends on the content of a file: its size, build id and checksum.
+#: Fields that depend on the content of a file: its size, build id and checksum.
 _REG_CONTENT = (_REG_SIZE, 11, 12, 13, 14)
 _ISK_PROTO, _ISK_STATE, _ISK_SRC_PORT, _ISK_DST_PORT = 5, 6, 7, 8
 _TCP, _LISTEN = 6, 10
-# Of mm_entry and vma_entry.
+# Field numbers of mm_entry and vma_entry.
 _MM_EXE, _MM_VMAS = 12, 14
 _VMA_SHMID, _VMA_PROT, _VMA_STATUS = 4, 5, 7
 _PROT_EXEC, _FILE_PRIVATE, _FILE_SHARED = 4, 1 << 6, 1 << 7
 
-#: Larger files that hold no code are known by their time and size: hashing takes seconds.
+#: Larger files without code are identified by time and size: hashing them takes seconds.
 HASHED_BYTES_MAX = 256 << 20
-#: Numbers above those of a process that are left to what restores it.
+#: Number of process ids above those of a process that are reserved for the restoring ones.
 SPARE_PIDS = 300
 
 
 @dataclass(frozen=True)
 class Info:
-    """What ``sing.json`` says.
+    """Content of ``sing.json``.
 
     Parameters
     ----------
     kind : str
-        Of the `sandbox.Form`.
+        Kind of the `sandbox.Form`.
     pid : int
-        The process's number in its sandbox.
+        Process id in its sandbox.
     wake_fd : int
-        Where it waits for a line, see `criu.wake`.
+        Descriptor at which it waits for a line, see `criu.wake`.
     uid : int
     outlets : list of str
-        Its standard output and error, as CRIU names them.
+        Standard output and error, as CRIU names them.
     monotonic, boottime : int
-        Nanoseconds that its clocks had not reached when it was saved.
+        Readings of its clocks just after it was saved, in nanoseconds.
     locks : list of str
         Device and inode of files that it may have locked.
     mapped : list of dict
-        Files that it had mapped: of each a `Mapped`.
+        Mapped files: each a `Mapped`.
     release, machine : str
-        Of the kernel.
+        Of the Linux kernel.
     as_root : bool
         Whether an ordinary user was root in its sandbox, as up to version 1.
     cpu : list of str
-        What the processor can do.
+        Features of the processor.
     version : int
     """
 
@@ -109,7 +109,7 @@ class Info:
         Raises
         ------
         ProcessError
-            It is not there, or not whole, or of a later version.
+            If it is missing, damaged, or of another version.
         """
         try:
             data = (directory / INFO).read_bytes()
@@ -119,12 +119,12 @@ class Info:
 
     @classmethod
     def parse(cls, data: bytes) -> Info:
-        """What a file of these bytes says.
+        """Parse the content of the file.
 
         Raises
         ------
         ProcessError
-            It is not whole, or of a later version.
+            If it is damaged, or of another version.
         """
         try:
             found = parse_json(data)
@@ -140,7 +140,7 @@ class Info:
 
 
 def _like(example: T, found: Any) -> T:
-    """What `found` describes, if its fields are of the types that those of an example are of."""
+    """Return an object made from `found`, if its fields have the types of the example's fields."""
     kinds = {name: type(value) for name, value in vars(example).items()}
     if not isinstance(found, dict) or {k: type(v) for k, v in found.items()} != kinds:
         raise damaged(f"{INFO} is not as it was written")
@@ -148,7 +148,7 @@ def _like(example: T, found: Any) -> T:
 
 
 def cpu_flags() -> set[str]:
-    """What this machine's processor can do, as the kernel says."""
+    """Return the features of this machine's processor, from the Linux kernel."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             name, _, value = line.partition(":")
@@ -157,11 +157,11 @@ def cpu_flags() -> set[str]:
     return set()
 
 
-# ---------------------------------------------------------------- what they hold
+# ---------------------------------------------------------------- content
 
 
 def read_entries(file: Path, magic: tuple[int, int]) -> list[Fields]:
-    """Read one file of images; nothing if it is not there."""
+    """Read one file of images; return an empty list if it does not exist."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
@@ -176,7 +176,7 @@ def _unreadable(error: OSError) -> ProcessError:
 
 
 def listening(directory: Path) -> set[int]:
-    """Ports at which the process listened."""
+    """Return the ports at which the process listened."""
     sockets = [each.message(_ISK) for each in read_entries(directory / "files.img", _FILES)]
     return {each.number(_ISK_SRC_PORT) for each in sockets if each is not None and _listens(each)}
 
@@ -186,12 +186,12 @@ def _listens(entry: Fields) -> bool:
 
 
 def last_pid(directory: Path) -> int:
-    """A number that none of the following `SPARE_PIDS` were used by the processes.
+    """Return a process id after which the next `SPARE_PIDS` were not used by the processes.
 
     Raises
     ------
     ProcessError
-        There is none.
+        If there is none.
     """
     taken = {0}
     for each in read_entries(directory / "pstree.img", _PSTREE):
@@ -200,7 +200,7 @@ def last_pid(directory: Path) -> int:
     top = _pid_max()
     ordered = [*sorted(taken), top]
     for low, high in reversed(list(itertools.pairwise(ordered))):
-        # After the highest one, numbers begin anew, with 300.
+        # After the highest process id, they start again at 300.
         if high - low > SPARE_PIDS:
             return max(low, SPARE_PIDS)
     raise ProcessError("the process has used up all numbers of processes", "restore")
@@ -211,7 +211,7 @@ def _pid_max() -> int:
 
 
 def frozen_seconds(directory: Path) -> float:
-    """How long the process stood still when it was saved."""
+    """Return how long the process was stopped when it was saved."""
     for each in read_entries(directory / "stats-dump", _STATS):
         if (dump := each.message(1)) is not None:
             return dump.number(2) / 1e6
@@ -223,7 +223,7 @@ def frozen_seconds(directory: Path) -> float:
 
 @dataclass(frozen=True)
 class Mapped:
-    """A file that was mapped when the process was saved.
+    """File that was mapped when the process was saved.
 
     Parameters
     ----------
@@ -231,11 +231,11 @@ class Mapped:
     size, inode, mtime, ctime : int
         Bytes, and nanoseconds.
     digest : str
-        Of its content; empty if that may change.
+        Digest of its content; empty if the content may change.
     code : bool
-        Whether it is executed.
+        Whether it contains executed code.
     private : bool
-        Whether unchanged pages of it are missing in the images, rather than shared with others.
+        Whether it is mapped privately, so that unchanged pages are not in the images.
     """
 
     path: str
@@ -249,20 +249,20 @@ class Mapped:
 
 
 def mapped_files(directory: Path) -> list[Mapped]:
-    """Describe the files that were mapped: pages of them that were only read are not in the images.
+    """Describe the mapped files: pages that were only read are not in the images.
 
     Raises
     ------
     ProcessError
-        The images are not whole.
+        If the images are damaged.
     OSError
-        Such a file cannot be read.
+        If such a file cannot be read.
     """
     names = {}
     for each in read_entries(directory / "files.img", _FILES):
         if (file := each.message(_REG)) is not None:
             names[file.number(_REG_ID)] = os.fsdecode(file.data(_REG_NAME))
-    # Those that were removed are in the images.
+    # Removed files are in the images.
     for each in read_entries(directory / "remap-fpath.img", _REMAP):
         names.pop(each.number(1), None)
     with Digests() as digests:
@@ -274,7 +274,7 @@ def mapped_files(directory: Path) -> list[Mapped]:
 
 
 def _uses(directory: Path) -> dict[int, tuple[bool, bool]]:
-    """Numbers of mapped files: whether any mapping of it is of code, and any is private."""
+    """Return, by file number, whether any mapping of the file has code, and any is private."""
     uses: dict[int, tuple[bool, bool]] = {}
     for file in sorted(directory.glob("mm-*.img")):
         for each in read_entries(file, _MM):
@@ -301,21 +301,21 @@ def _describe(path: str, digests: Digests, *, code: bool, private: bool) -> Mapp
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- whether they fit
+# ---------------------------------------------------------------- compatibility
 
 
 def check(found: Path | Info) -> None:
-    """Make sure that images can be restored on this machine as it is now.
+    """Check that images can be restored on this machine in its current state.
 
     Parameters
     ----------
     found : Path or Info
-        Where they are, or what ``sing.json`` says.
+        Directory of the images, or content of ``sing.json``.
 
     Raises
     ------
     ProcessError
-        They cannot, and why.
+        If they cannot be restored, with the reason.
     """
     info = Info.read(found) if isinstance(found, Path) else found
     check_machine(info)
@@ -327,12 +327,12 @@ def check(found: Path | Info) -> None:
 
 
 def check_machine(info: Info) -> None:
-    """Make sure that a process was saved on a machine like this one, by this user.
+    """Check that a process was saved on a machine like this one, by this user.
 
     Raises
     ------
     ProcessError
-        It was not.
+        If it was not.
     """
     if info.uid != os.geteuid():
         raise ProcessError("the process was another user's", "restore")
@@ -360,7 +360,7 @@ def _check_mapped(file: Mapped, digests: Digests) -> None:
         if seen == (file.size, file.inode, file.mtime, file.ctime):
             return
         if not file.private:
-            same = state.st_size >= file.size  # others may write to it: that is what it is for
+            same = state.st_size >= file.size  # shared: other processes may write to it
         elif state.st_size != file.size:
             same = False
         elif file.digest:
@@ -377,30 +377,30 @@ def _check_mapped(file: Mapped, digests: Digests) -> None:
         )
 
 
-# ---------------------------------------------------------------- what is changed
+# ---------------------------------------------------------------- changes
 
 
 def prepare(directory: Path, target: Path, ports: Mapping[int, int] | None) -> None:
-    """Fill a directory with links to images, and with changed copies of what must be changed.
+    """Fill a directory with links to images, and with changed copies where necessary.
 
-    Files that have grown would not be accepted, as CRIU compares sizes; what files hold is not
-    what a process's state consists of, except for what it has mapped, which `check` looks at.
+    CRIU compares sizes and would refuse files that have grown. The content of files is not part of
+    a process's state, except for mapped files, which `check` compares.
 
     Parameters
     ----------
     directory : Path
-        The images.
+        Directory of the images.
     target : Path
-        Empty.
+        Empty directory.
     ports : mapping or None
-        Ports at which the process listened, and those at which it is to listen. Others stay as
-        they are, unless they were chosen by the system and somebody else listens there. None: all
-        stay as they are.
+        New ports for ports at which the process listened, by the old ones. Other ports are
+        unchanged, except those that the system chose and that are in use now. None: all ports are
+        unchanged.
 
     Raises
     ------
     ProcessError
-        The images are not whole, or the process did not listen there.
+        If the images are damaged, or the process did not listen at one of the ports.
     """
     before, moved = listening(directory), dict(ports or {})
     if unknown := set(moved) - before:
@@ -419,9 +419,10 @@ def prepare(directory: Path, target: Path, ports: Mapping[int, int] | None) -> N
 
 
 def _elsewhere(ports: set[int]) -> dict[int, int]:
-    """Other ports for those that the system chose, and that are taken.
+    """Return new ports for those that the system chose and that are in use.
 
-    Such as the one at which ipykernel's debugger talks to itself, in a kernel that lives on.
+    An example is the port at which ipykernel's debugger connects to itself, in a kernel that still
+    runs.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text("ascii").split())
     taken = [port for port in ports & _taken() if low <= port <= high]
@@ -431,7 +432,7 @@ def _elsewhere(ports: set[int]) -> dict[int, int]:
 
 
 def _taken() -> set[int]:
-    """Ports at which somebody listens."""
+    """Return the ports on which any process listens."""
     found = set()
     for name in ("tcp", "tcp6"):
         with suppress(FileNotFoundError):  # a kernel without IPv6

@@ -1,7 +1,8 @@
-"""Which kind of sandbox works here: found by saving and restoring a small process.
+"""Kind of sandbox that works here: found by saving and restoring a small process.
 
-Nothing less tells: whether CRIU works depends on its version, the kernel's, how that was built,
-what the machine's owner or a container forbids, and `criu check` is content with all of it.
+There is no simpler way: whether CRIU works depends on its version, on the Linux kernel's version
+and build options, and on restrictions by administrators or containers. `criu check` succeeds in
+spite of all of these.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from kernelproxy.native.tools import sandbox_program
 
 VARIABLE = "JUPYTER_SING_CRIU"
 CACHE = "process-form.json"
-#: For how long it is not tried again what did not work: somebody may repair it.
+#: How long a failure is cached: it may be repaired meanwhile.
 REFUSAL_SECONDS = 600.0
 STEP_SECONDS = 10.0
 
-# Counts connections, and says so to each; what was counted shows that it is the same process.
+# Counts connections, and sends the count to each; the count shows that it is the same process.
 _TRIAL = """
 import os, socket
 wait, wake = os.pipe()
@@ -47,19 +48,19 @@ for count in range(10):
 
 
 def find(directory: Path, *, fresh: bool = False) -> Form:
-    """Find the form that works on this machine, by trying.
+    """Return the form that works on this machine, found by trying.
 
     Parameters
     ----------
     directory : Path
-        Where the result is kept, for this boot and this installation.
+        Directory of the cached result, which is valid for this boot and this installation.
     fresh : bool
-        Try even if there is a result.
+        Ignore a cached result.
 
     Raises
     ------
     ProcessError
-        ``unavailable``: none does, and why; ``timeout``: it took too long to tell.
+        ``unavailable``: no form works, with the reason; ``timeout``: the trial took too long.
     """
     program = find_criu()
     try:
@@ -81,12 +82,12 @@ def find(directory: Path, *, fresh: bool = False) -> Form:
 
 
 def find_criu() -> str:
-    """Path of CRIU: what ``JUPYTER_SING_CRIU`` names, else the one on the path.
+    """Return the path of CRIU: from ``JUPYTER_SING_CRIU``, else found in the search path.
 
     Raises
     ------
     ProcessError
-        ``unavailable``: there is none, or none is wanted.
+        ``unavailable``: there is none, or it is disabled.
     """
     named = os.environ.get(VARIABLE)
     if named == "":
@@ -106,7 +107,7 @@ def find_criu() -> str:
 
 
 def _key(program: str) -> str:
-    """What the result depends on."""
+    """Return a key of everything that the result depends on."""
     state = os.stat(program)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
     launcher = str(sandbox_program())
@@ -130,7 +131,7 @@ def _recall(file: Path, key: str, program: str) -> Form | None:
 
 def _remember(file: Path, found: dict[str, object]) -> None:
     partial = file.with_name(f".{file.name}.{threading.get_native_id()}")
-    with suppress(OSError):  # then it is tried again
+    with suppress(OSError):  # then the next call tries again
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial.write_text(json.dumps(found), "utf-8")
         partial.rename(file)
@@ -142,7 +143,7 @@ def _remember(file: Path, found: dict[str, object]) -> None:
 def _try_all(program: str) -> Form:
     """Return the best form that works."""
     version = _version(program)
-    # Root in a container may lack what root has by right, and have it in a namespace of its own.
+    # Root in a container may lack privileges that it has in a user namespace of its own.
     kinds: tuple[Kind, ...] = ("root", "user") if os.geteuid() == 0 else ("user",)
     reasons, slow = [], False
     for kind in kinds:
@@ -173,7 +174,7 @@ def _version(program: str) -> str:
 
 
 def _try(form: Form) -> None:
-    """Save and restore a process that listens at a port, at another port."""
+    """Save a process that listens at a port, and restore it at another port."""
     with tempfile.TemporaryDirectory(prefix="sing-trial-") as name:
         try:
             _try_in(form, Path(name))

@@ -1,7 +1,7 @@
 """Protocol buffers without a schema: just enough to read and change CRIU's images.
 
-A message is a list of fields, in order and with everything that it says, known or not: what is
-not changed is written as it was read.
+A message is a list of fields, in order and complete, including unknown fields: what is not changed
+is written as it was read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIZES = {FIXED64: 8, FIXED32: 4}
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a message.
+    """Field of a message.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Field:
     kind : int
         ``VARINT``, ``FIXED64``, ``BYTES`` or ``FIXED32``.
     value : int or bytes
-        The number of a ``VARINT``, the bytes of all others.
+        Number of a ``VARINT``; bytes of all other kinds.
     """
 
     number: int
@@ -37,16 +37,16 @@ class Field:
 
 
 class Fields(list[Field]):
-    """The fields of one message."""
+    """Fields of one message."""
 
     @classmethod
     def parse(cls, data: bytes) -> Fields:
-        """Read a message.
+        """Parse a message.
 
         Raises
         ------
         ProcessError
-            It is none.
+            If it is not valid.
         """
         fields, at = cls(), 0
         while at < len(data):
@@ -71,7 +71,7 @@ class Fields(list[Field]):
         return fields
 
     def encode(self) -> bytes:
-        """Write the message."""
+        """Encode the message."""
         parts = []
         for each in self:
             parts.append(_encode_varint(each.number << 3 | each.kind))
@@ -84,12 +84,12 @@ class Fields(list[Field]):
         return b"".join(parts)
 
     def number(self, number: int) -> int:
-        """The value of a field that is a number; 0 if there is none."""
+        """Return the value of a numeric field; 0 if there is none."""
         found = self.numbers(number)
         return found[-1] if found else 0
 
     def numbers(self, number: int) -> list[int]:
-        """All values of a repeated field of numbers, packed or not."""
+        """Return all values of a repeated numeric field, packed or not."""
         values: list[int] = []
         for each in self:
             if each.number != number:
@@ -106,24 +106,24 @@ class Fields(list[Field]):
         return values
 
     def data(self, number: int) -> bytes:
-        """The value of a field of bytes; empty if there is none."""
+        """Return the value of a field of bytes; empty if there is none."""
         found = self.all_data(number)
         return found[-1] if found else b""
 
     def all_data(self, number: int) -> list[bytes]:
-        """All values of a repeated field of bytes, such as messages."""
+        """Return all values of a repeated field of bytes, such as messages."""
         values = [each.value for each in self if each.number == number]
         if not all(isinstance(each, bytes) for each in values):
             raise damaged(f"field {number} holds no bytes")
         return [each for each in values if isinstance(each, bytes)]
 
     def message(self, number: int) -> Fields | None:
-        """The message in a field, or None."""
+        """Return the message in a field, or None."""
         found = self.all_data(number)
         return Fields.parse(found[-1]) if found else None
 
     def put(self, number: int, value: int | bytes) -> None:
-        """Change the field that is there, or add one."""
+        """Replace the value of a field, or add the field."""
         field = Field(number, VARINT if isinstance(value, int) else BYTES, value)
         for at, each in enumerate(self):
             if each.number == number:
@@ -137,19 +137,19 @@ class Fields(list[Field]):
 
 
 def entries(data: bytes, magic: tuple[int, int]) -> Iterator[Fields]:
-    """Read the entries of an image file.
+    """Parse the entries of an image file.
 
     Parameters
     ----------
     data : bytes
         The whole file.
     magic : (int, int)
-        What it begins with.
+        Its first bytes.
 
     Raises
     ------
     ProcessError
-        It is no such file, or not whole.
+        If it is not such a file, or damaged.
     """
     head = struct.pack("<II", *magic)
     if data[: len(head)] != head:
@@ -167,7 +167,7 @@ def entries(data: bytes, magic: tuple[int, int]) -> Iterator[Fields]:
 
 
 def encode_entries(found: list[Fields], magic: tuple[int, int]) -> bytes:
-    """Write an image file."""
+    """Encode an image file."""
     parts = [struct.pack("<II", *magic)]
     for each in found:
         data = each.encode()
@@ -176,7 +176,7 @@ def encode_entries(found: list[Fields], magic: tuple[int, int]) -> bytes:
 
 
 def damaged(what: str) -> ProcessError:
-    """The error for images that are not as they were written."""
+    """Return the error for damaged images."""
     return ProcessError(f"the images of the process are damaged: {what}", "restore")
 
 

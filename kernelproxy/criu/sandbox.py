@@ -1,4 +1,4 @@
-"""Sandboxes: the program ``sing-sandbox``, and how kernels are started by it."""
+"""Sandboxes: the program ``sing-sandbox``, and the commands that start kernels in it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Kind = Literal["root", "user"]
 
 @dataclass(frozen=True)
 class Form:
-    """How processes are saved here.
+    """Method of saving processes.
 
     Parameters
     ----------
     kind : str
-        ``root``: by root's rights; ``user``: by those that a user has in a namespace of users.
+        ``root``: with root's privileges; ``user``: with a user's privileges in a user namespace.
     criu : str
         Path of the program.
     """
@@ -33,30 +33,30 @@ class Form:
 
 
 def prefix(form: Form, report_fd: int, lifeline_fd: int | None = None) -> list[str]:
-    """Return what to put before a command to have it run in a sandbox.
+    """Return a prefix for a command that makes it run in a sandbox.
 
-    What it starts waits outside, passes signals and output on, and ends as the command does. The
-    command leads a session of its own.
+    The started program waits outside, forwards signals and output, and ends when the command does.
+    The command leads a session of its own.
 
     Parameters
     ----------
     form : Form
     report_fd : int
-        Where the command's process is named, see `read_pid`; passed on to the program alone.
+        Descriptor for the command's process id, see `read_pid`; only the program inherits it.
     lifeline_fd : int, optional
-        End of a pipe whose other end the caller keeps: everything in the sandbox ends when that is
-        closed. By default, when the process that starts the command ends.
+        End of a pipe whose other end the caller keeps: when that is closed, everything in the
+        sandbox ends. Default: when the process that started the command ends.
 
     Raises
     ------
     NativeError
-        The program cannot be built here.
+        If the program cannot be built here.
     """
     return [str(sandbox_program()), "start", *options(form, report_fd, lifeline_fd), "--"]
 
 
 def options(form: Form, report_fd: int, lifeline_fd: int | None) -> list[str]:
-    """Arguments that starting and restoring have in common."""
+    """Return the arguments common to start and restore."""
     found = ["--user"] if form.kind == "user" else []
     found += ["--report", str(report_fd)]
     if lifeline_fd is not None:
@@ -71,19 +71,19 @@ def enter(form: Form, pid: int, command: list[str]) -> list[str]:
 
 
 def read_pid(fd: int, timeout: float) -> int:
-    """Wait until the process in a sandbox runs; return its number as seen here.
+    """Wait until the process in a sandbox runs; return its process id as seen here.
 
     Parameters
     ----------
     fd : int
-        The other end of the report; the caller has closed its own copy of that.
+        The other end of the report pipe; the caller has closed its own copy of the write end.
     timeout : float
         Seconds.
 
     Raises
     ------
     ProcessError
-        ``unavailable``: there will be none; ``timeout``.
+        ``unavailable``: it will not run; ``timeout``: it does not run yet.
     """
     deadline = time.monotonic() + timeout
     line = b""

@@ -1,1 +1,1 @@
-"""What runs inside a notebook's kernel (standard library and torch only)."""
+"""In-kernel part of the project (standard library and torch only)."""

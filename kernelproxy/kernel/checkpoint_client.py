@@ -1,7 +1,7 @@
-"""The checkpoints of this kernel: hands its notebook over to the agent, and takes one out again.
+"""Checkpoints of this kernel: passes its notebook to the agent, and restores one.
 
 Runs in the main thread of a kernel, between two cells or in one (standard library, cloudpickle, and
-torch if it was imported). Restoring executes code that the checkpoint holds.
+torch if it was imported). Restoring executes code that the checkpoint contains.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from kernelproxy.kernel.restored_process import Restored, drop_requests, step_as
 if TYPE_CHECKING:
     import torch
 
-#: Storing waits for the disk, and for whoever else has the session in hand.
+#: Storing waits for the disk, and for other operations on the session.
 SECONDS_MAX = 3600.0
 _UNEXPECTED = "The jupyter_sing daemon gave an unexpected answer."
 
@@ -64,7 +64,7 @@ class Device:
     memory : mmap or None
         File of a checkpoint's device storages.
     storages : dict of int to tuple
-        Offset in that, and bytes, of each.
+        Offset in `memory`, and bytes, of each.
     """
 
     def __init__(
@@ -123,31 +123,31 @@ class Device:
 
 
 class Begun:
-    """A checkpoint that does not change any more, and is being stored.
+    """Checkpoint whose content is final, and which is being stored.
 
     Parameters
     ----------
     control : Control
-        Owned.
+        Takes ownership.
     request : AwaitCheckpoint, optional
-        What to ask for the outcome; without it, that comes by itself.
+        Request for the outcome; without it, the outcome arrives unasked.
     """
 
     def __init__(self, control: Control, request: AwaitCheckpoint | None = None) -> None:
         self._control, self._request = control, request
 
     def finish(self, show: Show | None = None) -> dict[str, Any]:
-        """Wait until it is safe on disk, and return what `Checkpoints` lists of it.
+        """Wait until it is safe on disk, and return its entry as `Checkpoints` lists it.
 
         Parameters
         ----------
         show : callable, optional
-            Called with the bytes done and in total, now and then.
+            Called with the bytes done and in total, repeatedly.
 
         Raises
         ------
         ControlError
-            If it could not be stored: then there is none.
+            If it could not be stored; then the checkpoint does not exist.
         """
         with self._control as control:
             reply = _outcome_of(control, self._request, show)
@@ -156,13 +156,13 @@ class Begun:
         return reply.checkpoint
 
     def wait(self) -> None:
-        """Wait until it is stored or not; whoever wished for it is told by the daemon."""
+        """Wait until it is stored or has failed; the daemon notifies the requester."""
         with contextlib.suppress(ControlError):
             self.finish()
 
 
 def _outcome_of(control: Control, request: Message | None, show: Show | None) -> Message:
-    """Ask, if there is something to ask, and wait for what comes after all `Progress`."""
+    """Send the request, if there is one, and return the reply that follows all `Progress`."""
     reply = control.more(SECONDS_MAX) if request is None else control.call(request, SECONDS_MAX)
     while isinstance(reply, Progress):
         if show is not None:
@@ -172,7 +172,7 @@ def _outcome_of(control: Control, request: Message | None, show: Show | None) ->
 
 
 def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form: str = "") -> Begun:
-    """Capture the notebook; when this returns, it may go on.
+    """Capture the notebook; when this returns, the notebook may continue.
 
     Parameters
     ----------
@@ -180,9 +180,9 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form:
         Id of the session.
     shell : InteractiveShell
     name : str
-        "": one is made up.
+        Name; "": the daemon chooses one.
     automatic : bool
-        Whether nobody asked for it.
+        True if no user requested it.
     form : str
         See `Checkpoint`.
 
@@ -191,9 +191,9 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form:
     ControlError
         If the daemon refuses.
     RuntimeError
-        What an operator raised since the last synchronisation.
+        Error of an operator since the last synchronisation.
     Restored
-        In a process that was made of the checkpoint.
+        In a process that was restored from the checkpoint.
     """
     client = activation.current().client
     captured = capture_notebook(shell, Device(client) if client is not None else None)
@@ -223,7 +223,7 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form:
             os.close(fd)
     if isinstance(reply, CheckpointBegun) and not reply.leaves:
         return Begun(control)
-    # What is open here would be open in the images, and lead nowhere.
+    # This descriptor would be open in the images too, but lead nowhere.
     control.close()
     if not isinstance(reply, CheckpointBegun):
         raise ControlError(_UNEXPECTED, "failed")
@@ -240,7 +240,7 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form:
 def _described(
     captured: Captured, left_out: Sequence[Omission], position: int, sizes: list[int]
 ) -> dict[str, Any]:
-    """What the agent is told of a host state, see `kernelproxy.agent.checkpoint.catalog.Host`."""
+    """Describe a host state for the agent, see `kernelproxy.agent.checkpoint.catalog.Host`."""
     return {
         "position": position,
         "parts": sizes,
@@ -254,16 +254,16 @@ def _described(
 
 
 def take_out(shell: Any, name: str, form: str = "", show: Show | None = None) -> dict[str, Any]:
-    """Put the notebook of a checkpoint in the place of this one.
+    """Replace this notebook by the notebook of a checkpoint.
 
     Parameters
     ----------
     shell : InteractiveShell
     name : str
     form : str
-        See `OpenCheckpoint`. If it comes back as a process, this one executes nothing more.
+        See `OpenCheckpoint`. If the process is restored, this one executes nothing more.
     show : callable, optional
-        Called with the bytes read and in total, now and then.
+        Called with the bytes read and in total, repeatedly.
 
     Returns
     -------
@@ -274,7 +274,7 @@ def take_out(shell: Any, name: str, form: str = "", show: Show | None = None) ->
     ------
     ControlError
         If it cannot be read; then nothing has changed. If another version wrote its namespace,
-        the files are there and the variables as they were.
+        the files are restored and the variables unchanged.
     """
     session = activation.current().session
     with _opened(OpenCheckpoint(name, session, form), show) as (reply, fds):
@@ -310,7 +310,7 @@ def _opened(
 
 
 def _let_take_over(session: str, name: str, show: Show | None) -> None:
-    """Have the process of a checkpoint made, which takes the place of this one."""
+    """Have the process of a checkpoint restored; it replaces this one."""
     with connect(start=False) as control:
         reply, _ = control.last(TakeOver(session, name), SECONDS_MAX, show)
     if not isinstance(reply, RestoreReply):
@@ -324,7 +324,7 @@ def _put_in_place(reply: CheckpointOpened, fds: Sequence[int]) -> PutBack:
 def _take_out(
     shell: Any, reply: CheckpointOpened, fds: Sequence[int], files: PutBack | None = None
 ) -> dict[str, Any]:
-    """Restore the namespace, and the files unless they have been put in place."""
+    """Restore the namespace, and the files unless they are restored already."""
     host, device_memory = (mapped(fd) for fd in fds[:2])
     whole = memoryview(host) if host is not None else memoryview(b"")
     ends = itertools.accumulate(reply.parts)
@@ -334,7 +334,7 @@ def _take_out(
         with contextlib.suppress(ImportError):
             import torch  # noqa: F401 (joins the session, as no cell has done it yet)
         client = activation.current().client
-        # Without storages there may still be small tensors, which are named if there is no device.
+        # Without storages there may still be small tensors; without a device they are reported.
         if client is None and reply.storages:
             raise ControlError(
                 f"The checkpoint holds tensors of {reply.checkpoint['device']}, and this kernel "
@@ -346,7 +346,7 @@ def _take_out(
         storages = {number: (offset, count) for number, offset, count in reply.storages}
         device = Device(client, device_memory, storages)
     if files is None:
-        files = _put_in_place(reply, fds)  # first: some may be open
+        files = _put_in_place(reply, fds)  # first: variables may be open files of these
     try:
         restored = restore_notebook(shell, bytes(parts[0]), parts[1:], device)
     except StoreError as error:
@@ -358,7 +358,7 @@ def _take_out(
 
 
 def _only_in_process(reply: CheckpointOpened) -> list[Omission]:
-    """What comes back with the process of a checkpoint alone."""
+    """Return what can be restored only with the process of a checkpoint."""
     return [
         Omission(
             str(each["name"]), f"{each['why']} (only its process has it)", bool(each["partly"])
@@ -381,7 +381,7 @@ def _outcome(
 
 
 def carry_out(wish: Wish, shell: Any, session: str) -> None:
-    """Do what the daemon wishes, and tell it what came of that."""
+    """Carry out a request of the daemon, and report the outcome."""
     report = Carried(session, wish.verb, wish.name)
     try:
         if wish.verb == "restore":
@@ -389,14 +389,14 @@ def carry_out(wish: Wish, shell: Any, session: str) -> None:
             report = Carried(session, wish.verb, wish.name, outcome=outcome)
         else:
             begun = begin(session, shell, wish.name, automatic=wish.automatic, form=wish.form)
-            # The notebook goes on while it is stored.
+            # The notebook continues while it is stored.
             threading.Thread(target=begun.wait, name="jupyter_sing checkpoint", daemon=True).start()
     except Restored:
-        drop_requests(shell)  # of the notebook that was saved
+        drop_requests(shell)  # requests to the saved notebook
         return
     except ControlError as error:
         report = Carried(session, wish.verb, wish.name, error.message)
-    except (Exception, KeyboardInterrupt) as error:  # whoever asked waits for an answer
+    except (Exception, KeyboardInterrupt) as error:  # the caller waits for a report
         report = Carried(session, wish.verb, wish.name, f"{type(error).__name__}: {error}")
     with contextlib.suppress(ControlError), connect(start=False) as control:
         control.call(report, SECONDS_MAX)

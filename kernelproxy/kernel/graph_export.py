@@ -1,4 +1,4 @@
-"""Describes graphs: what the notebook ships of a program that ``torch.compile`` has captured."""
+"""Descriptions of graphs: what the notebook ships of a program captured by ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from kernelproxy.common import graph_format
 from kernelproxy.common.graph_format import UnsupportedGraphError
 
-#: Of a constant tensor on the host.
+#: Limit for a constant tensor on the host.
 _CONSTANT_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a graph.
+    """Input of a graph.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a graph.
+    """Output of a graph.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Output:
         "constant", "input", "number" (calculated from the symbols), "tensor", or "host" (a tensor
         that is to be moved to the host).
     value : object
-        The constant; the input's or the result's index; a function of the symbols' values.
+        Constant; index of the input or of the result; or function of the symbols' values.
     """
 
     kind: str
@@ -51,18 +51,18 @@ class Output:
 
 @dataclass(frozen=True)
 class Description:
-    """A graph that can be shipped.
+    """Graph that can be shipped.
 
     Parameters
     ----------
     data : bytes
-        As `text` says.
+        Packed description, see `kernelproxy.common.graph_format`.
     inputs : list of Input
     outputs : list of Output
     constants : list of torch.Tensor
         Further inputs that live on the device.
     symbols : dict
-        Name of each symbol → input, and dimension or -1 for a number, that have its value.
+        Name of each symbol → input, and dimension or -1 for a number, that has its value.
     """
 
     data: bytes
@@ -79,12 +79,12 @@ def describe(module: torch.fx.GraphModule, options: dict[str, Any]) -> Descripti
     ----------
     module : torch.fx.GraphModule
     options : dict
-        As `text` says.
+        Options of the description, see `kernelproxy.common.graph_format`.
 
     Raises
     ------
     UnsupportedGraphError
-        If it has something that cannot be shipped.
+        If it contains something that cannot be shipped.
     """
     return _Describer(module, options).describe()
 
@@ -153,7 +153,7 @@ class _Describer:
         return Input(kind), {"tensor": geometry, "changed": changed}
 
     def _take_constants(self, nodes: list[Any], described: list[dict[str, Any]]) -> None:
-        """Number constants: those on the device are further inputs."""
+        """Number the constants: those on the device are further inputs."""
         host = []
         for node in nodes:
             value = operator.attrgetter(node.target)(self._module)
@@ -279,7 +279,7 @@ class _Describer:
 
 
 def _written(nodes: list[Any]) -> set[Any]:
-    """The inputs that a graph writes to."""
+    """Return the inputs that a graph writes to."""
     written = set()
     for node in nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
@@ -300,7 +300,7 @@ def _written(nodes: list[Any]) -> set[Any]:
 
 
 def _target(target: Callable[..., Any]) -> str:
-    """The name of a function that a node calls."""
+    """Return the name of a function that a node calls."""
     if isinstance(target, torch._ops.OpOverload):
         if target.namespace not in graph_format.LIBRARIES:
             raise UnsupportedGraphError(f"it uses {target}, which is no operator of torch itself")
@@ -329,7 +329,7 @@ def _check_tensor(tensor: torch.Tensor) -> None:
 
 
 def _check_backed(value: Any) -> None:
-    """Sizes that depend on data are known to the device alone."""
+    """Refuse sizes that depend on data: only the device knows them."""
     if isinstance(value, (list, tuple)):
         for item in value:
             _check_backed(item)
@@ -356,7 +356,7 @@ def _expression(expression: Any) -> Any:
 
 
 def _function(expression: Any, symbols: dict[Any, tuple[int, int]]) -> Callable[..., int]:
-    """A function of the values of all symbols, in their order."""
+    """Return a function of the values of all symbols, in their order."""
     from torch.utils._sympy.printers import PythonPrinter
 
     missing = expression.free_symbols - symbols.keys()
@@ -364,7 +364,7 @@ def _function(expression: Any, symbols: dict[Any, tuple[int, int]]) -> Callable[
         raise UnsupportedGraphError("a size that it returns cannot be told from its inputs")
     names = ", ".join(str(symbol) for symbol in symbols)
     code = PythonPrinter().doprint(expression)
-    function: Callable[..., int] = eval(f"lambda {names}: {code}", {"math": math})  # our own text
+    function: Callable[..., int] = eval(f"lambda {names}: {code}", {"math": math})  # generated here
     return function
 
 

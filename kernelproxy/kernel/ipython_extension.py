@@ -1,7 +1,7 @@
-"""The IPython extension that the provisioner loads into kernels, by ``--ext``.
+"""IPython extension that the provisioner loads into kernels, by ``--ext``.
 
-It must never be the reason that a kernel does not start, so nothing that it does may raise.
-Needs the standard library and IPython only.
+It must never prevent the start of a kernel, so nothing in it may raise. Needs the standard library
+and IPython only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _DELIMITER = b"<IDS|MSG>"
 
 
 class CellCounter:
-    """Tells the agent when cells begin and end.
+    """Notifies the agent when cells begin and end.
 
-    IPython's events do not come strictly in pairs: ``post_run_cell`` also comes for cells that
-    were refused before they ran (blank ones), and an interrupted cell gets a new result object.
-    So begun cells are kept on a stack for each thread (subshells run cells in threads of their
-    own, and a cell may run another one), and an end is matched by the cell's text.
+    IPython's events do not come strictly in pairs: ``post_run_cell`` also comes for cells that were
+    refused before they ran (blank ones), and an interrupted cell gets a new result object. So begun
+    cells are kept on a stack for each thread (subshells run cells in threads of their own, and a
+    cell may run another one). The end of a cell is matched by the cell's text.
     """
 
     def __init__(self) -> None:
@@ -60,21 +60,21 @@ class CellCounter:
 
 
 class Wishes:
-    """Carries out what the daemon wishes, between two cells.
+    """Carries out the daemon's requests, between two cells.
 
     Parameters
     ----------
     shell : InteractiveShell
-        Of a kernel.
+        Shell of a kernel.
     """
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._waiting: list[Wish] = []
-        self._lock = threading.Lock()  # of what waits
+        self._lock = threading.Lock()  # guards the queue
 
     def __call__(self, wish: Wish) -> None:
-        """Note a wish, or that it is withdrawn; called in a thread of ours."""
+        """Queue a request, or withdraw it; called in a thread of ours."""
         key = wish.verb, wish.name
         with self._lock:
             self._waiting = [each for each in self._waiting if (each.verb, each.name) != key]
@@ -85,7 +85,7 @@ class Wishes:
         self._shell.kernel.io_loop.add_callback(self._carry_out)
 
     def _next(self) -> Wish | None:
-        """Take a wish, unless a cell runs (one may be awaiting something)."""
+        """Take a request, unless a cell runs (one may be awaiting something)."""
         with self._lock:
             return (
                 self._waiting.pop(0) if self._waiting and not activation.current().cells else None
@@ -97,7 +97,7 @@ class Wishes:
             self._shell.kernel.io_loop.add_callback(self._carry_out)
 
     def _carry_out(self) -> None:
-        """Carry out what was wished."""
+        """Carry out the queued requests."""
         while (wish := self._next()) is not None:
             session = activation.current().session
             try:
@@ -110,9 +110,9 @@ class Wishes:
 
 
 def hear_requests(kernel: Any) -> None:
-    """Notice when a cell is asked for while another one runs.
+    """Notice when a cell is requested while another one runs.
 
-    ipykernel 7 reads requests in a thread; before, none is read while a cell runs.
+    ipykernel 7 reads requests in a thread; older versions read none while a cell runs.
     """
     take = getattr(kernel, "shell_channel_thread_main", None)
     if take is None:
@@ -127,18 +127,18 @@ def hear_requests(kernel: Any) -> None:
 
 
 def _asks_for_cell(message: Any) -> bool:
-    """Whether a message of Jupyter's, in frames, is a request to run a cell."""
+    """True if a Jupyter message, as frames, is a request to run a cell."""
     frames = [bytes(each) for each in message]
     try:
         header = parse_json(frames[frames.index(_DELIMITER) + 2])
         return bool(header["msg_type"] == "execute_request")
-    except (ValueError, IndexError, KeyError, TypeError):  # the kernel says what is wrong with it
+    except (ValueError, IndexError, KeyError, TypeError):  # the kernel reports the error
         return False
 
 
 def _prepare() -> None:
-    """Import what carries wishes out, in a thread for which the notebook need not wait."""
-    with contextlib.suppress(Exception):  # whoever carries it out says what is wrong
+    """Import what carries out requests, in a thread, so that the notebook need not wait."""
+    with contextlib.suppress(Exception):  # carrying out reports the error
         from kernelproxy.kernel import checkpoint_client  # noqa: F401
         from kernelproxy.kernel.files import changed_files
 

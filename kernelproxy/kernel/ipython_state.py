@@ -1,4 +1,4 @@
-"""Saving and restoring what an IPython shell holds: its variables and its history."""
+"""Saving and restoring the state of an IPython shell: its variables and its history."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kernelproxy.kernel.process_settings import (
     settings,
 )
 
-#: Results that IPython keeps under these names, unless the user has taken the name.
+#: Names under which IPython keeps results, unless the user has taken the name.
 LAST = ("_", "__", "___")
-#: What IPython itself hides, and every shell has its own of.
+#: Names that IPython itself hides; every shell has its own.
 _OF_SHELL = {"get_ipython", "exit", "quit", "open", "_i", "_ii", "_iii", *LAST}
 #: Extensions that belong to a kernel, and not to its notebook.
 _OF_KERNEL = ("kernelproxy.", "jupyter_sing", "debugpy")
@@ -27,12 +27,12 @@ _HISTORY = re.compile(r"_(i|ii|iii|ih|oh|dh|exit_code|i?\d+)|In|Out")
 _OF_MODULE = {
     "__builtin__", "__builtins__", "__doc__", "__file__", "__loader__", "__name__", "__package__",
     "__spec__", "__annotate__", "__conditional_annotations__",
-    "__session__",  # path of the notebook, which the server tells each kernel
+    "__session__",  # path of the notebook, which the server sets in each kernel
 }  # fmt: skip
 
 
 def variables(shell: Any) -> list[str]:
-    """Names of the user's variables: those that neither IPython nor the module put there."""
+    """Return the names of the user's variables: set neither by IPython nor by the module."""
     hidden, hook, nothing = shell.user_ns_hidden, shell.displayhook, object()
     return [
         name
@@ -45,7 +45,7 @@ def variables(shell: Any) -> list[str]:
 
 
 def hidden_variables(shell: Any) -> list[str]:
-    """Names that were put there for the user, by ``%pylab`` or start-up files, and not by him."""
+    """Return names that ``%pylab`` or start-up files have set, not the user."""
     hidden, nothing = shell.user_ns_hidden, object()
     return [
         name
@@ -62,7 +62,7 @@ def capture_notebook(shell: Any, device: DevicePart | None = None) -> Captured:
     Parameters
     ----------
     shell : IPython.core.interactiveshell.InteractiveShell
-        The shell; between two cells, or in one that does this.
+        The shell; between two cells, or in a cell that calls this.
     device : DevicePart, optional
         The device session.
 
@@ -74,7 +74,7 @@ def capture_notebook(shell: Any, device: DevicePart | None = None) -> Captured:
     Raises
     ------
     KeyboardInterrupt
-        If the user interrupts it; nothing has been changed then.
+        If the user interrupts it; then nothing has been changed.
     """
     history = shell.history_manager
     names, hidden, hook = variables(shell), hidden_variables(shell), shell.displayhook
@@ -111,10 +111,10 @@ def capture_notebook(shell: Any, device: DevicePart | None = None) -> Captured:
 def restore_notebook(
     shell: Any, stream: bytes, buffers: Sequence[Buffer], device: DevicePart | None = None
 ) -> Restored:
-    """Put a shell where another one, or itself, was.
+    """Restore the state of a shell, from another one or from itself.
 
-    Runs code that the stream holds. Variables that were not saved are removed: what is there
-    afterwards is of one time.
+    Runs code that the stream contains. Variables that were not saved are removed, so that all
+    variables are from the same time.
 
     Parameters
     ----------
@@ -128,12 +128,12 @@ def restore_notebook(
     Returns
     -------
     Restored
-        The variables, which are in the shell now, and what is wrong with some of them.
+        Variables, which are in the shell now, and the problems with some of them.
 
     Raises
     ------
     StoreError
-        If the stream is not one; the shell is as it was then.
+        If the stream is not valid; the shell is unchanged then.
     """
     restored = restore(stream, buffers, device, into=shell.user_ns, instead_of=variables(shell))
     extra = restored.extra
@@ -151,7 +151,7 @@ def _restore_shell(shell: Any, state: dict[str, Any], extra: dict[str, Any]) -> 
     history, user_ns = shell.history_manager, shell.user_ns
     for name in [name for name in user_ns if re.fullmatch(r"_i?\d+", name)]:
         del user_ns[name]
-    # Lines of the database are numbered within a session, and these numbers come again.
+    # The database numbers lines within a session, and these numbers repeat.
     history.reset(new_session=True)
     history.input_hist_parsed[:] = state["In"]
     history.input_hist_raw[:] = state["raw"]
@@ -170,7 +170,7 @@ def _restore_shell(shell: Any, state: dict[str, Any], extra: dict[str, Any]) -> 
 
 
 def _load_extensions(shell: Any, names: Sequence[str]) -> Iterator[Omission]:
-    """Load the extensions of IPython that cells had loaded, for their magics."""
+    """Load the IPython extensions that cells had loaded, for their magics."""
     for name in names:
         if name not in shell.extension_manager.loaded:
             try:

@@ -1,4 +1,4 @@
-"""Settings of the process that cells make, and that other cells' results depend on.
+"""Settings of the process that cells change, and that affect other cells' results.
 
 Only what notebooks commonly set, and only of libraries that are imported: the environment and the
 working directory, the random streams, and a few switches of NumPy, torch, pandas and matplotlib.
@@ -16,12 +16,12 @@ from typing import Any
 
 from kernelproxy.kernel.namespace.types import DevicePart, Omission
 
-#: Variables of the environment that belong to a kernel, and not to its notebook.
+#: Environment variables that belong to a kernel, and not to its notebook.
 _OF_KERNEL = ("SING_", "JUPYTER_", "JPY_", "PYDEVD_", "IPY_", "MPLBACKEND")
 
 
 def random_streams(device: DevicePart | None) -> dict[str, Any]:
-    """States of the random streams that the process has."""
+    """Return the states of the process's random streams."""
     found: dict[str, Any] = {"random": random.getstate()}
     if (numpy := sys.modules.get("numpy.random")) is not None:
         found["numpy"] = numpy.get_state(legacy=False)
@@ -33,7 +33,7 @@ def random_streams(device: DevicePart | None) -> dict[str, Any]:
 
 
 def put_back_random_streams(found: dict[str, Any], device: DevicePart | None) -> Iterator[Omission]:
-    """Let the random streams go on where they were; yields what cannot."""
+    """Restore the states of the random streams; yield those that cannot be restored."""
     random.setstate(found["random"])
     if "numpy" in found:
         _module("numpy.random").set_state(found["numpy"])
@@ -47,7 +47,7 @@ def put_back_random_streams(found: dict[str, Any], device: DevicePart | None) ->
 
 
 def settings() -> dict[str, Any]:
-    """What cells have set, as far as it is known here."""
+    """Return the settings that cells have changed, as far as they are known here."""
     found: dict[str, Any] = {
         "directory": _directory(),
         "environment": _environment(),
@@ -61,7 +61,7 @@ def settings() -> dict[str, Any]:
 
 
 def put_back_settings(found: dict[str, Any]) -> Iterator[Omission]:
-    """Set what cells had set; yields what cannot be set here."""
+    """Restore the settings that cells had changed; yield those that cannot be set here."""
     try:
         os.chdir(found["directory"])
     except OSError as error:
@@ -77,19 +77,19 @@ def put_back_settings(found: dict[str, Any]) -> Iterator[Omission]:
         if name in found:
             try:
                 write(_module(name), found[name])
-            except Exception as error:  # another version of it, or none
+            except Exception as error:  # another version of the library, or none
                 yield Omission(f"settings of {name}", f"{type(error).__name__}: {error}")
 
 
 def _directory() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # deleted under us
+    except FileNotFoundError:  # deleted meanwhile
         return "/"
 
 
 def _environment() -> dict[str, str | None]:
-    """Variables that this process has set or, with None, unset since it began."""
+    """Return variables that this process has set or, with None, unset since its start."""
     try:
         entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
@@ -167,7 +167,7 @@ def _write_pandas(pandas: Any, found: Any) -> None:
 
 
 def _read_matplotlib(matplotlib: Any) -> Any:
-    # The backend is the kernel's, and asking for it would choose one.
+    # The backend is the kernel's, and reading it would choose one.
     return {name: value for name, value in dict.items(matplotlib.rcParams) if name != "backend"}
 
 

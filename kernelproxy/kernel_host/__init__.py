@@ -1,17 +1,17 @@
-"""Who has the kernels of servers that keep them: a process that outlives the servers.
+"""Kernel host: a process that owns kernels so that they survive the end of a Jupyter server.
 
-One per runtime directory, started at first need. Kernels are its children, and the tenders of those
-whose process can be saved (`kernelproxy.criu`) are threads of it; a server drives each of its
-kernels over a connection. When that ends, the server has left: the kernel goes on for a while, and
-the same server, started again, adopts it. The attendant leaves when it has no kernel; if it dies,
-so do its kernels, as they do with a server that keeps none.
+One per runtime directory, started on demand. Kernels are its children. The process managers of
+kernels whose process can be saved (`kernelproxy.criu`) are its threads. A server controls each of
+its kernels over a connection. When that ends, the server has left: the kernel continues for a
+while, and the same server, started again, adopts it. The kernel host exits when it has no kernel.
+If it dies, its kernels die with it, as they do with a server that does not keep kernels.
 
 =============  ==================================================================================
-`host`         the process: who has a kernel, when it has ended, when to leave
+`host`         the process: owners of kernels, their ends, and its own exit
 `kernels`      one kernel in it, in a sandbox or not
 `remote`       a kernel as its server sees it, over its connection
-`records`      what a server leaves on disk for the one that takes its place
-`keeping`      what provisioners know of it: whether, and where, their server keeps kernels
+`records`      what a server leaves on disk for its successor
+`keeping`      for provisioners: whether, and where, their server keeps kernels
 =============  ==================================================================================
 """
 
@@ -25,7 +25,7 @@ SOCKET_NAME = "attendant.sock"
 
 
 def directory() -> Path:
-    """Where its socket and its lock are; created if missing.
+    """Return the directory of its socket and its lock; created if missing.
 
     Raises
     ------

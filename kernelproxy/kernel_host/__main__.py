@@ -1,4 +1,4 @@
-"""``python -m kernelproxy.kernel_host`` runs the attendant."""
+"""Entry point of ``python -m kernelproxy.kernel_host``: the kernel host."""
 
 import sys
 

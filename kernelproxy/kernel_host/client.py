@@ -1,4 +1,4 @@
-"""A kernel of the attendant's, as its server sees it."""
+"""Kernel in the kernel host, as its server sees it."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from kernelproxy.common.protocol import (
 )
 from kernelproxy.kernel_host import SOCKET_NAME, directory
 
-#: What the attendant needs to start a kernel, which has a limit of its own, and more.
+#: Time for the kernel host to start a kernel, which has a limit of its own, and more.
 START_SECONDS_MAX = 90.0
-#: What it needs to answer, and to end a kernel, on a loaded machine.
+#: Time for it to reply, and to end a kernel, on a loaded machine.
 ANSWER_SECONDS_MAX = 30.0
 
 
 class RemoteKernel:
-    """The server's end of the connection of one kernel. For use by several threads.
+    """Server's end of the connection of one kernel. Thread-safe.
 
     It is a `kernelproxy.kernel_host.hosted_kernel.Kernel`.
 
     Parameters
     ----------
     sock : socket.socket
-        Owned from now on.
+        Takes ownership.
     state : KernelState
-        What came over it first.
+        First message received over it.
     """
 
     def __init__(self, sock: socket.socket, state: KernelState) -> None:
@@ -55,21 +55,21 @@ class RemoteKernel:
         self._note(state)
         self._decoder = FrameDecoder()
         self._lock = threading.Lock()
-        fork_hygiene.register(self)  # a forked child must not look like a server that lives
+        fork_hygiene.register(self)  # a forked child must not keep the connection open
 
     @property
     def session(self) -> str:
-        """Id of its session."""
+        """Id of the kernel's session."""
         return self._state.session
 
     @property
     def pid(self) -> int:
-        """Its process; 0 while it hibernates."""
+        """Process id of the kernel; 0 while it hibernates."""
         return self._state.pid
 
     def poll(self) -> int | None:
-        """Return how the kernel has ended; None if it has not. Never waits."""
-        if self._lock.acquire(blocking=False):  # else somebody hears it now
+        """Return the exit status of the kernel; None if it has not ended. Never blocks."""
+        if self._lock.acquire(blocking=False):  # else another thread receives now
             try:
                 self._hear()
             finally:
@@ -77,7 +77,7 @@ class RemoteKernel:
         return self._state.code
 
     def refresh(self) -> None:
-        """Ask how it is: its process and its session may be others than before."""
+        """Request the current state: process and session may have changed."""
         with self._lock:
             self._hear()
             if self._say(AskKernel()):
@@ -85,17 +85,17 @@ class RemoteKernel:
                     self._hear_once()
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and what it has started."""
+        """Send a signal to the kernel and the processes that it has started."""
         with self._lock:
             self._say(SignalKernel(number))
 
     def shut_down(self) -> None:
-        """It was asked to end."""
+        """Report that the kernel was asked to end."""
         with self._lock:
             self._say(ShutDownKernel())
 
     def close(self) -> None:
-        """End it, and wait until nothing is left. Doing it twice is no error."""
+        """End the kernel, and wait until nothing is left. Idempotent."""
         with self._lock:
             if self._say(CloseKernel()):
                 with self._patience():
@@ -104,7 +104,7 @@ class RemoteKernel:
             self._lost()
 
     def leave(self) -> None:
-        """Let it go on without a server."""
+        """Let the kernel continue without a server."""
         with self._lock:
             if self._sock is not None:
                 self._sock.close()
@@ -112,12 +112,12 @@ class RemoteKernel:
             self._forget()
 
     def disown(self) -> None:
-        """Called in a forked child."""
+        """Called in a forked child: release its copy of the connection."""
         if self._sock is not None:
             fork_hygiene.let_go([self._sock.fileno()])
 
     def _say(self, message: Message) -> bool:
-        """Send a message; return whether the attendant is there."""
+        """Send a message; return whether the kernel host is connected."""
         if self._sock is not None:
             try:
                 send_message(self._sock, message)
@@ -126,18 +126,18 @@ class RemoteKernel:
         return self._sock is not None
 
     def _hear(self) -> None:
-        """Note what has come."""
+        """Process the messages that have arrived, without blocking."""
         with contextlib.suppress(BlockingIOError):
             while self._sock is not None:
                 self._hear_once(socket.MSG_DONTWAIT)
 
     def _hear_once(self, flags: int = 0) -> None:
-        """Note what comes next.
+        """Receive once, and process complete messages.
 
         Raises
         ------
         BlockingIOError
-            With ``MSG_DONTWAIT``, if nothing has come.
+            With ``MSG_DONTWAIT``, if nothing has arrived.
         """
         if self._sock is None:
             return
@@ -149,13 +149,13 @@ class RemoteKernel:
                     self._note(found[0])
         except BlockingIOError:
             raise
-        except (OSError, ProtocolError):  # or it took too long
+        except (OSError, ProtocolError):  # or a timeout
             data = b""
         if not data:
             self._lost()
 
     def _note(self, state: KernelState) -> None:
-        """Hear how the kernel is, and know its process for certain from then on."""
+        """Store the kernel's state, and open a pidfd of a new process."""
         if state.pid != self._state.pid or state.code is not None:
             self._forget()
             if state.pid and state.code is None:
@@ -169,21 +169,21 @@ class RemoteKernel:
             self._pidfd = -1
 
     def _lost(self) -> None:
-        """The connection has ended, and with it the kernel: it was asked to, or the attendant died,
-        or it cannot be heard any more.
+        """Handle the end of the connection, and with it of the kernel: it was closed, or the kernel
+        host died or does not reply any more.
         """
         if self._sock is not None:
             self._sock.close()
             self._sock = None
         if self._state.code is None:
-            if self._pidfd >= 0:  # it may not have noticed yet, and the next one needs its ports
+            if self._pidfd >= 0:  # it may still run, and the next kernel needs its ports
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self._note(KernelState(0, self._state.session, 1))
 
     @contextlib.contextmanager
     def _patience(self) -> Iterator[None]:
-        """Wait, but not for ever."""
+        """Set a time limit on receiving."""
         sock = self._sock
         assert sock is not None
         sock.settimeout(ANSWER_SECONDS_MAX)
@@ -195,7 +195,7 @@ class RemoteKernel:
 
 
 def start(request: StartKernel, outlets: Sequence[int]) -> RemoteKernel:
-    """Have the attendant start a kernel; it is started itself if need be.
+    """Let the kernel host start a kernel; it is started itself if needed.
 
     Parameters
     ----------
@@ -206,31 +206,31 @@ def start(request: StartKernel, outlets: Sequence[int]) -> RemoteKernel:
     Raises
     ------
     ControlError
-        ``no-daemon``, ``timeout`` or ``broken``: there is no attendant, or none that understands;
-        else it could not start the kernel.
+        ``no-daemon``, ``timeout`` or ``broken``: there is no kernel host, or none that understands
+        the request; else it could not start the kernel.
     """
     return _request(_connect(start=True), request, outlets, START_SECONDS_MAX)
 
 
 def adopt(request: AdoptKernel) -> RemoteKernel:
-    """Take over a kernel whose server has left.
+    """Adopt a kernel whose server has left.
 
     Raises
     ------
     ControlError
-        ``no-daemon`` or ``unknown-kernel``: it does not live any more; ``has-server``: it was not
-        left; ``timeout`` or ``broken``: nobody knows.
+        ``no-daemon`` or ``unknown-kernel``: it has ended; ``has-server``: its server is connected;
+        ``timeout`` or ``broken``: its state is unknown.
     """
     return _request(_connect(start=False), request, (), ANSWER_SECONDS_MAX)
 
 
 def end_kernels() -> bool:
-    """End all kernels that have no server; return whether there was an attendant.
+    """End all kernels that have no server; return whether a kernel host was running.
 
     Raises
     ------
     ControlError
-        If it does not answer.
+        If the kernel host does not reply.
     """
     try:
         sock = _connect(start=False)
@@ -291,7 +291,7 @@ def _connect(start: bool) -> socket.socket:
     if not start:
         raise ControlError("No attendant of kernels is running.", "no-daemon")
     with agent_client.start_lock(place, fcntl.LOCK_EX):
-        with absent:  # somebody else may have started it while we waited for the lock
+        with absent:  # another process may have started it meanwhile
             return agent_client.open_socket(path)
         agent_client.start_detached(
             paths.runtime_dir(), ("-m", "kernelproxy.kernel_host"),

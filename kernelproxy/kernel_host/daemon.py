@@ -43,36 +43,36 @@ from kernelproxy.kernel_host.hosted_kernel import Kernel
 
 log = logging.getLogger(__name__)
 
-#: For how long it stays without a kernel: restarting one takes less.
+#: How long it stays without a kernel: restarting one takes less.
 LINGER_SECONDS = 5.0
 _BACKLOG = 128
 
 
 @dataclass
 class _Kept:
-    """A kernel, and the connection of the server that has it, if one does."""
+    """Kernel, with the connection of its server, if it has one."""
 
     id: str
     kernel: Kernel
     keep: float
     server: socket.socket | None
-    deadline: float | None = None  # when it is ended, if it has no server till then
-    told: bool = False  # its server knows that it has ended
+    deadline: float | None = None  # it is ended then, unless a server adopts it
+    told: bool = False  # its server was notified that it has ended
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def state(self) -> KernelState:
-        """How it is."""
+        """Return its current state."""
         return KernelState(self.kernel.pid, self.kernel.session, self.kernel.poll())
 
 
 class Attendant:
-    """Serves one runtime directory. Each connection has a thread; the main one minds the rest.
+    """Server for one runtime directory. A thread serves each connection; the main one the rest.
 
     Parameters
     ----------
     listener : socket.socket
     place : Path
-        The attendant's directory.
+        Directory of the kernel host.
     """
 
     def __init__(self, listener: socket.socket, place: Path) -> None:
@@ -81,7 +81,7 @@ class Attendant:
         self._starting: set[str] = set()
         self._busy = 0  # connections, and threads that end kernels
         self._lock = threading.Lock()
-        self._leaving = threading.Condition(self._lock)  # a server has left a kernel
+        self._leaving = threading.Condition(self._lock)  # notified when a server has left a kernel
         self._stopping = False
         self._quiet_since = time.monotonic()
         self._patience = LINGER_SECONDS
@@ -90,9 +90,9 @@ class Attendant:
     # The main thread.
 
     def run(self) -> None:
-        """Serve until there is nothing to serve any more, or a signal ends it."""
+        """Serve until there is nothing left to serve, or a signal ends it."""
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        # A kernel has ended. Python's own handlers, as what is ignored here is in kernels, too.
+        # A kernel has ended. Python handlers: signals ignored here would be ignored in kernels.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, self._stop)
@@ -115,11 +115,11 @@ class Attendant:
         self._stopping = True
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it wakes, then
+        with contextlib.suppress(BlockingIOError):  # a wake is pending already
             os.write(self._waker, b"\0")
 
     def _milliseconds(self) -> int | None:
-        """How long nothing is due."""
+        """Return the time until something is due; None if nothing is."""
         with self._lock:
             due = [kept.deadline for kept in self._kept.values() if kept.deadline is not None]
             if not self._kept and not self._busy:
@@ -127,7 +127,7 @@ class Attendant:
         return max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
 
     def _accept(self) -> bool:
-        """Take all waiting connections; return whether there was one."""
+        """Accept all pending connections; return whether there was one."""
         accepted = False
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
             while True:
@@ -158,7 +158,7 @@ class Attendant:
         threading.Thread(target=run, daemon=True).start()
 
     def _look(self) -> None:
-        """See which kernels have ended, and which have had no server for too long."""
+        """Find kernels that have ended, and kernels without a server whose time is over."""
         now = time.monotonic()
         for kept in list(self._kept.values()):
             code = kept.kernel.poll()
@@ -174,7 +174,7 @@ class Attendant:
                 self._in_thread(_close, kept)
 
     def _tell(self, kept: _Kept) -> None:
-        """Tell its server how a kernel is."""
+        """Notify its server of a kernel's state."""
         server = kept.server
         if server is not None:
             with kept.sending, contextlib.suppress(OSError):  # it has left
@@ -186,7 +186,7 @@ class Attendant:
             return waited and not self._kept and not self._busy
 
     def _leave(self) -> bool:
-        """See Note [Leaving]."""
+        """Exit if no client connects, see Note [Leaving]."""
         lock = os.open(self._place / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -274,7 +274,7 @@ class Attendant:
         with self._lock:
             self._leaving.wait_for(lambda: not waits(), request.wait)
             kept = self._kept.get(request.kernel_id)
-            if kept is None or kept.kernel.poll() is not None:  # or it has ended just now
+            if kept is None or kept.kernel.poll() is not None:  # or it has just ended
                 raise ControlError(f"There is no kernel {request.kernel_id}.", "unknown-kernel")
             if kept.deadline is None:
                 raise ControlError(f"Kernel {kept.id} has a server.", "has-server")
@@ -288,7 +288,7 @@ class Attendant:
             send_message(kept.server, kept.state())
 
     def _obey(self, kept: _Kept, sock: socket.socket) -> bool:
-        """Do what the server says next; return whether it may say more."""
+        """Carry out the server's next command; return whether more may follow."""
         order, fds = recv_message(sock)
         for fd in fds:
             os.close(fd)
@@ -308,12 +308,12 @@ class Attendant:
                 return False
             case _:
                 raise ProtocolError(f"{type(order).__name__} is no order.")
-        # What was done may have ended a kernel that has no process: no signal says so.
+        # A kernel without a process may have ended by this: there is no signal of it.
         self._wake()
         return True
 
     def _left(self, kept: _Kept) -> None:
-        """The connection of a kernel has ended, in whatever way."""
+        """Handle the end of a kernel's connection, for any reason."""
         with self._lock:
             kept.server = None
             if self._kept.get(kept.id) is not kept:
@@ -324,7 +324,7 @@ class Attendant:
         self._wake()
 
     def _end_kernels(self) -> None:
-        """End those that have no server."""
+        """End the kernels that have no server."""
         with self._lock:
             ending = [kept for kept in self._kept.values() if kept.deadline is not None]
             for kept in ending:
@@ -344,12 +344,12 @@ def _how(code: int | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the attendant; ``python -m kernelproxy.kernel_host``."""
+    """Run the kernel host; ``python -m kernelproxy.kernel_host``."""
     parser = argparse.ArgumentParser(prog="python -m kernelproxy.kernel_host", description=__doc__)
     parser.add_argument("--ready-fd", type=int, required=True, help=argparse.SUPPRESS)
     ready_fd = parser.parse_args(arguments).ready_fd
     if os.fork() != 0:
-        os._exit(0)  # the starter waits for this process, and the attendant is nobody's child
+        os._exit(0)  # the starter waits for this process; the child becomes a daemon
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
     os.chdir("/")
     said, attendant = "ready", None
@@ -358,19 +358,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         attendant = Attendant(_listen(place), place)
     except (SingError, OSError) as error:
         said = str(error)
-    with contextlib.suppress(BrokenPipeError):  # the starter did not wait so long
+    with contextlib.suppress(BrokenPipeError):  # the starter has timed out
         os.write(ready_fd, f"{said}\n".encode())
     os.close(ready_fd)
     if attendant is None:
         return 1
     attendant.run()
     sys.stderr.flush()
-    # Threads of connections may wait for servers that say nothing any more.
+    # Threads of connections may still wait for servers.
     os._exit(0)
 
 
 def _listen(place: Path) -> socket.socket:
-    """Bind the socket; who starts us holds the start lock, so one that exists is stale."""
+    """Bind the socket; our starter holds the start lock, so an existing socket is stale."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     path = place / SOCKET_NAME
     path.unlink(missing_ok=True)

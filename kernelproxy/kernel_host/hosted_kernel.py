@@ -1,4 +1,4 @@
-"""One kernel of the attendant's: in a sandbox, with a tender, or an ordinary child."""
+"""Kernel in the kernel host: in a sandbox with a process manager, or an ordinary child."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ END_SECONDS = 10.0
 
 
 class Kernel(Protocol):
-    """What the attendant, and in a server without one the provisioner, does with a kernel."""
+    """Interface of a kernel to the kernel host, or to the provisioner in a server without one."""
 
     @property
     def session(self) -> str:
-        """Id of its session: another one after its process was replaced."""
+        """Id of its session; changes when its process is replaced."""
 
     @property
     def pid(self) -> int:
-        """Its process; 0 while it hibernates."""
+        """Process id; 0 while it hibernates."""
 
     def poll(self) -> int | None:
-        """Return how it has ended; None if it has not."""
+        """Return its exit status; None if it has not ended."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and what it has started."""
+        """Send a signal to the kernel and the processes that it has started."""
 
     def shut_down(self) -> None:
-        """It was asked to end."""
+        """Report that the kernel was asked to end."""
 
     def close(self) -> None:
-        """End it, and free what it has. Doing it twice is no error."""
+        """End it, and free its resources. Idempotent."""
 
 
 class Plain:
-    """A kernel that is an ordinary child of this process.
+    """Kernel that is an ordinary child of this process.
 
     Parameters
     ----------
     process : Popen
-        Leads a session of its own.
+        Process of the kernel; the leader of its own session.
     session : str
     """
 
@@ -58,36 +58,36 @@ class Plain:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Process id."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return how it has ended; None if it has not."""
+        """Return its exit status; None if it has not ended."""
         return self._process.poll()
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group."""
-        if self._process.poll() is None:  # else the number may be somebody else's
+        if self._process.poll() is None:  # else the number may be reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
     def shut_down(self) -> None:
-        """It was asked to end, and does so itself."""
+        """Do nothing: the kernel was asked to end, and does so itself."""
 
     def close(self) -> None:
-        """End it. Doing it twice is no error."""
+        """End it. Idempotent."""
         self.signal(signal.SIGKILL)
         self._process.wait(END_SECONDS)
 
 
 def start(request: StartKernel, outlets: Sequence[int]) -> Kernel:
-    """Start a kernel. If that fails, nothing is left of it.
+    """Start a kernel. If that fails, nothing of it remains.
 
     Parameters
     ----------
     request : StartKernel
     outlets : sequence of int
-        Descriptors of its standard output and error, which stay the caller's.
+        Descriptors of its standard output and error; the caller remains the owner.
 
     Raises
     ------
@@ -108,14 +108,14 @@ def start(request: StartKernel, outlets: Sequence[int]) -> Kernel:
             pass_fds=fds,
         )
         assert process.stdin is not None
-        process.stdin.close()  # there is nothing to be read
+        process.stdin.close()  # there is no input
         return process
 
     if request.tended is None:
         env = {**request.env, "JPY_PARENT_PID": str(os.getpid())}
         return Plain(launch(request.command), request.session)
-    # Its parent is process 1 of the sandbox, which ends with us; without a parent it would take
-    # itself for one that was started in a terminal.
+    # Its parent is process 1 of the sandbox, which ends together with this process. Without the
+    # variable the kernel would assume that it was started in a terminal.
     env = {**request.env, "JPY_PARENT_PID": "1"}
     tender = _tender(request)
     command = [
@@ -126,7 +126,7 @@ def start(request: StartKernel, outlets: Sequence[int]) -> Kernel:
 
 
 def _tender(request: StartKernel) -> Tender:
-    # Not above: without it, the attendant is a fifth of the size.
+    # Imported here: without it, the kernel host takes a fifth of the memory.
     from kernelproxy.criu.sandbox import Form
     from kernelproxy.kernel_host.process_manager import Tender
 

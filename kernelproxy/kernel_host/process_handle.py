@@ -1,6 +1,6 @@
-"""A kernel's process, as its kernel manager is to see it: one, whatever becomes of it.
+"""Process of a kernel as its kernel manager sees it: always one, even if it is replaced.
 
-While it is saved and gone, or another one takes its place, it counts as running.
+While it is saved and ended, or another one replaces it, it counts as running.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ END_SECONDS = 10.0
 
 
 class Body:
-    """A process in a sandbox, or none for a while. For use by several threads.
+    """Process in a sandbox, or none for a while. Thread-safe.
 
     Parameters
     ----------
     process : Popen
-        The sandbox.
+        Process of the sandbox.
     pid : int
-        The kernel's process in it; 0 while there is none.
+        Process id of the kernel in it; 0 while there is none.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], pid: int) -> None:
@@ -34,24 +34,24 @@ class Body:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """Return how the kernel has ended; None if it runs, or will run again."""
+        """Return the kernel's exit status; None if it runs, or will run again."""
         with self._lock:
             if self._code is None and self._process is not None and not self._away:
                 self._code = self._process.poll()
             return self._code
 
     def leave(self) -> None:
-        """Its end, from now on, is not that of the kernel."""
+        """From now on, do not take the end of the process for the end of the kernel."""
         with self._lock:
             self._away = True
 
     def stay(self) -> None:
-        """It did not end, after all; or if it did, so did the kernel."""
+        """Undo `leave`: the process continues, or if it has ended, so has the kernel."""
         with self._lock:
             self._away = False
 
     def gone(self) -> None:
-        """It has ended, and may come back."""
+        """Record that the process has ended, and may be restored."""
         with self._lock:
             process, self._process = self._process, None
             self.pid = 0
@@ -59,12 +59,12 @@ class Body:
             end(process)
 
     def become(self, process: subprocess.Popen[bytes], pid: int) -> bool:
-        """Another process is the kernel's from now on; the one before is ended.
+        """Replace the kernel's process by another one, and end the previous one.
 
         Returns
         -------
         bool
-            False if it is over with the kernel: the other one was ended then.
+            False if the kernel has ended; then the other process was ended.
         """
         with self._lock:
             over = self._code is not None
@@ -77,7 +77,7 @@ class Body:
         return not over
 
     def signal(self, number: int) -> None:
-        """Send a signal to the kernel and what it has started; one that ends it ends all."""
+        """Send a signal to the kernel and its children; if it ends the kernel, it ends them all."""
         with self._lock:
             process, away = self._process, self._away
         if number == SIGKILL or (number == SIGTERM and (away or process is None)):
@@ -87,7 +87,7 @@ class Body:
                 os.killpg(self.pid, number)
 
     def kill(self, code: int = -SIGKILL) -> None:
-        """End it. If there is no process now, or it is being saved, it is over at once."""
+        """End it. Without a process, or while it is being saved, the kernel ends at once."""
         with self._lock:
             if self._process is None or self._away:
                 self._code = code if self._code is None else self._code
@@ -101,7 +101,7 @@ class Body:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a sandbox and all in it, and wait for its end."""
+    """Kill a sandbox with all its processes, and wait for its end."""
     process.kill()
     process.wait(END_SECONDS)
     for stream in (process.stdin, process.stdout, process.stderr):

@@ -1,10 +1,10 @@
-"""Has a kernel's process: saves it, makes it again and replaces it, as the agent orders.
+"""Process manager: saves, restores and replaces a kernel's process on the agent's commands.
 
-A thread of the attendant, or of a server that keeps no kernels. The agent decides everything; the
-tender alone touches the process and the switchboard before it. If the agent dies, it connects to
-the next one, as kernels do (`kernelproxy.kernel.activation.agent_connection`), and lets requests
-through meanwhile. An order that was being carried out is carried out first, and so is what was
-promised: the next agent finds one state or the other.
+A thread of the kernel host, or of a server that does not keep kernels. The agent makes all
+decisions; only the process manager touches the process and its ZMQ proxy. If the agent dies, it
+connects to the next one, as kernels do (`kernelproxy.kernel.activation.agent_connection`), and lets
+requests through meanwhile. A command in progress is completed first, and so is a promised
+replacement: the next agent finds either the state before or the state after.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from kernelproxy.zmq_proxy.proxy import Switchboard
 if TYPE_CHECKING:
     from kernelproxy.criu.sandbox import Form
 
-#: What a loaded machine needs to have a process in a fresh sandbox.
+#: Time for a loaded machine to start a process in a new sandbox.
 START_SECONDS_MAX = 30.0
-#: In which a restored process must join its session, and answer.
+#: Time for a restored process to join its session, and reply.
 READY_SECONDS_MAX = 60.0
-#: In which a process that is to be replaced must answer what it executes. It begins nothing after
-#: that, so giving up leaves a kernel of no use: longer than cells go on that ask to be replaced.
+#: Time for a process to reply to the requests that it executes before it is replaced. It begins
+#: nothing after that, so giving up would leave a useless kernel: longer than cells take that ask to
+#: be replaced.
 FINISH_SECONDS_MAX = 86_340.0
-#: As for kernels: what the next agent may need until it answers.
+#: As for kernels: time for the next agent to reply.
 RECONNECT_SECONDS_MAX = 120.0
 
 logger = logging.getLogger(__name__)
@@ -51,34 +52,34 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Candidate:
-    """A process beside the kernel's, which is to replace it."""
+    """Process beside the kernel's, which is to replace it."""
 
     running: criu.Running
     connection: Connection
     session: str
-    promised: bool = False  # the kernel executes nothing more, or will not soon
+    promised: bool = False  # the kernel executes nothing more, or soon will not
 
 
 class Tender:
-    """Tends one kernel from its start to its end.
+    """Process manager of one kernel, from its start to its end.
 
     Parameters
     ----------
     form : Form
-        How its process can be saved.
+        Method by which its process can be saved.
     session : str
-        Id of its session; another one after the kernel was replaced.
+        Id of its session; changes when the kernel is replaced.
     info : mapping
-        What the kernel manager says about its connections: what clients use.
+        Connection information of the kernel manager, which clients use.
     name : str
-        Of the connection file.
+        Name of the connection file.
     path : str or Path, optional
-        The agent's socket; by default the one that the environment names.
+        Socket of the agent; default: the one that the environment names.
 
     Raises
     ------
     ProcessError
-        If the kernel cannot be tended, see `connection.official`.
+        If the kernel cannot be managed, see `connection.official`.
     """
 
     def __init__(
@@ -102,9 +103,9 @@ class Tender:
         self._sock: socket.socket | None = None
         self._obeying = self._closed = False
         self._waited_for = False  # a request needs a process, and
-        self._untold = False  # the agent has not heard of it
+        self._untold = False  # the agent was not notified of it
         self._thread = threading.Thread(target=self._run, name="jupyter_sing tender", daemon=True)
-        self._lifeline = os.pipe()  # its end tells the sandboxes that we have died
+        self._lifeline = os.pipe()  # its end of file reports our death to the sandboxes
         self._outlets: list[int | None] = [None, None]
         fork_hygiene.register(self)
         try:
@@ -120,16 +121,16 @@ class Tender:
         launch: Callable[[list[str], list[int]], subprocess.Popen[bytes]],
         outlets: Sequence[IO[bytes] | int | None] = (None, None),
     ) -> subprocess.Popen[bytes]:
-        """Start the kernel in a sandbox. If that fails, nothing is left, and this is closed.
+        """Start the kernel in a sandbox. If that fails, nothing remains, and this is closed.
 
         Parameters
         ----------
         command : list of str
-            Starts the kernel, with `connection_file`.
+            Command that starts the kernel, with `connection_file`.
         launch : callable
-            Starts a command that inherits descriptors.
+            Function that starts a command, which inherits descriptors.
         outlets : sequence, optional
-            Its standard output and error, as for `subprocess.Popen`: restored ones get the same.
+            Standard output and error, as for `subprocess.Popen`; restored processes get the same.
 
         Raises
         ------
@@ -159,36 +160,36 @@ class Tender:
         self._thread.start()
         return process
 
-    # What the provisioner wants to know and to do.
+    # Interface for the provisioner.
 
     @property
     def body(self) -> Body:
-        """The kernel's process."""
+        """Process of the kernel."""
         assert self._body is not None, "it was not started"
         return self._body
 
     @property
     def pid(self) -> int:
-        """The kernel's process; 0 while there is none."""
+        """Process id of the kernel; 0 while there is none."""
         return self.body.pid
 
     def signal(self, number: int) -> None:
-        """Send a signal to the kernel and what it has started."""
+        """Send a signal to the kernel and the processes that it has started."""
         self.body.signal(number)
 
     def poll(self) -> int | None:
-        """Return how the kernel has ended; None if it has not."""
+        """Return the kernel's exit status; None if it has not ended."""
         if not self._switchboard.alive and not self._closed:
-            return 1  # nobody can reach it any more: our bug, and a restart helps
+            return 1  # its ZMQ proxy has died by our bug; a restart helps
         return self.body.poll()
 
     def shut_down(self) -> None:
-        """The kernel was asked to end. One that hibernates does so without coming back."""
+        """Report that the kernel was asked to end. One that hibernates ends without a restore."""
         if self.body.pid == 0:
             self.body.kill(0)
 
     def close(self) -> None:
-        """End the kernel, and free all that belongs to it. Doing it twice is no error."""
+        """End the kernel, and free all its resources. Idempotent."""
         with self._lock:
             self._closed = True
             if self._connecting is not None:
@@ -207,8 +208,8 @@ class Tender:
         self._free()
 
     def disown(self) -> None:
-        """Called in a forked child: what lives as long as the parent must not wait for the child's
-        end.
+        """Called in a forked child: close its copy of the lifeline, which would keep sandboxes
+        alive after the parent's end.
         """
         fork_hygiene.let_go(self._lifeline)
 
@@ -220,23 +221,23 @@ class Tender:
                 os.close(fd)
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    # Told by the switchboard, in its thread.
+    # Called by the ZMQ proxy, in its thread.
 
     def _knock(self) -> None:
-        """A request waits for a process."""
+        """Record that a request waits for a process, and notify the agent."""
         with self._lock:
             self._waited_for = self._untold = True
             self._tell()
 
     def _tell(self) -> None:
-        """Tell the agent that a request waits, unless it waits for an answer of ours first."""
+        """Notify the agent of a waiting request; not before the reply to its current command."""
         if self._untold and not self._obeying and self._sock is not None:
-            with contextlib.suppress(OSError):  # the next agent is told
+            with contextlib.suppress(OSError):  # the next agent is notified
                 send_message(self._sock, protocol.Knock())
                 self._untold = False
 
     def _shut_down(self) -> None:
-        """A client has ended the kernel while it had no process."""
+        """Handle that a client has ended the kernel while it had no process."""
         self.body.kill(0)
 
     # The connection to the agent.
@@ -250,12 +251,12 @@ class Tender:
                 self._abandoned(str(error))
 
     def _tend(self) -> None:
-        """Connect to the agent, and do what it says until the connection ends.
+        """Connect to the agent, and carry out its commands until the connection ends.
 
         Raises
         ------
         ControlError
-            If there is no agent any more that knows the session.
+            If no running agent knows the session.
         """
         with connect(start=False, path=self._path) as control:
             with self._lock:
@@ -266,7 +267,7 @@ class Tender:
                 control.expect(protocol.Done, protocol.Tend(self.session), RECONNECT_SECONDS_MAX)
             except ControlError as error:
                 if error.reason == "no-daemon":
-                    return  # it has died, and there may be another one
+                    return  # it has died; there may be another one
                 raise
             finally:
                 with self._lock:
@@ -289,7 +290,7 @@ class Tender:
         self._unattended()
 
     def _obey(self, sock: socket.socket) -> None:
-        """Wait for an order, and carry it out."""
+        """Wait for a command, and carry it out."""
         order, fds = recv_message(sock)
         for fd in fds:
             os.close(fd)
@@ -310,9 +311,9 @@ class Tender:
             self._tell()
 
     def _unattended(self) -> None:
-        """The agent has died in the middle of anything: have the kernel go on without it."""
+        """Let the kernel continue without the agent, which may have died at any point."""
         if self._candidate is not None and self._candidate.promised:
-            with contextlib.suppress(ProcessError):  # then nothing takes its place
+            with contextlib.suppress(ProcessError):  # then it is not replaced
                 self._replace()
         self._drop_candidate()
         if not self._closed and self.body.pid:
@@ -320,13 +321,13 @@ class Tender:
                 self._switchboard.let_through()
 
     def _abandoned(self, why: str) -> None:
-        """No agent knows the session: a kernel that hibernates cannot come back."""
+        """Handle that no agent knows the session: a hibernating kernel cannot be restored."""
         self._unattended()
         if not self.body.pid:
             logger.warning("jupyter_sing: the hibernating kernel is lost: %s", why)
             self.body.kill(1)
 
-    # Orders.
+    # Commands.
 
     def _carry_out(self, order: Message) -> Message:
         match order:
@@ -350,7 +351,7 @@ class Tender:
                 return protocol.Error(f"{type(order).__name__} is no order.", "bad-request")
 
     def _dump(self, order: protocol.Dump) -> float:
-        """Save the process, and let it go on or not."""
+        """Save the process, and let it continue or not."""
         body, pid, directory = self.body, self.body.pid, Path(order.directory)
         if not pid:
             raise ProcessError("the kernel has no process", "dump")
@@ -371,7 +372,7 @@ class Tender:
         finally:
             if goes_on:
                 body.stay()
-                with contextlib.suppress(ProcessError):  # it, or the kernel as a whole, has ended
+                with contextlib.suppress(ProcessError):  # the process or the kernel has ended
                     self._switchboard.freeze(False)
                     criu.wake(pid, order.wake_fd, {"restored": False, "session": self.session})
         if not goes_on:
@@ -382,12 +383,12 @@ class Tender:
         return seconds
 
     def _revive(self, order: protocol.Revive) -> int:
-        """Make a process of images, in place of the one that was saved, or beside another one."""
+        """Restore a process from images, in place of the saved one, or beside the current one."""
         directory, beside = Path(order.directory), order.beside
         if beside and not self.body.pid:
             raise ProcessError("the kernel has no process to be replaced", "restore")
         if self.body.pid and not beside:
-            return self.body.pid  # an agent that died has not heard of it
+            return self.body.pid  # restored already, for an agent that died before the reply
         try:
             if beside:
                 self._switchboard.pause()
@@ -404,7 +405,7 @@ class Tender:
             raise
 
     def _restore(self, order: protocol.Revive, before: Connection, ports: Mapping[int, int]) -> int:
-        """Start a process from images and wait until it answers; if it does not, end it."""
+        """Start a process from images and wait until it replies; if it does not, end it."""
         directory, beside = Path(order.directory), order.beside
         after = self._official.at(before.ip, {c: ports.get(p, p) for c, p in before.ports.items()})
         line: dict[str, Any] = {"restored": True, "session": order.session}
@@ -434,12 +435,12 @@ class Tender:
         return running.pid
 
     def _let_through(self) -> None:
-        """Let requests through to the process that is there, and to no other."""
+        """Let requests through to the current process; discard a candidate."""
         self._drop_candidate()
         self._switchboard.let_through()
 
     def _replace(self) -> None:
-        """Let the candidate be the kernel."""
+        """Replace the kernel's process by the candidate."""
         candidate = self._revived_beside()
         try:
             self._switchboard.replace(FINISH_SECONDS_MAX)
@@ -464,7 +465,7 @@ class Tender:
             end(candidate.running.process)
 
     def _write(self, name: str, where: Connection) -> str:
-        """Write a connection file for a process; its path is returned."""
+        """Write a connection file for a process; return its path."""
         directory = self._directory / name
         directory.mkdir(mode=0o700, exist_ok=True)
         where.write(directory / self._name, self._info)
@@ -472,13 +473,13 @@ class Tender:
 
 
 def _kept(outlet: IO[bytes] | int | None) -> int | None:
-    """Keep where a process writes for the one that comes after it."""
+    """Keep an output of a process for its successor."""
     if outlet is None:
         return None
     if not isinstance(outlet, int):
         return os.dup(outlet.fileno())
     if outlet == subprocess.PIPE:
-        return subprocess.DEVNULL  # whoever has read it knows only the first process
+        return subprocess.DEVNULL  # its reader reads only the first process
     return os.dup(outlet) if outlet >= 0 else outlet
 
 

@@ -1,7 +1,7 @@
-"""Whether a server keeps its kernels when it ends, as their provisioners ask.
+"""Policy of a server: keep its kernels when it ends or not; read by its provisioners.
 
-Only the server extension switches it on, for the server's own kernels: whoever else starts a kernel
-(`jupyter execute`, a script) wants it to end with him.
+Only the server extension enables it, for the server's own kernels: kernels that other programs
+start (`jupyter execute`, a script) should end with their program.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from kernelproxy.criu.sandbox import Form
 from kernelproxy.kernel_host.client import RemoteKernel, start
 from kernelproxy.kernel_host.server_records import Record, ServerDirectory
 
-#: What the attendant can start a kernel with. Whoever asks for more gets a child of the server.
+#: Arguments that the kernel host supports. With others, the kernel is a child of the server.
 _KNOWN = {"env", "cwd", "stdin", "stdout", "stderr", "independent", "kernel_id", "extra_arguments"}
 
 
 @dataclass
 class Keeping:
-    """A server that keeps its kernels.
+    """Server that keeps its kernels.
 
     Parameters
     ----------
     directory : ServerDirectory
     seconds : float
-        For how long they live without a server.
+        How long they live without a server.
     """
 
     directory: ServerDirectory
     seconds: float
-    #: Kernels to be taken over at their next start.
+    #: Kernels to be adopted at their next start.
     adopted: dict[str, tuple[Record, RemoteKernel]] = field(default_factory=dict)
 
     def start(
@@ -48,24 +48,24 @@ class Keeping:
         kwargs: Mapping[str, Any],
         form: Form | None,
     ) -> RemoteKernel:
-        """Start a kernel at the attendant, and leave its record.
+        """Start a kernel in the kernel host, and write its record.
 
         Parameters
         ----------
         record : Record
         command : list of str
         file : str
-            The connection file that is named in it.
+            Connection file that is named in the command.
         kwargs : mapping
-            What `jupyter_client.launcher.launch_kernel` would get.
+            Arguments that `jupyter_client.launcher.launch_kernel` would get.
         form : Form, optional
-            How its process can be saved.
+            Method by which its process can be saved.
 
         Raises
         ------
         ControlError
-            ``no-daemon``, ``timeout`` and ``broken``: there is no attendant; ``unavailable``: it
-            is of no use for this kernel; else the kernel does not start.
+            ``no-daemon``, ``timeout`` and ``broken``: there is no kernel host; ``unavailable``: it
+            cannot start this kernel; else the kernel does not start.
         OSError
             If the record cannot be written.
         """
@@ -87,14 +87,14 @@ class Keeping:
                 _outlet(kwargs.get("stdout"), 1, null),
                 _outlet(kwargs.get("stderr"), 2, null),
             ]
-            self.directory.write(record)  # before it can run: we may die at any time
+            self.directory.write(record)  # before the start: this process may die at any time
             return start(request, outlets)
         finally:
             os.close(null)
 
 
 def _outlet(given: Any, own: int, null: int) -> int:
-    """Descriptor of where a kernel writes, given what `subprocess.Popen` would get."""
+    """Return the descriptor for a kernel's output, from an argument of `subprocess.Popen`."""
     if given is None:
         try:
             os.fstat(own)
@@ -113,16 +113,16 @@ _of: WeakKeyDictionary[Any, Keeping] = WeakKeyDictionary()
 
 
 def switch_on(manager: Any, keeping: Keeping) -> None:
-    """Have the kernels of a `jupyter_client.MultiKernelManager` kept."""
+    """Keep the kernels of a `jupyter_client.MultiKernelManager`."""
     _of[manager] = keeping
 
 
 def switch_off(manager: Any) -> None:
-    """Have its further kernels end with this process. Doing it twice is no error."""
+    """Stop keeping: later kernels of the manager end with this process. Idempotent."""
     _of.pop(manager, None)
 
 
 def of(kernel_manager: Any) -> Keeping | None:
-    """How a kernel is kept, given its own manager; None: it is not."""
+    """Return how a kernel is kept, given its own manager; None if it is not kept."""
     parent = getattr(kernel_manager, "parent", None)
     return None if parent is None else _of.get(parent)

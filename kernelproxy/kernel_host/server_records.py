@@ -1,9 +1,10 @@
-"""What a server leaves on disk for the one that takes its place.
+"""Records that a server leaves on disk for its successor.
 
 A *server directory* belongs to one server at a time, which holds the lock in it. Its name begins
-with a key that the same server has when it is started again; a new server takes the directory of a
-dead one with its key, or makes one of its own. In it are the record of each kernel, written before
-the kernel is started and removed when it has ended for good, and Jupyter's table of sessions.
+with a key that the same server has again after a restart. A new server takes the directory of a
+dead one with its key, or makes a new directory. It contains the record of each kernel, written
+before the kernel is started and removed when the kernel has ended for good, and Jupyter's table of
+sessions.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ from kernelproxy.common.untrusted import parse_json
 
 VERSION = 1
 LOCK_NAME, SESSIONS_NAME, SUFFIX = "lock", "sessions.db", ".kernel"
-#: Servers with the same key that run at once.
+#: Maximum number of concurrent servers with the same key.
 _SERVERS_MAX = 100
 _BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is needed to take over a kernel, and to start it anew later.
+    """Information for adopting a kernel, and for restarting it later.
 
     Parameters
     ----------
     kernel_id : str
     kernel_name : str
-        Of its specification.
+        Name of its specification.
     session : str
         Id of its session, or "".
     notebook : str
         Path of its notebook, or "".
     connection : dict
-        What its connection file says.
+        Content of its connection file.
     cwd : str
     environment : dict
-        Variables that who started it wanted to be other than the server's own; None: without it.
-        Not all of them, as the server's own may be secrets, and out of date.
+        Variables that its starter has set to other values than the server's; None: unset. The rest
+        is not stored: variables of the server may be secret, or outdated.
     """
 
     kernel_id: str
@@ -62,12 +63,12 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read one that `ServerDirectory.write` has written.
+        """Read a record that `ServerDirectory.write` has written.
 
         Raises
         ------
         ValueError
-            If it is damaged, or of another version.
+            If it is damaged, of another version, or of another kernel.
         OSError
             If it cannot be read.
         """
@@ -83,30 +84,30 @@ class Record:
         return record
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment in which it was asked for, given the server's own."""
+        """Return the environment requested for the kernel, based on the server's own."""
         changed = {**base, **self.environment}
         return {name: value for name, value in changed.items() if value is not None}
 
 
 def changes(environ: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str | None]:
-    """What makes an environment of another, see `Record.environment`."""
+    """Return the differences between two environments, see `Record.environment`."""
     found: dict[str, str | None] = {k: v for k, v in environ.items() if base.get(k) != v}
     return {**found, **{name: None for name in base if name not in environ}}
 
 
 def key_of(*parts: str) -> str:
-    """Make a key of what identifies a server when it is started again."""
+    """Return a key from the properties that identify a server after a restart."""
     return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 class ServerDirectory:
-    """The directory of this server, locked; made by `take`.
+    """Directory of this server, locked; made by `take`.
 
     Parameters
     ----------
     path : Path
     lock : int
-        Descriptor of its lock, owned from now on.
+        Descriptor of its lock; takes ownership.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -121,12 +122,12 @@ class ServerDirectory:
         Raises
         ------
         ControlError, OSError
-            If there can be none.
+            If no directory is available.
         """
         parent = paths.runtime_dir() / "servers"
         parent.mkdir(mode=0o700, exist_ok=True)
         names = [f"{key}-{number}" for number in range(_SERVERS_MAX)]
-        # Those with kernels first: the others were left by servers that died without any.
+        # Those with kernels first: the others were left by servers that died without kernels.
         left = {each.parent.name for each in parent.glob(f"{key}-*/*{SUFFIX}")}
         for name in sorted(names, key=lambda name: name not in left):
             path = parent / name
@@ -136,7 +137,7 @@ class ServerDirectory:
 
     @property
     def sessions_file(self) -> Path:
-        """Where Jupyter's table of sessions is to be. One that is damaged is removed."""
+        """Path of Jupyter's table of sessions. A damaged table is removed."""
         file = self.path / SESSIONS_NAME
         if file.exists():
             try:
@@ -151,7 +152,7 @@ class ServerDirectory:
         return file
 
     def records(self) -> tuple[list[Record], list[str]]:
-        """Return what a server has left here, and of what cannot be read, which is removed, why."""
+        """Return the records left here, and the errors of unreadable ones, which are removed."""
         found, problems = [], []
         for path in sorted(self.path.glob(f"*{SUFFIX}")):
             try:
@@ -163,7 +164,7 @@ class ServerDirectory:
         return found, problems
 
     def write(self, record: Record) -> None:
-        """Write a record, for the owner alone; whoever reads it finds it whole, or the one before.
+        """Write a record, readable only by the owner; readers see it complete, or the previous one.
 
         Raises
         ------
@@ -183,7 +184,7 @@ class ServerDirectory:
             (self.path / _file_name(kernel_id)).unlink()
 
     def close(self) -> None:
-        """Give it up; without records, nothing is left of it. Doing it twice is no error."""
+        """Release the directory; without records, it is removed. Idempotent."""
         if self._lock < 0:
             return
         if not any(self.path.glob(f"*{SUFFIX}")):
@@ -191,23 +192,23 @@ class ServerDirectory:
                 for each in self.path.iterdir():
                     if each.name != LOCK_NAME:
                         each.unlink()
-                (self.path / LOCK_NAME).unlink()  # from here on it may be another server's
+                (self.path / LOCK_NAME).unlink()  # from here on another server may take it
                 self.path.rmdir()
         os.close(self._lock)
         self._lock = -1
 
     def disown(self) -> None:
-        """Called in a forked child."""
+        """Called in a forked child: release its copy of the lock."""
         fork_hygiene.let_go([self._lock])
 
 
 def _lock(path: Path) -> int | None:
-    """Take the lock in a directory, which is made if it is missing; None: somebody has it."""
+    """Take the lock in a directory, which is made if missing; None if another server holds it."""
     path.mkdir(mode=0o700, exist_ok=True)
     try:
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
-        return None  # it was removed just now, by who had it
+        return None  # just removed by the previous holder
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(lock), (path / LOCK_NAME).stat()):
@@ -219,7 +220,7 @@ def _lock(path: Path) -> int | None:
 
 
 def _file_name(kernel_id: str) -> str:
-    """Name of a kernel's record, whatever its id."""
+    """Return the name of a kernel's record, for any id."""
     if not re.fullmatch(r"[\w-]{1,100}", kernel_id, re.ASCII):
         kernel_id = hashlib.sha256(os.fsencode(kernel_id)).hexdigest()[:32]
     return kernel_id + SUFFIX

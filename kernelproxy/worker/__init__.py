@@ -1,1 +1,1 @@
-"""What runs beside torch: zygotes and workers (standard library and torch only)."""
+"""Processes beside torch: zygotes and workers (standard library and torch only)."""

@@ -1,9 +1,9 @@
-"""Compiles graphs for the worker's device, and runs them.
+"""Compilation of graphs for the worker's device, and their execution.
 
-The code depends on nothing but the graph and the numbers of the call: whichever worker executes a
-call, and whatever it has executed before, it runs the same code. So sizes that code is made for
-come with the graph; a call that this code is not good for has its own, made for the call's sizes.
-Nothing is tuned by measuring.
+The code depends only on the graph and the numbers of the call: any worker that executes a call runs
+the same code, whatever it has executed before. So the sizes for which code is compiled are part of
+the graph. A call for which this code is not valid gets its own code, compiled for the call's sizes.
+Nothing is tuned by measurements.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernelproxy.common import graph_format, paths
 from kernelproxy.common.graph_format import DescriptionError
 from kernelproxy.worker.graph_import import Geometry, Graph, Reference, rebuild
 
-#: Of geometries that a graph remembers.
+#: Limit of the geometries that a graph caches.
 _KNOWN_MAX = 4096
 _STACK_BYTES = 64 << 20
 
@@ -46,7 +46,7 @@ SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def prepare(graph: torch.Tensor, digest: str) -> None:
-    """Compile a graph, unless that is done."""
+    """Compile a graph, unless it is compiled already."""
     find(graph, digest)
 
 
@@ -62,7 +62,7 @@ def run(
 
 
 def find(graph: torch.Tensor, digest: str) -> Compiled:
-    """Return the compiled graph whose description a tensor of bytes holds.
+    """Return the compiled graph whose description is in a tensor of bytes.
 
     Raises
     ------
@@ -79,20 +79,20 @@ def find(graph: torch.Tensor, digest: str) -> Compiled:
 
 
 class Compiled:
-    """A graph with its code.
+    """Graph with its code.
 
     Parameters
     ----------
     data : bytes
-        Its description.
+        Description of the graph.
     digest : str
-        What its description should be.
+        Expected digest of the description.
     device : torch.device
 
     Raises
     ------
     DescriptionError
-        If it is no description, or another one.
+        If it is not a description, or has another digest.
     Exception
         If it cannot be compiled.
     """
@@ -118,12 +118,12 @@ class Compiled:
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[int],
     ) -> list[torch.Tensor]:
-        """Run it.
+        """Run the graph.
 
         Raises
         ------
         DescriptionError
-            If these are not the inputs that it has.
+            If the arguments do not match the graph's inputs.
         """
         arguments = self._arguments(changed, inputs, numbers)
         values = tuple(
@@ -151,7 +151,7 @@ class Compiled:
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[int],
     ) -> list[Any]:
-        """Put the inputs in their order."""
+        """Return the inputs in the graph's order."""
         written, read, integers = iter(changed), iter(inputs), iter(numbers)
         arguments: list[Any] = []
         try:
@@ -172,7 +172,7 @@ class Compiled:
         return arguments
 
     def _choose(self, values: tuple[int, ...]) -> tuple[Callable[..., Any], list[Any]]:
-        """The code for these values of the symbols, and how the inputs have to lie."""
+        """Return the code for these values of the symbols, and the layout that it expects."""
         named = dict(zip(self._names, values, strict=True))
         code = self._code
         if not self._guard(values):
@@ -197,7 +197,7 @@ class Compiled:
     def _compile(
         self, hints: tuple[int, ...]
     ) -> tuple[Callable[..., Any], Callable[[tuple[int, ...]], bool]]:
-        """Compile for sizes, in a thread: nothing of the state of this one is meant for that."""
+        """Compile for sizes, in a new thread: this thread's state must not affect it."""
         found: list[Any] = []
         threads = torch.get_num_threads()
 
@@ -226,7 +226,7 @@ class Compiled:
 def _compile(
     graph: Graph, hints: tuple[int, ...], device: torch.device, tag: str
 ) -> tuple[Callable[..., Any], Callable[[tuple[int, ...]], bool]]:
-    """Compile a graph for sizes; return the code, and which values of symbols it is good for."""
+    """Compile a graph for sizes; return the code, and a check of the values of symbols."""
     _set_cache_directory()
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -260,7 +260,7 @@ def _compile(
         V.set_fake_mode(mode),
         config.patch(settings),
         compiler_config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
-        # The generators are the session's; compiling must not move them.
+        # The generators are the session's; compiling must not change their state.
         torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []),
     ):
         code = compile_fx_inner(
@@ -279,7 +279,7 @@ def _compile(
 
 
 def _set_cache_directory() -> None:
-    """Keep code where nobody else can write; torch's default is in a directory for all."""
+    """Keep code where only this user can write; torch's default directory is shared."""
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(paths.cache_dir("inductor"))
 
@@ -309,7 +309,7 @@ def _symbols(env: Any, graph: Graph, hints: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _example(each: Any, symbols: dict[str, Any], device: torch.device) -> Any:
-    """An input without bytes."""
+    """Return an example of an input, without memory."""
     if not isinstance(each, Geometry):
         return _evaluate(each, symbols)
     size = [_evaluate(size, symbols) for size in each.size]
@@ -319,7 +319,7 @@ def _example(each: Any, symbols: dict[str, Any], device: torch.device) -> Any:
 
 
 def _module(graph: Graph) -> torch.fx.GraphModule:
-    """The graph as one of torch's."""
+    """Return the graph as a graph of torch.fx."""
     made = torch.fx.Graph()
     root = torch.nn.Module()
     nodes: list[torch.fx.Node] = []
@@ -342,13 +342,13 @@ def _module(graph: Graph) -> torch.fx.GraphModule:
         named = {name: resolve(value) for name, value in keywords.items()}
         nodes.append(made.call_function(function, resolve(arguments), named))
     output = made.output(tuple(resolve(each) for each in graph.outputs))
-    # The notebook has compiled the other half of the program for results that lie like these.
+    # The notebook has compiled the other half of the program for results with this layout.
     output.meta["user_visible_output_idxs"] = list(range(len(graph.outputs)))
     return torch.fx.GraphModule(root, made)
 
 
 def _sources(graph: Graph) -> list[tuple[int, int]]:
-    """Where each symbol's value is found: an input, and a dimension or -1."""
+    """Return the source of each symbol's value: an input, and a dimension or -1."""
     found: dict[str, tuple[int, int]] = {}
     for index, each in enumerate(graph.inputs):
         if isinstance(each, str):
@@ -379,7 +379,7 @@ def _fit(
     stride: tuple[int, ...],
     changed: bool,
 ) -> torch.Tensor:
-    """An input as the code expects it, which reads its memory as it was told that it lies."""
+    """Return an input in the layout that the code expects, as the code does not check it."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype or tensor.shape != size:
         raise DescriptionError("a graph was given another tensor than it has")
     if tensor.is_conj() or tensor.is_neg():
@@ -402,6 +402,6 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says, without the many lines in which inductor explains it."""
+    """Return an error's first line, without the explanations that inductor adds."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {lines[0].strip()}"[:1000]

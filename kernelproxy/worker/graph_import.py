@@ -1,7 +1,7 @@
-"""Rebuilds graphs from their descriptions, which are believed nothing.
+"""Rebuilding graphs from their descriptions, which are not trusted.
 
-A description names functions; what may be named is in `text`, or an operator of torch itself, which
-a log may ask for as well. Nothing is evaluated, and nothing is imported by name.
+A description names functions. Allowed are those of `kernelproxy.common.graph_format`, and operators
+of torch itself, which a log may call as well. Nothing is evaluated or imported by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INPUTS_MAX = 1 << 16
 
 @dataclass(frozen=True)
 class Geometry:
-    """How an input tensor lies: sizes and strides in the values of the symbols."""
+    """Layout of an input tensor: sizes and strides, as expressions of the symbols."""
 
     dtype: torch.dtype
     place: str
@@ -32,21 +32,21 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph for one device.
+    """Graph for one device.
 
     Parameters
     ----------
     symbols : tuple of (str, int, int or None, int or None, bool)
         Name, hint, least, most, and whether it is positive.
     inputs : tuple
-        `Geometry`, or the size that a number is.
+        `Geometry`, or the size expression of a number.
     constants : tuple of torch.Tensor
     nodes : tuple of (function, arguments, keywords)
-        Arguments have `Reference` where another node's result belongs.
+        Arguments contain `Reference` in place of other nodes' results.
     outputs : tuple of Reference
     is_inference, is_backward : bool
     settings : dict
-        Of inductor.
+        Settings of inductor.
     """
 
     symbols: tuple[tuple[str, int, int | None, int | None, bool], ...]
@@ -61,7 +61,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Reference:
-    """The result of a node, by its number."""
+    """Result of a node, by the node's number."""
 
     number: int
 
@@ -72,7 +72,7 @@ def rebuild(data: bytes, device: torch.device) -> Graph:
     Raises
     ------
     DescriptionError
-        If that is not what the bytes are.
+        If the bytes are not a valid description.
     """
     try:
         return _Rebuilder(graph_format.unpack(data), device).rebuild()
@@ -86,7 +86,7 @@ class _Rebuilder:
     def __init__(self, description: dict[str, Any], device: torch.device) -> None:
         self._description, self._device = description, device
         self._names: set[str] = set()
-        self._known = 0  # nodes so far
+        self._known = 0  # number of nodes so far
 
     def rebuild(self) -> Graph:
         found = self._description
@@ -216,7 +216,7 @@ def _constant(dtype: str, size: list[int], bytes: str) -> torch.Tensor:
 
 
 def _function(target: str) -> Callable[..., Any]:
-    """The function that a node calls."""
+    """Return the function that a node calls."""
     if not isinstance(target, str):
         raise DescriptionError("a node calls nothing")
     if target in graph_format.arithmetic():

@@ -1,6 +1,6 @@
-"""The worker's side of the operators that stand for graphs (`native/worker/exec/graphs.cpp`).
+"""Worker's side of the operators that represent graphs (`native/worker/exec/graphs.cpp`).
 
-Registered in the zygote, which is forked often: what they need is imported at their first use.
+Registered in the zygote, which is forked often: their imports are made at their first use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _libraries: list[Any] = []
 
 
 def register() -> None:
-    """Implement the operators; called once, when the worker library was loaded."""
+    """Implement the operators; called once, after the worker library was loaded."""
     import torch
 
     library: Any = torch.library.Library("sing", "IMPL")  # type: ignore[no-untyped-call]
@@ -42,6 +42,6 @@ def _run(
 
 
 def _complaint(error: BaseException) -> str:
-    """What C++ raises in its place; it knows errors of memory by their name."""
+    """Return the text that C++ raises instead; it recognizes memory errors by their name."""
     name = type(error).__name__
     return str(error) if type(error) is RuntimeError and str(error) else f"{name}: {error}"

@@ -1,7 +1,7 @@
-"""A worker: executes the log of one session on one device. Forked by a zygote.
+"""Worker: executes the log of one session on one device. Forked by a zygote.
 
-The main thread is in the native library, without the GIL; the control thread takes the agent's
-orders. When the agent's connection ends, the worker ends.
+The main thread runs the native library, without the GIL; the control thread receives the agent's
+commands. When the agent's connection ends, the worker ends.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Files(ctypes.Structure):
 
     @classmethod
     def of(cls, order: Open, fds: list[int]) -> Files:
-        """Name the descriptors that came with an order.
+        """Return the descriptors that came with a command, by name.
 
         Raises
         ------
         ProtocolError
-            If they are not as many as the order says.
+            If their number does not match the command.
         """
         names = list(cls._names)
         names += ["snapshot"] * order.snapshot + ["readiness"] * order.readiness
@@ -83,12 +83,12 @@ class Step(ctypes.Structure):
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load the worker library (`native/worker/loop/api.h`); torch is imported already.
+    """Load the worker library (`native/worker/loop/api.h`); torch must be imported already.
 
     Raises
     ------
     OSError
-        If it does not load.
+        If it cannot be loaded.
     """
     library = ctypes.CDLL(str(path))
     c_int, u64 = ctypes.c_int, ctypes.c_uint64
@@ -109,24 +109,24 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def main(control: socket.socket, library: ctypes.CDLL) -> None:
-    """Take a session, execute its log until told to end, and report a corrupt one.
+    """Open a session, execute its log until the end is requested, and report a corrupt log.
 
     Raises
     ------
     WorkerError
-        If executing failed for another reason.
+        If execution failed for another reason.
     ProtocolError, OSError
-        If the agent does not speak as agreed.
+        If the agent violates the protocol.
     """
     order, fds = recv_message(control)
     if not isinstance(order, Open):
         raise ProtocolError("A worker's first order was not to open a session.")
-    with contextlib.suppress(OSError):  # it only tells
+    with contextlib.suppress(OSError):  # the title is only informative
         process_title.show(order.title)
     skipped = [*order.starved, *(each for each in order.skip if each not in order.starved)]
     skip = (ctypes.c_uint64 * len(skipped))(*skipped)
     if order.careful:
-        # Read by CUDA when it starts, which it does in there.
+        # CUDA reads it at its initialisation, which happens in `sing_worker_open`.
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     failed = library.sing_worker_open(
         Files.of(order, fds), order.device.encode(), order.threads, order.epoch,
@@ -145,15 +145,15 @@ def main(control: socket.socket, library: ctypes.CDLL) -> None:
     orders.start()
     result = library.sing_worker_run()
     if result == 1:
-        # Sent beside the control thread's answers: one frame, one write.
+        # Concurrent with the control thread's replies: each frame is one write.
         with contextlib.suppress(OSError):
             send_message(control, Ended(_error(library)))
     elif result != 0:
-        raise WorkerError(_error(library))  # no fault of the log: another worker may do better
+        raise WorkerError(_error(library))  # not the log's fault: another worker may succeed
 
 
 def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
-    """Take orders until the agent is gone; then nobody needs this process."""
+    """Carry out commands until the agent disconnects; then end this process."""
     try:
         while True:
             order, fds = recv_message(control)
@@ -166,7 +166,7 @@ def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
             elif isinstance(order, Observe):
                 send_message(control, _observe(library, order))
             elif isinstance(order, TakeSnapshot):
-                # Beside this thread, which goes on taking orders.
+                # In another thread, so that this one continues to receive commands.
                 arguments = (control, library, order)
                 threading.Thread(target=_take_snapshot, args=arguments, daemon=True).start()
             else:
@@ -181,7 +181,7 @@ def _take_orders(control: socket.socket, library: ctypes.CDLL) -> None:
 
 
 def _obey(library: ctypes.CDLL, order: Message, fds: list[int]) -> Message:
-    """Carry out one order; return the answer."""
+    """Carry out one command; return the reply."""
     if isinstance(order, Gate):
         failed = library.sing_worker_gate(int(order.open))
     elif isinstance(order, Replay):
@@ -206,7 +206,7 @@ def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnap
 
     frozen = FROZEN(tell) if order.tell else FROZEN()
     fd = library.sing_worker_snapshot(manner, frozen, ctypes.byref(taken))
-    # Without the agent nobody needs it, and the thread that takes orders ends the process.
+    # Without the agent the snapshot is useless, and the control thread ends the process.
     with contextlib.suppress(OSError):
         if fd < 0:
             send_message(control, Error(_error(library), "failed"))
@@ -219,7 +219,7 @@ def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnap
 
 
 def _set_lease(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
-    """Give or take the lease. One that may take its time is taken beside this thread."""
+    """Grant or revoke the lease. A revocation that may wait runs in another thread."""
     if order.given or order.within <= 0:
         library.sing_worker_lease(order.token, int(order.given))
     if not order.given:
@@ -228,7 +228,7 @@ def _set_lease(control: socket.socket, library: ctypes.CDLL, order: Lease) -> No
 
 
 def _tell_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -> None:
-    """Say that nothing is executed any more; if it is, a later lease was given."""
+    """Report that execution has stopped; if it continues, a later lease was granted."""
     if order.within > 0:
         library.sing_worker_take_lease(order.token, int(order.within * 1e9))
     library.sing_worker_await_parked()
@@ -237,7 +237,7 @@ def _tell_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -> 
 
 
 def _observe(library: ctypes.CDLL, order: Observe) -> Observed:
-    """Look at what the log has repeated of late."""
+    """Return the step that the recent log has repeated."""
     step = Step()
     if library.sing_worker_observe(order.since_ns, ctypes.byref(step)):
         raise WorkerError(_error(library))

@@ -1,8 +1,8 @@
-"""The worker's side of operators that are not torch's: it imports what they come from.
+"""Worker's side of operators that are not torch's: it imports the modules that define them.
 
-`native/worker/exec/origins.cpp` asks for it, when a notebook's log defines such an operator, and
-when a snapshot is loaded that knows one. The log is the user's own, and the worker has the user's
-rights; still, names are names and paths are paths here.
+`native/worker/exec/origins.cpp` calls this when a notebook's log defines such an operator, and when
+a loaded snapshot contains one. The log is the user's own, and the worker has the user's privileges;
+still, names and paths are validated here.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def register() -> None:
 
 
 def import_here(name: str, module: str, root: str, library: str) -> str:
-    """Import what an operator comes from, and say why it does not exist then ("" if it does).
+    """Import an operator's origin; return why the operator does not exist then ("" if it does).
 
     Parameters
     ----------
     name : str
-        Of the operator, without its overload.
+        Name of the operator, without its overload.
     module : str
-        To import, or "".
+        Module to import, or "".
     root : str
-        Directory in which the notebook found it; searched last.
+        Directory in which the notebook found the module; searched last.
     library : str
         Path of a shared library to load if the module does not define the operator, or "".
     """
@@ -48,7 +48,7 @@ def import_here(name: str, module: str, root: str, library: str) -> str:
                 return ""
         if library:
             complaint = _load(library)
-    except BaseException as error:  # nothing may reach the native caller
+    except BaseException as error:  # no exception may reach the native caller
         return f"{type(error).__name__}: {error}"
     if complaint or _exists(name):
         return complaint

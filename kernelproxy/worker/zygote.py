@@ -1,7 +1,7 @@
-"""A zygote: imports torch once, then forks workers. ``python -m kernelproxy.worker.zygote FD``.
+"""Zygote: imports torch once, then forks workers. ``python -m kernelproxy.worker.zygote FD``.
 
-Runs under the interpreter of a kernel's environment, of which it uses the standard library and
-torch alone. It never runs a parallel region and never opens a device, as neither survives a fork.
+Runs under the interpreter of a kernel's environment, of which it uses only the standard library and
+torch. It never runs a parallel region and never opens a device: neither survives a fork.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kernelproxy.common.protocol import Compiled, Error, Spawn, Spawned, WorkerE
 from kernelproxy.worker import graph_ops, op_imports
 from kernelproxy.worker import main as worker
 
-#: What a worker runs in the forked child: its control socket, and the library.
+#: Main function of a worker in the forked child; its argument is the control socket.
 WorkerMain = Callable[[socket.socket], None]
 
 
 def main(fd: int) -> int:
-    """Get ready, say so (or why not), and fork until the agent closes the connection."""
+    """Prepare, report readiness or the error, and fork until the agent closes the connection."""
     with socket.socket(fileno=fd) as agent:
         try:
             ready, library = prepare(agent)
@@ -44,12 +44,12 @@ def prepare(agent: socket.socket) -> tuple[ZygoteReady, ctypes.CDLL]:
     Parameters
     ----------
     agent : socket
-        Is told how far this library is, if it has to be compiled.
+        Connection to the agent; receives the progress, if the library has to be compiled.
 
     Raises
     ------
     NativeError
-        If the library cannot be had.
+        If the library cannot be found or compiled.
     ImportError, OSError
         If torch or the library cannot be loaded.
     """
@@ -71,10 +71,10 @@ def prepare(agent: socket.socket) -> tuple[ZygoteReady, ctypes.CDLL]:
 
 
 def serve(agent: socket.socket, ready: ZygoteReady, worker_main: WorkerMain) -> None:
-    """Answer orders to fork, and report the ends of workers."""
+    """Carry out commands to fork, and report the ends of workers."""
     _set_name("sing-zygote")
     gc.collect()
-    gc.freeze()  # a collection in a worker would copy every page of what is shared
+    gc.freeze()  # otherwise, a collection in a worker would copy every shared page
     ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -92,7 +92,7 @@ def serve(agent: socket.socket, ready: ZygoteReady, worker_main: WorkerMain) -> 
 
 
 def fork(agent: socket.socket, worker_main: WorkerMain) -> bool:
-    """Take one order and fork a worker; return whether there was one."""
+    """Receive one command and fork a worker; return False at the end of the connection."""
     try:
         order, fds = recv_message(agent)
     except ConnectionError:
@@ -110,7 +110,7 @@ def fork(agent: socket.socket, worker_main: WorkerMain) -> bool:
     if pid == 0:
         run_child(control, parent, worker_main)
     control.close()
-    pidfd = os.pidfd_open(pid)  # the child is ours and not reaped, so it is this one
+    pidfd = os.pidfd_open(pid)  # not reaped yet, so the number is still its own
     send_message(agent, Spawned(order.token, pid), [pidfd])
     os.close(pidfd)
     return True
@@ -125,8 +125,8 @@ def run_child(control: socket.socket, parent: int, worker_main: WorkerMain) -> N
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _set_name("sing-worker")
-        # The control socket's end is the first sign that the agent is gone; should nobody read
-        # it, the zygote ends, too, and takes us along.
+        # The end of the control connection is the first sign that the agent has died. If no thread
+        # reads it, the zygote ends, too, and this process with it.
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
             keep = control.fileno()
@@ -162,7 +162,7 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def _set_name(name: str) -> None:
-    """Show a name of ours in `ps` and `top`."""
+    """Set the name of this process in `ps` and `top`."""
     _prctl(_PR_SET_NAME, name.encode())
 
 

@@ -1,1 +1,1 @@
-"""A proxy between a kernel's clients and its process."""
+"""ZMQ proxy between a kernel's clients and its process."""

@@ -1,4 +1,4 @@
-"""Where a kernel listens: the ports that its clients know, and those of its process."""
+"""Addresses of a kernel: the ports that its clients use, and those of its process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kernelproxy.common.errors import ProcessError
 from kernelproxy.common.untrusted import parse_json
 
 CHANNELS = ("shell", "control", "stdin", "hb", "iopub")
-#: What a directory of images has beside them: where the process in it listens.
+#: File in a directory of images with the addresses at which their process listens.
 FILE_NAME = "connection.json"
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Where to reach a kernel, and the key of its messages.
+    """Addresses of a kernel, and the key of its messages.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ class Connection:
     ports : dict
         TCP port of each of `CHANNELS`.
     key : bytes
-        Signs messages; empty: they are not signed.
+        Key of message signatures; empty: messages are not signed.
     scheme : str
-        How; Jupyter's ``signature_scheme``.
+        Signature scheme; Jupyter's ``signature_scheme``.
     """
 
     ip: str
@@ -40,31 +40,31 @@ class Connection:
     scheme: str = "hmac-sha256"
 
     def url(self, channel: str) -> str:
-        """What zmq binds or connects to."""
+        """Return the URL that ZeroMQ binds or connects to."""
         return f"tcp://{self.ip}:{self.ports[channel]}"
 
     def at(self, ip: str, ports: Mapping[str, int]) -> Connection:
-        """Return the same kernel elsewhere."""
+        """Return the same kernel at other addresses."""
         return replace(self, ip=ip, ports=ports)
 
     def write(self, path: Path, info: Mapping[str, Any]) -> None:
-        """Write a connection file like the one that `info` is from, for the owner alone."""
+        """Write a connection file like the one that `info` is from, readable only by the owner."""
         ports = {f"{channel}_port": port for channel, port in self.ports.items()}
         whole = {**info, **ports, "ip": self.ip, "key": self.key.decode()}
         _write(path, json.dumps({**whole, "signature_scheme": self.scheme}, indent=1))
 
     def save(self, directory: Path) -> None:
-        """Put it beside images. The key is not in it: it is the restored kernel's new one."""
+        """Write it beside images, without the key: a restored kernel gets a new key."""
         _write(directory / FILE_NAME, json.dumps({"ip": self.ip, "ports": dict(self.ports)}))
 
 
 def official(info: Mapping[str, Any]) -> Connection:
-    """Read what a kernel manager says about its kernel.
+    """Parse the connection information of a kernel manager.
 
     Raises
     ------
     ProcessError
-        If a kernel that is reached like this cannot be hidden behind a switchboard.
+        If a kernel with this kind of connection cannot be behind a ZMQ proxy.
     """
     transport = info.get("transport", "tcp")
     if transport != "tcp":
@@ -78,27 +78,27 @@ def official(info: Mapping[str, Any]) -> Connection:
 
 
 def private(like: Connection) -> Connection:
-    """Choose where the kernel's process is to listen.
+    """Choose the addresses at which the kernel's process will listen.
 
-    It gets a loopback address of its own: there, nobody takes a port between its choice and its
-    use, and restored processes find theirs free.
+    It gets a loopback address of its own: there, no other process takes a port between its choice
+    and its use, and restored processes find their ports free.
     """
     a, b, c = secrets.token_bytes(3)
     for ip in (f"127.{a or 1}.{b}.{1 + c % 254}", "127.0.0.1"):
         try:
             return replace(like, ip=ip, ports=dict(zip(CHANNELS, _free(ip), strict=True)))
         except OSError:
-            continue  # not all containers have the whole network
+            continue  # some containers do not have the whole loopback network
     raise ProcessError("there is no free port on the loopback interface", "unavailable")
 
 
 def saved(directory: Path) -> Connection:
-    """Read what `Connection.save` has put beside images.
+    """Read the file that `Connection.save` has written beside images.
 
     Raises
     ------
     ProcessError
-        If it is not there, or is something else.
+        If it is missing or damaged.
     """
     try:
         found = parse_json((directory / FILE_NAME).read_bytes())
@@ -109,24 +109,24 @@ def saved(directory: Path) -> Connection:
 
 
 def renumber(listening: set[int]) -> dict[int, int]:
-    """Find other ports for those that are in use here.
+    """Find new ports for those that are in use here.
 
     Parameters
     ----------
     listening : set of int
-        On which a process listens that is to be restored.
+        Ports on which the process to be restored listens.
 
     Returns
     -------
     dict
-        New numbers by old ones, of those that cannot stay as they are.
+        New ports by old ones, for those in use.
     """
     taken = [port for port in sorted(listening) if not _is_free(port)]
     return dict(zip(taken, _free("", len(taken)), strict=True))
 
 
 def _free(ip: str, count: int = len(CHANNELS)) -> list[int]:
-    """Numbers of ports that nobody listens on, all different."""
+    """Return ports on which no process listens, all different."""
     held: list[socket.socket] = []
     try:
         for _ in range(count):
@@ -139,7 +139,7 @@ def _free(ip: str, count: int = len(CHANNELS)) -> list[int]:
 
 
 def _is_free(port: int) -> bool:
-    """Whether a port can be listened on, whatever the address."""
+    """True if a port can be listened on, at all addresses."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -150,7 +150,7 @@ def _is_free(port: int) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Make or replace a file for its owner alone."""
+    """Create or replace a file, readable only by its owner."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(fd, "w") as file:
         file.write(text)

@@ -1,7 +1,7 @@
-"""What the switchboard understands of Jupyter's messages: who asks what, and what is answered.
+"""Parts of Jupyter's messages that the ZMQ proxy reads: requests, and which are unanswered.
 
 A message is a list of frames: routing, a delimiter, the signature, header, parent header, metadata,
-content, and buffers. They are passed on untouched.
+content, and buffers. They are forwarded unchanged.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kernelproxy.common.untrusted import parse_json
 from kernelproxy.zmq_proxy.connection import Connection
 
 Frames = Sequence[zmq.Frame]
-#: What has no reply. A kernel may deal with it while it executes something else.
+#: Messages without a reply. A kernel may handle them while it executes something else.
 _COMM = frozenset({"comm_open", "comm_msg", "comm_close"})
-#: Requests of which a table remembers that they are unanswered; more were never seen.
+#: Limit of the table of unanswered requests; no more were ever seen.
 _REQUESTS_MAX = 10_000
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks: its id, its type, and whether it is for another thread (a subshell)."""
+    """Request of a client: id, type, and whether it is for another thread (a subshell)."""
 
     id: str
     type: str
@@ -34,7 +34,7 @@ class Request:
 
 
 def body(frames: Frames) -> Frames:
-    """Return the frames from the signature on; none if it is no message."""
+    """Return the frames from the signature on; none if it is not a message."""
     for index, frame in enumerate(frames):
         if frame.buffer == DELIM:
             return frames[index + 1 :] if len(frames) - index > 5 else ()
@@ -42,7 +42,7 @@ def body(frames: Frames) -> Frames:
 
 
 def said(frame: zmq.Frame) -> dict[str, Any]:
-    """Read a frame of JSON; empty if it is something else."""
+    """Parse a frame as a JSON object; return an empty one if it is not valid."""
     try:
         found = parse_json(frame.bytes)
     except ValueError:
@@ -51,14 +51,14 @@ def said(frame: zmq.Frame) -> dict[str, Any]:
 
 
 class Signer:
-    """Reads requests of those who have the key, and makes messages of its own."""
+    """Parses requests signed with the key, and makes messages of its own."""
 
     def __init__(self, connection: Connection) -> None:
         self._session = Session(key=connection.key, signature_scheme=connection.scheme)
         self._own = self._session.session
 
     def request(self, frames: Frames) -> Request | None:
-        """Understand a request; None if it is not signed by the key, which kernels ignore, too."""
+        """Parse a request; return None if its signature is wrong: kernels ignore it, too."""
         parts = body(frames)
         if not parts:
             return None
@@ -76,7 +76,7 @@ class Signer:
     def make(
         self, kind: str, content: dict[str, Any] | None = None, to: Frames | None = None
     ) -> tuple[str, list[bytes]]:
-        """Make a message, and return its id, too; `to`: a request which it answers."""
+        """Make a message, and return its id and its frames; `to`: a request that it answers."""
         parent, route = None, []
         if to is not None:
             parts = body(to)
@@ -87,21 +87,21 @@ class Signer:
         return header["msg_id"], self._session.serialize(message, route)
 
     def is_own(self, message_id: str) -> bool:
-        """Whether a message was made here."""
+        """True if a message was made here."""
         return message_id.startswith(self._own)
 
 
 def parent_of(frames: Frames) -> str:
-    """Id of the request that a message answers; empty if it answers none."""
+    """Return the id of the request that a message answers; empty if it answers none."""
     parts = body(frames)
     found = said(parts[2]).get("msg_id") if parts else None
     return found if isinstance(found, str) else ""
 
 
 def state_of(frames: Frames) -> tuple[str, str]:
-    """Whether a kernel says that it is busy, and with which request; both empty if it does not."""
+    """Return a kernel's status and the id of its request; both empty for other messages."""
     parts = body(frames)
-    if not parts or b'"status"' not in parts[1].bytes:  # most output is not worth reading
+    if not parts or b'"status"' not in parts[1].bytes:  # parse only what may be a status
         return "", ""
     if said(parts[1]).get("msg_type") != "status":
         return "", ""
@@ -109,14 +109,14 @@ def state_of(frames: Frames) -> tuple[str, str]:
 
 
 def is_welcome(frames: Frames) -> bool:
-    """Whether a kernel welcomes a subscriber: us, who welcome its clients."""
+    """True if a kernel welcomes a subscriber: the proxy, which itself welcomes clients."""
     parts = body(frames)
     return bool(parts) and b'"iopub_welcome"' in parts[1].bytes
 
 
 @dataclass
 class Entry:
-    """A request that the kernel has not dealt with, as far as is known."""
+    """Request that the kernel has not completed, as far as is known."""
 
     channel: str
     frames: Frames
@@ -127,65 +127,65 @@ class Entry:
 
     @property
     def done(self) -> bool:
-        """Whether it is answered, with all of its output."""
+        """True if it is answered, with all of its output."""
         return self.idle and (self.replied or self.request.type in _COMM)
 
 
 @dataclass
 class Unanswered:
-    """The requests that a kernel has not dealt with, in the order in which they were asked.
+    """Requests that the kernel has not completed, in the order of their arrival.
 
-    Each channel is dealt with in order, apart from what is for other threads. So when one is done,
-    those before it are, even if nothing was heard of them: some messages have no answer.
+    Each channel is processed in order, except requests for other threads. So when a request is
+    completed, those before it are, too, even without any reply: some messages have none.
     """
 
     _entries: dict[str, Entry] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
-        """Note that the kernel is being asked."""
+        """Add a request that is sent to the kernel."""
         if len(self._entries) >= _REQUESTS_MAX:
             del self._entries[next(iter(self._entries))]
         self._entries[entry.request.id] = entry
 
     def replied(self, request_id: str) -> None:
-        """Note that a reply has passed."""
+        """Record that a reply was forwarded."""
         if entry := self._entries.get(request_id):
             entry.replied = True
             self._settle(entry)
 
     def status(self, request_id: str, state: str) -> None:
-        """Note that the kernel has said whether it is busy with a request."""
+        """Record the kernel's status for a request."""
         if entry := self._entries.get(request_id):
             entry.begun = True
             entry.idle = state == "idle"
             self._settle(entry)
 
     def executing(self) -> Entry | None:
-        """Return the request that the kernel's main thread is busy with, if there is one."""
+        """Return the request that the kernel's main thread executes, if there is one."""
         mine = (e for e in self._entries.values() if e.channel == "shell" and not e.request.apart)
         return next((entry for entry in mine if entry.begun), None)
 
     def holds(self, entry: Entry) -> bool:
-        """Whether a request is still among these."""
+        """True if a request is still in the table."""
         return self._entries.get(entry.request.id) is entry
 
     def any(self, channel: str) -> bool:
-        """Whether there may be something unanswered on a channel."""
+        """True if there may be an unanswered request on a channel."""
         return any(entry.channel == channel for entry in self._entries.values())
 
     def take(self) -> list[Entry]:
-        """Return all of them in order, and forget them."""
+        """Return all requests in order, and clear the table."""
         entries, self._entries = list(self._entries.values()), {}
         return entries
 
     def settled(self) -> None:
-        """Note that the kernel has dealt with all that it was asked, apart from other threads."""
+        """Record that the kernel has completed all requests, except those for other threads."""
         for entry in list(self._entries.values()):
             if not entry.request.apart:
                 del self._entries[entry.request.id]
 
     def _settle(self, entry: Entry) -> None:
-        """Forget a request that is done, and those that must have been dealt with before it."""
+        """Remove a completed request, and those that must have been completed before it."""
         if not entry.done:
             return
         if not entry.request.apart:

@@ -1,13 +1,13 @@
-"""Stands between a kernel's clients and its process, so that the process may go and come.
+"""ZMQ proxy between a kernel's clients and its process, so that the process can be replaced.
 
 It listens on the ports that the clients know. The process listens on ports of its own, to which
-messages are passed, untouched and in order. Requests can be *held*: they stay where they are while
-replies and output pass. A process that is to get requests must first have shown that its output
-arrives here; so nothing it prints is lost, whatever process it is.
+messages are forwarded, unchanged and in order. Requests can be *held*: they stay queued while
+replies and output pass. Before a process gets requests, its output must have arrived here; so no
+output is lost, of whichever process.
 
-While the kernel has no process at all (*detached*), heartbeats are answered here, and what needs no
-process is, too. The first request that needs one makes it *knock*. What programs send by themselves
-(heartbeats, questions for the use of memory) does not: a kernel that they keep awake would never
+While the kernel has no process at all (*detached*), the proxy answers heartbeats, and requests that
+need no process. The first request that needs one makes it *knock*. Messages that programs send
+periodically (heartbeats, requests for the memory usage) do not: otherwise the kernel would never
 hibernate.
 """
 
@@ -32,21 +32,21 @@ Order = Callable[[], Awaited | None]
 
 
 class Switchboard:
-    """Listens from its making until `close`. Its methods may be called by any thread.
+    """Proxy that listens from its construction until `close`. Thread-safe.
 
     Parameters
     ----------
     connection : Connection
-        Where clients expect the kernel.
+        Addresses at which clients expect the kernel.
     on_knock : callable
-        Called in the switchboard's thread, once per `detach`, when a request needs a process.
+        Called in the proxy's thread, once per `detach`, when a request needs a process.
     on_shutdown : callable
         Called in that thread when a client ends a kernel that has no process.
 
     Raises
     ------
     ProcessError
-        If it cannot listen there.
+        If it cannot listen at these addresses.
     """
 
     def __init__(
@@ -74,21 +74,21 @@ class Switchboard:
 
     @property
     def alive(self) -> bool:
-        """Whether it passes messages on."""
+        """True while it forwards messages."""
         return self._thread.is_alive()
 
-    # Orders.
+    # Commands.
 
     def connect(self, connection: Connection) -> None:
         """Let requests through to a process, as soon as it is ready. Does not wait for it."""
         self._call(lambda: self._exchange.connect(connection))
 
     def pause(self) -> None:
-        """Let no more requests through; what the process executes now is its last."""
+        """Let no more requests through; the request in progress is the process's last."""
         self._call(self._exchange.pause)
 
     def hold(self, seconds: float) -> None:
-        """Let no more requests through, and wait until the process has dealt with all before.
+        """Let no more requests through, and wait until the process has completed the earlier ones.
 
         Raises
         ------
@@ -99,19 +99,19 @@ class Switchboard:
         self._call(lambda: self._exchange.hold(deadline))
 
     def let_through(self) -> None:
-        """Let requests through again, first those that have waited."""
+        """Let requests through again, starting with the queued ones."""
         self._call(self._exchange.let_through)
 
     def freeze(self, frozen: bool) -> None:
-        """Answer heartbeats for a process that stands still, or do so no more."""
+        """Start or stop answering heartbeats for a process that is stopped."""
         self._call(lambda: self._exchange.freeze(frozen))
 
     def detach(self) -> None:
-        """There is no process any more. Requests are held, and the first one knocks."""
+        """Record that there is no process. Requests are held, and the first one knocks."""
         self._call(self._exchange.detach)
 
     def listen(self) -> None:
-        """There still is no process, though it was tried: the next request knocks again."""
+        """Record that a restore has failed: there is no process; the next request knocks again."""
         self._call(self._exchange.listen)
 
     def prepare(self, connection: Connection, seconds: float, beside: bool) -> None:
@@ -122,42 +122,42 @@ class Switchboard:
         connection : Connection
         seconds : float
         beside : bool
-            Whether there is a process that it is to replace; its output is not shown until then.
+            True if it will replace a process; until then, its output is not forwarded.
 
         Raises
         ------
         ProcessError
-            If it is not ready in time; then it is forgotten.
+            If it is not ready in time; then it is discarded.
         """
         deadline = time.monotonic() + seconds
         self._call(lambda: self._exchange.prepare(connection, deadline, beside))
 
     def adopt(self) -> None:
-        """The process of `prepare` is the kernel's from now on. Requests are held."""
+        """Make the process of `prepare` the kernel's. Requests are held."""
         self._call(self._exchange.adopt)
 
     def replace(self, seconds: float) -> None:
-        """Let the process of `prepare` take the present one's place, and let requests through.
+        """Replace the current process by the process of `prepare`, and let requests through.
 
-        What the present one executed at `pause` is answered by it. What it has not answered else
-        is asked of the new one, in the same order, before anything new.
+        The current process answers the request that it executed at `pause`. Its other unanswered
+        requests are sent to the new one, in the same order, before any new ones.
 
         Raises
         ------
         ProcessError
-            If it does not finish that in time.
+            If it does not complete that in time.
         """
         deadline = time.monotonic() + seconds
         self._call(lambda: self._exchange.replace(deadline))
 
     def discard(self) -> None:
-        """Forget the process of `prepare`."""
+        """Disconnect from the process of `prepare`."""
         self._call(self._exchange.discard)
 
     def close(self) -> None:
-        """Stop, and free the ports. Doing it twice is no error."""
+        """Stop, and free the ports. Idempotent."""
         if os.getpid() != self._pid:
-            return  # the thread is the parent's, and so are the ports
+            return  # the thread and the ports belong to the parent
         with self._lock:
             self._ending = True
             if self._wake >= 0:
@@ -165,7 +165,7 @@ class Switchboard:
         self._thread.join()
 
     def disown(self) -> None:
-        """Called in a forked child: the ports, and who is connected to them, are the parent's."""
+        """Called in a forked child: ports and connections belong to the parent."""
         fork_hygiene.let_go([*fork_hygiene.sockets_at(self._ports), self._wake])
 
     def _call(self, order: Order) -> None:
@@ -180,7 +180,7 @@ class Switchboard:
     # In the thread.
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the server's
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the server's thread
         try:
             while not self._ending:
                 self._turn()
@@ -194,7 +194,7 @@ class Switchboard:
             self._exchange.close()
 
     def _turn(self) -> None:
-        """Wait until something happens, and deal with it."""
+        """Wait for events, and handle them."""
         if self._exchange.key() != self._key:
             self._key, self._handlers = self._exchange.key(), self._exchange.handlers()
             self._poller = zmq.Poller()
@@ -211,14 +211,14 @@ class Switchboard:
         self._look()
 
     def _milliseconds(self) -> int | None:
-        """How long to wait at most; as long as it takes, when nothing has been begun."""
+        """Return the maximum time to wait; None if nothing is due."""
         times = [awaited.deadline for awaited in self._awaited.values()]
         if (due := self._exchange.due()) is not None:
             times.append(due)
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _obey(self) -> None:
-        """Carry out orders."""
+        """Carry out commands."""
         while self._orders:
             order, done = self._orders.popleft()
             try:
@@ -232,7 +232,7 @@ class Switchboard:
                     self._awaited[done] = awaited
 
     def _look(self) -> None:
-        """See which orders are done."""
+        """Complete the commands that are done or have timed out."""
         for done, awaited in list(self._awaited.items()):
             if awaited.until():
                 del self._awaited[done]

@@ -1,6 +1,6 @@
-"""What a switchboard does with messages, and with orders; see `kernelproxy.zmq_proxy.proxy`.
+"""Handling of messages and commands in the ZMQ proxy; see `kernelproxy.zmq_proxy.proxy`.
 
-All of it happens in one thread, and nothing of it waits.
+Everything runs in one thread, and nothing blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernelproxy.zmq_proxy.messages import (
 from kernelproxy.zmq_proxy.sockets import Back, Front
 
 _ASKING = ("shell", "control")
-#: Messages of one socket that are passed on before others get their turn.
+#: Maximum number of messages forwarded from one socket before the others get their turn.
 _BURST = 200
 
 Handler = Callable[[Frames], None]
@@ -34,7 +34,7 @@ Handler = Callable[[Frames], None]
 
 @dataclass(frozen=True)
 class Awaited:
-    """What ends an order, and what follows at the deadline if it did not."""
+    """Condition that completes a command, and its error at the deadline."""
 
     until: Callable[[], bool]
     otherwise: Callable[[], ProcessError]
@@ -42,21 +42,21 @@ class Awaited:
 
 
 class Exchange:
-    """Passes messages between clients and the process of a kernel.
+    """Forwards messages between clients and the process of a kernel.
 
-    The orders are `Switchboard`'s; those that take their time return what they wait for.
+    The commands are those of `Switchboard`; lengthy ones return what they wait for.
 
     Parameters
     ----------
     connection : Connection
-        Where clients expect the kernel.
+        Addresses at which clients expect the kernel.
     on_knock, on_shutdown : callable
         See `Switchboard`.
 
     Raises
     ------
     ProcessError
-        If it cannot listen there.
+        If it cannot listen at these addresses.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Exchange:
         self._beside = False  # whether the candidate is to replace `_back`
         self._held = self._frozen = self._detached = self._knocked = self._replacing = False
         self._unanswered = Unanswered()
-        self._waiting: deque[Entry] = deque()  # read while detached
-        self._last: Entry | None = None  # what `_back` finishes before it is replaced
+        self._waiting: deque[Entry] = deque()  # received while detached
+        self._last: Entry | None = None  # the request that `_back` completes before it is replaced
 
     def close(self) -> None:
-        """Pass on what the process has said last, such as the reply to a shutdown, and stop."""
+        """Forward the process's last messages, such as the reply to a shutdown, and stop."""
         try:
             if self._back is not None:
                 for sock, handler in self._from_kernel(self._back).items():
@@ -95,16 +95,16 @@ class Exchange:
                     side.close()
             self._context.term()
 
-    # What is to be polled, and when.
+    # What to poll, and when.
 
     def key(self) -> object:
-        """Return something else when `handlers` does."""
+        """Return a value that changes whenever the result of `handlers` does."""
         established = self._back is not None and self._back.established
         state = (self._held, self._detached, self._knocked, established)
         return self._back, self._candidate, state
 
     def handlers(self) -> dict[zmq.Socket[bytes], Handler]:
-        """Return who deals with what comes from where. Output is first: replies end things."""
+        """Return the handlers of all sockets. Output first: a reply may complete a request."""
         handlers: dict[zmq.Socket[bytes], Handler] = {}
         for back in filter(None, (self._back, self._candidate)):
             handlers |= self._from_kernel(back)
@@ -123,7 +123,7 @@ class Exchange:
         return handlers
 
     def _from_kernel(self, back: Back) -> dict[zmq.Socket[bytes], Handler]:
-        """Return who deals with what comes from a process."""
+        """Return the handlers of the messages from a process."""
         sockets = back.sockets
         return {
             sockets["iopub"]: lambda frames: self._output(back, frames),
@@ -134,20 +134,20 @@ class Exchange:
         }
 
     def due(self) -> float | None:
-        """When to `look` though nothing has happened, on the monotonic clock; None: never."""
+        """Return when `look` is due without an event, in monotonic time; None: never."""
         backs = filter(None, (self._back, self._candidate))
         return min((b.ask_again_at for b in backs if b.ask_again_at is not None), default=None)
 
     def look(self) -> None:
-        """Do what is due."""
+        """Repeat the probes that are due."""
         for back in filter(None, (self._back, self._candidate)):
             if back.ask_again_at is not None and back.ask_again_at <= time.monotonic():
                 back.ask_again()
 
-    # What comes from clients.
+    # Messages from clients.
 
     def _request(self, channel: str, frames: Frames) -> None:
-        """Ask the process."""
+        """Forward a request to the process."""
         assert self._back is not None
         if request := self._signer.request(frames):
             self._ask(self._back, Entry(channel, frames, request))
@@ -155,19 +155,19 @@ class Exchange:
             self._back.send(channel, frames)
 
     def _input(self, frames: Frames) -> None:
-        """Pass on what the user has typed."""
+        """Forward the user's input."""
         if self._back is not None:
             self._back.send("stdin", frames)
 
     def _heartbeat(self, frames: Frames) -> None:
-        """Let the process answer, or do it for one that cannot."""
+        """Forward a heartbeat to the process, or answer it for one that cannot."""
         if self._back is None or self._frozen or self._held:
             self._front.send("hb", frames)
         else:
             self._back.send("hb", frames)
 
     def _subscribed(self, frames: Frames) -> None:
-        """Welcome a client: from now on it gets all output. (Newer kernels do so, too.)"""
+        """Welcome a client, which now gets all output. (Newer kernels do so, too.)"""
         event = frames[0].bytes
         if event[:1] == b"\x01":
             topic = event[1:]
@@ -176,13 +176,13 @@ class Exchange:
             self._front.send("iopub", [topic, *message] if topic else message)
 
     def _knocking(self, channel: str, frames: Frames) -> None:
-        """Deal with a request while there is no process."""
+        """Handle a request while there is no process."""
         request = self._signer.request(frames)
         match request.type if request else "":
             case "":
-                return  # a kernel would have ignored it, too
+                return  # a kernel would ignore it, too
             case "usage_request":
-                return  # asked again every few seconds, and none of them waits for an answer
+                return  # repeated every few seconds, and no client waits for the reply
             case "interrupt_request":
                 self._answer(channel, "interrupt_reply", frames)  # nothing runs
             case "shutdown_request":
@@ -196,14 +196,14 @@ class Exchange:
                     self._on_knock()
 
     def _answer(self, channel: str, kind: str, request: Frames) -> None:
-        """Answer in place of a kernel."""
+        """Reply in place of a kernel."""
         _, reply = self._signer.make(kind, {"status": "ok", "restart": False}, request)
         self._front.send(channel, reply)
 
-    # What comes from a process.
+    # Messages from a process.
 
     def _reply(self, back: Back, channel: str, frames: Frames) -> None:
-        """Pass on an answer."""
+        """Forward a reply."""
         request_id = parent_of(frames)
         if self._signer.is_own(request_id):
             back.answered(request_id)
@@ -212,7 +212,7 @@ class Exchange:
             self._front.send(channel, frames)
 
     def _output(self, back: Back, frames: Frames) -> None:
-        """Pass on what the process prints and shows."""
+        """Forward the output of a process."""
         state, request_id = state_of(frames)
         if self._signer.is_own(request_id):
             if state == "idle":
@@ -225,15 +225,15 @@ class Exchange:
                 self._front.send("iopub", frames)
             return
         if self._replacing and self._last and self._last.idle:
-            return  # of what the next process will be asked again
+            return  # output of requests that the next process will get again
         if state:
             self._unanswered.status(request_id, state)
         self._front.send("iopub", frames)
 
-    # Orders.
+    # Commands.
 
     def connect(self, connection: Connection) -> None:
-        """See `Switchboard`, for all of these."""
+        """See `Switchboard`, for all commands."""
         self._back = Back(self._context, connection, self._signer)
         self._back.prove(*_ASKING)
 
@@ -244,8 +244,8 @@ class Exchange:
     def hold(self, deadline: float) -> Awaited:
         back = self._attached()
         self._held = True
-        # The shell is asked only if something may be left there: threads print into the cell that
-        # was asked for last on it, and a question of ours is no cell.
+        # The shell is probed only if a request may be left there: output of threads belongs to the
+        # last cell requested on it, and a probe would replace that cell.
         quiet = back.established and not self._unanswered.any("shell")
         back.prove(*(("control",) if quiet else _ASKING))
 
@@ -321,7 +321,7 @@ class Exchange:
             self._candidate = None
 
     def _ask(self, back: Back, entry: Entry) -> None:
-        """Ask a process, and note that it was not answered by it."""
+        """Send a request to a process, and record it as unanswered."""
         entry.begun = entry.replied = entry.idle = False
         self._unanswered.add(entry)
         back.send(entry.channel, entry.frames)
@@ -338,7 +338,7 @@ class Exchange:
 
 
 def drain(sock: zmq.Socket[bytes], handler: Handler) -> None:
-    """Deal with what has arrived at a socket, within reason."""
+    """Handle the messages that have arrived at a socket, up to a limit."""
     for _ in range(_BURST):
         if sock.closed:
             return

@@ -1,4 +1,4 @@
-"""The two sides of a switchboard: sockets for clients, and sockets to the kernel's process."""
+"""The two sides of a ZMQ proxy: sockets for clients, and sockets to the kernel's process."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import zmq
 from kernelproxy.zmq_proxy.connection import CHANNELS, Connection
 from kernelproxy.zmq_proxy.messages import Frames, Signer
 
-#: Messages that wait for a client that does not read. Kernels drop them after a thousand; what is
-#: passed on comes in bursts.
+#: Limit of messages queued for a client that does not read. Kernels drop messages beyond a
+#: thousand; forwarded messages come in bursts.
 _MESSAGES_MAX = 10_000
-#: Milliseconds for the last words to clients, such as the reply to a shutdown; as kernels have it.
+#: Milliseconds for the last messages to clients, such as the reply to a shutdown; as in kernels.
 _LINGER = 1000
-#: Milliseconds until it is tried again to reach a kernel that does not listen yet.
+#: Milliseconds until the next attempt to connect to a kernel that does not listen yet.
 _RETRY, _RETRY_MAX = 20, 100
-#: Seconds after which it is asked again: when the answer came without its output; and first and
-#: at most, when none came. A restored process may have had another key when it was asked.
+#: Seconds until a probe is repeated: after a reply without its output; and without a reply, at
+#: first and at most. A restored process may have used another key when it received the probe.
 _UNSEEN, _UNANSWERED, _UNANSWERED_MAX = 0.05, 0.25, 30.0
 
 
 class Front:
-    """Listens where the clients expect the kernel.
+    """Sockets at the addresses where the clients expect the kernel.
 
     Raises
     ------
@@ -40,34 +40,34 @@ class Front:
                 sock.linger = _LINGER
                 sock.set_hwm(_MESSAGES_MAX)
                 if kind == zmq.ROUTER:
-                    sock.router_handover = 1  # as kernels do: clients come back by their names
+                    sock.router_handover = 1  # as in kernels: clients keep their routing ids
                 sock.bind(connection.url(channel))
         except zmq.ZMQError:
             self.close()
             raise
 
     def send(self, channel: str, frames: Frames | list[bytes]) -> None:
-        """Pass a message to its client, or to all; one that is gone is no error."""
+        """Send a message to its client, or to all; ignore it if the client has disconnected."""
         _send(self.sockets[channel], frames)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for sock in self.sockets.values():
             sock.close()
 
 
 class Back:
-    """Connections to one process of a kernel, and the proof that they work.
+    """Connections to one process of a kernel, which are probed before they are used.
 
-    It is *ready* when it has answered a question of ours, and its output for that has arrived: a
-    publisher drops what nobody has subscribed to yet.
+    It is *ready* when it has replied to the proxy's probes, and its output for them has arrived: a
+    publisher drops messages that have no subscriber yet.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], connection: Connection, signer: Signer
     ) -> None:
         self._signer = signer
-        self._asked: dict[str, str] = {}  # channels by the ids of our questions
+        self._asked: dict[str, str] = {}  # channels by the ids of probes
         self._unanswered: set[str] = set()
         self._unseen: set[str] = set()
         self._patience = 0.0
@@ -76,14 +76,14 @@ class Back:
         self.ready = False
         self.established = False  # whether it was ever ready
         self.sockets: dict[str, zmq.Socket[bytes]] = {}
-        # One name for all: kernels ask for input from the name that the request came by. It is a
-        # new one each time: answers to who was there before the process was saved go to nobody.
+        # One routing id for all: kernels request input from the routing id of a request. It is new
+        # for each object: replies to clients from before the process was saved are dropped.
         name = b"sing-" + secrets.token_hex(8).encode()
         for channel in CHANNELS:
             sock = context.socket(zmq.SUB if channel == "iopub" else zmq.DEALER)
             self.sockets[channel] = sock
             sock.linger = 0
-            # Sending never waits: a kernel reads all at once, and others wait for this thread.
+            # No limit, so that sending never blocks: other messages wait for this thread.
             sock.set_hwm(0)
             sock.reconnect_ivl, sock.reconnect_ivl_max = _RETRY, _RETRY_MAX
             if channel == "iopub":
@@ -93,11 +93,11 @@ class Back:
             sock.connect(connection.url(channel))
 
     def send(self, channel: str, frames: Frames | list[bytes]) -> None:
-        """Pass a message to the kernel, now or when it listens."""
+        """Send a message to the kernel, now or when it listens."""
         _send(self.sockets[channel], frames)
 
     def prove(self, *channels: str) -> None:
-        """Ask the kernel something on each channel; `ready` when all is answered and seen."""
+        """Send a probe on each channel; `ready` when all replies and their output have arrived."""
         self.ready = False
         self._asked = {}
         self._unanswered, self._unseen = set(channels), set(channels)
@@ -105,9 +105,9 @@ class Back:
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Ask where an answer is missing, or its output, which may have been sent to nobody."""
+        """Repeat probes without a reply, or without output, which may have had no subscriber."""
         for channel in sorted(self._unanswered | self._unseen):
-            # Not what it is: to say that, IPython takes a number out of the user's random stream.
+            # Not `kernel_info_request`: for its reply IPython draws from the user's random stream.
             question, frames = self._signer.make("comm_info_request")
             self._asked[question] = channel
             self.send(channel, frames)
@@ -115,12 +115,12 @@ class Back:
         self._patience = min(2 * self._patience, _UNANSWERED_MAX)
 
     def answered(self, question: str) -> None:
-        """Note that a question was answered, if it is one of these."""
+        """Record the reply to a probe; ignore other replies."""
         self._unanswered.discard(self._asked.get(question, ""))
         self._look()
 
     def seen(self, question: str) -> None:
-        """Note that all output for a question has arrived, if it is one of these."""
+        """Record that all output of a probe has arrived; ignore other output."""
         self._unseen.discard(self._asked.get(question, ""))
         self._look()
 
@@ -143,7 +143,7 @@ def _send(sock: zmq.Socket[bytes], frames: Frames | list[bytes]) -> None:
     try:
         sock.send_multipart(frames, zmq.NOBLOCK, copy=False)
     except zmq.Again:
-        pass  # a client reads nothing, and has ten thousand messages to read
+        pass  # a client does not read, and its queue is full
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
             raise

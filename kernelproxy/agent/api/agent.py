@@ -45,18 +45,18 @@ log = logging.getLogger(__name__)
 
 
 class Agent:
-    """Owns all sessions, rooms and zygotes.
+    """Owns all sessions, devices and zygotes.
 
     Parameters
     ----------
     devices : sequence of Device
     settings : Settings
     deposits : Deposits
-        What sessions are made of is kept there.
+        Persists what the next agent needs to recover the sessions.
     on_quiet : callable
-        Called when the last session closes, and when a request leaves none behind.
+        Called when the last session closes, and when a connection ends while there is no session.
     arbiter : Arbiter, optional
-        By default all sessions may execute at any time.
+        The scheduler; by default all sessions may execute at any time.
     """
 
     def __init__(
@@ -96,17 +96,18 @@ class Agent:
         self._tidying: asyncio.TimerHandle | None = None
         self._preparing: set[asyncio.Task[object]] = set()
         self._tidying_disk: asyncio.Task[None] | None = None
-        self._began = False  # to keep the record
+        self._began = False  # True once the activity record has begun
 
     # ---------------------------------------------------------------- sessions
 
     async def open(self, request: OpenSession, channel: Channel) -> SessionOpened:
-        """Open a session for who asks, or find the one that he has opened by this key.
+        """Open a session for the caller, or return the one they have opened with the same key.
 
         Raises
         ------
         ControlError
-            If the daemon stops, or he may not have it, or not there.
+            If the daemon is stopping, or the caller may not have the session, or not on that
+            device.
         """
         pid, uid = channel.peer()
         owner = self.owner(channel, request.home, request.python)
@@ -133,12 +134,12 @@ class Agent:
         return SessionOpened(name, form, why)
 
     def owner(self, channel: Channel, home: str, python: str) -> Owner | None:
-        """As whom processes of who asks run; None: as this one.
+        """Return the user as whom the caller's processes run; None: as the daemon's own user.
 
         Raises
         ------
         ControlError
-            If what he says of them is no path.
+            If `home` or `python` is not a valid path.
         """
         if not self.settings.system:
             return None
@@ -167,12 +168,12 @@ class Agent:
         return session
 
     def deposit(self) -> None:
-        """Deposit all sessions."""
+        """Persist all sessions."""
         for session in self.sessions.values():
             session.deposit()
 
     def begin(self) -> None:
-        """Begin with what takes a while; the sessions of an agent that died are adopted by now."""
+        """Start background work. The sessions of a dead agent have been recovered before."""
         if not self._began:
             self.chronicle.begin(kept=False)
         self.chronicle.taken_over()
@@ -188,12 +189,12 @@ class Agent:
         self._tidying_disk = asyncio.create_task(asyncio.to_thread(tidy))
 
     def adopt(self, deposited: Sequence[Deposited]) -> None:
-        """Take over the sessions of an agent that died; where that is impossible, they end.
+        """Recover the sessions of an agent that died; end those that cannot be recovered.
 
         Raises
         ------
         OSError, MemoryError
-            If descriptors or memory are wanting for one: nobody's session ends for that.
+            If descriptors or memory run out: no session is ended because of that.
         """
         self._began = True
         self.chronicle.begin(kept=True)
@@ -230,7 +231,7 @@ class Agent:
         self.chronicle.became(session, adopted=True)
 
     def _choose(self, wanted: str | None) -> Room:
-        """Take the wanted device, or the one with the fewest sessions and then the most room."""
+        """Return the wanted device, or the one with the fewest sessions, then the most memory."""
         if wanted is not None:
             return self.room(wanted)
         return min(self.rooms.values(), key=lambda room: (len(room.tenants), -room.ledger.free))
@@ -249,7 +250,7 @@ class Agent:
         return self.rooms[device]
 
     async def close_session(self, name: str, uid: int, *, died: bool) -> Done:
-        """Close a session; one that is gone is no error.
+        """Close a session. Idempotent: succeeds if it is gone already.
 
         Raises
         ------
@@ -261,7 +262,7 @@ class Agent:
         except ControlError as error:
             if error.reason != "unknown-session":
                 raise
-            self.runs.ended(name, died=died)  # whoever closes it knows best
+            self.runs.ended(name, died=died)  # the caller knows best whether its kernel died
             return Done("It is gone already.")
         ended = session.close("Closed on request.")
         self.runs.ended(session.id, died=died)
@@ -269,9 +270,9 @@ class Agent:
         return Done("It is closed.")
 
     def find(self, name: str, uid: int, doing: str = "use") -> Session:
-        """Find a session by id, unique prefix of one, or name; of others' sessions ids are known.
+        """Find a session by id, unique prefix of one, or name; other users' sessions by id only.
 
-        `doing` is the verb of what is wanted, for people.
+        `doing`: verb of the intended action, for the error message.
 
         Raises
         ------
@@ -301,7 +302,7 @@ class Agent:
         return [each.chilling for each in self.sessions.values()]
 
     def _forget(self, session: Session) -> None:
-        """Take note that a session has closed."""
+        """Remove a session that has closed."""
         del self.sessions[session.id]
         self.audience.note(session)
         self.chronicle.closed(session)
@@ -314,21 +315,22 @@ class Agent:
     # ---------------------------------------------------------------- environments
 
     def prepare(self, python: str, owner: Owner | None) -> None:
-        """Begin to start a zygote for an environment: its first session finds it there."""
+        """Start an environment's zygote in the background, so that its first session finds it."""
         task: asyncio.Task[object] = asyncio.create_task(self._households.of(owner).get(python))
         self._preparing.add(task)
         task.add_done_callback(self._prepared)
 
     def _on_compiling(self, python: str) -> None:
-        """What sessions of an environment wait for has changed."""
+        """Notify the sessions of an environment that the progress of a compilation has changed."""
         for session in self.sessions.values():
             if os.path.abspath(session.python) == python:
                 session.changed()
 
     def _tidy_later(self) -> None:
-        """Look after a while for zygotes that no session uses: each keeps a whole torch.
+        """Schedule the removal of zygotes that no session uses: each has torch in memory.
 
-        However many sessions come and go meanwhile; one that was used lately is looked at again.
+        One timer serves all sessions that come and go meanwhile. A zygote that was used recently
+        is checked again later.
         """
         if self._tidying is None:
             loop = asyncio.get_running_loop()
@@ -347,12 +349,12 @@ class Agent:
         self._tidy_later()
         error = None if task.cancelled() else task.exception()
         if isinstance(error, WorkerError):
-            log.warning("Preparing: %s", error)  # Attach will say it to whom it concerns
+            log.warning("Preparing: %s", error)  # `Attach` will report it to the kernel
         elif error is not None:
             log.error("Preparing failed", exc_info=error)
 
     async def close(self) -> None:
-        """End everything."""
+        """Close all sessions, and end all processes and tasks."""
         self.stopping.set()
         closing = [session.close("The daemon stopped.") for session in self.sessions.values()]
         await asyncio.gather(*closing, return_exceptions=True)

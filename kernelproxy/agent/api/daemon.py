@@ -1,4 +1,4 @@
-"""The daemon's process: one per runtime directory, from its lock to its leaving."""
+"""The jupyter_sing daemon: owns the devices of a host. There is one per runtime directory."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ from kernelproxy.devices.locks import claim
 
 log = logging.getLogger(__name__)
 
-#: As many as the system lets us have: who connects in a loop must not keep it full.
+#: As large as the system allows: a client that connects in a loop must not keep the queue full.
 _BACKLOG = 4096
 _ACCEPTS_AT_ONCE = 64
 _SYSTEM_THREADS = 64
 _LOCK_LOOK_SECONDS = 0.05
-#: Who connects waits so long when there is nothing left to serve one more with.
+#: Seconds until connections are accepted again, after descriptors or memory ran out.
 ACCEPT_PAUSE_SECONDS = 1.0
-#: The group of entry points that name arbiters.
+#: Group of the entry points with which packages provide a scheduler.
 ARBITERS = "kernelproxy.arbiters"
 
 
 class Daemon:
     """Serves the socket of one place.
 
-    Note [Leaving]: `control.connect` holds the directory's start lock, shared, while it
-    connects, and exclusively while it starts a daemon. A daemon leaves only with that lock held
-    exclusively and no connection waiting, and keeps it until its process has ended. So nobody
-    connects to a daemon that will not answer, and the next one starts after this one's end. The
-    system daemon leaves only when told to, and nobody else ever has its lock.
+    Note [Leaving]: a client (`agent_client.connect`) holds the directory's start lock, shared while
+    it connects, and exclusive while it starts a daemon. A daemon leaves only while it holds that
+    lock exclusively and no connection waits, and it keeps the lock until its process has ended. So
+    no client connects to a daemon that will not answer, and the next daemon starts after this one
+    has ended. The system daemon leaves only when it is stopped; its clients do not use this lock.
 
-    Note [Dying]: an agent that is killed is not one that leaves. Its keeper has the daemon's lock
-    and its listening socket too, so that nobody starts another daemon, and who connects waits for
-    the agent that the keeper starts. That one takes the sessions over: see Note [Deposits].
+    Note [Dying]: an agent that is killed does not leave. Its supervisor also holds the daemon's
+    lock and its listening socket. So no other daemon can be started, and clients that connect wait
+    for the agent that the supervisor starts. That agent recovers the sessions: see Note [Deposits].
 
     Parameters
     ----------
     place : Place
     lock : int
-        The lock on it, which is held.
+        Descriptor of the lock on `place`, which is held.
     agent_settings : Settings
     command : sequence of str
         See `Keep`.
     estate : Estate, optional
-        What the agent left whose place this one takes.
+        What the supervisor held for the dead agent that this one replaces.
     arbiter : Arbiter, optional
         See `Agent`.
     """
@@ -86,7 +86,7 @@ class Daemon:
         self._conversing: set[asyncio.Task[None]] = set()
         self._guests = Guests() if place.system else None
         self._timer: asyncio.TimerHandle | None = None
-        # While the keeper holds what the last agent had, nobody else can have taken it.
+        # The supervisor holds the last agent's locks, so no other daemon can have taken its GPUs.
         self._claim = claim(configured_devices(), None if estate is None else estate.devices)
         for sentence in self._claim.elsewhere:
             log.warning("%s", sentence)
@@ -102,9 +102,9 @@ class Daemon:
         self._conversations = Conversations(self._agent)
 
     async def serve(self, ready_fd: int) -> None:
-        """Say that it is ready, and serve until told to stop or without sessions for a while."""
+        """Report readiness; serve until the daemon is stopped or has had no session for a while."""
         loop = asyncio.get_running_loop()
-        if self._place.system:  # there is much of what may wait for a user
+        if self._place.system:  # there are many jobs that a user can make wait
             loop.set_default_executor(ThreadPoolExecutor(_SYSTEM_THREADS, "sing-work"))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._agent.stopping.set)
@@ -117,7 +117,7 @@ class Daemon:
                 self._agent.adopt(self._estate.sessions)
             except (OSError, MemoryError) as error:
                 log.error("No session can be taken over now: %s", error)  # noqa: TRY400
-                os._exit(1)  # as if killed: the keeper has everything, and starts another agent
+                os._exit(1)  # as if killed: the supervisor has everything, and starts another agent
         self._agent.begin()
         self._admit()
         self._bound_log()
@@ -126,24 +126,24 @@ class Daemon:
         _tell(ready_fd, "ready")
         await self._agent.stopping.wait()
         loop.remove_reader(self._door.listener)
-        self._deposits.say_farewell()  # from here on a death is an end, too
-        # Unlinked first: who comes now finds no daemon, and waits for the lock to start one.
+        self._deposits.say_farewell()  # from here on, an agent that dies is not replaced
+        # Unlinked first: clients now find no daemon, and wait for the lock to start one.
         self._door.close()
         await self._deposits.close()
         await self._agent.close()
-        self._claim.close()  # before the lock: the next daemon here is to have them
+        self._claim.close()  # before the lock: the next daemon here must find them free
         await self._conversations.say_farewell()
         for task in self._conversing:
             task.cancel()
         await asyncio.gather(*self._conversing, return_exceptions=True)
 
     def _listen(self) -> None:
-        """Let others connect, also to a socket that is inherited: they see this process."""
+        """Listen, also on an inherited socket: then clients see this process as their peer."""
         self._door.listener.setblocking(False)
         self._door.listener.listen(_BACKLOG)
 
     def _watch_door(self) -> None:
-        """See Note [Door]."""
+        """Make the socket again if its file is gone; see Note [Door]."""
         if self._agent.stopping.is_set():
             return
         loop = asyncio.get_running_loop()
@@ -156,13 +156,13 @@ class Daemon:
         if before is not None:
             log.warning("The socket had gone: there is another one")
             loop.remove_reader(before)
-            before.close()  # who waits there connects again
+            before.close()  # clients that wait there connect again
             self._listen()
             self._admit()
             self._deposits.listen_to(self._door.listener)
 
     def _accept(self) -> bool:
-        """Take the connections that wait, so many at a time; return whether there was one."""
+        """Accept waiting connections, up to a maximum; return True if there was one."""
         accepted = False
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError), self._spare():
             for _ in range(_ACCEPTS_AT_ONCE):
@@ -178,7 +178,7 @@ class Daemon:
 
     @contextlib.contextmanager
     def _spare(self) -> Iterator[None]:
-        """Without descriptors or memory for a connection, let those wait that come, for a while."""
+        """Pause accepting if there are not enough descriptors or memory for a connection."""
         try:
             yield
         except OSError as error:
@@ -190,18 +190,18 @@ class Daemon:
             loop.call_later(ACCEPT_PAUSE_SECONDS, self._admit)
 
     def _admit(self) -> None:
-        """Accept connections, unless it stops."""
+        """Accept connections from now on, unless the daemon is stopping."""
         if not self._agent.stopping.is_set():
             asyncio.get_running_loop().add_reader(self._door.listener, self._accept)
 
     def _bound_log(self) -> None:
-        """Keep the log below a size as long as it runs."""
-        with contextlib.suppress(OSError):  # nothing that only tells ends anything
+        """Limit the size of the log while the daemon runs."""
+        with contextlib.suppress(OSError):  # a failure to log must not end the daemon
             daemon_log.bound(self._place.private / "agent.log")
         asyncio.get_running_loop().call_later(daemon_log.LOOK_SECONDS, self._bound_log)
 
     def _on_quiet(self) -> None:
-        """There is no session: leave if it stays so."""
+        """Leave after a while if there is still no session then."""
         if self._place.system:
             return
         if self._timer is not None:
@@ -210,7 +210,7 @@ class Daemon:
         self._timer = loop.call_later(self._settings.linger, self._leave_if_quiet)
 
     def _leave_if_quiet(self) -> None:
-        """See Note [Leaving]."""
+        """Leave, if there is no session and no client; see Note [Leaving]."""
         if self._agent.sessions or self._agent.stopping.is_set():
             return None
         path = self._place.private / "start.lock"
@@ -224,7 +224,7 @@ class Daemon:
         except BlockingIOError:
             os.close(lock)
             return self._on_quiet()
-        # Who only watches may do that elsewhere.
+        # Subscribers do not keep the daemon alive: they can subscribe to the next one.
         if self._accept() or len(self._conversing) > self._conversations.watchers:
             os.close(lock)
             return self._on_quiet()
@@ -243,14 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--group", help="of those who may use the system daemon")
     options = parser.parse_args(arguments)
     if options.ready_fd >= 0 and os.fork() != 0:
-        # The starter waits for this process, and the daemon is nobody's child to be reaped.
+        # The starter waits for this process only, so it need not reap the daemon later.
         os._exit(0)
     again, place = [sys.executable, "-m", "kernelproxy.agent"], None
     if options.system:
-        again[1:1] = ["-P"]  # root's path has no place that a user chose
+        again[1:1] = ["-P"]  # root must not import from a directory that a user chose
         again += ["--system", *(["--group", options.group] if options.group else [])]
         try:
-            place = system_place(options.group)  # before anything looks for its directories
+            place = system_place(options.group)  # before other code looks up its directories
         except ControlError as error:
             _tell(options.ready_fd, str(error))
             return 1
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _installed_arbiter() -> Arbiter | None:
-    """The one that another package brings (an entry point, which takes no arguments)."""
+    """Return the scheduler of another package, if any (an entry point without arguments)."""
     for found in importlib.metadata.entry_points(group=ARBITERS):
         arbiter: Arbiter = found.load()()
         return arbiter
@@ -275,18 +275,19 @@ def run(
     arbiter: Arbiter | None = None,
     place: Place | None = None,
 ) -> int:
-    """Take the lock, or what a dead agent had, serve, and return the exit status.
+    """Take the lock, or recover what a dead agent had; serve; return the exit status.
 
     Parameters
     ----------
     ready_fd : int
-        Where to say ``ready`` or why not, for who started it; -1: standard error.
+        Where to write ``ready`` or an error, for the process that started this one; -1: standard
+        error.
     command : sequence of str
-        What starts another agent like this one; the number of `keeper_fd` is put behind it.
+        Command that starts another agent like this one; the number of `keeper_fd` is appended.
     keeper_fd : int
-        The connection to the keeper that started this one; -1: it is the first one.
+        The connection to the supervisor that started this agent; -1: this is the first agent.
     settings : Settings, optional
-        By default those of the environment.
+        By default they are read from the environment.
     arbiter : Arbiter, optional
         See `Agent`.
     place : Place, optional
@@ -328,7 +329,7 @@ async def _serve(
 
 
 def _lock(place: Place) -> int:
-    """Take the lock that the one daemon of a place holds; one that leaves is waited for."""
+    """Take the lock of a place, which its one daemon holds; wait for a daemon that leaves."""
     lock = os.open(place.private / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
         try:
@@ -339,23 +340,23 @@ def _lock(place: Place) -> int:
                 raise ControlError(
                     f"A daemon runs in {place.directory} already.", "failed"
                 ) from None
-            time.sleep(_LOCK_LOOK_SECONDS)  # one that leaves, or makes its socket anew
+            time.sleep(_LOCK_LOOK_SECONDS)  # the holder leaves, or makes its socket again
         else:
             return lock
 
 
 def _tell(ready_fd: int, text: str) -> None:
-    """Say something to who started this process; that it cannot be said ends nothing."""
+    """Report to the process that started this one; a failure to do so is ignored."""
     if ready_fd < 0:
-        with contextlib.suppress(OSError):  # of a log on a disk that is full
+        with contextlib.suppress(OSError):  # such as of a log on a full disk
             os.write(sys.stderr.fileno(), f"jupyter_sing daemon: {text}\n".encode())
         return
-    with contextlib.suppress(BrokenPipeError):  # the starter did not wait so long
+    with contextlib.suppress(BrokenPipeError):  # the starter has stopped waiting
         os.write(ready_fd, f"{text}\n".encode())
     os.close(ready_fd)
 
 
 def _raise_fd_limit() -> None:
-    """Allow as many descriptors as the system lets us: a session takes about twelve."""
+    """Raise the limit of descriptors to what the system allows: a session takes about twelve."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""The log of the daemon, which its keeper, its zygotes and their workers write to as well."""
+"""The daemon's log file, to which its supervisor, its zygotes and their workers write, too."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import stat
 from pathlib import Path
 
 BYTES_MAX = 8 << 20
-#: How often its size is looked at, in seconds.
+#: Interval in seconds at which its size is checked.
 LOOK_SECONDS = 10.0
 
 
 def bound(path: Path, fd: int = 2, most: int = BYTES_MAX) -> bool:
-    """Begin the log anew if it is too large, and keep what was written last beside it.
+    """Truncate the log if it is too large, and keep its last part in another file.
 
-    All who write append to one file, so it is emptied where it is instead of being replaced.
+    All writers append to one file, so it is truncated in place instead of being replaced.
 
     Parameters
     ----------
     path : Path
-        Where what was written last is kept, with ``.old`` behind it.
+        Path of the log. Its last part is kept in a file of this name with ``.old`` appended.
     fd : int
-        The log, open for appending; one that is no file is left as it is.
+        The log, open for appending; one that is not a regular file is left as it is.
     most : int
-        Bytes that it may have.
+        Largest size in bytes.
 
     Returns
     -------
     bool
-        Whether it was begun anew.
+        True if it was truncated.
     """
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode) or about.st_size <= most:
         return False
     old = path.with_name(path.name + ".old")
-    with contextlib.suppress(OSError):  # of a disk that is full: then the old part is lost
+    with contextlib.suppress(OSError):  # such as a full disk: then the old part is lost
         with open(f"/proc/self/fd/{fd}", "rb") as written:
             written.seek(-most, os.SEEK_END)
             last = written.read(most)

@@ -1,4 +1,4 @@
-"""What is believed of users, and how much of the system daemon one may take for himself."""
+"""Limits for each user of the system daemon, and checks of what users send."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from kernelproxy.common.readable import escaped, has_control
 SESSIONS_MAX = 64
 USER_LENGTH_MAX = 200
 CONNECTIONS_MAX = 256
-#: Connections that one user may make at once, and from then on in a second.
+#: Connections that one user may make at once, and after that per second.
 CONNECTS_AT_ONCE, CONNECTS_PER_SECOND = 500, 50.0
-#: So many users can have all the connections that each may have.
+#: So many users can have the maximum of connections at the same time.
 _USERS_AT_LEAST = 16
 _SAY_SECONDS = 10.0
 _TEXT_CHARACTERS_MAX = 1000
 _OVERFLOW = Path("/proc/sys/kernel/overflowuid")
-#: Lines of the log, for each second and at once: users cause them.
+#: Lines that users may cause in the log, per second and at once.
 _LINES_PER_SECOND, _LINES_AT_ONCE = 20.0, 1000.0
 
 log = logging.getLogger(__name__)
 
 
 class Guests:
-    """Admits connections, of each user but root so many at a time and in a second.
+    """Admits connections; limits how many each user except root has, and makes per second.
 
     Parameters
     ----------
     descriptors : int, optional
-        How many this process may have; by default what the system says.
+        Descriptors that this process may have; by default the limit of the system.
     clock : callable
         Returns seconds.
     """
@@ -56,14 +56,14 @@ class Guests:
         self._most = max(8, min(CONNECTIONS_MAX, limit // _USERS_AT_LEAST))
 
     def admit(self, sock: socket.socket) -> Channel | None:
-        """Take a connection, or close it if its user may not have another one."""
+        """Take ownership of a connection; close it if its user may not have another one."""
         uid = peer_of(sock)
         now = self._clock()
         user = self._users.get(uid) or self._add(uid, now)
         why = user.obstacle(self._most, now)
         if not why and is_scarce(sock.fileno()):
             why = "the daemon has few descriptors left"
-        # Whom this namespace has no number for has that of all others like him.
+        # UIDs not mapped into this user namespace all appear as the overflow UID.
         if uid == self._nobody:
             why = "this namespace has no number for them"
         if why and uid != 0:
@@ -76,7 +76,7 @@ class Guests:
         return channel
 
     def _add(self, uid: int, now: float) -> _User:
-        # Whoever has no connection and has made none for a while is forgotten.
+        # Forget users that have no connection and have made none for a while.
         for other in [u for u, each in self._users.items() if each.is_idle(now)]:
             del self._users[other]
         user = self._users[uid] = _User(uid, now)
@@ -86,7 +86,7 @@ class Guests:
         self._users[uid].open -= 1
 
     def _refused(self, uid: int, user: _User, why: str, now: float) -> None:
-        """Say so in the log, now and then."""
+        """Count a refused connection; log the count at most once in `_SAY_SECONDS`."""
         user.refused += 1
         if now - user.said < _SAY_SECONDS:
             return
@@ -104,7 +104,7 @@ class _User:
         self._tokens, self._at = float(CONNECTS_AT_ONCE), now
 
     def obstacle(self, most: int, now: float) -> str:
-        """Why he may not have another one; "": he may."""
+        """Return why the user may not have another connection; "": they may."""
         self._refill(now)
         if self.open >= most:
             return f"{most} are open"
@@ -116,7 +116,7 @@ class _User:
         return ""
 
     def is_idle(self, now: float) -> bool:
-        """Whether nothing is to be known of him."""
+        """Return True if there is nothing to remember about the user."""
         self._refill(now)
         return not self.open and self._tokens >= CONNECTS_AT_ONCE and not self.share.pause()
 
@@ -126,14 +126,14 @@ class _User:
 
 
 class Modesty(logging.Filter):
-    """Lets so many lines into the log, and no more: they lie on a disk of root's."""
+    """Limits the rate of log lines: users cause them, and the log is on root's disk."""
 
     def __init__(self) -> None:
         super().__init__()
         self._left, self._at, self._missing = _LINES_AT_ONCE, time.monotonic(), 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line may be written; the next one that may says how many were left out."""
+        """Return True if a line may be written; it then also says how many were dropped before."""
         now = time.monotonic()
         self._left = min(_LINES_AT_ONCE, self._left + (now - self._at) * _LINES_PER_SECOND)
         self._at = now
@@ -148,25 +148,24 @@ class Modesty(logging.Filter):
 
 
 def tame(text: str) -> str:
-    """What a user wrote, as far as it may stand in a line of the log."""
+    """Return a user's text, cut and escaped so that it can be part of a log line."""
     return escaped(text[:_TEXT_CHARACTERS_MAX])
 
 
 def user_of(claim: str, uid: int) -> str:
-    """Say who a session is for.
+    """Return the name of the user that a session is for.
 
     Parameters
     ----------
     claim : str
-        Whom a front end has named; "": nobody.
+        Name that a front end gives; "": none.
     uid : int
-        User number of that front end: whoever is not this daemon's own user, nor root, speaks for
-        themselves.
+        User id of that front end. Only this daemon's own user and root may name another user.
 
     Raises
     ------
     ControlError
-        If that is no name.
+        If `claim` is not a valid name.
     """
     if not claim or uid not in (os.getuid(), 0):
         return session_status.user_name(uid)
@@ -176,12 +175,12 @@ def user_of(claim: str, uid: int) -> str:
 
 
 def check_request(request: OpenSession, sessions: int) -> None:
-    """Check what a user asks for who has so many sessions.
+    """Check a user's request for a session; `sessions`: the number that they have already.
 
     Raises
     ------
     ControlError
-        If he may not have another one, or its names are none.
+        If they may not have another one, or a name in the request is not valid.
     """
     if sessions >= SESSIONS_MAX:
         raise ControlError(f"You have {sessions} sessions already: end one.", "too-many")

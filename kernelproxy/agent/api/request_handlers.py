@@ -1,4 +1,4 @@
-"""What is asked of the agent, and the answers."""
+"""Handlers of the requests to the agent, for all connections."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ from kernelproxy.kernel_host import client
 log = logging.getLogger(__name__)
 
 _DECISIONS_MAX = 10_000
-#: For who sends what is no message, and may not listen.
+#: Time limit for the error to a peer that broke the protocol; it may not read it.
 _LAST_WORD_SECONDS = 1.0
-#: A kernel that cannot join for want of something tries again after at most so many seconds.
+#: Longest pause between attempts to serve a kernel while descriptors or memory are short.
 WANT_SECONDS_MAX = 8.0
-#: For so long a notebook that asks about itself waits for what it has issued.
+#: How long the status of a notebook that asks for it itself waits for what it has issued.
 SETTLE_SECONDS_MAX = 2.0
 
 
@@ -91,7 +91,8 @@ class Conversations:
     Parameters
     ----------
     agent : Agent
-        What they are about. It hears when a request has left no session behind.
+        Carries the requests out. Its `on_quiet` is called when a connection ends and there is no
+        session.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -100,11 +101,11 @@ class Conversations:
 
     @property
     def watchers(self) -> int:
-        """How many are with such as only watch."""
+        """Number of connections that are subscriptions."""
         return len(self._agent.audience)
 
     async def converse(self, channel: Channel) -> None:
-        """Answer the requests of one connection until it ends. Owns the channel."""
+        """Answer the requests of one connection until it ends. Takes ownership of the channel."""
         try:
             pid, uid = channel.peer()
             while True:
@@ -145,7 +146,7 @@ class Conversations:
                     reply = Error(str(error), error.reason)
                 except SingError as error:
                     reply = Error(str(error), "failed")
-                except OSError as error:  # such as a limit of the daemon's, or of a disk
+                except OSError as error:  # such as a limit of the daemon, or a full disk
                     log.exception("%.200s failed", request)
                     reply = Error(_failure(error), "failed")
                 except Exception:
@@ -249,7 +250,7 @@ class Conversations:
     async def _checkpoint(
         self, channel: Channel, request: Checkpoint, fds: list[int], uid: int
     ) -> None:
-        """Store a checkpoint that a kernel hands over, and answer."""
+        """Store a checkpoint that a kernel sends, and reply."""
         reply: Message
         try:
             session = self._agent.find(request.session, uid)
@@ -264,7 +265,7 @@ class Conversations:
         await channel.send(reply)
 
     async def _open_checkpoint(self, channel: Channel, request: OpenCheckpoint, uid: int) -> None:
-        """Hand out what a checkpoint holds, or what of it is needed beside its process."""
+        """Send the content of a checkpoint, or what is needed of it in addition to its process."""
         why: str | None = ""
         if request.session and request.form != "namespace":
             session = self._agent.find(request.session, uid)
@@ -299,9 +300,10 @@ class Conversations:
                 session.past.note_use()
 
     def _may_be_withdrawn(self, request: Message, pid: int) -> bool:
-        """Whether a request is given up when who has made it hangs up.
+        """Return True if a request is cancelled when its sender disconnects.
 
-        A kernel that is being saved closes its connections, and comes back.
+        A kernel's own `Checkpoint` and `Restore` are not: a kernel that is being saved closes its
+        connections, and connects again later.
         """
         if isinstance(request, Migrate | Resume | Suspend):
             return True
@@ -310,45 +312,45 @@ class Conversations:
         return all(each.kernel.pid != pid for each in self._agent.sessions.values())
 
     async def _learn_checkpoints(self) -> None:
-        """Know all that descriptions of sessions say of checkpoints."""
+        """Load what the descriptions of sessions say about checkpoints."""
         if self._agent.cold.there:
             for owner in {each.owner for each in self._agent.sessions.values()}:
                 await self._agent.checkpoints.learn(owner)
 
     async def _watch(self, channel: Channel, request: Watch, uid: int) -> None:
-        """Tell who asks what changes, until he hangs up."""
+        """Notify a subscriber of changes until it disconnects."""
         only = self._agent.find(request.session, uid) if request.session else None
         await self._learn_checkpoints()
         await self._agent.audience.serve(channel, only, self._agent.arbiter.sharing())
 
     async def _stop(self, channel: Channel, request: Stop, uid: int) -> None:
-        """Begin to stop, and keep the connection for the answer, which `say_farewell` sends."""
+        """Begin to stop; the connection stays open for the reply, which `say_farewell` sends."""
         self._check_master(uid)
         reply = Stopped([], [])
         if request.checkpoint and not self._agent.stopping.is_set():
             reply = await self._put_away(channel)
-        if not self._agent.settings.system:  # their users' kernels have attendants of their own
+        if not self._agent.settings.system:  # there, each user has a kernel host of their own
             await self._end_kernels()
         self._stoppers.append((channel, reply))
         self._agent.stopping.set()
         await asyncio.get_running_loop().create_future()  # until it is cancelled
 
     async def _end_kernels(self) -> None:
-        """End kernels that live on without a server: nobody would ever ask for them."""
+        """End the kernels that have outlived their Jupyter server: none would connect to them."""
         try:
             await asyncio.to_thread(client.end_kernels)
         except (ControlError, OSError) as error:
             log.warning("Kernels without a server were not ended: %s", error)
 
     async def _put_away(self, channel: Channel) -> Stopped:
-        """Make checkpoints of all notebooks that have something to lose.
+        """Make checkpoints of all notebooks that would lose something.
 
-        Ends early if somebody else stops the daemon.
+        Ends early if another caller stops the daemon.
 
         Raises
         ------
         OSError
-            If who asks has hung up.
+            If the caller has disconnected.
         """
         seconds, turn = self._agent.settings.stop_seconds, asyncio.Lock()
         making = {
@@ -374,7 +376,10 @@ class Conversations:
         return Stopped([n for n, _ in found if n], [why for _, why in found if why])
 
     async def _why(self, name: str, count: int, uid: int) -> list[dict[str, Any]]:
-        """What was decided about a session: nobody else's, so that one must be there."""
+        """Return the scheduler's decisions about a session.
+
+        Users other than root and the daemon's own can only ask about their own open sessions.
+        """
         if uid not in (os.getuid(), 0):
             name = self._agent.find(name, uid).id
         return await asyncio.to_thread(
@@ -382,7 +387,7 @@ class Conversations:
         )
 
     def _check_master(self, uid: int) -> None:
-        """Raise ControlError unless a user may decide what concerns all."""
+        """Raise ControlError unless a user may make decisions that affect all users."""
         if uid not in (os.getuid(), 0):
             whose = "root" if self._agent.settings.system else "another user"
             raise ControlError(f"This daemon belongs to {whose}.", "not-allowed")
@@ -403,7 +408,7 @@ class Conversations:
         return StatusReply(devices, sessions, self._agent.arbiter.sharing(), elsewhere)
 
     async def say_farewell(self) -> None:
-        """Tell those who asked for the end that everything has ended."""
+        """Reply to the callers of `Stop` that everything has ended."""
         for channel, reply in self._stoppers:
             with contextlib.suppress(OSError):
                 await channel.send(reply)
@@ -412,7 +417,7 @@ class Conversations:
 async def _when_possible(serve: Callable[[], Awaitable[None]]) -> None:
     """Serve a kernel as soon as there are descriptors and memory for it.
 
-    One that is refused has no device any more, and what was on that is lost.
+    A kernel that is refused instead would lose its device, and the state on it.
     """
     tries = 0
     while True:
@@ -427,7 +432,7 @@ async def _when_possible(serve: Callable[[], Awaitable[None]]) -> None:
 
 
 def _failure(error: OSError) -> str:
-    """Say what the system refused, and what to do where its own words leave that open."""
+    """Return what the system refused, and what to do where its own message does not say that."""
     if error.errno == errno.EFBIG:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return (
@@ -439,12 +444,12 @@ def _failure(error: OSError) -> str:
 
 
 async def _unless_hung_up(channel: Channel, answering: Coroutine[None, None, Message]) -> Message:
-    """Answer what may wait for long; nothing is done any more for who has hung up.
+    """Answer a request that may take long; cancel it if the caller disconnects.
 
     Raises
     ------
     ConnectionError
-        If he has.
+        If the caller has disconnected.
     """
     task, hanging_up = asyncio.create_task(answering), asyncio.create_task(channel.hung_up())
     try:

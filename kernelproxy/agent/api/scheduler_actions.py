@@ -1,9 +1,9 @@
-"""What the agent does for its arbiter.
+"""Executor of the scheduler's decisions.
 
-Note [Answers]: the arbiter waits for the answer to what it has decided, and keeps devices for it
-meanwhile. So everything that is begun here ends with one: what was done says so itself, and what
-was not, for whatever reason, is said to be `refused` (a grant), or to have `stayed` (an eviction or
-a migration). A session that is closed has no answers left to give.
+Note [Answers]: the scheduler waits for the answer to each of its decisions, and reserves devices
+for it meanwhile. So everything that is begun here ends with an answer. What succeeds reports that
+itself. What fails, for whatever reason, is answered by `refused` (a grant) or `stayed` (an eviction
+or a migration). A session that is closed has no answers left to give.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 
 class AgentHands:
-    """Carries out what an arbiter decides; see `Hands`.
+    """Carries out the scheduler's decisions; see `Hands`.
 
     Parameters
     ----------
     arbiter : Arbiter
-        Is told how it went.
+        The scheduler; receives the outcome of each decision.
     sessions : mapping
-        By id; those that there are.
+        All sessions, by id.
     rooms : mapping
-        By id of the device.
+        All devices, by id.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AgentHands:
         def refuse(why: str) -> None:
             found.turn.withdraw(token)
             self._arbiter.refused(session, token, why)
-            found.look()  # there may be nothing to wait for any more
+            found.look()  # it may have nothing to wait for any more
 
         found.turn.promise(token, device)
         self._begin(self._bring(found, device, token), refuse)
@@ -86,7 +86,7 @@ class AgentHands:
             self._begin(self._evict(found, device, reason), stay)
 
     async def _evict(self, session: Session, device: str, reason: str) -> None:
-        if not await session.evict(device, reason):  # otherwise it has said so itself
+        if not await session.evict(device, reason):  # otherwise the session has reported it
             pinned = "It is pinned." if session.wanted.pinned else ""
             raise ControlError(pinned or session.stuck or "It is in use.")
 
@@ -118,7 +118,7 @@ class AgentHands:
             found.allow(allowance)
 
     def _begin(self, work: Coroutine[None, None, None], answer: Callable[[str], object]) -> None:
-        """Do something, and answer why not if it cannot be done: Note [Answers]."""
+        """Start a task; if it fails, answer with the reason: Note [Answers]."""
         task = asyncio.create_task(self._carry_out(work, answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -135,7 +135,7 @@ class AgentHands:
             answer(f"Something is wrong with jupyter_sing itself: {error}")
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel all running tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

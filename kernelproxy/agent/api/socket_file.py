@@ -1,9 +1,9 @@
-"""The socket file of a daemon: made anew when it has gone, and removed by whose it is.
+"""The socket file of a daemon: made again when it is gone, and removed only by its owner.
 
-Note [Door]: who holds the lock file of a place has its socket file. Cleaners of temporary files
-remove what they do not know; the daemon that lives looks each second whether its file is there. It
-binds another one only while the lock file in the place is still the one that it has locked: should
-somebody have removed that too, another daemon may live there now.
+Note [Door]: the holder of a place's lock file owns the socket file there. Cleaners of temporary
+files remove files that they do not know, so the daemon checks each second that its socket file is
+there. It binds another one only while the lock file in the place is still the one that it has
+locked. If the lock file was removed, too, another daemon may run there now.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.system_mode import Place
 
 LOCK_NAME = "agent.lock"
-#: How often its file is looked for, in seconds.
+#: Interval in seconds at which the daemon checks for its file.
 LOOK_SECONDS = 1.0
 
 
@@ -27,9 +27,9 @@ class Door:
     ----------
     place : Place
     lock : int
-        The lock on it, which is held.
+        Descriptor of the lock on `place`, which is held.
     listener : socket.socket, optional
-        What an agent listened to that died; by default another one is bound.
+        The socket of an agent that died; by default a new one is bound.
     """
 
     def __init__(self, place: Place, lock: int, listener: socket.socket | None = None) -> None:
@@ -38,7 +38,7 @@ class Door:
         self._file = _identity(place.socket)
 
     def _bind(self) -> socket.socket:
-        """Bind a socket; nobody sees its file before it has its owner and its mode."""
+        """Bind a socket; its file appears only once it has its group and its mode."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = self._place.socket
         new = path.with_name(f"{path.name}.{os.getpid()}")
@@ -56,12 +56,12 @@ class Door:
         return listener
 
     def repaired(self) -> socket.socket | None:
-        """Bind another socket if the file has gone; see Note [Door].
+        """Bind another socket if the file is gone; see Note [Door].
 
         Returns
         -------
         socket.socket or None
-            The one before, which becomes the caller's; None: nothing was done.
+            The previous socket, of which the caller takes ownership; None: nothing was done.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class Door:
         return before
 
     def close(self) -> None:
-        """Remove the file, if it is still this one's, and listen no more."""
+        """Remove the file, if it is still this socket's, and stop listening."""
         if self._is_there():
             self._place.socket.unlink(missing_ok=True)
         self.listener.close()
@@ -89,7 +89,7 @@ class Door:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file is there; None: none."""
+    """Return the device and inode numbers of the file at a path; None if there is none."""
     try:
         about = path.lstat()
     except OSError:

@@ -1,7 +1,8 @@
-"""With whom a session takes turns, and what it gets of the devices: what outlasts a turn.
+"""Sessions that take turns on devices, and the share that each one gets.
 
-Who executes now changes each second or two, and tells people little. So they are told this of a
-session that has had a turn lately and wants more, as long as others do so on the same devices.
+The session that executes changes each second or two, which tells users little. So they see instead
+with which sessions theirs takes turns: as long as it has had a turn recently and wants more, and
+others do so on the same devices.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from typing import Any
 from kernelproxy.agent.devices.device_allocator import Room, Tenant
 from kernelproxy.agent.devices.usage_history import AFTER_SECONDS, LATELY_SECONDS
 
-#: Device time that a share is one of at least; what there is not yet counts in equal parts.
+#: A share is one of at least so much device time; time that is missing counts in equal parts.
 SETTLED_SECONDS = 10.0
-#: To what a share is rounded: it is one of a window that moves.
+#: Shares are rounded to multiples of this, because they change with the moving window.
 _STEP = 0.05
 
 
 def shared(
     session: Tenant, rooms: Sequence[Room], now: float | None = None
 ) -> dict[str, Any] | None:
-    """Say with whom a session takes turns; None if it takes none, or nobody else does.
+    """Return with which sessions a session takes turns; None if it or all others take none.
 
     Parameters
     ----------
     session : Tenant
     rooms : sequence of Room
-        All that there are.
+        All devices.
     now : float, optional
         Seconds of the monotonic clock.
 
@@ -51,12 +52,12 @@ def shared(
     }
     if not others:
         return None
-    # What one had alone before the others came says nothing of what each gets.
+    # Time that a session had alone, before the others came, does not show what each gets.
     came = max(_first(name, here, now) for name in (session.id, *others))
     spent = [room.history.seconds(now, came) for room in here]
     total = sum(sum(each.values()) for each in spent)
     mine = sum(each.get(session.id, 0.0) for each in spent)
-    if missing := max(0.0, SETTLED_SECONDS - total):  # the first turns say little: as if equal
+    if missing := max(0.0, SETTLED_SECONDS - total):  # the first turns say little: assume equal
         mine, total = mine + missing / (1 + len(others)), total + missing
     return {
         "devices": [room.device.id for room in here],
@@ -66,13 +67,13 @@ def shared(
 
 
 def _first(name: str, here: Sequence[Room], now: float) -> float:
-    """When the first turn began that a session had lately; -inf for who still waits for one."""
+    """Return when the first recent turn of a session began; -inf if it still waits for one."""
     first = min(room.history.first(name, now) for room in here)
     return first if first <= now else -math.inf
 
 
 def known_as(session: Tenant, other: Tenant | None) -> str:
-    """Say who another session is, as the owner of this one may know: of others', whose it is."""
+    """Return another session's name for this one's owner; of other users', only the user's name."""
     if other is None:
         return "another session"
     return other.name if other.owner == session.owner else other.user
@@ -81,7 +82,7 @@ def known_as(session: Tenant, other: Tenant | None) -> str:
 def _takes_turns(other: Tenant, room: Room, now: float) -> bool:
     if room.history.since(other.id, now) <= AFTER_SECONDS:
         return True
-    # Who waits for a device belongs to it till it gets another one.
+    # A session that waits for a device belongs to it until it gets another one.
     return other.wants_turns and (
         room.tenants.get(other.id) is other or room.history.since(other.id, now) <= LATELY_SECONDS
     )

@@ -1,11 +1,12 @@
-"""One device with the sessions on it: who gets its memory, and who waits for it.
+"""One device with the sessions on it: allocation of its memory, and the queue for it.
 
-Note [Locks]: whoever wants room holds his own session's lock, then takes the room's. While he
-holds that he suspends neighbours, and to do so takes their locks only if they are free, without
-waiting. So nobody who holds the room's lock waits for a session's, and no two can block each other.
-Who is on the device and grows does not wait for the room's lock either, but looks again when it is
-free: with his own lock held he could not make room for whoever has it, who would be denied what
-there is.
+Note [Locks]: a session that needs memory holds its own session lock, and then takes the device's
+lock. While it holds that, it suspends neighbours; for this it takes their session locks only if
+they are free, without waiting. So no holder of the device's lock waits for a session lock, and no
+two sessions can block each other.
+A resident session that grows does not wait for the device's lock either, but retries when the lock
+is free. If it waited, it would hold its session lock, so it could not make room for the holder of
+the device's lock, whose request would then be denied although there is memory.
 """
 
 from __future__ import annotations
@@ -21,56 +22,58 @@ from kernelproxy.agent.devices.usage_history import History
 from kernelproxy.common.readable import bytes_text, device_name
 from kernelproxy.devices import Device
 
-#: Seconds between two looks for room while somebody waits. Clients ring when a cell ends, so this
-#: matters only where the log was not drained by then, which nobody tells.
+#: Interval in seconds at which the first session in the queue checks for memory. Clients ring when
+#: a cell ends, so this matters only where the log was not drained by then: there is no notification
+#: for that.
 LOOK_SECONDS = 0.2
 
 
 class Answer(Enum):
-    """What becomes of a wish for room."""
+    """Outcome of a request for memory."""
 
     GRANTED = "granted"
     DENIED = "denied"
-    #: The room's lock was not free, or a neighbour's, so nobody knows what it could give. The
-    #: tenant, which is on the device already, is asked to look again when it is.
+    #: The lock of the device or of a neighbour was not free, so it is not known what that neighbour
+    #: could give. The tenant, which is resident, is made to reconcile when the lock is free.
     LATER = "later"
 
 
 class Tenant(Protocol):
-    """What a room needs of a session."""
+    """A session as a device's allocator uses it."""
 
     id: str
     name: str
     owner: int
-    #: Who it is for.
+    #: Name of the user that it is for.
     user: str
-    #: Why it could not be suspended when that was last tried; "" if it could.
+    #: Why the last attempt to suspend it failed; "" if it did not fail.
     stuck: str
 
     @property
     def wants_turns(self) -> bool:
-        """Whether it executes, or waits for that."""
+        """True if it executes, or waits to."""
 
     @property
     def memory_limit(self) -> int:
-        """Bytes that it is to have at most."""
+        """Bytes that it may have at most."""
 
     @property
     def used(self) -> int:
-        """Bytes of its device that it has in use."""
+        """Bytes of its device that it uses."""
 
     @property
     def kept(self) -> int:
-        """Bytes that it keeps whoever wants them: it is pinned."""
+        """Bytes that it keeps, because it is pinned, even if other sessions need them."""
 
     def as_neighbour(self) -> Neighbour | None:
-        """How it could make room; None if it has no worker or its lock is not free."""
+        """Return how it could make room; None if it has no worker or its lock is not free."""
 
     @property
     def undecided(self) -> bool:
-        """Whether it may be able to make room when its lock is free, which it is not now.
+        """True if its lock is not free now, and it may be able to make room when it is.
 
-        Never of one that wishes for more itself: two of those would wait for each other.
+        Never True for a session that requests more memory itself: two of those would wait for each
+        other.
         """
 
     def cut_grant(self, grant: int) -> int:
@@ -80,7 +83,7 @@ class Tenant(Protocol):
         """Suspend it for another session unless it begins to work meanwhile; its lock is free."""
 
     def look(self) -> None:
-        """Ask it to look again at what it could do."""
+        """Make it reconcile."""
 
 
 class Room:
@@ -97,21 +100,21 @@ class Room:
         self.device = device
         self.ledger = Ledger(device.memory_total, step)
         self.tenants: dict[str, Tenant] = {}
-        #: All rooms that there are, this one too.
+        #: All devices, including this one.
         self.rooms: list[Room] = [self]
         self.queue: deque[Tenant] = deque()
-        #: Ids of those who may execute here, and since when it is these.
+        #: Ids of the sessions that may execute here, and the time since when it is these.
         self.lessees: dict[str, None] = {}
         self.lessees_since = time.monotonic()
         self.history = History()
         self._lock = asyncio.Lock()
-        self._busy = 0  # who has the lock, and who waits for it
-        self._behind: list[Tenant] = []  # who looks again when somebody has done with it
+        self._busy = 0  # number of holders and waiters of the lock
+        self._behind: list[Tenant] = []  # they reconcile when the lock is released
         self._asking: dict[str, list[Tenant]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def reserve(self, tenant: Tenant, need: int, *, queued: bool) -> Answer:
-        """Give a session a grant of at least `need` bytes, making room if need be.
+        """Give a session a grant of at least `need` bytes; make room if necessary.
 
         Parameters
         ----------
@@ -120,14 +123,14 @@ class Room:
         need : int
             Bytes it must have in all.
         queued : bool
-            Whether it comes back to the device, and so may not overtake those who wait; a
-            session that is there and grows may.
+            True if it resumes, and so may not overtake the queue; a resident session that grows
+            may.
 
         Returns
         -------
         Answer
-            If it is not granted, nobody was disturbed for nothing, except where a neighbour began
-            to work while it was being suspended.
+            If it is not granted, no neighbour was disturbed in vain, except where one began to
+            work while it was being suspended.
         """
         if self._busy and not queued:
             self._behind.append(tenant)
@@ -167,17 +170,17 @@ class Room:
         return Answer.GRANTED
 
     def used_elsewhere(self, tenant: Tenant) -> int:
-        """Bytes of devices that other sessions of the same user have in use."""
+        """Return the bytes of all devices that other sessions of the same user use."""
         all_of_them = (each for room in self.rooms for each in room.tenants.values())
         return sum(e.used for e in all_of_them if e is not tenant and e.user == tenant.user)
 
     def kept_from(self, tenant: Tenant, need: int) -> str:
-        """Say who keeps what a session would need, whatever others do; "" if nobody does."""
+        """Return which pinned sessions keep what a session needs, as a sentence; "" if none do."""
         pinned = [each for each in self.tenants.values() if each is not tenant and each.kept]
         kept = sum(each.kept for each in pinned)
         if need <= self.ledger.total - kept:
             return ""
-        # Of other users' sessions nobody learns more than whose memory it is.
+        # Of other users' sessions, their names are not shown.
         known = {e.name if e.owner == tenant.owner else "another user" for e in pinned}
         names = " and ".join(sorted(known))
         keep = "is pinned and keeps" if len(pinned) == 1 else "are pinned and keep"
@@ -187,7 +190,7 @@ class Room:
         )
 
     def stuck(self, tenant: Tenant) -> str:
-        """Say why somebody who could make room cannot be suspended; "" if nobody is such."""
+        """Return why a session that could make room cannot be suspended; "" if there is none."""
         found = [each.stuck for each in self.tenants.values() if each is not tenant and each.stuck]
         return f"Waiting for {device_name(self.device.id)}. {found[0]}" if found else ""
 
@@ -198,12 +201,12 @@ class Room:
         return Answer.LATER if undecided else Answer.DENIED
 
     def decided(self, tenant: Tenant) -> None:
-        """A tenant's lock is free: let those look again who were told to wait for that."""
+        """Make the sessions reconcile that wait for a tenant's lock, which is free now."""
         for each in self._asking.pop(tenant.id, []):
             each.look()
 
     def _neighbours(self, tenant: Tenant, tried: set[str]) -> list[Neighbour]:
-        """List those who could make room. Who refused is not asked again: planning ends."""
+        """List the sessions that could make room, without those tried before: so planning ends."""
         found = (
             each.as_neighbour()
             for name, each in self.tenants.items()
@@ -212,13 +215,13 @@ class Room:
         return [each for each in found if each is not None]
 
     def enter(self, session: str) -> None:
-        """A session may execute here from now on."""
+        """Note that a session may execute here from now on."""
         self.lessees[session] = None
         self.lessees_since = time.monotonic()
         self.history.began(session, self.lessees_since)
 
     def leave(self, session: str) -> None:
-        """A session may execute here no more."""
+        """Note that a session may not execute here any more."""
         del self.lessees[session]
         self.lessees_since = time.monotonic()
         self.history.ended(session, self.lessees_since)
@@ -229,24 +232,24 @@ class Room:
         self.changed()
 
     def enqueue(self, tenant: Tenant) -> int:
-        """Let a session wait for room, behind those who wait; return its place, from 1."""
+        """Add a session to the end of the queue, unless it is in it; return its place, from 1."""
         if tenant not in self.queue:
             self.queue.append(tenant)
             self._look_later()
         return self.queue.index(tenant) + 1
 
     def place(self, tenant: Tenant) -> int | None:
-        """Place of a session in the queue, from 1; None: it is not in it."""
+        """Return a session's place in the queue, from 1; None: it is not in it."""
         return self.queue.index(tenant) + 1 if tenant in self.queue else None
 
     def leave_queue(self, tenant: Tenant) -> None:
-        """Take a session out of the queue; one that is not in it is no error."""
+        """Take a session out of the queue. Idempotent."""
         if tenant in self.queue:
             self.queue.remove(tenant)
             self.changed()
 
     def changed(self) -> None:
-        """There may be room now: let the first who waits look."""
+        """Make the first session in the queue reconcile: there may be room now."""
         if self.queue:
             self.queue[0].look()
 

@@ -1,4 +1,4 @@
-"""Device memory: who holds how much, and whose memory makes room for whom. Pure.
+"""Device memory: the grants of sessions, and plans to make room for one of them. Pure.
 
 Every resident session holds a grant; the grants of a device never exceed its memory. A client
 allocates within its grant without asking, and the worker enforces it.
@@ -34,15 +34,15 @@ class Ledger:
 
     @property
     def free(self) -> int:
-        """Bytes granted to nobody."""
+        """Bytes that are not granted to any session."""
         return self.total - self.granted
 
     def of(self, session: str) -> int:
-        """Bytes granted to a session."""
+        """Return the bytes granted to a session."""
         return self._grants.get(session, 0)
 
     def short(self, session: str, need: int) -> int:
-        """Bytes that lack for a session to hold `need`; 0 if there is room."""
+        """Return the bytes missing for a session to hold `need`; 0 if there is room."""
         return max(0, need - self.of(session) - self.free)
 
     def rounded(self, session: str, need: int) -> int:
@@ -63,7 +63,7 @@ class Ledger:
         self._grants[session] = grant
 
     def release(self, session: str) -> None:
-        """Take a session's grant back; one without a grant is no error."""
+        """Take a session's grant back. Idempotent."""
         self._grants.pop(session, None)
 
 
@@ -88,22 +88,22 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Room:
-    """How room is made: grants cut to a new size, and sessions suspended, in order."""
+    """Plan to make room: grants to cut to a new size, and sessions to suspend, in order."""
 
     cut: dict[str, int] = field(default_factory=dict)
     suspend: list[str] = field(default_factory=list)
 
 
 def plan_room(short: int, neighbours: Sequence[Neighbour]) -> Room | None:
-    """Find the gentlest way to free `short` bytes.
+    """Return the way to free `short` bytes that disturbs other sessions least.
 
-    Unused grants go first, the largest first, as that costs nobody anything; then idle
-    neighbours are suspended, the longest idle first, and no more of them than needed.
+    Unused grants are cut first, the largest first, because that costs no session anything. Then
+    idle neighbours are suspended, the longest idle first, and no more of them than needed.
 
     Returns
     -------
     Room or None
-        None if there is no way: then nothing should be disturbed.
+        None if there is no way: then no session should be disturbed.
     """
     if short <= 0:
         return Room()

@@ -1,4 +1,4 @@
-"""Who has executed on a device lately, and for how long. Pure: it is told the time."""
+"""Recent turns of sessions on a device, and their duration. Pure: the time is a parameter."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ import math
 from collections import deque
 from collections.abc import Iterator
 
-#: A share is one of the device time of so many seconds.
+#: A share is one of the device time of the last so many seconds.
 WINDOW_SECONDS = 30.0
-#: Who had a turn within so many seconds, and wants another one, takes turns.
+#: A session takes turns if it had one in the last so many seconds, and wants another one.
 LATELY_SECONDS = 20.0
-#: So long after its last turn somebody still counts who wants no other one yet.
+#: A session that does not want another turn yet still counts for so long after its last one.
 AFTER_SECONDS = 3.0
 
 
 class History:
-    """The turns of one device, as far back as a share is counted; moments are seconds."""
+    """The turns on one device, as far back as shares are counted; all times are in seconds."""
 
     def __init__(self) -> None:
         self._now: dict[str, float] = {}
         self._past: deque[tuple[str, float, float]] = deque()
 
     def began(self, session: str, now: float) -> None:
-        """A session may execute from now on."""
+        """Note that a session may execute from now on."""
         self._now[session] = now
 
     def ended(self, session: str, now: float) -> None:
-        """It may execute no more."""
+        """Note that a session may not execute any more."""
         self._past.append((session, self._now.pop(session), now))
         while self._past and self._past[0][2] < now - WINDOW_SECONDS:
             self._past.popleft()
 
     def since(self, session: str, now: float) -> float:
-        """Seconds since its last turn: 0 in it, infinite without one."""
+        """Return the seconds since its last turn: 0 during a turn, infinite without one."""
         if session in self._now:
             return 0.0
         ends = (end for other, _, end in self._past if other == session)
         return now - max(ends, default=float("-inf"))
 
     def first(self, session: str, now: float) -> float:
-        """When its first turn in the window began; infinite without one."""
+        """Return when its first turn in the window began; infinite without one."""
         return min((b for other, b, _ in self._spans(now) if other == session), default=math.inf)
 
     def seconds(self, now: float, since: float = -math.inf) -> dict[str, float]:
-        """Device time of all who had some in the window, or in the part of it from a moment on."""
+        """Return the device time of each session in the window, or in its part after `since`."""
         start, found = max(since, now - WINDOW_SECONDS), dict[str, float]()
         for session, begin, end in self._spans(now):
             if end >= start:
@@ -51,6 +51,6 @@ class History:
         return found
 
     def _spans(self, now: float) -> Iterator[tuple[str, float, float]]:
-        """Turns and their beginnings and ends; those that last end now."""
+        """Yield turns with their beginnings and ends; a turn that continues ends now."""
         yield from self._past
         yield from ((session, begin, now) for session, begin in self._now.items())

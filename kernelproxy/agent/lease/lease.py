@@ -1,11 +1,12 @@
-"""The lease of one session: asked for when there is something to execute, and given back after.
+"""The lease of one session: requested when there is something to execute, and given back after.
 
-Note [Leases]: a worker executes with an open gate and a lease. The gate is closed and opened under
-the session's lock, for what is done with its state. The lease comes and goes whenever the arbiter
-likes, also while somebody has the lock: a snapshot of the state takes longer than a turn may wait.
+Note [Leases]: a worker executes only with an open gate and a lease. The gate is closed and opened
+under the session's lock, for work on its state. The scheduler gives and takes the lease at any
+time, also while that lock is held: a snapshot of the state takes longer than other sessions may
+have to wait for the device.
 
-While a session has no lease its client is told that there is nobody who executes (`Presence`), and
-so rings for the agent when it appends something.
+While a session has no lease, its client sees that nothing executes (`Presence`), and so rings for
+the agent when it appends something.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A cell that computes elsewhere gives the device to who waits for it after so many seconds.
+#: A cell that computes elsewhere gives the device up after so many seconds if others wait for it.
 REST_SECONDS = 0.1
 
 
 class Turn:
-    """When a session may execute.
+    """The lease of a session, or its request for one.
 
     Parameters
     ----------
@@ -41,68 +42,68 @@ class Turn:
 
     def __init__(self, session: Session, arbiter: Arbiter) -> None:
         self._session, self._arbiter = session, arbiter
-        #: Why it waits, for people; "" until the arbiter has said so.
+        #: User-facing reason why it waits; "" until the scheduler gives one.
         self.reason = ""
         self._token: int | None = None
-        self._promised: tuple[int, str] | None = None  # the token that it has on another device
+        self._promised: tuple[int, str] | None = None  # token of a lease on another device
         self._asked = self._started = self._closed = False
         self._taking: asyncio.Task[None] | None = None
-        self._resting: int | None = None  # the token that is being given back unasked
-        self._leaving = False  # it gives its lease back, as it has nothing to execute
+        self._resting: int | None = None  # token that it gives back on its own
+        self._leaving = False  # it gives its lease back because it has nothing to execute
         self._timer: asyncio.TimerHandle | None = None
         self.watch = Watch(session, arbiter)
-        self._bringing: tuple[float, int] | None = None  # since when, and how many bytes
+        self._bringing: tuple[float, int] | None = None  # begin of the transfer, and its bytes
 
     @property
     def held(self) -> bool:
-        """Whether it may execute."""
+        """True if it may execute."""
         return self._token is not None and self._taking is None
 
     @property
     def wanted(self) -> bool:
-        """Whether there is something to execute, as far as the arbiter knows."""
+        """True if there is something to execute, as far as the scheduler knows."""
         return self._asked
 
     @property
     def waiting(self) -> bool:
-        """Whether it has asked in vain so far."""
+        """True if it has requested a lease and not received it yet."""
         return self._asked and not self.held and not self._leaving
 
     def ask(self) -> None:
-        """Want to execute; it may be granted within this call. Asking twice is no error."""
+        """Request a lease, which may be granted within this call. Idempotent."""
         if self._asked or self._closed:
             return
         self._asked, self.reason = True, ""
         self._arbiter.wants(self._session.id)
         if not self.held:
             for each in self._session.room.tenants.values():
-                each.look()  # whether they still need theirs
+                each.look()  # they may not need theirs any more
 
     def bring(self, *, away: bool) -> None:
-        """It is granted a device; note what bringing it there takes, if it is away.
+        """Note that it is granted a device; measure its transfer there, if it is `away`.
 
-        A session that was never saved has nothing that could be brought.
+        A session without a snapshot has nothing to transfer.
         """
         size = self.watch.memory
         here = not away or not self._session.device_state.position
         self._bringing = None if here else (time.monotonic(), size)
 
     def promise(self, token: int, device: str) -> None:
-        """It is granted a device to which it is moved first; then comes `grant`."""
+        """Note that it is granted a device to which it must migrate first; then `grant` follows."""
         if not self._closed:
             self._promised = (token, device)
 
     def is_promised(self, token: int) -> bool:
-        """Whether it still may have the lease for which it is moved."""
+        """Return True if it may still have the lease for which it migrates."""
         return self._promised is not None and self._promised[0] == token
 
     def withdraw(self, token: int) -> None:
-        """It may have that no more; whoever moves it finds that out, and answers the arbiter."""
+        """Withdraw such a lease; the task that migrates it checks for that, and answers."""
         if self.is_promised(token):
             self._promised = None
 
     def grant(self, token: int) -> None:
-        """It may execute from the next look on."""
+        """Give it a lease, with which it executes from the next reconciliation on."""
         if self._closed:
             return
         self._asked, self._token, self._promised, self._started = True, token, None, False
@@ -110,8 +111,8 @@ class Turn:
         self._session.look()
 
     def cannot(self, why: str) -> None:
-        """Give back a lease of which nothing can be made now: there is no room for its memory. It
-        goes on waiting.
+        """Give back a lease that it cannot use now, as there is no room for its memory. It
+        continues to wait.
         """
         token = self._token
         if token is not None and self._taking is None:
@@ -121,9 +122,10 @@ class Turn:
             self._arbiter.evicted(self._session.id, self._session.room.device.id)
 
     def stand_back(self) -> None:
-        """Want to execute no more, though there is something to execute; `ask` asks anew.
+        """Withdraw its request, though there is something to execute; `ask` requests again.
 
-        There is no worker. A lease that is being taken, or promised elsewhere, ends by itself.
+        There is no worker. A lease that is being taken, or promised on another device, ends by
+        itself.
         """
         if self._arbiter.keeps or self._closed or not self._asked:
             return
@@ -134,26 +136,26 @@ class Turn:
         self._arbiter.done(self._session.id)
 
     def preempt(self, token: int, within: float = 0.0) -> None:
-        """It may execute no more; a token that is not the present one changes nothing.
+        """Take its lease; a token that is not the present one has no effect.
 
-        For `within` seconds it may go on, to where its memory is least.
+        It may continue for `within` seconds, to the point where it uses least memory.
         """
         if token == self._resting:
-            self._resting = None  # now somebody waits for that
+            self._resting = None  # now another session waits for that
         elif token == self._token and self._taking is None:
             self._taking = asyncio.create_task(self._take(token, within))
         self.withdraw(token)
 
     async def start(self) -> None:
-        """Let its worker, if there is one, make use of a lease that is new."""
+        """Let its worker, if there is one, use a new lease."""
         state, worker, token = self._session.device_state, self._session.device_state.worker, None
         if self.held and not self._started and worker is not None:
             token = self._token
         if token is None or worker is None:
             return
         self._started = True
-        state.announce(Presence.PRESENT)  # from now on nobody needs to ring
-        with contextlib.suppress(OSError):  # it is dying, which is noticed elsewhere
+        state.announce(Presence.PRESENT)  # from now on the client need not ring
+        with contextlib.suppress(OSError):  # it is dying, which is handled elsewhere
             await worker.set_lease(token, given=True)
         self.watch.begin()
         if self._bringing is not None:
@@ -163,10 +165,10 @@ class Turn:
         self._arbiter.started(self._session.id, token)
 
     async def _take(self, token: int, within: float) -> None:
-        """Have its worker stop, and tell the arbiter."""
+        """Stop its worker, and notify the scheduler."""
         try:
             await self._stop(token, lambda: True, within)
-        except Exception as error:  # nobody knows whether it executes
+        except Exception as error:  # it is not known whether it executes
             log.exception("Session %s: its turn could not be ended", self._session.id)
             self._taking = None
             self._session.fail(f"Something is wrong with jupyter_sing itself: {error}")
@@ -182,20 +184,20 @@ class Turn:
         if state.worker is not None:
             await state.worker.take_lease(token, wanted, within)
         if not self._session.closing and state.memory.agent.presence == Presence.PRESENT:
-            state.announce(Presence.ABSENT)  # what was appended before is seen by the next look
+            state.announce(Presence.ABSENT)  # reconciling will see what was appended before
 
     def _rate(self) -> None:
-        """Tell the arbiter what it has used; it executes no more."""
+        """Report to the scheduler what it has used; it does not execute any more."""
         self.watch.measure()
         self.watch.end()
 
     async def rest(self) -> None:
-        """Give the lease back if there is nothing to execute; its lock is held."""
+        """Give the lease back if there is nothing to execute; the session's lock is held."""
         session, token = self._session, self._token
         if not self._asked or self._arbiter.keeps or self._taking is not None or self._closed:
             return
         if self._promised is not None:
-            return  # it looks again when it is there, or is refused
+            return  # it reconciles again when it has arrived, or is refused
         if session.wants_worker() or not self._over():
             if self.held and self._arbiter.contended(session.id):
                 self._look_later()
@@ -212,17 +214,17 @@ class Turn:
         self._asked = False
         self._rate()
         self._arbiter.done(session.id)
-        session.look()  # something may have been appended before the client was told
+        session.look()  # something may have been appended before the client was notified
 
     def _over(self) -> bool:
-        """Whether it does nothing with the device, and will not for a while."""
+        """Return True if it does nothing with the device, and probably will not for a while."""
         session = self._session
         if session.device_state.worker is None or session.device_state.idle:
             return True
         return self._arbiter.contended(session.id) and session.idleness.dry() >= REST_SECONDS
 
     def _look_later(self) -> None:
-        """Nobody tells when the log was executed, or for how long nothing was."""
+        """Reconcile later: there is no notification for a drained log, or for how long it is."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(REST_SECONDS / 2, self._on_timer)
@@ -232,8 +234,8 @@ class Turn:
         self._session.look()
 
     def pause(self, *, over: bool = False) -> None:
-        """Called when its worker stands still to be replaced by one on another device, which is to
-        execute nothing with this lease; with `over`, when it belongs there.
+        """Disable the lease while its worker is replaced by one on another device, which must not
+        execute with it. `over`: the session belongs to that device now, so the lease ends.
         """
         if not self._arbiter.keeps:
             state = self._session.device_state
@@ -242,21 +244,21 @@ class Turn:
                 self._end_taking()
                 self._token = None
                 if self._promised and self._promised[1] != self._session.room.device.id:
-                    self._promised = None  # somebody else has moved it
+                    self._promised = None  # another request has migrated it
 
     async def go_on(self) -> None:
-        """Called when it was not replaced after all."""
+        """Enable the lease again, as the worker was not replaced."""
         state = self._session.device_state
         if self.held:
             state.lease = (state.lease[0], True)
             if state.worker is not None:
-                with contextlib.suppress(OSError):  # it is dying, which is noticed elsewhere
+                with contextlib.suppress(OSError):  # it is dying, which is handled elsewhere
                     await state.worker.set_lease(*state.lease)
 
     def lost(self, why: str) -> None:
-        """Its worker died: whatever lease it had is over, and it wants another one.
+        """End any lease and request another one, as its worker died.
 
-        `why`: a sentence, if that was our doing.
+        `why`: a sentence, if the agent ended it.
         """
         if self._closed:
             return
@@ -267,9 +269,9 @@ class Turn:
         self._arbiter.lost(self._session.id, why)
 
     def suspended(self) -> None:
-        """It is off its device: a lease that it has is over, and it asks anew when it needs one.
+        """End its lease, as it is off its device; it requests another one when it needs it.
 
-        Who waits for a lease goes on waiting.
+        A session that waits for a lease continues to wait.
         """
         if self._token is None or self._arbiter.keeps or self._closed:
             return
@@ -285,7 +287,7 @@ class Turn:
             self._taking = None
 
     def close(self) -> None:
-        """It will execute nothing any more; doing it twice is no error."""
+        """End the lease for good: the session will not execute any more. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,12 +1,12 @@
-"""What is observed of a session while it has a lease, and told to the arbiter.
+"""Monitor of a session's progress while it has a lease; reports it to the scheduler.
 
-Its worker notes which operators it executes, and finds the step that they repeat (`Steps` in
-`native/worker/loop/steps.h`). It is asked for that now and then. How fast steps follow each other
-depends on who else executes on the device: they are counted from when it is these sessions.
+Its worker records which operators it executes, and finds the step that they repeat (`Steps` in
+`native/worker/loop/steps.h`). The agent polls it for that step. The rate of steps depends on which
+other sessions execute on the device, so steps are counted from when that set last changed.
 
-Note [Backlog]: a program goes on while its session waits for a turn, and its log grows. Executing
-that takes no longer than the device needs, which says nothing of the program's progress. Steps are
-counted from when it was executed.
+Note [Backlog]: a program continues while its session waits for a lease, and its log grows. To
+execute this backlog takes only as long as the device needs, which says nothing about the speed of
+the program. So steps are counted from when the backlog was executed.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from kernelproxy.common.scheduler_api import Arbiter
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session
 
-#: Seconds between two looks at a session that executes.
+#: Interval in seconds at which a session that executes is polled.
 LOOK_SECONDS = 0.5
-#: So many steps, and so many seconds of them, say how fast a session is.
+#: The speed of a session is known after so many steps that took so many seconds.
 STEPS_MIN, STRETCH_SECONDS_MIN = 2, 0.3
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a session does again and again.
+    """The step that a session repeats.
 
     Parameters
     ----------
     records : int
         Length of the step.
     seconds : float
-        How long one took on average, since the same sessions have executed on the device.
+        Average duration of a step, since these sessions have executed on the device.
     nadir : float
-        Where in it memory is least: a fraction of its records, in [0, 1).
+        Point in the step where it uses least memory: a fraction of its records, in [0, 1).
     memory_min : int
         Bytes in use there.
     company : frozenset of str
-        Who had leases on the device then, itself among them.
+        Ids of the sessions that had leases on the device then, itself included.
     """
 
     records: int
@@ -54,7 +54,7 @@ class Step:
 
 
 class Watch:
-    """Watches one session.
+    """Monitors one session.
 
     Parameters
     ----------
@@ -68,13 +68,13 @@ class Watch:
         self.step: Step | None = None
         self._room: Room | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._backlog: int | None = None  # where it ends, until it was executed
-        self._since = 0.0  # when it was
-        self._alone = 0  # records of the step that was measured without others
-        self._counted = 0.0  # seconds of execution that the arbiter was told of
+        self._backlog: int | None = None  # end of the backlog, until that is executed
+        self._since = 0.0  # when the backlog was executed
+        self._alone = 0  # records of the step that was measured without other sessions
+        self._counted = 0.0  # seconds of execution reported to the scheduler so far
 
     def begin(self) -> None:
-        """It may execute from now on."""
+        """Start monitoring: the session may execute from now on."""
         self.end()
         self._room = self._session.room
         self._room.enter(self._session.id)
@@ -83,7 +83,7 @@ class Watch:
             self._looking = asyncio.create_task(self._look())
 
     def end(self) -> None:
-        """It executes no more; saying it twice is no error."""
+        """Stop monitoring: the session does not execute any more. Idempotent."""
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
@@ -93,19 +93,19 @@ class Watch:
 
     @property
     def memory(self) -> int:
-        """Bytes that it has in use or waits for, as its client says, which may say anything."""
+        """Bytes that it uses or waits for; bounded, as its client is not trusted to be right."""
         session = self._session
         state = session.device_state
         used = max(state.memory.client.memory_used, state.wish.bytes if state.wish else 0)
         return min(used, session.room.device.memory_total)
 
     def company(self) -> list[str]:
-        """Ids of the other sessions that may execute on its device now."""
+        """Return the ids of the other sessions that may execute on its device now."""
         others = self._room.lessees if self._room is not None else ()
         return [each for each in others if each != self._session.id]
 
     def measure(self) -> None:
-        """Tell the arbiter what it has used, and how fast it is."""
+        """Report to the scheduler what it has used, and how fast it is."""
         executed, step = self._session.device_state.busy_seconds, self._comparable()
         used, self._counted = max(executed - self._counted, 0.0), executed
         self._arbiter.measured(
@@ -117,9 +117,9 @@ class Watch:
         )
 
     def _comparable(self) -> Step | None:
-        """Return its step if what is known of it is so in the present company.
+        """Return its step if that was measured beside the same sessions as now, else None.
 
-        Beside others, only the step that was measured alone says what they cost.
+        Beside others, only a step that was measured alone, too, shows what the others cost.
         """
         step, others = self.step, self.company()
         if step is None or step.company != frozenset((self._session.id, *others)):
@@ -127,14 +127,14 @@ class Watch:
         return None if others and step.records != self._alone else step
 
     async def _look(self) -> None:
-        """Look at it again and again."""
+        """Poll the worker's progress while the lease is held."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self._observe()
             self.measure()
 
     async def _observe(self) -> None:
-        if self._room is not None and self._room is not self._session.room:  # it has moved
+        if self._room is not None and self._room is not self._session.room:  # it has migrated
             self._room.leave(self._session.id)
             self._room = self._session.room
             self._room.enter(self._session.id)
@@ -159,7 +159,7 @@ class Watch:
             )
 
     def _caught_up(self) -> bool:
-        """Whether it has executed what was there when it began; see Note [Backlog]."""
+        """Return True if it has executed what its log had at the start; see Note [Backlog]."""
         if self._backlog is not None:
             if self._session.device_state.memory.worker.consumed < self._backlog:
                 return False

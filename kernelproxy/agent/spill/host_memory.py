@@ -1,4 +1,4 @@
-"""The host memory that logs and states take, and who goes to disk when it is short."""
+"""Budget of host memory for logs and suspended states; spills states when it is short."""
 
 from __future__ import annotations
 
@@ -16,51 +16,52 @@ from kernelproxy.common.readable import bytes_text
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a state that could not go to disk is tried again.
+#: Seconds after which a state that could not be spilled is tried again.
 RETRY_SECONDS = 60.0
 LOOK_SECONDS_MIN = 1.0
 
 
 class Guest(Protocol):
-    """What is needed of a session."""
+    """A session as `HostMemory` uses it."""
 
     id: str
 
     @property
     def user(self) -> str:
-        """Whose disk quota its state counts against."""
+        """User whose disk quota its state counts against."""
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory that it takes."""
+        """Bytes of host memory that it uses."""
 
     @property
     def undecided(self) -> bool:
-        """Whether somebody has its lock, so that nobody knows whether it could go to disk."""
+        """True while its lock is taken, so whether it can be spilled is not known yet."""
 
     def as_parked(self) -> Parked | None:
-        """How it could go to disk; None if it cannot now."""
+        """Return its state as one that can be spilled; None if it cannot be now."""
 
     async def chill(self) -> bool:
-        """Take its state to disk, unless it is wanted meanwhile; return whether it is there.
+        """Spill its state, unless it is wanted meanwhile; return True if it is on disk.
 
-        If not, its lock is not free, or it is not parked any more.
+        If it is not, its lock is not free, or it is not suspended any more.
         """
 
 
 class HostMemory:
-    """Holds sessions to one budget of host memory.
+    """Keeps all sessions within one budget of host memory.
 
     Parameters
     ----------
     budget : int
         Bytes.
     cold_after : float
-        Seconds without use after which a suspended state goes to disk; 0 or less: never for that.
+        Seconds without use after which a suspended state is spilled; 0 or less: never because of
+        time.
     cold : ColdStates
-        Where they go.
+        Store of spilled states.
     guests : callable
-        All sessions.
+        Returns all sessions.
     """
 
     def __init__(
@@ -75,12 +76,12 @@ class HostMemory:
         self._timer: asyncio.TimerHandle | None = None
         self._balancing: asyncio.Task[None] | None = None
         self._again = False
-        self._refused: dict[str, float] = {}  # until when they are not asked again
-        self._undecided: set[str] = set()  # to be asked when their locks are free
-        self._admitted: dict[str, int] = {}  # bytes that who is being suspended may take in all
+        self._refused: dict[str, float] = {}  # time until which they are not tried again
+        self._undecided: set[str] = set()  # to be checked when their locks are free
+        self._admitted: dict[str, int] = {}  # total bytes for sessions that are being suspended
 
     def has(self, count: int) -> bool:
-        """Whether so many more bytes may be used."""
+        """Return True if so many more bytes may be used."""
         return self._taken() + count <= self._budget
 
     def _taken(self) -> int:
@@ -89,9 +90,9 @@ class HostMemory:
 
     @contextlib.asynccontextmanager
     async def admitted(self, guest: Guest, count: int) -> AsyncIterator[None]:
-        """Let a session take so many more bytes, because it is suspended.
+        """Reserve so many more bytes for a session while it is being suspended.
 
-        What exceeds the budget must fit the disk, where it goes next.
+        What exceeds the budget must fit on disk, where it is spilled next.
 
         Raises
         ------
@@ -113,7 +114,7 @@ class HostMemory:
             del self._admitted[guest.id]
 
     async def _disk_lacks(self, guest: Guest, count: int) -> str:
-        """Say why the disk cannot take so many bytes; "" if it can."""
+        """Return why the disk cannot take so many bytes; "" if it can."""
         if not self.cold.usable:
             return "nothing may go to disk."
         try:
@@ -125,7 +126,7 @@ class HostMemory:
         return f"so is the disk quota ({bytes_text(left)} left, {bytes_text(count)} needed)."
 
     def changed(self) -> None:
-        """A session was suspended, or takes more: look whether somebody should go to disk."""
+        """Spill states if necessary, as a session was suspended, or uses more."""
         if not self.cold.usable:
             return
         self._again = True
@@ -160,17 +161,17 @@ class HostMemory:
             self._refused[guest.id] = time.monotonic() + RETRY_SECONDS
 
     def decided(self, guest: Guest) -> None:
-        """A session's lock is free: look whether it should go to disk, if it could not be asked."""
+        """Check again if a session, whose lock is free now, could not be checked before."""
         if guest.id in self._undecided:
             self.changed()
 
     def forget(self, guest: Guest) -> None:
-        """A session has ended."""
+        """Remove a session that has ended."""
         self._refused.pop(guest.id, None)
         self._undecided.discard(guest.id)
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop spilling."""
         if self._timer is not None:
             self._timer.cancel()
         if self._balancing is not None:

@@ -1,8 +1,8 @@
-"""Who goes to disk when the states of suspended sessions outgrow host memory. Pure.
+"""Policy for spilling: which suspended states go to disk when host memory is short. Pure.
 
-A session's state is *resident* in device memory, *parked* in host memory, or *cold* on disk. What
-is least likely to be used soon goes first; as far as anybody can tell, that is what was not used
-for longest.
+A session's state is *resident* in device memory, *suspended* in host memory (`Parked`), or *cold*
+on disk. The state that is least likely to be used soon is spilled first. The best estimate of that
+is the one that was not used for longest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Parked:
-    """A session whose state could go to disk.
+    """A session whose state could be spilled.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Parked:
 
 
 def choose_cold(parked: Sequence[Parked], excess: int, now: float, cold_after: float) -> list[str]:
-    """Choose the sessions that go to disk.
+    """Choose the sessions whose states are spilled.
 
     Parameters
     ----------
@@ -40,13 +40,13 @@ def choose_cold(parked: Sequence[Parked], excess: int, now: float, cold_after: f
     now : float
         In seconds, of the clock of `used_at`.
     cold_after : float
-        Seconds without use after which a state goes anyway; 0 or less: never.
+        Seconds without use after which a state is spilled anyway; 0 or less: never.
 
     Returns
     -------
     list of str
-        In the order in which they should go: the longest unused first. As many as the excess
-        asks for, or all if that is not enough, and those that were unused for too long.
+        In the order in which they should be spilled: the longest unused first. As many as the
+        excess requires, or all if that is not enough, and those that were unused for too long.
     """
     chosen: list[str] = []
     for each in sorted(parked, key=lambda each: (each.used_at, each.session)):
@@ -59,7 +59,7 @@ def choose_cold(parked: Sequence[Parked], excess: int, now: float, cold_after: f
 
 
 def seconds_to_next(parked: Sequence[Parked], now: float, cold_after: float) -> float:
-    """Seconds until `choose_cold` should be asked again for age alone; infinite: never."""
+    """Return the seconds until `choose_cold` is due because of age alone; infinite: never."""
     if cold_after <= 0:
         return float("inf")
     ages = [now - each.used_at for each in parked if each.bytes > 0]

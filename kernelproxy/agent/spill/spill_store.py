@@ -1,4 +1,4 @@
-"""States of sessions on disk: the chunk store as the agent uses it, beside its event loop."""
+"""Spilled states of sessions: the chunk store as the agent uses it, off its event loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KIND = "session"
 
 
 class Arrivals(Page):
-    """Tells a worker which extents of its snapshot are in the arena.
+    """Page that shows a worker which extents of its snapshot are in the arena.
 
     See `native/worker/snapshot/readiness.h`. Owns its memfd until `close`.
 
@@ -48,24 +48,24 @@ class Arrivals(Page):
         size = 2 * self._wanted - PAGE_BYTES
         self.fd = os.memfd_create("sing-arrivals", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, max(size, PAGE_BYTES))
-        # Touching what the worker had cut off would be a SIGBUS.
+        # If the worker could shrink the file, access to it here would raise SIGBUS.
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
         super().__init__(self.fd, writable=True, extra_bytes=max(size, PAGE_BYTES) - PAGE_BYTES)
 
     def arrived(self, index: int) -> None:
-        """Say that an extent is in the arena."""
+        """Mark an extent as being in the arena."""
         self.memory[PAGE_BYTES + index] = 1
         self._ring()
 
     def failed(self) -> None:
-        """Say that what is missing will not come."""
+        """Mark the extents that are missing as failed: they will not come."""
         for index in range(self._count):
             if self.memory[PAGE_BYTES + index] == 0:
                 self.memory[PAGE_BYTES + index] = 2
         self._ring()
 
     def wanted(self) -> int | None:
-        """An extent that the worker waits for."""
+        """Return an extent that the worker waits for, if any."""
         wanted = bytes(self.memory[self._wanted : self._wanted + self._count])
         there = bytes(self.memory[PAGE_BYTES : PAGE_BYTES + self._count])
         found = wanted.find(1)
@@ -78,18 +78,18 @@ class Arrivals(Page):
         self.wake(Arrivals.bell)
 
     def close(self) -> None:
-        """Unmap it and give up the descriptor."""
+        """Unmap it and close the descriptor."""
         super().close()
         os.close(self.fd)
 
 
 class Job(Generic[T]):
-    """Work with the store, in a thread beside the loop.
+    """Work on the store, in a thread off the event loop.
 
     Parameters
     ----------
     work : callable
-        Is given what ends it early.
+        Receives a `Cancel`, which ends it early.
     """
 
     def __init__(self, work: Callable[[Cancel], T]) -> None:
@@ -97,22 +97,22 @@ class Job(Generic[T]):
         self.task = asyncio.create_task(asyncio.to_thread(work, self._cancel))
 
     async def end(self) -> None:
-        """End it, if it goes on, and wait until it has ended."""
+        """Cancel it, if it still runs, and wait until it has ended."""
         self._cancel.set()
         await asyncio.wait({self.task})
 
 
 class Fetch:
-    """A state on its way from disk into its arena, while the worker runs already.
+    """Transfer of a state from disk into its arena, while the worker runs already.
 
     Parameters
     ----------
     store : Store
     manifest : Manifest
     arena_fd : int
-        Stays the caller's, who keeps it until `close` has returned.
+        Owned by the caller, which keeps it open until `close` has returned.
     on_end : callable
-        Called in the loop when it is complete or has failed; `error` says why.
+        Called in the loop when it is complete or has failed; then `error` is the reason.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Fetch:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is in the arena."""
+        """True if all of it is in the arena."""
         return self._job.task.done() and self.error is None
 
     def _get(self, cancel: Cancel) -> None:
@@ -158,24 +158,24 @@ class Fetch:
         await asyncio.wait({self._job.task})
 
     async def close(self) -> None:
-        """End it, if it goes on, and free what it has."""
+        """Cancel it, if it still runs, and free what it has."""
         await self._job.end()
         self.arrivals.close()
 
 
 class ColdStates:
-    """Where states go that host memory has no room for.
+    """Store of spilled states, for which host memory has no room.
 
     Parameters
     ----------
     directory : Path
-        Of the store; made at first need.
+        Directory of the store; made when it is first needed.
     quota : int
-        Bytes; 0 or less: nothing goes there.
+        Bytes; 0 or less: nothing is spilled.
     mark : Mark
-        Of this daemon.
+        The tag of this daemon.
     beside : callable, optional
-        Bytes of what is not in the store and counts against the quota, too. May block.
+        Returns the bytes outside of the store that count against the quota, too. May block.
     """
 
     def __init__(
@@ -185,35 +185,35 @@ class ColdStates:
         self._beside = beside
         self._store: Store | None = None
         self._of_users: dict[str, int] = {}
-        self._made: set[str] = set()  # ids of sessions whose states are from here
+        self._made: set[str] = set()  # ids of sessions whose states this process has labelled
         self._collecting: asyncio.Task[None] | None = None
 
     @property
     def usable(self) -> bool:
-        """Whether states may go to disk at all."""
+        """True if states may be spilled at all."""
         return self._quota > 0
 
     @property
     def there(self) -> bool:
-        """Whether anything may have gone there."""
+        """True if there may be anything in the store."""
         return self._store is not None or self._directory.exists()
 
     def store(self) -> Store:
-        """The store; raises StoreError if its directory cannot be used."""
+        """Return the store; raises StoreError if its directory cannot be used."""
         if self._store is None:
             limits = Limits(store=self._quota, payers=self._of_users)
             self._store = Store(self._directory, limits=limits, beside=self._beside)
         return self._store
 
     def allow(self, user: str, quota: float | None) -> None:
-        """Let a user have so many bytes of states and checkpoints; None or `math.inf`: any."""
+        """Limit a user's bytes of states and checkpoints; None or `math.inf`: no limit."""
         if quota is None or quota == math.inf:
             self._of_users.pop(user, None)
         else:
             self._of_users[user] = int(quota)
 
     def left(self, user: str) -> int:
-        """Bytes that a user may still use; blocks, and raises StoreError if nobody can tell."""
+        """Return the bytes that a user may still use. Blocks; StoreError if they are not known."""
         if not self.usable:
             return 0
         used = self.store().usage() if self.there else 0
@@ -232,7 +232,7 @@ class ColdStates:
         device_kind: str,
         position: int,
     ) -> Label:
-        """Label the state of a session: its id, name and user, and what `Label` says."""
+        """Return a label for the state of a session: its id, name and user, and see `Label`."""
         self._made.add(session)
         meta = {"name": name, "user": user, "daemon": self._mark.record}
         return Label(str(owner), session, KIND, torch, device_kind, position, meta)
@@ -240,7 +240,7 @@ class ColdStates:
     def put(
         self, label: Label, snapshot: Snapshot, arena_fd: int, previous: Manifest | None
     ) -> Job[Manifest]:
-        """Begin to store a snapshot; see `Store.put` for how that may fail."""
+        """Begin to store a snapshot; for its errors see `Store.put`."""
 
         def work(cancel: Cancel) -> Manifest:
             found = read_tables(snapshot.fd)
@@ -257,31 +257,31 @@ class ColdStates:
         return Job(work)
 
     def fetch(self, manifest: Manifest, arena_fd: int, on_end: Callable[[], object]) -> Fetch:
-        """Begin to bring a state back; raises StoreError if the store cannot be used."""
+        """Begin to read a state back; raises StoreError if the store cannot be used."""
         return Fetch(self.store(), manifest, arena_fd, on_end)
 
     async def forget(self, manifest: Manifest) -> None:
-        """Delete a state and give back its space."""
+        """Delete a state and free its space."""
 
         def work() -> None:
             with contextlib.suppress(StoreError):
                 self.store().delete(manifest.label.owner, manifest.label.name)
-            with contextlib.suppress(StoreError):  # somebody stores or reads: next time
+            with contextlib.suppress(StoreError):  # the store is in use: the next call collects
                 self.store().collect()
 
         await asyncio.to_thread(work)
 
     def tidy(self, kept: Iterable[str]) -> None:
-        """Delete the states that dead daemons left, and those of ours but of the sessions `kept`.
+        """Delete states of dead daemons, and of this one except those of the sessions `kept`.
 
-        Blocks. What is made meanwhile stays.
+        Blocks. States that are made meanwhile stay.
         """
         if not self.there:
             return
         try:
             store = self.store()
             left = [(owner, name) for owner, name in store.names() if self._is_left(owner, name)]
-            # What is named by now was made before the look at them.
+            # A state is labelled before it is stored, so `_made` has all new ones listed above.
             for owner, name in left:
                 if name not in self._made.union(kept):
                     store.delete(owner, name)
@@ -292,7 +292,7 @@ class ColdStates:
             log.warning("What is left on disk stays there: %s", error)
 
     def _is_left(self, owner: str, name: str) -> bool:
-        """Whether a snapshot is a state of ours, or of a daemon that is gone."""
+        """Return True if a snapshot is a state of this daemon, or of one that is gone."""
         try:
             label = self.store().load(owner, name).label
         except StoreError:

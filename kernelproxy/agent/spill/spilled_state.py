@@ -1,4 +1,4 @@
-"""What a session has on disk, and its way back from there."""
+"""The spilled state of one session, and its transfer back to memory."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from kernelproxy.storage.manifest import Label, Manifest
 
 
 class OnDisk:
-    """The newest snapshot of a session that went to disk, if one did.
+    """The newest snapshot of a session that was spilled, if one was.
 
     Parameters
     ----------
     arena_fd : int
-        Where its bytes come from and return to. Stays the caller's, until after `close`.
+        Where its bytes come from and return to. Owned by the caller; open until after `close`.
     on_change : callable
-        Called when `alone` has changed, before anybody could know of it.
+        Called when `alone` has changed, before any other process can see that.
     """
 
     def __init__(self, arena_fd: int, on_change: Callable[[], object]) -> None:
         self.stored: Manifest | None = None
-        #: Whether the arena is empty, and its bytes are in `stored` alone.
+        #: True if the arena is empty, and its bytes are only in `stored`.
         self.alone = False
         self._arena_fd, self._on_change = arena_fd, on_change
         self._fetch: Fetch | None = None
 
     def store(self, cold: ColdStates, label: Label, snapshot: Snapshot) -> Job[Manifest]:
-        """Begin to copy a snapshot to disk; when that has failed, all is as it was."""
+        """Begin to copy a snapshot to disk; if that fails, nothing is changed."""
         job = cold.put(label, snapshot, self._arena_fd, self.stored)
         job.task.add_done_callback(self._note)
         return job
@@ -40,43 +40,43 @@ class OnDisk:
             self.stored = task.result()
 
     def rely_on_it(self) -> None:
-        """Let the arena be emptied, as all of it is here."""
+        """Make the disk the only copy, so that the arena can be emptied."""
         self.alone = True
         self._on_change()
 
     def fetch(self, cold: ColdStates, on_end: Callable[[], object]) -> None:
-        """Begin to bring it back, if it is here alone; a worker may start meanwhile.
+        """Begin to read it back, if the disk has the only copy; a worker may start meanwhile.
 
         Raises
         ------
         StoreError
-            If it cannot be begun.
+            If reading cannot begin.
         """
         if self.alone and self._fetch is None and self.stored is not None:
             self._fetch = cold.fetch(self.stored, self._arena_fd, on_end)
 
     @property
     def arrivals_fd(self) -> int | None:
-        """What tells a worker which parts have come back; None if nothing is on its way."""
+        """Descriptor of the `Arrivals` for a worker; None if nothing is being read back."""
         return self._fetch.arrivals.fd if self._fetch else None
 
     @property
     def arrived(self) -> bool:
-        """Whether what was on its way has come back."""
+        """True if it was being read back, and all of it is in the arena."""
         return self._fetch is not None and self._fetch.complete
 
     @property
     def error(self) -> StoreError | None:
-        """Why it cannot come back."""
+        """Why it cannot be read back; None if it can."""
         return self._fetch.error if self._fetch else None
 
     async def fetched(self) -> None:
-        """Wait until all of it is in the arena, if it is on its way.
+        """Wait until all of it is in the arena, if it is being read back.
 
         Raises
         ------
         StoreError
-            If it could not be read; it is on disk still.
+            If it could not be read; it is still on disk.
         """
         if self._fetch is None:
             return
@@ -89,7 +89,7 @@ class OnDisk:
         self._on_change()
 
     async def close(self) -> None:
-        """End what is on its way."""
+        """Cancel reading back."""
         fetch, self._fetch = self._fetch, None
         if fetch is not None:
             await fetch.close()

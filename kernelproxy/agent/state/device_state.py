@@ -1,18 +1,18 @@
-"""The state of one session's device: a snapshot, the log after it, and the worker that has it.
+"""The state of one session's device: a snapshot, the log after it, and the worker that holds it.
 
-Whatever happens to the worker, snapshot and log rebuild the state. Which of the two covers what:
+Whatever happens to the worker, snapshot and log suffice to rebuild the state. What each covers:
 
 | moment                                    | state is in                                      |
 |-------------------------------------------|--------------------------------------------------|
 | no snapshot yet                           | the log from position 0                          |
 | a snapshot is being taken                 | the older snapshot and the log after that        |
 | the agent has the new snapshot            | the same; the new one is complete, too           |
-| the agent has deposited it (see `deposits`)| the new snapshot and the log after it           |
-| the log below its position was given back | the same                                         |
+| it is persisted (Note [Deposits])         | the new snapshot and the log after it            |
+| the log below its position was freed      | the same                                         |
 | the worker ended, died or hangs           | the newest snapshot and the log after it         |
 
 A snapshot is a small file of tables, and the extents of the session's arena that they name. The
-worker writes the arena, and never where the newest snapshot lies.
+worker writes to the arena, but never to the extents of the newest snapshot.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from kernelproxy.storage.manifest import Label, Manifest
 
 T = TypeVar("T")
 
-#: Until it was measured.
+#: Copy rate assumed until one was measured, on a copy of at least `MEASURED_BYTES_MIN`.
 COPY_BYTES_PER_SECOND = 1e9
 MEASURED_BYTES_MIN = 16 << 20
 
@@ -57,8 +57,8 @@ MEASURED_BYTES_MIN = 16 << 20
 class DeviceState(Pages):
     """Owns the shared memory, the newest snapshot and the worker of a session.
 
-    One caller at a time (the session's lock); only `close` may come at any moment, and only
-    after whoever else is in here was cancelled.
+    One caller at a time, which holds the session's lock. Only `close` may be called at any moment,
+    after any other caller was cancelled.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class DeviceState(Pages):
         #: The largest grant since the newest snapshot: what replaying the log may need.
         self.replay_grant = 0
         self.disk = OnDisk(self.memory.arena_fd, lambda: self.deposit())
-        #: Whether the log below `retained` is in no snapshot: only the worker has the state.
+        #: True if the log below `retained` is in no snapshot: only the worker has the state.
         self.forgone = False
-        #: Called when what is in `record` has changed, before anybody could know of it.
+        #: Called when the content of `record` has changed, before any other process can see that.
         self.deposit: Callable[[], object] = lambda: None
-        #: Whose it is, in titles of its workers.
+        #: Returns its user and name, for the titles of its workers.
         self.whose: Callable[[], str] = str
-        #: Whether somebody waits for what this session has.
+        #: Returns True if a caller or another session waits for what this session has.
         self.others_wait: Callable[[], bool] = lambda: False
         self._patience = Patience(settings.still_seconds, settings.busy_seconds)
         self._patience.endless = lambda: self.forgone or self.disk.arrivals_fd is not None
@@ -94,14 +94,14 @@ class DeviceState(Pages):
         self._chores: set[asyncio.Future[None]] = set()
         self._copy_rate = COPY_BYTES_PER_SECOND
         self._busy_when_saved = 0.0
-        #: What the newest snapshot has cost the session, in seconds of execution.
+        #: Cost of the newest snapshot for the session, in seconds of execution.
         self.save_cost = 0.0
         self.memory.agent.log_budget = settings.log_budget
 
     # ---------------------------------------------------------------- outliving the agent
 
     def record(self) -> tuple[dict[str, Any], list[tuple[str, int]]]:
-        """What `adopt` needs: a record in JSON, and named descriptors, which stay ours."""
+        """Return what `adopt` needs: a record in JSON, and named descriptors, still owned here."""
         memory, snapshot = self.memory, self.snapshot
         fds = list(zip(memory.NAMES, memory.fds, strict=True))
         if snapshot is not None:
@@ -122,7 +122,7 @@ class DeviceState(Pages):
 
     @classmethod
     def adopt(cls, deposited: Deposited, device: Device, settings: Settings) -> DeviceState:
-        """Go on with the state of an agent that died. Its workers must have ended.
+        """Recover the state from an agent that died. Its workers must have ended.
 
         Raises
         ------
@@ -150,10 +150,10 @@ class DeviceState(Pages):
                 state._publish_snapshot()
         return state
 
-    # ---------------------------------------------------------------- going on from a checkpoint
+    # ---------------------------------------------------------------- continuing from a checkpoint
 
     def lineage(self) -> dict[str, int]:
-        """What `begin_cold` needs of the session that goes on elsewhere, in JSON."""
+        """Return what `begin_cold` of another session needs to continue this one, in JSON."""
         return {
             "layout": LAYOUT_VERSION,
             "log_bytes": self.memory.log_bytes,
@@ -164,18 +164,18 @@ class DeviceState(Pages):
     def begin_cold(
         self, pages: Sequence[bytes], snapshot: Snapshot | None, stored: Manifest | None, epoch: int
     ) -> None:
-        """Begin where another session was: with its pages, and its state on disk alone.
+        """Continue from another session: with its pages, and with its state only on disk.
 
         Parameters
         ----------
         pages : sequence of bytes
-            Its client, worker and agent page, when its log was empty.
+            Its client, worker and agent page, from when its log was empty.
         snapshot : Snapshot or None
-            Owned from now on.
+            Takes ownership.
         stored : Manifest or None
-            With the extents that `snapshot` names; this session's own.
+            Manifest with the extents that `snapshot` names; owned by this session.
         epoch : int
-            Of its last worker: extents of later ones are not taken for those of its workers.
+            Epoch of its last worker, so that extents of later workers are not mistaken for theirs.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class DeviceState(Pages):
         agent.retained, agent.log_budget = position, self._settings.log_budget
         agent.memory_granted = self.replay_grant = client.memory_used
         agent.grant_sequence = client.want_sequence
-        # Of the clock of another time, and perhaps of another host.
+        # These are times of another clock: of another boot, or perhaps of another host.
         client.cell_changed_ns, memory.worker.active_ns = time.monotonic_ns(), 0
         self.announce(Presence.ABSENT)
 
@@ -208,23 +208,23 @@ class DeviceState(Pages):
 
     @property
     def saved(self) -> bool:
-        """Whether the newest snapshot has everything that was executed."""
+        """True if the newest snapshot has everything that was executed."""
         consumed = self.memory.worker.consumed
         return not self.forgone and consumed == self.position
 
     @property
     def tail_seconds(self) -> float:
-        """Time that executing the log after the newest snapshot again would take."""
+        """Seconds that replaying the log after the newest snapshot would take."""
         return max(0.0, self.busy_seconds - self._busy_when_saved)
 
     def copy_seconds(self, count: int) -> float:
-        """Time that copying so many bytes of its state would take, by what was measured."""
+        """Return the seconds to copy so many bytes of its state, by the measured rate."""
         return count / self._copy_rate
 
     def set_grant(self, grant: int, free: int, answered: Wish | None) -> None:
-        """Publish a grant (bytes), and which wish it answers, if it does.
+        """Publish a grant (bytes), and the request that it answers, if any.
 
-        A wish that came after the grant was decided upon waits for its own answer.
+        A request that came after the grant was decided waits for its own answer.
         """
         if grant > self.replay_grant:
             self.replay_grant = grant
@@ -246,13 +246,13 @@ class DeviceState(Pages):
         Raises
         ------
         WorkerError
-            If it does not come up; then none is left.
+            If it does not start; then there is no worker.
         """
         if self.worker is not None:
             raise InternalError("a session would have two workers")
         self.worker = worker = await self.open_worker(zygote, on_change, self.device)
-        with contextlib.suppress(OSError):  # it is dying, which is noticed elsewhere
-            await worker.set_lease(*self.lease)  # as it is by now
+        with contextlib.suppress(OSError):  # it is dying, which is handled elsewhere
+            await worker.set_lease(*self.lease)  # which may have changed meanwhile
         self._busy_when_saved = self.busy_seconds
 
     async def open_worker(
@@ -272,18 +272,18 @@ class DeviceState(Pages):
             See `Zygote.spawn`.
         device : Device
         prepare : bool
-            Whether it only takes the state over, beside the worker that executes the session.
+            True if it only loads the state, beside the worker that executes the session.
 
         Raises
         ------
         WorkerError
-            If it does not come up; then none is left.
+            If it does not start; then it is ended.
         """
         worker = await zygote.spawn(on_change)
         worker.patience = self._patience
         self._epoch += 1
         self._spawned.append(worker)
-        self.deposit()  # should we die, it must be known to whoever starts the next one
+        self.deposit()  # if this agent dies, the next one must know of this worker
         order = Open(
             session=self._session,
             device=device.torch_device,
@@ -317,7 +317,7 @@ class DeviceState(Pages):
         return worker
 
     async def pass_on(self, there: Worker) -> None:
-        """Let a prepared worker take the newest snapshot over; raises WorkerError."""
+        """Make a prepared worker load the newest snapshot; raises WorkerError."""
         if self.snapshot is None:
             raise InternalError("there is no snapshot to pass on")
         await there.adopt(self.snapshot, self._settings.snapshot_seconds)
@@ -342,7 +342,7 @@ class DeviceState(Pages):
                 await worker.gate(True, seconds)
 
     async def replay(self, until: int) -> None:
-        """Let a worker go on that `replace_worker` put there; return when `until` is executed.
+        """Let a worker from `replace_worker` execute; return when it has executed `until`.
 
         Raises
         ------
@@ -354,26 +354,26 @@ class DeviceState(Pages):
         await self.worker.replay(until, None)
 
     async def replace_worker(self, there: Worker, device: Device) -> None:
-        """End the worker and put one in its place that was prepared on another device.
+        """End the worker, and replace it by one that was prepared on another device.
 
-        It waits for orders to execute. What the old one has executed must be in the newest
-        snapshot or in the log after it; its gate is closed.
+        The new worker waits for the command to execute. What the old one has executed must be in
+        the newest snapshot or in the log after it; the old one's gate is closed.
         """
         if self.worker is None:
             raise InternalError("a worker was to be replaced that is not there")
-        # There must never be two that execute, not even for a moment.
+        # Two workers must never execute at the same time, not even for a moment.
         await self.worker.kill()
         self.drop_worker()
         self.worker = there
         self.settle_on(device)
-        with contextlib.suppress(OSError):  # it died, which is noticed elsewhere
-            await there.set_lease(*self.lease)  # as it is by now
+        with contextlib.suppress(OSError):  # it died, which is handled elsewhere
+            await there.set_lease(*self.lease)  # which may have changed meanwhile
         self.memory.agent.ring()
 
     async def forgo(self) -> None:
-        """Give back the log that was executed, without a snapshot of what it did.
+        """Free the part of the log that was executed, without a snapshot of its results.
 
-        Until the next snapshot the state is with the worker alone.
+        Until the next snapshot, only the worker has the state.
         """
         retained, consumed = self.memory.agent.retained, self.memory.worker.consumed
         if consumed <= retained:
@@ -392,23 +392,23 @@ class DeviceState(Pages):
         patient: bool = False,
         frozen: Callable[[], object] | None = None,
     ) -> None:
-        """Take a snapshot and give back the log below it.
+        """Take a snapshot and free the log below it.
 
         Parameters
         ----------
         seconds : float, optional
-            What it may take; by default until somebody is in a hurry, see `hurry`.
+            Time limit; by default there is none until `hurry` is called.
         stop : bool
-            Whether nothing is executed meanwhile; by default the worker goes on.
+            True if nothing is executed meanwhile; by default the worker continues.
         patient : bool
-            Whether it may begin later, when it disturbs the program least.
+            True if it may begin later, when it disturbs the program least.
         frozen : callable, optional
-            Called when what the snapshot will hold does not change any more.
+            Called when the content of the snapshot is final.
 
         Raises
         ------
         WorkerError
-            If the worker cannot; see `Worker.broken` whether it is lost.
+            If the worker cannot take one; `Worker.broken` says whether it is lost.
         """
         if self.worker is None:
             raise InternalError("a snapshot was asked of no worker")
@@ -420,12 +420,12 @@ class DeviceState(Pages):
         if not retained <= taken.position <= retained + self.memory.log_bytes:
             taken.close()
             raise InternalError(f"a worker at {retained} sent a snapshot of {taken.position}")
-        # The worker waited for the rest of its state: now the arena goes on without `stored`.
+        # The worker has waited for all of its state, so the arena does not need `stored` any more.
         with contextlib.suppress(StoreError):
             await self.disk.fetched()
         older, self.snapshot = self.snapshot, taken
         self.forgone, self._busy_when_saved = False, busy
-        # On a software device the copying threads take their part of the cores that compute.
+        # On a software device, the threads that copy take cores from those that compute.
         takes_cores = self.device.threads >= len(os.sched_getaffinity(0))
         beside = taken.seconds / self.device.threads if takes_cores and not stop else 0.0
         self.save_cost = taken.stalled_ns / 1e9 + beside
@@ -441,12 +441,12 @@ class DeviceState(Pages):
             self._begin_off_loop(older.close)
 
     async def _check(self, taken: Snapshot, worker: Worker) -> None:
-        """See that a snapshot is one of what a device may hold, before anybody relies on it.
+        """Check that a snapshot is one that the device can hold, before it is used.
 
         Raises
         ------
         WorkerError
-            If it is not; the worker is ended then.
+            If it is not; then the worker is ended.
         """
         most = self.device.memory_total
         try:
@@ -457,37 +457,37 @@ class DeviceState(Pages):
             raise
 
     def _publish_snapshot(self) -> None:
-        """Let the log below the snapshot be overwritten, which is given back by now."""
+        """Allow the client to overwrite the log below the snapshot, which has been freed."""
         page = self.memory.agent
         page.retained = self.position
         page.snapshots += 1
         page.ring()
 
     def hurry(self) -> None:
-        """Somebody waits for the session: let a snapshot in the background take no longer."""
+        """Limit the time of a snapshot in the background, as others wait for the session."""
         if self.worker is not None:
             self.worker.hurry(self._settings.snapshot_seconds)
 
     async def unload(self, *, unless_busy: bool, pressed: bool = False) -> bool:
-        """End the worker, having saved what it has done.
+        """End the worker, after a snapshot of what it has done.
 
         Parameters
         ----------
         unless_busy : bool
-            Let it go on if there is something to do when the snapshot is there.
+            Let it continue if there is something to do when the snapshot is complete.
         pressed : bool
-            Whether others wait for that: then a worker that hangs is ended, see Note [Patience].
+            True if others wait for that: then a worker that hangs is ended, see Note [Patience].
 
         Returns
         -------
         bool
-            Whether it ended.
+            True if it ended.
 
         Raises
         ------
         WorkerError
-            If it refuses to take a snapshot; it goes on then. (One that hangs or dies meanwhile
-            is ended all the same: the newest snapshot and the log have its state.)
+            If it refuses to take a snapshot; then it continues. (A worker that hangs or dies
+            meanwhile is ended all the same: the newest snapshot and the log have its state.)
         """
         worker = self.worker
         if worker is None:
@@ -537,21 +537,21 @@ class DeviceState(Pages):
         return verdict, None
 
     def drop_worker(self) -> None:
-        """Let go of the worker, which is dead or is killed by this."""
+        """Release the worker, which is dead or is killed by this."""
         if self.worker is not None:
             self.worker.close()
             self.worker = None
 
-    # ---------------------------------------------------------------- to disk, and its end
+    # ---------------------------------------------------------------- spilling, and its end
 
     def store(self, cold: ColdStates, label: Label) -> Job[Manifest]:
-        """Begin to copy the newest snapshot, which no worker has, to disk."""
+        """Begin to copy the newest snapshot to disk; there must be no worker."""
         if self.worker is not None or self.snapshot is None:
             raise InternalError("a state in use was to go to disk")
         return self.disk.store(cold, label, self.snapshot)
 
     async def cool(self) -> None:
-        """Go on with what is on disk alone, and free the arena's memory."""
+        """Make the disk the only copy, and free the arena's memory."""
         self.disk.rely_on_it()
         self._cooling = True
         try:
@@ -561,11 +561,11 @@ class DeviceState(Pages):
 
     @property
     def cold(self) -> bool:
-        """Whether it is on disk alone, and its memory is free."""
+        """True if it is only on disk, and its memory is free."""
         return self.disk.alone and not self._cooling
 
     async def close(self) -> None:
-        """Free everything."""
+        """End the worker and free everything."""
         if self.worker is not None:
             await self.worker.kill()
             self.drop_worker()
@@ -578,9 +578,9 @@ class DeviceState(Pages):
         await self._off_loop(self.memory.close)
 
     async def _off_loop(self, chore: Callable[[], None]) -> None:
-        """Do what takes as long as the state is large (freeing memory) beside the loop.
+        """Do off the loop what takes longer the larger the state is (freeing memory).
 
-        It ends even if the caller is cancelled, and `close` waits for it.
+        It is completed even if the caller is cancelled, and `close` waits for it.
         """
         await asyncio.shield(self._begin_off_loop(chore))
 

@@ -1,12 +1,12 @@
-"""Live migration: a session's state goes to another device while its worker goes on.
+"""Live migration: copies a session's state to another device while its worker continues.
 
-Note [Migration]: first a snapshot is taken beside the execution, and a worker on the target loads
-it; once more if much was written meanwhile. Then the gate closes, and what the target lacks gets
-there by the cheaper way: copying what was written since the snapshot, or executing the log since.
-At last the old worker ends and the new one has the session.
+Note [Migration]: first a snapshot is taken during execution, and a worker on the target loads it;
+this is repeated if much was written meanwhile. Then the gate is closed, and the target receives
+what it lacks in the cheaper way: by copying what was written since the snapshot, or by replaying
+the log since. At last the old worker ends, and the new one takes the session over.
 
-Until the old worker's end, whatever fails leaves the session where it was: the new worker has
-touched nothing. From then on the new one is its worker, whose death is like any other.
+Until the old worker's end, any failure leaves the session where it was: the new worker has changed
+nothing. From then on the new one is the session's worker, whose death is handled like any other.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kernelproxy.devices import Device
 
 log = logging.getLogger(__name__)
 
-#: Copies beside the execution, at most: a session that writes as fast as that copies stops anyway.
+#: Most copies during execution: a session that writes as fast as they copy must stop anyway.
 ROUNDS_MAX = 3
-#: A standstill that is not worth another round, in seconds.
+#: A standstill, in seconds, so short that it is not worth another round.
 SHORT_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Migration:
-    """What a migration has cost.
+    """Cost of a migration.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ async def migrate(
     check: Callable[[], object],
     on_change: Callable[[], object],
 ) -> Migration:
-    """Move a session that has a worker.
+    """Migrate a session that has a worker.
 
     Parameters
     ----------
@@ -69,10 +69,10 @@ async def migrate(
     zygote : Zygote
         Of the session's environment.
     target : Device
-        Where the grant of the session is reserved already.
+        Device on which the grant of the session is reserved already.
     check : callable
-        Called when the worker stands still, before anything is final; what it raises ends the
-        migration.
+        Called when the worker stands still, before anything is final; if it raises, the migration
+        is cancelled.
     on_change : callable
         For the new worker, see `Zygote.spawn`.
 
@@ -107,14 +107,14 @@ async def migrate(
         raise
     try:
         await state.replay(executed)
-    except WorkerError as error:  # it has moved, and is restored there like any other
+    except WorkerError as error:  # it has migrated, and will be rebuilt there like any other
         log.warning("A worker died at the end of its migration: %s", error)
     end = time.monotonic()
     return Migration(source.id, target.id, end - begin, end - stopped, moved)
 
 
 async def _give_up(worker: Worker, state: DeviceState) -> None:
-    """End a worker that was prepared in vain."""
+    """End a prepared worker that is not needed."""
     if state.worker is worker:
         return
     try:

@@ -1,4 +1,4 @@
-"""What the shared pages of a session say, and what the agent says on its own."""
+"""The shared pages of a session: their meaning, and what the agent writes on its own page."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kernelproxy.devices import Device
 
 
 class Wish(NamedTuple):
-    """What a client wishes for and waits to be answered.
+    """A client's request for device memory, for whose answer it waits.
 
     Parameters
     ----------
     sequence : int
-        Which of its wishes this is.
+        Number of the request.
     bytes : int
-        Device memory it wants in all.
+        Device memory that it wants in all.
     """
 
     sequence: int
@@ -35,14 +35,14 @@ class Pages:
 
     def __init__(self, memory: SessionMemory, device: Device) -> None:
         self.memory = memory
-        #: Whether they are gone.
+        #: True if they are unmapped.
         self.closed = False
         #: Bytes that its user's policy allows.
         self.quota = math.inf
         self.settle_on(device)
 
     def settle_on(self, device: Device) -> None:
-        """Tell the client which device it is on; no worker is on another one."""
+        """Publish which device the session is on; there is no worker on another one."""
         self.device = device
         page = self.memory.agent
         page.device_kind = device.kind
@@ -54,34 +54,34 @@ class Pages:
 
     @property
     def memory_limit(self) -> int:
-        """Bytes of its device that the session may use, if nobody else does."""
+        """Bytes of its device that the session may use, if no other session uses any."""
         return int(min(self.quota, self.device.memory_total))
 
     def limit_memory(self, quota: float) -> None:
-        """Hold the session to so many bytes from now on; `math.inf`: to its device's.
+        """Limit the session to so many bytes from now on; `math.inf`: only by its device.
 
-        It keeps what it has beyond that, and is only refused more.
+        It keeps what it has beyond the limit, and is only refused more.
         """
         if quota != self.quota:
             self.quota = quota
             self.settle_on(self.device)
             self.memory.agent.ring()
 
-    # ---------------------------------------------------------------- what the pages say
+    # ---------------------------------------------------------------- reading the pages
 
     @property
     def drained(self) -> bool:
-        """Whether everything in the log was executed."""
+        """True if everything in the log was executed."""
         return self.memory.worker.consumed >= self.memory.client.head
 
     @property
     def wants_memory(self) -> bool:
-        """Whether the client waits for an answer to its wish for memory."""
+        """True if the client waits for the answer to a request for memory."""
         return self.wish is not None
 
     @property
     def wish(self) -> Wish | None:
-        """What the client wishes for, unless that was answered."""
+        """The client's unanswered request for memory; None if there is none."""
         # In this order: a client writes what it wants before the sequence that announces it.
         sequence = self.memory.client.want_sequence
         if sequence == self.memory.agent.grant_sequence:
@@ -90,19 +90,19 @@ class Pages:
 
     @property
     def idle(self) -> bool:
-        """Whether no cell runs and nothing is left to execute or to answer."""
+        """True if no cell runs and nothing is left to execute or to answer."""
         return self.rests_but_for_cells(0)
 
     def rests_but_for_cells(self, count: int) -> bool:
-        """Whether no more cells than that run, and nothing is left to execute or to answer."""
+        """Return True if at most `count` cells run, and nothing is left to execute or to answer."""
         running = self.memory.client.cells_running
         return running <= count and self.drained and not self.wants_memory
 
     @property
     def awaited(self) -> bool:
-        """Whether the client cannot go on without a worker.
+        """True if the client cannot continue without a worker.
 
-        It waits for an answer, for room in the log, or until more of it was executed.
+        It waits for an answer, for room in the log, or until more of the log is executed.
         """
         client, agent = self.memory.client, self.memory.agent
         over_budget = client.head - agent.retained > agent.log_budget
@@ -131,7 +131,7 @@ class Pages:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory that log and snapshots take."""
+        """Bytes of host memory that log and snapshots use."""
         return 0 if self.closed else self.memory.host_bytes()
 
     @property
@@ -141,13 +141,13 @@ class Pages:
 
     @property
     def busy_seconds(self) -> float:
-        """Time that all its workers have executed."""
+        """Seconds for which all its workers together have executed."""
         return self.memory.worker.busy_ns / 1e9
 
-    # ---------------------------------------------------------------- what the agent says
+    # ---------------------------------------------------------------- writing the agent's page
 
     def announce(self, presence: Presence, reason: str = "") -> None:
-        """Tell the client whether there is a worker. Reads after this see what it wrote before."""
+        """Publish whether there is a worker. Later reads see what the client wrote before that."""
         page = self.memory.agent
         page.reason = reason
         page.presence = presence
@@ -156,11 +156,12 @@ class Pages:
     def cut_grant(self, grant: int) -> int:
         """Lower the grant, though not below what is in use by now; return the new one.
 
-        The client takes memory without asking: it notes what it uses and then looks at its grant
-        again, we write the grant and then look at what it uses, and so one of both notices.
+        The client takes memory without asking: it writes what it uses, and then reads its grant
+        again. The agent writes the grant, and then reads what is used. So at least one of them
+        notices a conflict.
         """
         page, before = self.memory.agent, self.memory.agent.memory_granted
-        # A worker that lags behind needs the grant of when its records were appended.
+        # A worker that lags behind needs the grant from the time when its records were appended.
         if grant >= before or not self.drained:
             return before
         page.memory_granted = grant

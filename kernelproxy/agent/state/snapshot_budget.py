@@ -1,16 +1,17 @@
-"""How often a session is saved in the background: as seldom as its budget of time asks. Pure.
+"""Budget of background snapshots: the share of a session's time that they may take. Pure.
 
-A snapshot keeps the worker from executing while it parks and while it copies what it is about to
-overwrite. That is measured, snapshot by snapshot, and the next one may begin when so much time has
-passed that the share of the last one in it is small enough: time of the clock on the wall, as that
-is what a step takes, also one that waits for its data.
+A snapshot keeps the worker from executing while it quiesces, and while it copies what it is about
+to overwrite. That time is measured for each snapshot. The next one may begin when so much time has
+passed that the last one's share of it is small enough. This is wall clock time, because that is
+what a step takes, also one that waits for its data.
 
-Note [Uploads]: who brings a model to the device fills the log within a second and executes next to
-nothing, so there is no step whose time a snapshot could take a share of. The bytes in the log are
-the new state, and saving them costs another copy of what was copied twice to get there. So it is
-allowed, as long as what it copies is of the size of what came, and not counted: it tells nothing of
-what snapshots will cost the steps that follow. A large tensor arrives in parts and is copied whole
-each time, so one that copies a multiple of what came waits until the log must be freed.
+Note [Uploads]: a program that loads a model onto the device fills the log within a second and
+executes next to nothing, so there is no step of whose time a snapshot could take a share. The bytes
+in the log are the new state, and a snapshot costs one more copy of what was copied twice to get
+there. So a snapshot is allowed as long as it copies about as much as has arrived, and its cost is
+not counted: it does not show what snapshots will cost the steps that follow. A large tensor arrives
+in parts and is copied whole each time, so a snapshot that copies a multiple of what has arrived
+waits until the log must be freed.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from __future__ import annotations
 SHARE = 0.02
 #: Device time, in seconds, that recovery should have to replay at most: no need to save more often.
 REPLAY_SECONDS = 2.0
-#: Bytes of log for each operator from which on a session takes bytes in rather than computes.
+#: Bytes of log per operator from which on a session uploads rather than computes.
 UPLOAD_BYTES = 1 << 20
-#: How many times what the log holds the snapshot of an upload may copy, and that if otherwise the
-#: log would be lost.
+#: How many times the bytes of the log a snapshot of an upload may copy: usually, and if the session
+#: would not be recoverable otherwise.
 UPLOAD_COPIES, UPLOAD_COPIES_MAX = 2, 8
 
 
 class Cadence:
-    """When the next background snapshot may and should begin.
+    """Schedule of background snapshots: when the next one may, and when it should begin.
 
     All times are seconds; `busy` is the time that the session's workers have executed, in all, and
     `now` that of a clock.
@@ -35,7 +36,7 @@ class Cadence:
     Parameters
     ----------
     share : float
-        What the snapshots may cost, as a part of the time between them.
+        Cost that snapshots may have, as a part of the time between them.
     replay_seconds : float
         Time of execution between two snapshots where they cost next to nothing.
     """
@@ -46,28 +47,28 @@ class Cadence:
         self._allowed_at = float("-inf")  # nothing was measured yet: the first one may begin
 
     def saved(self, busy: float, now: float, cost: float) -> None:
-        """Note a snapshot that was taken by now and kept the worker waiting for `cost`."""
+        """Note that a snapshot was taken, which kept the worker from executing for `cost`."""
         self._saved_at = busy
         self._allowed_at = now + max(cost, 0.0) / self._share
 
     def allowed(self, now: float) -> bool:
-        """Whether a snapshot now would stay within the share."""
+        """Return True if a snapshot now would stay within the share."""
         return now >= self._allowed_at
 
     def seconds_left(self, busy: float, now: float) -> float:
-        """Time until a snapshot is due if the worker executes meanwhile; 0 or less: now."""
+        """Return the time until a snapshot is due if the worker executes; 0 or less: now."""
         return max(self._saved_at + self._replay_seconds - busy, self._allowed_at - now)
 
 
 class Inflow:
-    """Tells an upload from a computation, by the log (Note [Uploads])."""
+    """Classifier of uploads and computations, by the log (Note [Uploads])."""
 
     def __init__(self) -> None:
         self.is_upload = False
         self._head = self._operators = 0
 
     def note(self, head: int, operators: int) -> None:
-        """Look at what has come since `saved`; if nothing did, it is what it was.
+        """Classify what has arrived since `saved`; if nothing has, the class stays.
 
         Parameters
         ----------
@@ -81,21 +82,21 @@ class Inflow:
             self.is_upload = came >= UPLOAD_BYTES * (operators - self._operators)
 
     def saved(self, head: int, operators: int) -> None:
-        """A snapshot begins, or the log was given back: what comes now counts."""
+        """Note that a snapshot begins, or the log was freed: what arrives now counts."""
         self.note(head, operators)
         self._head, self._operators = head, operators
 
     def worth_saving(self, log_bytes: int, dirty_bytes: int, *, full: bool) -> bool:
-        """Whether a snapshot may be taken whatever its share of time is.
+        """Return True if a snapshot may be taken whatever its share of time is.
 
         Parameters
         ----------
         log_bytes : int
-            Of the log since the last snapshot.
+            Bytes of the log since the last snapshot.
         dirty_bytes : int
-            What a snapshot would copy.
+            Bytes that a snapshot would copy.
         full : bool
-            Whether that log is lost otherwise.
+            True if the log will otherwise be freed without a snapshot.
         """
         copies = UPLOAD_COPIES_MAX if full else UPLOAD_COPIES
         return self.is_upload and dirty_bytes <= copies * log_bytes

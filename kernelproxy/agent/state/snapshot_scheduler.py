@@ -1,4 +1,4 @@
-"""Keeps a session recoverable: snapshots beside its execution, as its budgets allow.
+"""Snapshot scheduler: keeps a session recoverable, as far as its budgets allow.
 
 | when                                          | what                                           |
 |-----------------------------------------------|------------------------------------------------|
@@ -6,7 +6,7 @@
 | its log reaches its budget                    | a snapshot, and the log before it is freed     |
 | the same, by an upload (Note [Uploads])       | the same, whatever its share of the time is    |
 | it is idle                                    | a snapshot, so that eviction is a drop         |
-| the log is nearly full, and a snapshot would  | the log is freed without one: it goes on and   |
+| the log is nearly full, and a snapshot would  | the log is freed without one: it continues and |
 | cost more than its share or has no memory     | is not recoverable until the next snapshot     |
 | the same, and most of the log is not executed | nothing yet: neither would free much           |
 """
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 #: Seconds of rest after which an idle session is saved, if it is not suspended before.
 REST_SECONDS = 5.0
 RETRY_SECONDS = 1.0
-#: Until a worker that is behind is looked at again.
+#: Seconds until a worker that is behind is checked again.
 BEHIND_SECONDS = 0.05
 #: Part of the log's capacity at which a session that cannot be saved loses its log.
 FULL = 0.75
@@ -36,7 +36,7 @@ _NEVER = float("inf")
 
 
 class Upkeep:
-    """Decides when a session is saved, and asks to be looked at then.
+    """Decides when a session is saved, and triggers reconciling then.
 
     Parameters
     ----------
@@ -44,10 +44,10 @@ class Upkeep:
     log_budget : int
         Bytes of log at which a snapshot is wanted.
     has_memory : callable
-        Whether so many more bytes of host memory may be used. Takes a look at every session, so
-        it is called only when a snapshot would be taken.
+        Returns True if so many more bytes of host memory may be used. It iterates over all
+        sessions, so it is called only when a snapshot would be taken.
     look : callable
-        Called when it may be time.
+        Called when something may be due.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class Upkeep:
         rested : float
             Seconds for which the session has been idle; 0 if it works.
         save : callable
-            Takes a snapshot beside the execution; called with whether that may wait for a moment
-            when it disturbs least.
+            Takes a snapshot during execution. Its argument is True if the snapshot may wait for a
+            moment when it disturbs least.
         """
         state, self._again = self._state, 0.0
         full = int(FULL * state.memory.log_bytes)
         if not state.saved:
             await self._tend(rested, full, save)
-        # A client rings whenever its log is longer than the page says, and when it is full. One
-        # that begins to work again shall ring at once, and one whose log is too long by now not at
-        # every record.
+        # A client rings whenever its log is longer than the budget in the page, and when it is
+        # full. A client that begins to work again must ring at once. One whose log is too long
+        # already must not ring at every record.
         if state.saved and state.drained:
             budget = 0
         elif state.log_bytes <= self._log_budget:
@@ -120,7 +120,7 @@ class Upkeep:
             )
 
     async def _save(self, save: Callable[[], Awaitable[None]], *, charged: bool) -> None:
-        """Take a snapshot; `charged`: what it costs keeps the next one away."""
+        """Take a snapshot; `charged`: its cost delays the next one."""
         state = self._state
         self._inflow.saved(state.memory.client.head, state.memory.client.operators)
         try:
@@ -141,7 +141,7 @@ class Upkeep:
         await self._state.forgo()
 
     def set_timer(self, rested: float) -> None:
-        """Look again when, as it looks now, something is due."""
+        """Schedule the next check for when, by what is known now, something is due."""
         self._cancel_timer()
         left = self._seconds_left(rested)
         if left != _NEVER:
@@ -159,7 +159,7 @@ class Upkeep:
         return max(left, RETRY_SECONDS)
 
     def cancel(self) -> None:
-        """Look no more: there is no worker."""
+        """Cancel the next check: there is no worker."""
         self._cancel_timer()
         if not self._state.closed:
             self._state.memory.agent.log_budget = self._log_budget

@@ -1,10 +1,11 @@
-"""The agent's end of its keeper: what is deposited there, and what a predecessor left there.
+"""The agent's side of its supervisor: persists sessions there, and recovers a dead agent's.
 
-Note [Deposits]: the agent may be killed between any two steps. A deposit is made once it was sent,
-as whatever lies in a socket is received though its sender be dead. What others can see is published
-after it was deposited, never before: a worker's process before the worker is told its session, a
-snapshot before the log below it may be overwritten, a kernel before it has the descriptors. So the
-newest deposit, the log and the pages always rebuild the session.
+Note [Deposits]: the agent may be killed between any two steps. A session is persisted once the
+message is sent, because what is in a socket is received even if its sender is dead. What other
+processes can see is persisted before it is published, never after: a worker's process before the
+worker receives its session, a snapshot before the log below it may be overwritten, a kernel before
+it receives the descriptors. So what was persisted last, the log and the pages always suffice to
+rebuild the session.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from kernelproxy.common.shared_memory import AgentPage, Presence, close_all
 
 log = logging.getLogger(__name__)
 
-#: Changes with what a record means: an agent of another version cannot take its session over.
+#: Changes with the meaning of a record: an agent of another version cannot recover its session.
 RECORD_VERSION = 3
 HAND_OVER_SECONDS = 60.0
-#: How long a deposit may wait for a keeper that reads nothing. The loop stands still meanwhile.
+#: How long sending may wait for a supervisor that reads nothing. It blocks the event loop.
 STALL_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 
 
 @dataclass
 class Deposited:
-    """One session as it is deposited. After `take_over` it owns its descriptors.
+    """The persisted state of one session. After `take_over` it owns its descriptors.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ class Deposited:
     fds : list of (str, int)
         Named descriptors: see `Deposit.names`.
     stuck : bool
-        Whether a worker of it cannot be ended.
+        True if one of its workers cannot be ended.
     """
 
     session: str
@@ -60,7 +61,7 @@ class Deposited:
     stuck: bool = False
 
     def take(self, name: str) -> int | None:
-        """Take a descriptor out, which becomes the caller's; None if there is none."""
+        """Return a descriptor, of which the caller takes ownership; None if there is none."""
         for index, (found, fd) in enumerate(self.fds):
             if found == name:
                 del self.fds[index]
@@ -73,13 +74,13 @@ class Deposited:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the descriptors that nobody took."""
+        """Close the descriptors that were not taken."""
         self._page.close()
         close_all([fd for _, fd in self.fds])
         self.fds.clear()
 
     def end(self, reason: str) -> None:
-        """Tell its client, unless it was told another reason, why the session has ended."""
+        """Notify its client why the session has ended, unless it has another reason already."""
         if self._page.presence != Presence.ENDED:
             self._page.reason, self._page.presence = reason, Presence.ENDED
             self._page.ring()
@@ -87,7 +88,7 @@ class Deposited:
 
 @dataclass
 class Estate:
-    """What an agent takes over from one that died. Owns its descriptors."""
+    """Everything that an agent takes over from one that died. Owns its descriptors."""
 
     connection: socket.socket
     lock: int
@@ -98,17 +99,17 @@ class Estate:
 
 
 def take_over(fd: int) -> Estate:
-    """Receive what the keeper has for the agent that it started.
+    """Receive what the supervisor holds for the agent that it started.
 
     Parameters
     ----------
     fd : int
-        The connection to the keeper, owned from now on.
+        The connection to the supervisor. Takes ownership.
 
     Raises
     ------
     ControlError
-        If the keeper does not say what it should.
+        If the supervisor does not send what it should.
     """
     os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
@@ -131,9 +132,9 @@ def take_over(fd: int) -> Estate:
 
 
 def end_workers(sessions: Sequence[Deposited]) -> None:
-    """End the workers of the agent that died, lest two of them serve one session.
+    """End the workers of the agent that died, so that never two serve one session.
 
-    They end by themselves when their connection does, but not if they are stopped.
+    They end by themselves when their connection does, but not if a signal has stopped them.
     """
     left = end_processes([fd for each in sessions for name, fd in each.fds if name == "process"])
     for each in sessions:
@@ -141,18 +142,18 @@ def end_workers(sessions: Sequence[Deposited]) -> None:
 
 
 class Deposits:
-    """Deposits with a keeper, which it starts and, when it dies, starts again.
+    """Persists sessions with a supervisor; starts it, and starts another one when it dies.
 
     Parameters
     ----------
     keep : Keep
     lock : int
     listener : socket.socket
-        The caller's, like `lock`.
+        Owned by the caller, like `lock`.
     devices : mapping of str to int
-        Locks on GPUs, by path of the GPU's file; the caller's.
+        Locks on GPUs, by path of the GPU's file; owned by the caller.
     everything : callable
-        Deposits each session, by `put`.
+        Persists each session, by `put`.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Deposits:
         self._closed = False
 
     async def start(self) -> None:
-        """Start a keeper and deposit everything.
+        """Start a supervisor and persist everything.
 
         Raises
         ------
@@ -206,37 +207,37 @@ class Deposits:
             self._send(KeepDevice(node), [lock])
 
     def listen_to(self, listener: socket.socket) -> None:
-        """Have another listening socket kept from now on, which is the caller's."""
+        """Replace the listening socket that the supervisor holds; the caller owns the new one."""
         self._listener = listener
         self._tell_what_to_keep()
 
     def resume(self, estate: Estate) -> None:
-        """Go on with the keeper that has what is in `estate`."""
+        """Continue with the supervisor from which `estate` came."""
         self._join(estate.connection, estate.keeper)
-        self._keep_devices()  # those, too, that became free meanwhile
+        self._keep_devices()  # including those that became free meanwhile
 
     def put(self, deposited: Deposited) -> None:
-        """Deposit a session, instead of what was deposited before; see Note [Deposits].
+        """Persist a session, in place of what was persisted before; see Note [Deposits].
 
-        Its descriptors stay the caller's. Without a keeper nothing is done: the next one is told
-        everything.
+        The caller keeps ownership of its descriptors. Without a supervisor nothing is done: the
+        next one receives everything.
         """
         names, fds = zip(*deposited.fds, strict=True)
         self._send(Deposit(deposited.session, deposited.record, list(names)), fds)
 
     def drop(self, session: str) -> None:
-        """A session has ended."""
+        """Remove the persisted state of a session that has ended."""
         self._send(Withdraw(session))
 
     def say_farewell(self) -> None:
-        """From now on nobody takes this agent's place; `close` is to follow."""
+        """Order the supervisor not to replace this agent any more; `close` must follow."""
         self._closed = True
         if self._replacing is not None:
             self._replacing.cancel()
         self._send(Farewell())
 
     async def close(self) -> None:
-        """Wait until the keeper has ended, and with it its hold on the daemon's lock."""
+        """Wait until the supervisor has ended, and so does not hold the daemon's lock any more."""
         if self._replacing is not None:
             await asyncio.wait({self._replacing})
         if (connection := self._connection) is None:
@@ -250,7 +251,7 @@ class Deposits:
 
     def _launch(self, fd: int) -> subprocess.Popen[bytes]:
         environment = dict(os.environ)
-        # This interpreter may know us only by a path that its environment does not name.
+        # This interpreter may find this package by a path that is not in its environment.
         search = [str(paths.bundle_dir()), *environment.get("PYTHONPATH", "").split(os.pathsep)]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
         return subprocess.Popen(
@@ -264,7 +265,7 @@ class Deposits:
     def _join(self, connection: socket.socket, pidfd: int) -> None:
         connection.settimeout(STALL_SECONDS)
         self._connection, self._pidfd = connection, pidfd
-        asyncio.get_running_loop().add_reader(connection, self._lost)  # it says nothing else
+        asyncio.get_running_loop().add_reader(connection, self._lost)  # it only sends its end
 
     def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
         if self._connection is None:
@@ -276,7 +277,7 @@ class Deposits:
             self._lost()
 
     def _lost(self) -> None:
-        """The keeper has died or hangs: start another one."""
+        """Start another supervisor, as this one has died or hangs."""
         if (connection := self._connection) is None:
             return
         self._detach()
@@ -286,13 +287,13 @@ class Deposits:
             self._replacing = asyncio.create_task(self._replace())
 
     def _detach(self) -> None:
-        """Say and hear nothing more."""
+        """Stop sending and receiving."""
         if self._connection is not None:
             asyncio.get_running_loop().remove_reader(self._connection)
             self._connection = None
 
     def _bury(self, connection: socket.socket) -> None:
-        """End the keeper, if it lives: a second one must not find it at work."""
+        """End the supervisor, if it lives: two must not run at the same time."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         connection.close()
@@ -304,7 +305,7 @@ class Deposits:
 
     async def _replace(self) -> None:
         if time.monotonic() - self._begun < RETRY_SECONDS:
-            await asyncio.sleep(RETRY_SECONDS)  # one that cannot live is no reason to hurry
+            await asyncio.sleep(RETRY_SECONDS)  # back off: it died soon after its start
         while True:
             try:
                 return await self.start()

@@ -1,12 +1,11 @@
-"""The keeper: outlives the agent, and starts the next one with all that its sessions are made of.
+"""The supervisor: outlives the agent, and starts the next one with all that its sessions need.
 
-``python -m kernelproxy.agent.supervisor.supervisor FD``, started by the agent, which deposits with
-it, for each session, a record and the descriptors of its memory. It also holds the listening
-socket, so that connections wait while there is no agent, and the daemon's locks, so that nobody
-else starts one or
-takes its GPUs. It does nothing but receive these until its connection ends. If the agent did not
-say farewell, it has died then. If the keeper dies instead, the agent starts another one and
-deposits everything again; so only who ends both at once ends the sessions.
+``python -m kernelproxy.agent.supervisor.supervisor FD``, started by the agent. For each session,
+the agent persists a record and the descriptors of its memory here. The supervisor also holds the
+listening socket, so that connections wait while there is no agent, and the daemon's locks, so that
+no other daemon starts or takes its GPUs. It only receives these until its connection ends. If the
+agent has not sent `Farewell` by then, it has died. If the supervisor dies instead, the agent starts
+another one and persists everything again. So the sessions end only if both are ended at once.
 
 Standard library only.
 """
@@ -34,13 +33,13 @@ from kernelproxy.common.shared_memory import AgentPage, Presence, close_all
 
 log = logging.getLogger(__name__)
 
-#: After so many deaths, each within so many seconds of its start, the next agent is started at
-#: once; then after pauses that double, in seconds.
+#: For so many deaths, each within so many seconds of the agent's start, the next agent is started
+#: at once; then after pauses that double, in seconds.
 AT_ONCE_MAX, LIVED_SECONDS = 5, 10.0
 PAUSE_MIN, PAUSE_MAX = 1.0, 30.0
-#: After so many seconds in which none lived that long, none is started again.
+#: After so many seconds in which no agent lived that long, no other one is started.
 TRIED_SECONDS = 1800.0
-#: What an agent may take to receive what its predecessor deposited.
+#: Time limit for an agent to receive what its predecessor persisted.
 HAND_OVER_SECONDS = 60.0
 END_SECONDS = 30.0
 GAVE_UP = (
@@ -51,7 +50,7 @@ _PR_SET_NAME = 15
 
 
 class Series:
-    """Deaths of agents, one soon after the other. Pure.
+    """Series of agents that each died soon after their start. Pure.
 
     Parameters
     ----------
@@ -61,15 +60,15 @@ class Series:
 
     def __init__(self, now: float) -> None:
         self._begun = self._since = now
-        self.deaths = 0  #: one soon after the other
+        self.deaths = 0  #: in this series
 
     def pause(self, now: float) -> float | None:
-        """Seconds until the next agent is to be started; None: not any more.
+        """Return the seconds until the next agent is to be started; None: no other one is.
 
         Parameters
         ----------
         now : float
-            When the last one has died.
+            When the last one died.
         """
         if not self.deaths or now - self._begun >= LIVED_SECONDS:
             self._since, self.deaths = now, 0
@@ -83,12 +82,12 @@ class Series:
 
 
 class Keeper:
-    """What is kept, and the connection to the agent it is kept for.
+    """Holds what the next agent needs, and the connection to the present one.
 
     Parameters
     ----------
     agent : socket.socket
-        Owned from now on.
+        Takes ownership.
     """
 
     def __init__(self, agent: socket.socket) -> None:
@@ -101,7 +100,7 @@ class Keeper:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        """Keep until an agent says farewell, or none can be kept alive."""
+        """Serve until an agent sends `Farewell`, or no agent stays alive."""
         while not self._receive():
             self._bury()
             if self._keep is None:
@@ -114,13 +113,13 @@ class Keeper:
             log.warning("The agent died: the next one takes %d sessions, in %g s", count, pause)
             if pause:
                 with restart_note.noted(Path(self._keep.socket), self._series.deaths, pause):
-                    time.sleep(pause)  # nobody has anything to say meanwhile
+                    time.sleep(pause)  # there is no agent that could send anything meanwhile
             self._start(self._keep)
         # Closed before the connection: at its end the agent leaves, and the lock must be free then.
         close_all([*self._devices.values(), self._lock, self._listener])
 
     def _receive(self) -> bool:
-        """Take what the agent says until it ends; return whether it said farewell."""
+        """Receive messages until the agent ends; return True if it sent `Farewell`."""
         try:
             while True:
                 message, fds = recv_message(self._agent)
@@ -154,7 +153,7 @@ class Keeper:
             close_all(self._deposits.pop(session)[1])
 
     def _bury(self) -> None:
-        """See that the agent has ended: one without its connection is of no use."""
+        """Make sure that the agent has ended: without its connection it is of no use."""
         self._agent.close()
         if self._pidfd >= 0:
             end_processes([self._pidfd])
@@ -167,7 +166,7 @@ class Keeper:
     def _start(self, keep: Keep) -> None:
         """Start the next agent and hand everything over to it.
 
-        Where something is wanting for that, the connection is closed: the agent counts as dead.
+        If resources are missing for that, the connection is closed: the agent counts as dead.
         """
         try:
             ours = os.pidfd_open(os.getpid())
@@ -201,7 +200,7 @@ class Keeper:
             os.close(ours)
 
     def _give_up(self, keep: Keep) -> None:
-        """Tell the clients that their sessions have ended; all is freed at our own end."""
+        """Notify the clients that their sessions have ended; this process's exit frees the rest."""
         log.error("%s", GAVE_UP)
         with contextlib.suppress(OSError):
             os.unlink(keep.socket)
@@ -221,7 +220,7 @@ def end_processes(pidfds: Sequence[int], seconds: float = END_SECONDS) -> list[i
     Returns
     -------
     list of int
-        Those that have not ended within `seconds`: a driver may keep them.
+        Those that have not ended within `seconds`: a driver may prevent it.
     """
     waiting = select.poll()
     for pidfd in pidfds:
@@ -240,7 +239,7 @@ def end_processes(pidfds: Sequence[int], seconds: float = END_SECONDS) -> list[i
 
 
 def main(fd: int) -> None:
-    """Be the keeper of the agent at the other end of a connection."""
+    """Run as the supervisor of the agent at the other end of a connection."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(message)s")
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"sing-keeper", 0, 0, 0)
     os.set_inheritable(fd, False)

@@ -1,23 +1,23 @@
-"""What the deaths of a session's workers mean, and when the next one is started. Pure.
+"""Policy for deaths of a session's workers: their meaning, and the start of the next one. Pure.
 
 | death                                                 | verdict                                  |
 |-------------------------------------------------------|------------------------------------------|
-| with nothing to execute                               | retry: whoever killed it, it was no call |
+| with nothing to execute                               | retry: no record can be to blame         |
 | by itself at a record, the first and second time      | retry                                    |
 | the third time in a row at the same record            | skip: that call is reported as an error  |
-| of want of host memory, by the system's own count     | the same, with pauses between            |
+| for lack of host memory, by the system's own count    | the same, with pauses between            |
 | by another signal from outside, at any record         | retry: the record is not to blame        |
 | the `KILLS_MAX`th time in a row at the same record    | skip: something kills it for that call   |
 | by itself at a record that is skipped already         | fail: the session ends                   |
-| otherwise at one                                      | retry, with pauses: it is not to blame   |
+| otherwise at a record that is skipped already         | retry, with pauses: it is not to blame   |
 
-SIGKILL is a signal from outside, also from the system when host memory runs out, which it counts
-(see `outofmemory`); where it does not, the last but one row is what is left. Somebody who kills
-workers at random hits different records: `KILLS_MAX` deaths at one, with pauses of more than a
-minute in all and nothing executed in between, are no accident.
+SIGKILL is a signal from outside, also if the system sends it because host memory ran out. The
+system counts these kills (see `oom_kills`); where it does not, the rows on signals from outside
+apply. A process that kills workers at random hits different records: `KILLS_MAX` deaths at one
+record, with pauses of more than a minute in all and nothing executed in between, are no accident.
 
-Nothing else ends a session: as long as its state can be rebuilt that is tried, with growing pauses
-after the first few deaths without any progress.
+Nothing else ends a session: as long as its state can be rebuilt, the agent tries to, with growing
+pauses after the first few deaths without any progress.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ from enum import Enum
 
 SAME_RECORD_MAX = 3
 KILLS_MAX = 13
-#: Deaths without progress after which the next worker is started at once.
+#: For so many deaths without progress, the next worker is started at once.
 AT_ONCE_MAX = 3
-#: Seconds between two attempts, which double from the first to the last.
+#: Seconds between two attempts: the first pause, from which they double; the longest pause; and the
+#: longest one after deaths.
 PAUSE_MIN, PAUSE_MAX, PAUSE_OF_DEATHS_MAX = 1.0, 60.0, 10.0
-#: What the system says when it has not what is asked for now, and may have it later.
+#: Errors of the system for a resource that it lacks now, and may have later.
 _LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
 def is_want(error: BaseException) -> bool:
-    """Whether what failed may be done later: descriptors or memory are wanting."""
+    """Return True if an operation can be retried later: descriptors or memory were short."""
     if isinstance(error, OSError):
         return error.errno in _LACKING
     return isinstance(error, MemoryError)
 
 
 def pause(times: int, longest: float = PAUSE_MAX) -> float:
-    """Seconds to wait after so many attempts in vain, from 1."""
+    """Return the seconds to wait after so many failed attempts, from 1."""
     return min(longest, PAUSE_MIN * 2.0 ** min(times - 1, 16))
 
 
 class Verdict(Enum):
-    """What to do after a death."""
+    """Action after a death."""
 
     RETRY = "retry"
     SKIP = "skip"
@@ -72,7 +73,7 @@ class Deaths:
 
     @property
     def careful(self) -> bool:
-        """Whether the last worker ended by itself at a record, which may not be the one to blame:
+        """True if the last worker ended by itself at a record, which may not be the one to blame:
         a GPU's kernels fail after records that follow them were begun.
         """
         return self._times > 0
@@ -91,7 +92,7 @@ class Deaths:
         status : int, optional
             How it ended: its exit status, or the negative number of the signal that ended it.
         starved : bool
-            Whether the system ended it for want of host memory.
+            True if the system ended it for lack of host memory.
         """
         if consumed > self._farthest:
             self._farthest, self._fruitless = consumed, 0
@@ -118,7 +119,7 @@ class Deaths:
         return Verdict.RETRY
 
     def _skip(self, record: int, *, starved: bool, outside: bool) -> Verdict:
-        """Blame a record, unless something outside keeps the state from being rebuilt at all."""
+        """Skip a record. If it is skipped already: retry after an outside cause, otherwise fail."""
         if record in self.skip:  # it is not executed any more
             return Verdict.RETRY if outside else Verdict.FAIL
         self._record, self._times, self._kills, self._fruitless, self.pause = -1, 0, 0, 0, 0.0
@@ -128,6 +129,6 @@ class Deaths:
         return Verdict.SKIP
 
     def forget_before(self, position: int) -> None:
-        """Forget records that a snapshot holds the results of: none will be executed again."""
+        """Forget records whose results are in a snapshot: none will be executed again."""
         self.skip = [each for each in self.skip if each >= position]
         self.starved = [each for each in self.starved if each >= position]

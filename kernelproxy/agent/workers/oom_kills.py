@@ -1,7 +1,7 @@
-"""Whether the system has ended a process for want of host memory, as far as it counts that.
+"""Detection of out-of-memory kills by the system, as far as it counts them.
 
-A control group counts the processes in it, and below it, that were ended for want of memory. Where
-no group can be read (a process in the root group), the machine's own count stands for it.
+A control group counts the processes in it, and below it, that were ended for lack of memory. Where
+no group can be read (a process in the root group), the count of the whole machine is used instead.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _MACHINE = Path("/proc/vmstat")
 
 
 class Starvation:
-    """How often processes beside one were ended for want of memory since this was made.
+    """Out-of-memory kills in a process's control group since this object was made.
 
     Parameters
     ----------
     pid : int
-        Of the process, which lives.
+        The process, which is alive.
     groups, machine : Path, optional
-        Where control groups are mounted; the machine's counts.
+        Mount point of the control groups; file with the counts of the machine.
     """
 
     def __init__(self, pid: int, groups: Path = _GROUPS, machine: Path = _MACHINE) -> None:
@@ -31,19 +31,19 @@ class Starvation:
         )
 
     def happened(self) -> bool:
-        """Whether one was, meanwhile."""
+        """Return True if there was one."""
         return (_count(self._path) or 0) > self._before
 
 
 def _groups_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cgroup").read_text()
-    except OSError:  # it has ended, or nobody may know
+    except OSError:  # it has ended, or its groups may not be read
         return ""
 
 
 def _of_groups(text: str, groups: Path) -> list[Path]:
-    """The files of a process's group that count, by what /proc says of its groups."""
+    """Return the files with the counts of a process's group, by what /proc says of its groups."""
     found = []
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -59,7 +59,7 @@ def _of_groups(text: str, groups: Path) -> list[Path]:
 
 
 def _count(path: Path) -> int | None:
-    """What a file of names and numbers says was ended; None if it does not."""
+    """Return the number of kills in a file of names and numbers; None if it has none."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes that are not our children: being told when one ends, and what it takes."""
+"""Processes that are not the agent's children: notification of their end, and their memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ProcessWatch:
     pid : int
     on_end : callable
     pidfd : int, optional
-        Of that process, if there is one already; owned from now on.
+        The pidfd of that process, if there is one already. Takes ownership.
     """
 
     def __init__(self, pid: int, on_end: Callable[[], object], pidfd: int | None = None) -> None:
@@ -44,7 +44,7 @@ class ProcessWatch:
         self._on_end()
 
     def close(self) -> None:
-        """Stop watching; doing it twice is no error."""
+        """Stop watching. Idempotent."""
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -52,13 +52,13 @@ class ProcessWatch:
 
 
 def memory_bytes(pid: int, *, shared: bool) -> int:
-    """Bytes of a process and its descendants that are in no file, as far as can be told from here.
+    """Return the bytes of a process and its descendants that are in no file, as far as visible.
 
     Parameters
     ----------
     pid : int
     shared : bool
-        Also those of shared memory, each counted by everybody who has it.
+        Include shared memory, which then counts once for each process that maps it.
     """
     found, ask = 0, [pid]
     wanted = {"RssAnon", "VmSwap", *(["RssShmem"] if shared else [])}

@@ -12,18 +12,18 @@ from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.peer import Owner
 
-#: Sets of groups, and homes, that a user may have had since zygotes were last tidied up.
+#: Different sets of groups, and homes, of a user for which there may be zygotes at a time.
 _IDENTITIES_MAX = 32
 
 
 class Households:
-    """The zygotes of all users: of the daemon's own alone, or of whoever has sessions.
+    """The zygotes of all users: of the daemon's own user alone, or of each user with sessions.
 
     Parameters
     ----------
     settings : Settings
     on_change : callable
-        Called with an interpreter when what is compiled for it has changed.
+        Called with an interpreter when the progress of its compilation has changed.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Households:
         self._of: dict[Owner | None, Zygotes] = {}
 
     def of(self, owner: Owner | None) -> Zygotes:
-        """Those that run as a user; None: as the daemon.
+        """Return the zygotes that run as a user; None: as the daemon.
 
         Raises
         ------
         ControlError
-            If a user comes with more groups or homes than anybody has.
+            If a user comes with more sets of groups or homes than any real user has.
         """
         if owner is None:
             return self._of.setdefault(None, Zygotes(self._settings, on_change=self._on_change))
@@ -54,7 +54,7 @@ class Households:
         return self._of[owner]
 
     def _crowd(self, uid: int) -> int:
-        """How many zygotes a user has, in all groups that he was in."""
+        """Return the number of a user's zygotes, in all groups that they were in."""
         return sum(len(z) for each, z in self._of.items() if each is not None and each.uid == uid)
 
     def retire_unused(self, used: Iterable[tuple[Owner | None, str]]) -> None:
@@ -68,10 +68,10 @@ class Households:
                 del self._of[owner]
 
     def unused(self, used: Iterable[tuple[Owner | None, str]]) -> bool:
-        """Whether there are zygotes of users and interpreters that are not among `used`."""
+        """Return True if there are zygotes of users and interpreters that are not in `used`."""
         pythons = {(owner, os.path.abspath(python)) for owner, python in used}
         return any((o, python) not in pythons for o, z in self._of.items() for python in z.pythons)
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all zygotes."""
         await asyncio.gather(*(each.close() for each in self._of.values()))

@@ -1,18 +1,18 @@
-"""How long a worker may keep others waiting that are to have its device.
+"""Watchdog for workers: how long one may keep others waiting for its device.
 
-Note [Patience]: a worker gives way between two operators, so it may keep others waiting for as long
-as one operator takes. One that is stopped by a signal, or asleep in the middle of an operator, is
-taken to hang after a few seconds without any processor time. One that works gets minutes: its
-operator is long, or waits for a compiler. Whoever is out of time is ended; its session is rebuilt
-from the newest snapshot and the log, so nothing is lost but time. An operator that is merely long
-would be ended again in each turn, so both times double with every worker of a session that was
-ended like this.
+Note [Patience]: a worker yields between two operators, so it may keep others waiting for as long as
+one operator takes. A worker that is stopped by a signal, or asleep in the middle of an operator,
+counts as hanging after a few seconds without any processor time. A worker that works gets minutes:
+its operator is long, or waits for a compiler. A worker that runs out of time is ended; its session
+is rebuilt from the newest snapshot and the log, so only time is lost. An operator that is merely
+long would be ended again in each turn, so both time limits double with every worker of a session
+that was ended like this.
 
-One that a signal has stopped is ended also if nobody else waits, after twelve times as long, if it
-has work: nobody would ever know that it waits for a signal to go on.
+A worker that has work and was stopped by a signal is also ended if no other session waits, after
+twelve times as long: otherwise no user would learn that it waits for a signal to continue.
 
-A session that could not be rebuilt is never ended for others' sake. Nor is one that waits for parts
-of its state to come from disk: who reads them is this process.
+The worker of a session that could not be rebuilt is never ended for the sake of others. Nor is one
+that waits for parts of its state from disk, because this process reads them.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: How often both times double at most.
+#: How often both time limits double at most.
 DOUBLINGS_MAX = 6
-#: Looks within the shorter time.
+#: Number of checks within the shorter time limit.
 LOOKS = 10
-#: How many times the shorter time a stopped worker has if nobody else waits.
+#: How many times the shorter limit a stopped worker has if no other session waits.
 ALONE = 12.0
-#: Of processes that start others; a compiler's are three.
+#: Deepest level of child processes that is counted; a compiler has three levels.
 _DEPTH_MAX = 8
 _TICK_SECONDS = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process does.
+    """Activity of a process.
 
     Parameters
     ----------
     state : str
         A letter, as in ``/proc/PID/stat``.
     seconds : float
-        Of processor time that all its threads, and processes that it has started, have had.
+        Processor time of all its threads, and of the processes that it has started.
     """
 
     state: str
@@ -52,7 +52,7 @@ class Activity:
 
 
 def activity(pid: int) -> Activity | None:
-    """Look what a process does; None if it has ended."""
+    """Return the activity of a process; None if it has ended."""
     found = _look(pid)
     if found is None:
         return None
@@ -60,7 +60,7 @@ def activity(pid: int) -> Activity | None:
 
 
 def _look(pid: int) -> Activity | None:
-    """What a process does by itself, with the time of its children that have ended."""
+    """Return the activity of a process alone, with the time of its children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -69,7 +69,7 @@ def _look(pid: int) -> Activity | None:
 
 
 def _seconds(pid: int, depth: int = 0) -> float:
-    """Processor time of a process and those that it has started."""
+    """Return the processor time of a process and of those that it has started."""
     found = _look(pid)
     if found is None or depth > _DEPTH_MAX:
         return 0.0
@@ -77,7 +77,7 @@ def _seconds(pid: int, depth: int = 0) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    """Processes that one has started and that have not ended; not every system tells."""
+    """Return the children of a process that have not ended; not every system lists them."""
     children = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -86,34 +86,34 @@ def _children(pid: int) -> list[int]:
 
 
 class Patience:
-    """The patience with one session's workers.
+    """Time limits for one session's workers.
 
     Parameters
     ----------
     still_seconds : float
-        For one that does nothing.
+        For a worker that does nothing.
     busy_seconds : float
-        For one that works on one operator.
+        For a worker that works on one operator.
     """
 
     def __init__(self, still_seconds: float, busy_seconds: float) -> None:
         self._still, self._busy = still_seconds, busy_seconds
         self._lost = 0
-        #: Whether a worker is waited for as long as it takes; see Note [Patience].
+        #: Returns True if there is no limit for a worker; see Note [Patience].
         self.endless: Callable[[], bool] = lambda: False
 
     @property
     def still_seconds(self) -> float:
-        """Seconds for one that does nothing."""
+        """Seconds for a worker that does nothing."""
         return self._still * 2.0 ** min(self._lost, DOUBLINGS_MAX)
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds for one that works."""
+        """Seconds for a worker that works."""
         return self._busy * 2.0 ** min(self._lost, DOUBLINGS_MAX)
 
     def lose(self) -> None:
-        """A worker was ended."""
+        """Note that a worker was ended, which doubles the limits."""
         self._lost += 1
 
 
@@ -124,7 +124,7 @@ class Wait:
     ----------
     patience : Patience
     bounded : bool
-        Whether it may take `busy_seconds` at most while it works.
+        True if it may take `busy_seconds` at most while it works.
     now : float, optional
         Seconds of the monotonic clock.
     """
@@ -136,12 +136,12 @@ class Wait:
         self._seconds: float | None = None
 
     def look(self, now: float, seen: Activity) -> str:
-        """Return why the worker is to be ended, as a clause; "" while it is not."""
-        # Less: a process that it had started was not waited for by it.
+        """Return why the worker must be ended, as a clause; "" while it need not be."""
+        # The time can decrease: when a child ends for which the worker does not wait.
         moved = self._seconds is not None and seen.seconds != self._seconds
         if moved or self._seconds is None:
             self._seconds = seen.seconds
-        if moved or seen.state in "RD":  # D: in the system, which is at work for it
+        if moved or seen.state in "RD":  # D: in the OS kernel, which works for it
             self._moved = now
         still, busy = self._patience.still_seconds, self._patience.busy_seconds
         if now - self._moved >= still:
@@ -153,7 +153,7 @@ class Wait:
 
 
 class Stopped:
-    """One watch over a worker that may be stopped by a signal.
+    """Watch over a worker that a signal may have stopped.
 
     Parameters
     ----------
@@ -165,16 +165,16 @@ class Stopped:
         self._since: float | None = None
 
     def look(self, now: float, seen: Activity | None) -> str:
-        """Return why the worker is to be ended, as a clause; "" while it is not.
+        """Return why the worker must be ended, as a clause; "" while it need not be.
 
         Parameters
         ----------
         now : float
             Seconds of the monotonic clock.
         seen : Activity or None
-            What it does; None: it does not matter.
+            Its activity; None: it does not matter now.
         """
-        if seen is None or seen.state != "T":  # t: somebody traces it, and knows
+        if seen is None or seen.state != "T":  # t: a debugger traces it, whose user knows
             self._since = None
             return ""
         self._since = now if self._since is None else self._since

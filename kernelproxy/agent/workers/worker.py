@@ -1,4 +1,4 @@
-"""A worker process, as the agent handles it: orders with a time limit, and its end."""
+"""A worker process, as the agent handles it: commands with a time limit, and its end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from kernelproxy.common.protocol import (
 )
 
 REAP_SECONDS = 5.0
-#: Characters of a sentence of a process that is its user's.
+#: Longest error message, in characters, that is taken from a process that a user controls.
 SAID_MAX = 2000
 
 Reply = TypeVar("Reply", bound=Message)
@@ -52,17 +52,17 @@ class Snapshot:
     Parameters
     ----------
     fd : int
-        Memfd with its tables (see `kernelproxy.common.protocol.snapshot_tables`), which is owned.
-        The bytes of storages lie in the session's arena.
+        Memfd with its tables (see `kernelproxy.common.protocol.snapshot_tables`); owned until
+        `close`. The bytes of storages are in the session's arena.
     position : int
     bytes : int
-        What it stands for.
+        Size of the state.
     copied : int
-        Bytes of these that had changed since the snapshot before.
+        Those of them that had changed since the previous snapshot.
     stalled_ns : int
         Nanoseconds for which taking it kept the log from being executed.
     seconds : float
-        What taking it took.
+        How long taking it took.
     taken : float
         When it was complete, in seconds of the monotonic clock.
     """
@@ -89,7 +89,7 @@ class Worker:
         Its control connection.
     pid, pidfd : int
     ended : asyncio.Future
-        Its exit status, known when it was reaped; None if nobody can tell.
+        Its exit status, set when it was reaped; None if that is not known.
     on_change : callable
         Called when it exits, and when it reports a corrupt log.
     """
@@ -106,14 +106,14 @@ class Worker:
         self._ended = ended
         self.exited = asyncio.Event()
         self.corrupt: str | None = None
-        #: It cannot be ordered any more and was sent SIGKILL; `exited` follows.
+        #: It can receive no more commands and was sent SIGKILL; `exited` follows.
         self.broken = False
-        #: It was broken because an order took too long, which is no sign of a bad record.
+        #: It was broken because a command took too long, which is no sign of a bad record.
         self.overdue = False
         #: Why it was broken, if others waited for it: a clause.
         self.hung = ""
         self.patience = Patience(float("inf"), float("inf"))
-        #: Whether processes beside it were ended for want of host memory since it began.
+        #: Detects out-of-memory kills in its control group since it began.
         self.starvation = Starvation(pid)
         self._channel, self._pidfd, self._on_change = channel, pidfd, on_change
         self._ordered = False
@@ -123,7 +123,7 @@ class Worker:
         self._guarding: asyncio.Task[None] | None = None
         self._parking: tuple[int, asyncio.Future[None]] | None = None
         self._observing: asyncio.Future[Observed] | None = None
-        # What it answered; None after its end. Queued, so that a cancelled order leaks nothing.
+        # Its replies; None after its end. Queued, so that a cancelled command leaks nothing.
         self._replies: asyncio.Queue[tuple[Message, list[int]] | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         loop.add_reader(pidfd, self._on_exit)
@@ -135,7 +135,7 @@ class Worker:
         return self._pidfd if self._pidfd >= 0 else None
 
     async def open(self, order: Open, fds: Sequence[int], seconds: float) -> None:
-        """Give it its session.
+        """Assign its session to it.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class Worker:
         await self._order(Gate(is_open), Done, seconds)
 
     async def set_lease(self, token: int, given: bool, within: float = 0.0) -> None:
-        """Permit it to execute, or no more; at any time, also while an order is carried out.
+        """Give or take its permission to execute; at any time, also during another command.
 
         Raises
         ------
@@ -159,10 +159,11 @@ class Worker:
         await self._channel.send(Lease(token, given, within))
 
     async def take_lease(self, token: int, wanted: Callable[[], bool], within: float = 0.0) -> None:
-        """Permit it no more, and wait until it executes nothing, however long an operator takes.
+        """Take its lease, and wait until it executes nothing, however long an operator takes.
 
-        It may go on for `within` seconds, to where its memory is least. Returns when it is gone,
-        too. While it is `wanted` that it gives way it is ended if it does not, see Note [Patience].
+        It may continue for `within` seconds, to the point where it uses least memory. Also returns
+        when it is gone. While `wanted` is true, it is ended if it does not yield in time, see
+        Note [Patience].
         """
         parked = asyncio.get_running_loop().create_future()
         self._parking = (token, parked)
@@ -172,12 +173,12 @@ class Worker:
                 await self._heard(parked)
 
     async def observe(self, since: float) -> Observed | None:
-        """Ask which step its log repeats; None if it is gone. One caller at a time.
+        """Return the step that its log repeats; None if it is gone. One caller at a time.
 
         Parameters
         ----------
         since : float
-            From when on steps are counted, in seconds of the monotonic clock.
+            Time from which steps are counted, in seconds of the monotonic clock.
         """
         self._observing = asyncio.get_running_loop().create_future()
         with contextlib.suppress(OSError):
@@ -186,7 +187,7 @@ class Worker:
         return self._observing.result() if self._observing.done() else None
 
     async def _heard(self, told: asyncio.Future[Any]) -> None:
-        """Wait until it has said something, or is gone."""
+        """Wait until a message from it has resolved `told`, or it is gone."""
         gone = asyncio.create_task(self.exited.wait())
         try:
             await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -197,14 +198,14 @@ class Worker:
     def pressed(
         self, wanted: Callable[[], bool] = lambda: True, *, bounded: bool = True
     ) -> Iterator[None]:
-        """Meanwhile, end it if it hangs while something is wanted of it: see Note [Patience].
+        """In this context, end it if it hangs while others wait for it: see Note [Patience].
 
         Parameters
         ----------
         wanted : callable
-            Whether anybody waits.
+            Returns True while others wait.
         bounded : bool
-            Whether it may take so long at most if it works, too.
+            True if there is also a limit while it works.
         """
         pressing = asyncio.create_task(self._press(wanted, bounded=bounded))
         try:
@@ -225,8 +226,8 @@ class Worker:
             self._give_up(wait.look(time.monotonic(), seen) if seen is not None else "")
 
     def guard(self, needed: Callable[[], bool]) -> None:
-        """End it from now on if a signal has stopped it for long while it is `needed`, though
-        nobody else waits: see Note [Patience].
+        """From now on, end it if a signal has stopped it for long while it is `needed`, even if no
+        other session waits: see Note [Patience].
         """
         self._guarding = asyncio.create_task(self._guard(needed))
 
@@ -238,7 +239,7 @@ class Worker:
             self._give_up(stop.look(time.monotonic(), seen))
 
     def _give_up(self, why: str) -> None:
-        """End it, if there is a reason."""
+        """End it, if `why` names a reason."""
         if why and not self.broken:
             self.patience.lose()
             self.hung, self.overdue = why, True
@@ -252,11 +253,11 @@ class Worker:
         patient: bool,
         frozen: Callable[[], object] | None = None,
     ) -> Snapshot:
-        """Take a snapshot, whose descriptor becomes the caller's; raises as `open`.
+        """Take a snapshot, of which the caller takes ownership; raises as `open`.
 
-        With None for `seconds` it may take as long as the operator that is being executed, until
-        somebody calls `hurry`. See `TakeSnapshot` for `stop` and `patient`; `frozen` is called
-        when what it will hold does not change any more.
+        If `seconds` is None, there is no time limit until `hurry` is called: the snapshot waits for
+        the operator that is being executed. See `TakeSnapshot` for `stop` and `patient`; `frozen`
+        is called when the content of the snapshot is final.
         """
         order = TakeSnapshot(stop, patient, frozen is not None)
         self._frozen = frozen
@@ -275,11 +276,11 @@ class Worker:
         )
 
     async def trim(self, seconds: float) -> None:
-        """Give back what no snapshot since `retained` needs; raises as `open`."""
+        """Free the memory that no snapshot since `retained` needs; raises as `open`."""
         await self._order(Trim(), Done, seconds)
 
     async def adopt(self, snapshot: Snapshot, seconds: float) -> None:
-        """Let a prepared worker take over a newer snapshot; raises as `open`."""
+        """Make a prepared worker load a newer snapshot; raises as `open`."""
         await self._order(Adopt(), Done, seconds, [snapshot.fd])
 
     async def replay(self, until: int, seconds: float | None) -> None:
@@ -287,7 +288,7 @@ class Worker:
         await self._order(Replay(until), Done, seconds)
 
     def hurry(self, seconds: float) -> None:
-        """Give a snapshot without a time limit one, `seconds` from now, and all the cores."""
+        """Give a snapshot without a time limit one, `seconds` from now, and all cores."""
         if self._limit is None or self._limit.when() is not None:
             return
         self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
@@ -299,7 +300,7 @@ class Worker:
         await self._press(lambda: True, bounded=False)
 
     async def end(self, seconds: float) -> None:
-        """End it, by force if it does not within `seconds`, and wait until it is gone."""
+        """End it, and wait until it is gone; kill it if it has not ended within `seconds`."""
         with contextlib.suppress(OSError):  # then it is ending already
             await self._channel.send(End())
         try:
@@ -309,14 +310,14 @@ class Worker:
             await self.kill()
 
     async def kill(self) -> None:
-        """End it at once and wait until it is gone. Its memory is free then."""
+        """Kill it, and wait until it is gone. Its memory is free then."""
         self._break()
         await self.exited.wait()
 
     async def last_words(self) -> str | None:
-        """Wait until it is gone and all it said was heard; return what was corrupt, if that.
+        """Wait for its end and all its messages; return what it found corrupt, if anything.
 
-        Its end and its last message come by two ways, in any order.
+        Its end and its last message come through two descriptors, in any order.
         """
         if self.corrupt is not None:
             self._break()
@@ -325,14 +326,14 @@ class Worker:
         return self.corrupt
 
     async def status(self) -> int | None:
-        """Wait until it was reaped; None if its zygote does not say how it ended."""
+        """Wait until it was reaped; return its exit status, None if its zygote reports none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REAP_SECONDS):
                 return await asyncio.shield(self._ended)
         return None
 
     def close(self) -> None:
-        """Give up the process, killing it if it lives; doing it twice is no error."""
+        """Release the process, and kill it if it lives. Idempotent."""
         if self._pidfd < 0:
             return
         self._break()
@@ -355,7 +356,7 @@ class Worker:
         fds: Sequence[int] = (),
         fd_count: int = 0,
     ) -> tuple[Reply, list[int]]:
-        """Give an order and wait for its reply."""
+        """Send a command and wait for its reply."""
         if self._ordered:
             raise InternalError("a worker was given two orders at once")
         if self.broken or self.exited.is_set():
@@ -366,7 +367,7 @@ class Worker:
                 await self._channel.send(order, fds)
                 reply = await self._replies.get()
         except BaseException as error:
-            self._break()  # a late answer would be taken for the next order's
+            self._break()  # a late reply would be taken for that to the next command
             if isinstance(error, TimeoutError):
                 self.overdue = True
                 raise WorkerError(f"The worker took too long: {type(order).__name__}.") from error
@@ -390,7 +391,7 @@ class Worker:
         raise WorkerError(f"The worker answered {type(order).__name__} with something else.")
 
     async def _read(self) -> None:
-        """Take what it says until the connection ends."""
+        """Receive its messages until the connection ends."""
         try:
             while True:
                 self._take(*await self._channel.receive())
@@ -398,7 +399,7 @@ class Worker:
             # Without its connection it is of no use, whether or not the process still lives.
             self._break()
         finally:
-            self._replies.put_nowait(None)  # after all it said: whoever waits waits in vain
+            self._replies.put_nowait(None)  # after all its replies: no other one will come
 
     def _take(self, message: Message, fds: list[int]) -> None:
         if isinstance(message, Frozen) and self._frozen is not None and not fds:
@@ -431,7 +432,7 @@ class Worker:
         self._on_change()
 
     def _break(self) -> None:
-        """Send SIGKILL; the end of its connection follows, and ends what waits for an answer."""
+        """Send SIGKILL; its connection ends then, which fails a command that waits for a reply."""
         self.broken = True
         if not self.exited.is_set():
             with contextlib.suppress(ProcessLookupError):

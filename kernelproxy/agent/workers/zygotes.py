@@ -1,4 +1,4 @@
-"""Zygotes: one process for each environment that has imported torch and forks workers."""
+"""Zygotes: for each environment, a process that has imported torch and forks workers."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from kernelproxy.worker import process_title
 
 log = logging.getLogger(__name__)
 
-#: Environments of one user at a time, under a daemon that serves several.
+#: Environments of one user at a time, in a daemon that serves several users.
 _KEPT_MAX = 8
-#: How often one is started that somebody kills while it gets ready.
+#: Attempts to start a zygote that is killed before it is ready.
 _STARTS_MAX = 10
 
 
-#: Versions of torch, and units, that are believed when they are told.
+#: Versions of torch, and counts of units, that are accepted from a zygote.
 _VERSION = re.compile(r"\d{1,4}\.\d{1,4}")
 _UNITS_MAX = 9999
 
 
 class _Fork(NamedTuple):
-    """A worker that a zygote has forked; `ended` will be how it ended, None if nobody can tell."""
+    """A worker that a zygote has forked; `ended`: its exit status, or None if that is not known."""
 
     pid: int
     pidfd: int
@@ -66,11 +66,11 @@ class Zygote:
         The interpreter of its environment.
     settings : Settings
     on_death : callable
-        Called with it when it ends unasked, after it was ready.
+        Called with it when it ends unexpectedly, after it was ready.
     owner : Owner, optional
-        As whom it runs; by default as the daemon.
+        User as whom it runs; by default as the daemon.
     on_compiling : callable
-        Told how far it is with what it has to compile before it is ready.
+        Receives its progress with what it must compile before it is ready.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class Zygote:
         self._on_death, self._on_compiling = on_death, on_compiling
         self.ready: ZygoteReady | None = None
         self.dead = False
-        #: When it was last asked for, or known to be used, in seconds of the monotonic clock.
+        #: When it was last requested, or known to be used, in seconds of the monotonic clock.
         self.used = time.monotonic()
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._tokens = 0
-        # Answers come in the order of the orders.
+        # Replies come in the order of the commands.
         self._spawns: deque[asyncio.Future[_Fork]] = deque()
-        # How workers ended, by their number, until it is known.
+        # Exit statuses of workers that are not known yet, by pid.
         self._ends: dict[int, asyncio.Future[int | None]] = {}
         self._reader: asyncio.Task[None] | None = None
 
     def _guard(self) -> Guard | None:
-        """For one of the connections of its user's processes."""
+        """Return a guard for a connection to one of its user's processes."""
         return None if self._owner is None else Guard(self._owner.uid)
 
     async def start(self) -> ZygoteReady:
@@ -113,8 +113,8 @@ class Zygote:
         try:
             ours, theirs = socket.socketpair()
             self._channel = Channel(ours, self._guard())
-            # Off the loop, and in no pool: starting a process waits for its exec, which in a file
-            # system of the user's may take as long as he likes.
+            # Off the loop, and not in a thread pool: starting a process waits for its exec, which
+            # in a file system that the user serves may take any time.
             self._process = await _in_own_thread(
                 self._launch, theirs, self._settings.zygote_seconds
             )
@@ -129,7 +129,7 @@ class Zygote:
             raise WorkerError(f"{self.python} was not ready after {seconds:g} s.") from error
         except (OSError, ProtocolError, subprocess.SubprocessError) as error:
             why = f"{self.python} could not start workers ({error})."
-            # One that says what nobody may say lives, and its like would say the same.
+            # A zygote that broke the protocol was not killed, and another one would do the same.
             if not isinstance(error, ProtocolError) and await self._was_killed():
                 raise WorkerDiedError(why) from error
             raise WorkerError(why) from error
@@ -138,7 +138,7 @@ class Zygote:
         return message
 
     async def _first_message(self, channel: Channel) -> Message:
-        """What it says when it is ready, or cannot be."""
+        """Return its first message other than progress: that it is ready, or cannot be."""
         while True:
             message, fds = await channel.receive()
             close_fds(fds)
@@ -152,7 +152,7 @@ class Zygote:
             self._on_compiling(Compiling(what, message.done, message.total))
 
     async def _was_killed(self) -> bool:
-        """Whether it was ended by a signal, once its connection has ended."""
+        """Wait for its end, and return True if a signal ended it; its connection has ended."""
         if self._process is None:
             return False
         seconds = self._settings.order_seconds
@@ -162,7 +162,7 @@ class Zygote:
     def _launch(self, fd: int) -> subprocess.Popen[bytes]:
         owner, bundle = self._owner, str(paths.bundle_dir())
         environment = {k: v for k, v in os.environ.items() if k not in ("SING_SESSION",)}
-        # The daemon's own way to this package comes first there; the zygote needs the same one.
+        # First the path on which the daemon finds this package; the zygote needs the same one.
         search = [bundle, *environment.get("PYTHONPATH", "").split(os.pathsep)]
         beside: dict[str, Any] = {}
         if owner is not None:
@@ -170,14 +170,14 @@ class Zygote:
             search = [each for each in search if not each.startswith(private)]
             bundle = str(paths.bundle_dir(paths.system_dir(), 0o755))
             search.insert(0, bundle)
-            # What it prints is its user's, and may be without end.
+            # Its user controls what it prints, which may be endless.
             beside = {**owner.process(), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             environment = owner.environment()
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, search)))
         # NVML, by which the agent numbers GPUs, knows this order only.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        # So that what is executed again gives the same bytes; and asked for by programs that set
-        # `torch.use_deterministic_algorithms`, whose own variables do not get here.
+        # So that replaying the log gives the same bytes. Programs that call
+        # `torch.use_deterministic_algorithms` need it, too, but their own variables are not here.
         environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         return subprocess.Popen(
@@ -203,7 +203,7 @@ class Zygote:
             raise WorkerError("The zygote is gone.")
         try:
             ours, theirs = socket.socketpair()
-        except OSError as error:  # no descriptors: that is no fault of the zygote
+        except OSError as error:  # no descriptors: that is not the zygote's fault
             raise WorkerError(f"A worker could not be started: {error}.") from error
         spawned: asyncio.Future[_Fork] = asyncio.get_running_loop().create_future()
         try:
@@ -223,7 +223,7 @@ class Zygote:
         return Worker(Channel(ours, self._guard()), pid, pidfd, ended, on_change)
 
     async def _read(self, channel: Channel) -> None:
-        """Take what it says until it ends."""
+        """Receive its messages until it ends."""
         try:
             while True:
                 self._take(*await channel.receive())
@@ -252,7 +252,7 @@ class Zygote:
         close_fds(fds)
 
     def _check_forked(self, pidfd: int, pid: int) -> None:
-        """Raise ProtocolError if a worker is none: root is going to end it."""
+        """Raise ProtocolError if a process is not its worker: the agent would kill it as root."""
         if self._owner is None or self._process is None:
             return
         if not check_forked(pidfd, pid, self._process.pid, self._owner.uid):
@@ -260,7 +260,7 @@ class Zygote:
             raise ProtocolError("A zygote named a process that it has not forked.")
 
     def kill(self) -> None:
-        """End it by force; its workers, which end with it, are found dead one by one."""
+        """Kill it. Its workers end with it; the end of each one is detected separately."""
         self.dead = True
         if self._process is not None:
             self._process.kill()
@@ -272,7 +272,7 @@ class Zygote:
             self._ends.popitem()[1].set_result(None)
 
     async def close(self) -> None:
-        """End and reap it; doing it twice is no error."""
+        """End and reap it. Idempotent."""
         self.dead = True
         if self._reader is not None:
             self._reader.cancel()
@@ -281,26 +281,26 @@ class Zygote:
         if self._process is not None:
             process, self._process = self._process, None
             if self.ready is None:
-                process.kill()  # whatever it does instead of getting ready
+                process.kill()  # it is not ready, and may do anything else
             await asyncio.to_thread(_reap, process, self._settings.order_seconds)
         self.kill()
 
 
 class Zygotes:
-    """The zygotes of all environments, started at first need and again after their death.
+    """The zygotes of all environments, started when first needed and again after their death.
 
-    An environment is an interpreter and the torch it had when its zygote began: sessions from
-    before an upgrade keep the zygote that they need.
+    An environment is an interpreter and the torch that it had when its zygote started: sessions
+    from before an upgrade keep the zygote that they need.
 
     Parameters
     ----------
     settings : Settings
     owner : Owner, optional
-        As whom they run; by default as the daemon.
+        User as whom they run; by default as the daemon.
     crowd : callable
-        How many of them his user has, if as many as he pleases are too many.
+        Returns how many zygotes their user has, if that number is limited.
     on_change : callable
-        Called with an interpreter when `compiling` of it has changed.
+        Called with an interpreter when the result of `compiling` for it has changed.
     """
 
     def __init__(
@@ -318,12 +318,12 @@ class Zygotes:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def get(self, python: str, torch_version: str | None = None) -> Zygote:
-        """Return the zygote of an environment, starting it if need be.
+        """Return the zygote of an environment; start it if necessary.
 
         Parameters
         ----------
         python : str
-            Path of the interpreter, with the links by which virtual environments are known.
+            Path of the interpreter; its links stay, as they identify virtual environments.
         torch_version : str, optional
             The torch that the caller has; by default any.
 
@@ -359,7 +359,7 @@ class Zygotes:
         return zygote
 
     def compiling(self, python: str) -> Compiling | None:
-        """What is being compiled before workers of an environment can start."""
+        """Return what is being compiled before workers of an environment can start, if anything."""
         return self._compiling.get(os.path.abspath(python))
 
     def _note(self, python: str, compiling: Compiling) -> None:
@@ -367,7 +367,7 @@ class Zygotes:
         self._on_change(python)
 
     async def _started(self, python: str) -> tuple[Zygote, ZygoteReady]:
-        """Start one, and another one for each that somebody kills before it is ready."""
+        """Start a zygote; start another one if it is killed before it is ready."""
         for left in reversed(range(_STARTS_MAX)):
             note = functools.partial(self._note, python)
             zygote = Zygote(python, self._settings, self._retire, self.owner, note)
@@ -382,15 +382,15 @@ class Zygotes:
 
     @property
     def pythons(self) -> list[str]:
-        """The interpreters of those that are ready."""
+        """Interpreters of the zygotes that are ready."""
         return [zygote.python for zygote in self._zygotes.values()]
 
     def __len__(self) -> int:
-        """How many there are, also of those that begin or end."""
+        """Return the number of zygotes, including those that start or end."""
         return len(self._zygotes) + len(self._starting) + len(self._closing)
 
     def retire_unused(self, used: set[str]) -> None:
-        """End the zygotes of interpreters that are not among `used`, and were not for a while."""
+        """End the zygotes of interpreters that are not in `used`, and were not for a while."""
         pythons, now = {os.path.abspath(python) for python in used}, time.monotonic()
         for zygote in list(self._zygotes.values()):
             if zygote.python in pythons:
@@ -399,14 +399,14 @@ class Zygotes:
                 self._retire(zygote)
 
     def _retire(self, zygote: Zygote) -> None:
-        """End a zygote (or reap a dead one); the next who needs it starts another."""
+        """End a zygote (or reap a dead one); the next session that needs it starts another."""
         self._zygotes = {key: each for key, each in self._zygotes.items() if each is not zygote}
         closing = asyncio.create_task(zygote.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all zygotes."""
         for task in list(self._starting.values()):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, WorkerError):
@@ -419,17 +419,17 @@ class Zygotes:
 async def _in_own_thread(
     launch: Callable[[int], subprocess.Popen[bytes]], inherited: socket.socket, seconds: float
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a thread that nobody else waits for.
+    """Start a process in a thread of its own, so that nothing else can wait behind it.
 
     Parameters
     ----------
     launch : callable
-        Starts it, given the number of a descriptor that it inherits.
+        Starts it; receives the number of a descriptor that the process inherits.
     inherited : socket.socket
-        That one; owned from now on, by the thread: should nobody wait any more, its number must not
-        become another's before the process has it.
+        The socket with that descriptor. The thread takes ownership: even if the caller stops
+        waiting, the number must not be reused before the process has inherited it.
     seconds : float
-        How long to wait.
+        Time limit.
 
     Raises
     ------
@@ -471,14 +471,14 @@ async def _in_own_thread(
 
 
 def _discard(process: subprocess.Popen[bytes] | None) -> None:
-    """End a process that came too late."""
+    """End a process that was started too late."""
     if process is not None:
         process.kill()
         process.wait()
 
 
 def _close_unwanted(spawned: asyncio.Future[_Fork]) -> None:
-    """Let go of a worker that came after nobody waited for it: its connection has ended."""
+    """Release a worker that was forked after its caller gave up: its connection has ended."""
     if not spawned.cancelled() and spawned.exception() is None:
         os.close(spawned.result().pidfd)
 

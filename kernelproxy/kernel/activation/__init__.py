@@ -3,12 +3,12 @@
 Needs the standard library only, so that it works in environments that have torch but not us.
 
     activate()            with SING_SESSION set: watch for the import of torch
-    ├ agent_connection.py till that import: how the daemon reaches a notebook
+    ├ agent_connection.py until that import: connection over which the daemon reaches a notebook
     └ import_hook.py      at that import: native client, session, then torch itself
       ├ native_client.py  the native client's C functions
-      └ ../torch_cuda     names of ``torch._C`` that CPU wheels lack, and what is patched in torch
+      └ ../torch_cuda     names of ``torch._C`` that CPU wheels lack, and patches of torch
 
-Until torch begins to execute, any failure means: one plain line, and torch as it is.
+Until torch begins to execute, any failure leads to one plain line, and torch stays unchanged.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from kernelproxy.kernel.activation.state import Activation, cell, cell_asked, cu
 
 __all__ = ["Activation", "activate", "cell", "cell_asked", "current", "listen"]
 
-# Whoever is activated leaves its process id here, so that a process which inherits the variables
-# of a kernel does not become a second client of the kernel's session.
+# Holds the process id of the activated process, so that another process which inherits the
+# variables of a kernel does not become a second client of the kernel's session.
 CLIENT_VARIABLE = "SING_CLIENT"
 
 
 def activate() -> bool:
-    """Proxy the torch that this process is going to import, if it is the kernel of a session.
+    """Proxy the torch that this process will import, if it is the kernel of a session.
 
     Called once, early: by the IPython extension in kernels, by ``jupyter sing run`` in programs.
-    Without ``SING_SESSION`` (or ``SING_REASON``, see below) it does nothing at all.
+    Without ``SING_SESSION`` (or ``SING_REASON``, see below) it does nothing.
 
     Returns
     -------
     bool
-        Whether torch is going to be proxied.
+        True if torch will be proxied.
 
     Notes
     -----
-    ``SING_REASON`` says why this kernel has no session although it was meant to have one; it is
-    shown when torch is imported, which is when its user is concerned.
+    ``SING_REASON`` is set if this kernel has no session although it was meant to have one. The
+    text is shown when torch is imported, because only then it matters to the user.
     """
     found = current()
     session, reason = os.environ.get("SING_SESSION", ""), os.environ.get("SING_REASON", "")
@@ -65,16 +65,16 @@ def activate() -> bool:
 
 
 def listen() -> None:
-    """Hear the daemon in a notebook from now on, not only once torch is imported.
+    """Receive the daemon's requests in a notebook from now on, before torch is imported.
 
-    Called by the IPython extension, in kernels; until torch is imported, this also tells how many
+    Called by the IPython extension, in kernels; until torch is imported, this also reports how many
     cells have ended.
     """
     from kernelproxy.common import paths
     from kernelproxy.common.protocol import Listen
     from kernelproxy.kernel.activation.agent_connection import Link
 
-    # If there is no daemon any more, whoever imports torch is told.
+    # If the daemon has ended, the user is notified when torch is imported.
     link = Link(-1, Listen(current().session), paths.socket_path(), lambda: None)
     os.register_at_fork(after_in_child=link.disown)
     state.listens(link)
@@ -82,7 +82,7 @@ def listen() -> None:
 
 
 def _leave_python_path() -> None:
-    """Take our directory out of PYTHONPATH: child processes are no business of ours."""
+    """Remove our directory from PYTHONPATH: child processes must not inherit it."""
     ours = os.path.abspath(__file__)
     for _ in range(4):
         ours = os.path.dirname(ours)

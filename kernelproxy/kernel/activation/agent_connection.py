@@ -1,15 +1,15 @@
-"""The kernel's connection to its session, made anew when the daemon was replaced.
+"""Connection of the kernel to its session, renewed when the daemon was replaced.
 
-A thread waits for the end of the connection, and for what the daemon wishes meanwhile. At the end
-the daemon has died, and its keeper starts the next one, which knows the session; until it does,
-connections wait in the backlog of the socket. So nothing is polled, and what cannot be connected to
-at all is gone for good. The new connection takes the descriptor of the old one, on which the native
-client rings. A kernel without a client says how many cells have ended, and all of them again over
-each new connection.
+A thread waits for the end of the connection, and meanwhile for the daemon's requests. The end means
+that the daemon has died. Its supervisor starts the next one, which knows the session; until then,
+connections wait in the backlog of the socket. So nothing is polled, and if connecting fails, the
+daemon is gone for good. The new connection takes the descriptor of the old one, on which the native
+client rings. A kernel without a client reports how many cells have ended, and repeats the total
+over each new connection.
 
-Told to `Leave`, the thread gives up all that this process has of the session, and then waits for a
-line at the end of a pipe, which is JSON (`Woken`). It may read that in another process, made of
-images of this one.
+On `Leave`, the thread releases everything that this process has of the session. Then it waits for a
+line of JSON (`Woken`) from a pipe. It may read that line in another process, restored from images
+of this one.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from kernelproxy.common.protocol import (
 from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.activation.state import Woken
 
-#: Before it answers, the next daemon imports what it needs and ends the workers of the last one,
-#: for which it waits up to 30 s; on a machine that is short of everything, both take their time.
+#: Before it answers, the next daemon imports its modules and ends the workers of the previous one,
+#: for which it waits up to 30 s; on an overloaded machine both take long.
 RECONNECT_SECONDS_MAX = 120.0
-#: A thread that waits for the device or the daemon is waited for; else the process is not saved.
+#: Time for threads that wait for the device or the daemon; after it, the process is not saved.
 LEAVE_SECONDS_MAX = 10.0
 _LINE_BYTES_MAX = 1 << 16
 
 
 class Member(Protocol):
-    """Who has a session's memory; as `NativeClient`."""
+    """Holder of a session's memory; as `NativeClient`."""
 
     def leave(self, seconds: float) -> None:
-        """Give it up, and the bell."""
+        """Release the memory and the bell."""
 
     def rejoin(self, fds: Sequence[int], bell_fd: int) -> None:
-        """Have it again."""
+        """Take the memory again."""
 
 
 class Link:
@@ -75,16 +75,17 @@ class Link:
     Parameters
     ----------
     fd : int
-        The connection; later ones are put in its place, except after an absence: see `fd`. Below 0:
+        The connection. A later one replaces it under the same number, except after an absence:
+        see `fd`. Below 0: none yet, and the thread connects.
         none yet, and the thread makes one.
     hello : Attach or Listen
-        What joined the session.
+        Request that joins the session.
     path : Path
         The daemon's socket.
     on_gone : callable
-        Called, in the thread, if there is no daemon any more that knows the session.
+        Called in the thread, if no running daemon knows the session.
     member : Member, optional
-        Who rings on the connection and has the memory, if any.
+        Rings on the connection and holds the memory, if given.
     away : Absence
     """
 
@@ -103,41 +104,41 @@ class Link:
         self._heard = -1
         self._pipe: tuple[int, int] | None = None
         self._cells_ended = 0
-        self._telling = threading.Lock()  # of the cells; while it is held, the descriptor stays
+        self._telling = threading.Lock()  # of reports; while it is held, the descriptor stays
         self._thread = threading.Thread(target=self._run, name="jupyter_sing link", daemon=True)
 
     @property
     def fd(self) -> int:
-        """The connection's descriptor, below 0 while there is none."""
+        """Descriptor of the connection, below 0 while there is none."""
         return self._fd
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def tell_cells(self, ended: int) -> None:
-        """Tell the daemon how many cells have ended, of a kernel without a client; never waits."""
+        """Report how many cells have ended, for a kernel without a client; never blocks."""
         self._cells_ended = ended
         self._tell_cells()
 
     def _tell_cells(self) -> None:
         with self._telling:
             if self._fd < 0 or self._closed or not self._cells_ended:
-                return  # said when there is a connection
-            # If it is lost, the next one says the same and more.
+                return  # sent when there is a connection
+            # If it is lost, the next connection sends the current total.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as sock:
                 sock.send(encode(CellsEnded(self._cells_ended)), socket.MSG_DONTWAIT)
 
     def tell_asked(self) -> None:
-        """Tell the daemon that another cell was asked for while one runs; never waits."""
+        """Report that another cell was requested while one runs; never blocks."""
         with self._telling:
             if self._fd < 0 or self._closed:
-                return  # it is away, and comes back before anything else
+                return  # detached, and reattaches before anything else
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as sock:
                 sock.send(encode(CellAsked()), socket.MSG_DONTWAIT)
 
     def close(self) -> None:
-        """End the connection, and watch no more; its descriptor may be closed then."""
+        """End the connection and the thread; afterwards the descriptor may be closed."""
         self._closed = True
         with contextlib.suppress(OSError):
             if self._pipe is not None:
@@ -160,9 +161,9 @@ class Link:
     def disown(self) -> None:
         """Called in a forked child: its copy of the connection must not keep the session alive.
 
-        The number stays taken, so that nothing of the child's can be mistaken for the connection.
+        The number stays in use, so that no other file of the child is mistaken for the connection.
         """
-        self._closed, self._telling = True, threading.Lock()  # perhaps held by a thread of then
+        self._closed, self._telling = True, threading.Lock()  # perhaps held at the fork
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for fd in (self._fd, self._heard):
             if fd >= 0:
@@ -170,7 +171,7 @@ class Link:
         os.close(null)
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the user's
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the user's thread
         problem = "The jupyter_sing daemon of this kernel is gone: restart the kernel."
         try:
             if self._fd < 0:
@@ -180,7 +181,7 @@ class Link:
                 if not self._closed:
                     self._return(woken)
         except (SingError, OSError) as error:
-            problem = str(error)  # whoever uses the device says it, too
+            problem = str(error)  # users of the device report it, too
         finally:
             self._drop_pipe()
             if not self._closed:
@@ -188,7 +189,7 @@ class Link:
                 self._absence.end(detach.Return(problem=problem))
 
     def _wait(self) -> Woken | None:
-        """Hear the daemon until the end of the connection, or of the absence that it asked for."""
+        """Receive requests until the connection ends, or the absence that the daemon requested."""
         with socket.socket(fileno=os.dup(self._fd)) as sock:
             self._heard = sock.fileno()
             try:
@@ -200,7 +201,7 @@ class Link:
         return self._await_wake()
 
     def _hear(self, sock: socket.socket) -> None:
-        """Do what the daemon asks for, until this process has left."""
+        """Carry out the daemon's requests, until this process has detached."""
         while True:
             message, fds = recv_message(sock)
             for fd in fds:
@@ -213,7 +214,7 @@ class Link:
                 return
 
     def _pass_on(self, wish: Wish) -> None:
-        """Have a wish carried out, or say why it is not."""
+        """Have a request carried out, or report why it is not."""
         if state.on_wish is not None:
             state.on_wish(wish)
             return
@@ -225,7 +226,7 @@ class Link:
             control.call(report, RECONNECT_SECONDS_MAX)
 
     def _return(self, woken: Woken | None) -> None:
-        """Join again after an absence, or the next daemon."""
+        """Join again after an absence, or join the next daemon."""
         self._drop_pipe()
         if woken is not None and woken.restored:
             self._hello = replace(self._hello, session=woken.session)
@@ -248,12 +249,12 @@ class Link:
                 except ControlError as error:
                     if error.reason != "no-daemon":
                         raise
-                    continue  # this one has died, too, and there may be another one
+                    continue  # this daemon has died, too; there may be another one
                 try:
                     with control.detach() as sock:
                         self._adopt(sock, fds)
                         if isinstance(reply, Attached):
-                            # Whatever was rung in between was heard by nobody.
+                            # Rings between the two connections were received by no daemon.
                             send_message(sock, Bell())
                     self._tell_cells()
                 finally:
@@ -262,7 +263,7 @@ class Link:
                 return
 
     def _adopt(self, sock: socket.socket, fds: Sequence[int]) -> None:
-        """Take a new connection, and memory if there is none."""
+        """Take a new connection, and the session's memory if this process has none."""
         if self._fd >= 0:
             os.dup2(sock.fileno(), self._fd, inheritable=False)
             return
@@ -280,7 +281,7 @@ class Link:
     # Absence.
 
     def _leave(self, sock: socket.socket) -> bool:
-        """Give up what this process has of the session, and say so; return whether it was done."""
+        """Release what this process has of the session, and reply; return whether it succeeded."""
         try:
             self._absence.begin(LEAVE_SECONDS_MAX)
         except ControlError as error:
@@ -299,7 +300,7 @@ class Link:
         return True
 
     def _await_wake(self) -> Woken | None:
-        """Wait for the line that ends the absence; None if this is closed meanwhile."""
+        """Wait for the line that ends the absence; return None if this is closed meanwhile."""
         if self._pipe is None:
             raise InternalError("a kernel that has not left its session waits to be woken")
         text, woken = b"", None

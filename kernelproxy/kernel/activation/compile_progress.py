@@ -1,4 +1,4 @@
-"""What a cell shows while the native part is compiled, which it waits for."""
+"""Progress shown in a cell while the native part is compiled, for which the cell waits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kernelproxy.native.libraries import Compiling, printer
 
 
 class Shown:
-    """Shows how far a compilation is: in a notebook as a bar, elsewhere on standard error.
+    """Progress of a compilation: in a notebook as a bar, elsewhere on standard error.
 
-    Use it as a context manager, and as what `kernelproxy.native.ensure` tells.
+    Use it as a context manager, and as the callback of `kernelproxy.native.ensure`.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Shown:
             self._output.update({"text/plain": text[0].upper() + text[1:]}, raw=True)
 
     def __call__(self, compiling: Compiling) -> None:
-        """Show this instead of what was shown before."""
+        """Show this progress instead of the previous one."""
         self._last = compiling
         if _in_notebook():
             self._show(compiling)
@@ -54,6 +54,6 @@ class Shown:
 
 
 def _in_notebook() -> bool:
-    """Whether this is a kernel that Jupyter shows."""
+    """True if this is a kernel with a Jupyter front end."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

@@ -1,9 +1,9 @@
-"""The import hook: joins the session when torch is imported.
+"""Import hook: joins the session when torch is imported.
 
 Two imports are watched. ``torch``: before its module executes, the native client is loaded and the
-session joined, because torch latches its device hooks while it initialises. ``torch._C``: after
-it executed and before anything of ``torch`` looks at it, it gets the names that builds without
-CUDA lack (`bindings`), so that ``torch.cuda`` finds them where it looks for them.
+session joined, because torch latches its device hooks during its initialisation. ``torch._C``:
+after it executed and before ``torch`` uses it, it gets the names that builds without CUDA lack
+(`bindings`), so that ``torch.cuda`` finds them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from kernelproxy.kernel.activation.state import Activation, current, explain, jo
 from kernelproxy.kernel.torch_cuda import patches, python_kernels, torch_c_names
 from kernelproxy.native import build
 
-#: The daemon answers when a zygote has imported torch, which a machine that is short of everything
-#: takes its time for, and which may have to compile first, by itself where its cache is another one
-#: than the kernel's. A kernel that did not wait would be without a device for good.
+#: The daemon answers when a zygote has imported torch, which is slow on an overloaded machine. The
+#: zygote may have to compile first, even by itself, if its cache is not the kernel's. A kernel that
+#: gave up earlier would never have a device.
 ATTACH_SECONDS_MAX = 1800.0
 
 
 class TorchFinder(MetaPathFinder):
-    """Wraps the execution of ``torch`` and ``torch._C``; leaves the path when torch is there."""
+    """Wraps the execution of ``torch`` and ``torch._C``; removes itself once torch is imported."""
 
     def __init__(self, state: Activation) -> None:
         self._state = state
@@ -82,7 +82,7 @@ class TorchFinder(MetaPathFinder):
         return self._state.client
 
     def _join(self, spec: ModuleSpec) -> None:
-        """Join the session or say why not; never raises."""
+        """Join the session or print why not; never raises."""
         if self._state.reason:
             explain(self._state.reason)
             return
@@ -91,19 +91,19 @@ class TorchFinder(MetaPathFinder):
         except (SingError, OSError) as error:
             explain(str(error).rstrip("."))
         except Exception as error:
-            # Our bug must not cost the user their torch.
+            # A bug of ours must not prevent the user's import of torch.
             explain(f"internal error, please report it: {type(error).__name__}: {error}")
 
 
 class LaterFinder(MetaPathFinder):
-    """Has something done when a module was imported, and leaves the path then.
+    """Calls a function after the import of a module, then removes itself.
 
     Parameters
     ----------
     name : str
-        Of the module.
+        Name of the module.
     then : callable
-        What is done, with the module.
+        Function, called with the module.
     """
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
@@ -122,13 +122,13 @@ class LaterFinder(MetaPathFinder):
 
     def _import(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
         execute(module)
-        if self in sys.meta_path:  # others may have asked for it without importing it
+        if self in sys.meta_path:  # other finders may have called `find_spec` without importing
             sys.meta_path.remove(self)
             self._then(module)
 
 
 def watch(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Have something done to a module now, or when it will have been imported."""
+    """Call a function with a module, now or after its import."""
     if name in sys.modules:
         then(sys.modules[name])
     else:
@@ -138,7 +138,7 @@ def watch(name: str, then: Callable[[ModuleType], None]) -> None:
 def _find(
     asking: MetaPathFinder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
-    """Ask the other finders."""
+    """Find a module's spec with the other finders."""
     for finder in sys.meta_path:
         if finder is not asking:
             spec = finder.find_spec(fullname, path, target)
@@ -163,7 +163,7 @@ def _wrap(
 
 
 def _install(step: Callable[[], None]) -> None:
-    """Do a step of the installation; if it fails, say so and let torch be without a device."""
+    """Perform a step of the installation; if it fails, say so and leave torch without a device."""
     try:
         step()
     except Exception as error:
@@ -177,7 +177,7 @@ def join_session(session: str, spec: ModuleSpec) -> NativeClient:
     Raises
     ------
     SingError
-        If there is no native client for it, or the daemon refuses.
+        If there is no native client for this torch, or the daemon refuses.
     """
     if not spec.origin:
         raise NativeError("torch has no directory")

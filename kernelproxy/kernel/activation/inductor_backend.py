@@ -1,12 +1,12 @@
 """``torch.compile`` on a proxied device: inductor's graphs are compiled by the worker.
 
-Dynamo and autograd do their work here, with inductor's decompositions, passes and partitioner, as
-without a proxy. What inductor would then compile for the device of this process, a graph of aten
-operators, is described (`kernelproxy.graphs`), written to the device's memory, and compiled by the
-worker. A call of it is one record.
+Dynamo and autograd run here, with inductor's decompositions, passes and partitioner, as without a
+proxy. The graph of aten operators, which inductor would then compile for a device of this process,
+is described (`kernelproxy.graphs`), written to the device's memory, and compiled by the worker.
+Each call of it is one record.
 
-What cannot be shipped or compiled runs as the program was written, operator by operator, and one
-line says so.
+A graph that cannot be shipped or compiled runs eagerly, operator by operator, as the program was
+written; one line says so.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-#: In errors of the operator that compiles (client/log/errors.cpp).
+#: Part of the errors of the compiling operator (client/log/errors.cpp).
 _WHILE_COMPILING = " [sing::prepare_graph"
 _told = False
 
 
 def install(module: ModuleType) -> None:
-    """Patch ``torch._inductor.compile_fx``. Called by the import hook when it was imported."""
+    """Patch ``torch._inductor.compile_fx``; called by the import hook after its import."""
     import torch
 
     original = module.compile_fx
@@ -45,7 +45,7 @@ def install(module: ModuleType) -> None:
 
 
 def _uses_device(model: Any, inputs: Sequence[Any]) -> bool:
-    """Whether a graph of dynamo's has to do with the device."""
+    """True if a graph of dynamo's uses the device."""
     import torch
 
     def on_device(value: Any) -> bool:
@@ -73,18 +73,18 @@ def _compile(
     inputs: Sequence[Any],
     options: dict[str, Any],
 ) -> Any:
-    """Compile a graph of dynamo's; what cannot be compiled runs as it is."""
+    """Compile a graph of dynamo's; a graph that cannot be compiled runs as it is."""
     from kernelproxy.common.graph_format import UnsupportedGraphError
 
     patches = dict(options.pop("config_patches", None) or {})
-    # The pool of compiling processes is of no use here.
+    # The pool of compiler processes is of no use here.
     inductor = {**patches, "compile_threads": 1}
     kept = _copied(torch, model)
     try:
         with (
             torch._inductor.config.patch(inductor),
-            # The cache of compiled programs has what was compiled for devices of their own. The
-            # backward half is compiled now, while the whole can still run otherwise.
+            # AOT autograd's cache holds programs that were compiled for local devices. The backward
+            # graph is compiled now, while the whole can still run eagerly instead.
             torch._functorch.config.patch(
                 enable_autograd_cache=False, force_non_lazy_backward_lowering=True
             ),
@@ -93,7 +93,7 @@ def _compile(
     except UnsupportedGraphError as error:
         _tell(str(error))
     except Exception as error:
-        # Also if the worker has died of it, again and again.
+        # Also if the worker has died of it repeatedly.
         if _WHILE_COMPILING not in str(error):
             raise
         _tell(str(error).partition(_WHILE_COMPILING)[0])
@@ -101,7 +101,7 @@ def _compile(
 
 
 def _copied(torch: ModuleType, model: Any) -> Any:
-    """The program's graph as dynamo has made it: compiling it may change it."""
+    """Return a copy of dynamo's graph: compiling the original may change it."""
     if not isinstance(model, torch.fx.GraphModule):
         return model
     graph = torch.fx.Graph()
@@ -110,7 +110,7 @@ def _copied(torch: ModuleType, model: Any) -> Any:
 
 
 def _tell(reason: str) -> None:
-    """Say once in a process that a graph runs without having been compiled."""
+    """Print once per process that a graph runs without being compiled."""
     global _told
     if not _told:
         _told = True
@@ -122,12 +122,12 @@ def _tell(reason: str) -> None:
 
 
 def _ship(torch: ModuleType, module: Any, examples: Sequence[Any], **options: Any) -> Any:
-    """Take the place of ``compile_fx_inner``: ship a graph of aten operators to the device.
+    """Replace ``compile_fx_inner``: ship a graph of aten operators to the device.
 
     Raises
     ------
     UnsupportedGraphError
-        If it has something that cannot be shipped.
+        If it contains something that cannot be shipped.
     RuntimeError
         If the worker cannot compile it.
     """
@@ -160,13 +160,13 @@ def _ship(torch: ModuleType, module: Any, examples: Sequence[Any], **options: An
 
 @contextlib.contextmanager
 def _outside_of_tracing(torch: ModuleType) -> Iterator[None]:
-    """What is done here is done on the device, and not traced."""
+    """Execute operators on the device instead of tracing them."""
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
         yield
 
 
 def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function take its arguments as a list, as AOT autograd calls what was compiled."""
+    """Make a function take its arguments as a list, as AOT autograd calls compiled graphs."""
 
     def boxed(arguments: list[Any]) -> Any:
         taken = list(arguments)
@@ -178,15 +178,15 @@ def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Shipped:
-    """A graph on the device.
+    """Graph on the device.
 
     Parameters
     ----------
     torch : module
     graph : torch.Tensor
-        The description's bytes, on the device.
+        Bytes of the description, on the device.
     digest : str
-        Their name.
+        Name of these bytes.
     described : Description
     constants : list of torch.Tensor
         Further inputs.
@@ -216,7 +216,7 @@ class Shipped:
         self._symbols = list(described.symbols.values()) if calculates else []
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
-        """Run it; called by what AOT autograd has made of the program."""
+        """Run the graph; called by the code that AOT autograd generated."""
         given = list(arguments)
         arguments.clear()
         for index in self._host:

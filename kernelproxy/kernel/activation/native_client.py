@@ -1,4 +1,4 @@
-"""The native client as Python sees it: a typed face of `libsing_client.so`."""
+"""Typed Python interface of the native client, `libsing_client.so`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from kernelproxy.common.errors import NativeError
 
-# In the order of their dependencies. The first brings what torch's own loader would bring.
+# In the order of their dependencies. The first loads what torch's own loader would load.
 TORCH_LIBRARIES = (
     "libtorch_global_deps.so",
     "libc10.so",
@@ -47,7 +47,7 @@ _FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
 
 
 class NativeClient:
-    """The functions of the native client; the docstrings say what they do there.
+    """Functions of the native client; the docstrings say what they do there.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class NativeClient:
         Raises
         ------
         NativeError
-            If one of them cannot be loaded, or is not the library that we know.
+            If one of them cannot be loaded, or the client lacks a function.
         """
         try:
             for name in TORCH_LIBRARIES:
@@ -81,22 +81,22 @@ class NativeClient:
     def connect(self, fds: Sequence[int], bell_fd: int) -> None:
         """Join a session, given its log and its client, worker and agent pages.
 
-        They stay the caller's; `bell_fd` is the client's from now on, but its connection may be
-        replaced by another one (``dup2``).
+        The caller remains the owner of `fds`. The client takes ownership of `bell_fd`, but its
+        connection may be replaced by another one (``dup2``).
 
         Raises
         ------
         NativeError
-            If they are not what they should be.
+            If they are not valid.
         """
         if self._library.sing_client_connect(*fds, bell_fd) != 0:
             text = self._library.sing_client_error() or b"unknown reason"
             raise NativeError(f"the session cannot be joined ({text.decode(errors='replace')})")
 
     def leave(self, seconds: float) -> None:
-        """Give up the session's memory for a while; who uses the device waits till `rejoin`.
+        """Release the session's memory for a while; users of the device block until `rejoin`.
 
-        The bell is the caller's again, and is not rung until then.
+        The caller gets the bell back; it is not rung until then.
 
         Raises
         ------
@@ -109,12 +109,12 @@ class NativeClient:
             raise NativeError(f"the session cannot be left ({error})") from error
 
     def rejoin(self, fds: Sequence[int], bell_fd: int) -> None:
-        """Join again what was left, or another session that is in its state; as `connect`.
+        """Join the released session again, or another one in the same state; as `connect`.
 
         Raises
         ------
         NativeError
-            If it is neither; whoever uses the device goes on waiting.
+            If it is neither; threads that use the device keep waiting.
         """
         try:
             self._library.sing_client_rejoin(*fds, bell_fd)
@@ -122,19 +122,19 @@ class NativeClient:
             raise NativeError(f"the session cannot be joined again ({error})") from error
 
     def synchronize(self) -> None:
-        """Wait until everything was executed.
+        """Wait until everything is executed.
 
         Raises
         ------
         RuntimeError
-            What an operator raised since the last synchronisation.
+            Error of an operator since the last synchronisation.
         KeyboardInterrupt
             If the user interrupts the wait.
         """
         self._library.sing_client_synchronize()
 
     def memory(self) -> dict[str, int]:
-        """Count memory.
+        """Return counters of memory.
 
         In bytes: used, peak, granted, total, free, and over time bytes_allocated, bytes_freed;
         as numbers: allocations, frees, live_peak, out_of_memory.
@@ -142,36 +142,36 @@ class NativeClient:
         return dict(self._library.sing_client_memory())
 
     def limit_memory(self, count: int) -> None:
-        """Let this process use no more than so many bytes of the device."""
+        """Limit the device memory of this process."""
         self._library.sing_client_limit_memory(count)
 
     def capture_begin(self) -> Any:
-        """Keep operators, from here on, instead of executing them; return what they go to."""
+        """Record operators from here on instead of executing them; return the recording."""
         return self._library.sing_client_capture_begin()
 
     def capture_end(self, capture: Any) -> None:
-        """Let operators be executed again."""
+        """End the recording: execute operators again."""
         self._library.sing_client_capture_end(capture)
 
     def replay(self, capture: Any) -> None:
-        """Execute what was kept."""
+        """Execute the recorded operators."""
         self._library.sing_client_replay(capture)
 
     def capturing(self) -> bool:
-        """Whether operators are being kept."""
+        """True while operators are recorded."""
         return bool(self._library.sing_client_capturing())
 
     def reset_peak(self) -> None:
-        """Let the peak begin at what is used now."""
+        """Reset the peak to the current use."""
         self._library.sing_client_reset_peak()
 
     def statistics(self) -> dict[str, int]:
-        """Counters: operators, records, bytes, cache_hits, cache_misses, requests."""
+        """Return counters: operators, records, bytes, cache_hits, cache_misses, requests."""
         return dict(self._library.sing_client_statistics())
 
     def device(self) -> dict[str, Any]:
-        """Describe the device: kind ("software" or "cuda"), name, total (bytes), threads; of a GPU
-        also capability (900 for 9.0) and processors.
+        """Return the device's properties: kind ("software" or "cuda"), name, total (bytes),
+        threads; for a GPU also capability (900 for 9.0) and processors.
         """
         return dict(self._library.sing_client_device())
 
@@ -180,11 +180,11 @@ class NativeClient:
         return self._library.sing_client_default_generator()
 
     def resize_storage(self, storage: Any, size: int) -> None:
-        """Give a device `torch.UntypedStorage` another size in bytes; what fits is kept."""
+        """Resize a device `torch.UntypedStorage`, in bytes; content that fits is kept."""
         self._library.sing_client_resize_storage(storage, size)
 
     def address(self, holder: Any) -> int | None:
-        """Return the address of a tensor or storage of the device, which nobody can read.
+        """Return the address of a tensor or storage of the device; it cannot be dereferenced here.
 
         None if `holder` is not on the device.
         """
@@ -199,24 +199,24 @@ class NativeClient:
         return int(self._library.sing_client_position())
 
     def take_over_operators(self) -> None:
-        """Send calls of operators that were defined since to the worker, where they belong there.
+        """Route operators defined since the last call to the worker, if they belong there.
 
         That also happens soon after each definition; see Note [Foreign kernels].
         """
         self._library.sing_client_take_over_operators()
 
     def note_settings(self) -> None:
-        """Let the device follow what torch is set to now, from the next operator on."""
+        """Apply torch's current settings to the device, from the next operator on."""
         self._library.sing_client_note_settings()
 
     def cell(self, change: int) -> None:
-        """Tell the agent that a cell began (1) or ended (-1)."""
+        """Notify the agent that a cell began (1) or ended (-1)."""
         self._library.sing_client_cell(change)
 
     def give_up(self) -> None:
-        """Let all who wait for the device, or use it later, be told that the daemon is gone."""
+        """Fail all waits for the device, now and later: the daemon is gone."""
         self._library.sing_client_give_up()
 
     def forked(self) -> bool:
-        """Whether this process was forked from the one that joined."""
+        """True if this process was forked from the one that joined."""
         return bool(self._library.sing_client_forked())

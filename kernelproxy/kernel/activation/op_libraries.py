@@ -1,8 +1,8 @@
-"""Where operators come from that are not torch's: what a worker must import to have them.
+"""Origins of operators that are not torch's: what a worker must import to have them.
 
-torch remembers the file in which an operator was defined, of compiled ones the source file. Of
-those that Python defines, the module is noted here; a compiled one is found by the name of its
-source, which its library contains.
+torch stores the file in which an operator was defined; for a compiled one this is the source file.
+For operators that Python defines, the module is recorded here. A compiled one is found by the name
+of its source, which its library contains.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Origin = tuple[str, str, str]
 
 _modules: dict[str, str] = {}
 
-#: In place of a kernel's file. Only kernels of Python files run in the notebook: see `is_python` in
-#: native/client/ops/foreign.cpp.
+#: Registered as the file of a kernel. Only kernels of Python files run in the notebook: see
+#: `is_python` in native/client/ops/foreign.cpp.
 _IN_WORKER = "the worker"
 
 
 def install(library: ModuleType, ops: ModuleType, take_over: Callable[[], None]) -> None:
-    """Note the module of every operator that `torch.library` defines from now on.
+    """Record the module of every operator that `torch.library` defines from now on.
 
     Parameters
     ----------
     library, ops : module
         `torch.library` and `torch._ops`.
     take_over : callable
-        Is called before Python uses an operator for the first time.
+        Called before Python uses an operator for the first time.
     """
     _take_over_before_use(ops, take_over)
     _take_over_after_loading(take_over)
@@ -53,12 +53,13 @@ def install(library: ModuleType, ops: ModuleType, take_over: Callable[[], None])
 
 
 def _ship_backends(library: ModuleType) -> None:
-    """Send to the worker what a library's own kernels for CUDA would do in this process.
+    """Send calls of a library's own CUDA kernels to the worker instead of running them here.
 
     A library that has kernels for the CPU and for CUDA, both in Python, chooses by device because
-    it does not leave the work to torch: its kernels for CUDA give addresses of tensors to libraries
-    of its own. The worker imports it and calls its kernel for the device that is there. Kernels
-    for CUDA alone are made of torch's operators, as far as can be known, and run here.
+    its CUDA kernels do not use torch's operators: they pass addresses of tensors to libraries of
+    their own. The worker imports the library and calls its kernel for the worker's device. If a
+    library has kernels for CUDA only, they consist of torch's operators, as far as can be known,
+    and run here.
     """
     impl = library.Library.impl
     on_host: set[str] = set()  # namespaces that have a kernel for the CPU
@@ -81,7 +82,7 @@ def _ship_backends(library: ModuleType) -> None:
         def register(place: str) -> None:
             found = owner()
             if found is None or found.m is None:
-                return  # its operators have gone with it
+                return  # its operators were removed with it
             own, found.m = found.m, kernels.at(place)
             try:
                 impl(found, op_name, fn, dispatch_key, **options)
@@ -98,7 +99,7 @@ def _ship_backends(library: ModuleType) -> None:
 
 
 class _Kernels:
-    """Kernels of a library that can be registered again, as others; they end with the library."""
+    """Kernels of a library that can be replaced by others; they are destroyed with the library."""
 
     def __init__(self, library: Any) -> None:
         self._namespace = library.ns
@@ -106,7 +107,7 @@ class _Kernels:
         library._registration_handles.append(self)
 
     def at(self, place: str) -> Any:
-        """Forget those there are, and make what registers others as from the file `place`."""
+        """Remove the current kernels; return what registers others, as from the file `place`."""
         import torch
 
         self.destroy()
@@ -121,7 +122,7 @@ class _Kernels:
 
 
 def _of_its_module(namespace: str, operator: Any, frame: FrameType | None) -> bool:
-    """Whether the package that registers a kernel can be imported, and defined the operator."""
+    """True if the package that registers a kernel can be imported, and defined the operator."""
     name = str(operator if isinstance(operator, str) else operator._schema.name)
     name = name.split("::")[-1].split(".")[0]
     module = _modules.get(f"{namespace}::{name}", "__main__")
@@ -129,10 +130,10 @@ def _of_its_module(namespace: str, operator: Any, frame: FrameType | None) -> bo
 
 
 def _take_over_before_use(ops: ModuleType, take_over: Callable[[], None]) -> None:
-    """Have every operator taken over before ``torch.ops.NAMESPACE.NAME`` gives it, in any thread.
+    """Take over every operator before ``torch.ops.NAMESPACE.NAME`` returns it, in any thread.
 
-    The interpreter's main thread takes over what a library has defined, but another one may be
-    faster. Namespaces look a name up once, and keep what they found.
+    The interpreter's main thread takes over what a library has defined, but another thread may
+    use it earlier. Namespaces look a name up once and cache it.
     """
     look_up = ops._OpNamespace.__getattr__
 
@@ -144,7 +145,7 @@ def _take_over_before_use(ops: ModuleType, take_over: Callable[[], None]) -> Non
 
 
 def _take_over_after_loading(take_over: Callable[[], None]) -> None:
-    """Have kernels of shared libraries taken over as soon as Python has loaded them."""
+    """Take over kernels of shared libraries as soon as Python has loaded them."""
 
     def loading(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -161,14 +162,14 @@ def _take_over_after_loading(take_over: Callable[[], None]) -> None:
 
 
 def origin(name: str) -> Origin:
-    """Say what a worker must import for an operator: a module, its directory, a shared library.
+    """Return what a worker must import for an operator: a module, its directory, a shared library.
 
     Called by the native client at the operator's first use.
 
     Raises
     ------
     RuntimeError
-        If it can be imported nowhere else.
+        If it cannot be imported in another process.
     """
     if module := _modules.get(name):
         if module == "__main__":
@@ -187,11 +188,11 @@ def origin(name: str) -> Origin:
 
 
 def _caller(frame: FrameType | None) -> str:
-    """Name the module that called torch."""
+    """Return the name of the module that called torch."""
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "__main__")
         top = name.split(".")[0]
-        # Decorators go through the standard library (`functools.singledispatch`).
+        # Decorators call through the standard library (`functools.singledispatch`).
         if top != "torch" and top not in sys.stdlib_module_names and name != __name__:
             return name
         frame = frame.f_back
@@ -199,7 +200,7 @@ def _caller(frame: FrameType | None) -> str:
 
 
 def _root(module: str) -> str:
-    """Where the import system found the package that a module belongs to."""
+    """Return the directory in which the import system found the package of a module."""
     found = sys.modules.get(module.split(".")[0])
     if found is None:
         return ""
@@ -226,7 +227,7 @@ def _library_with(source: str, torch: Path) -> str:
 
 
 def _loaded(torch: Path) -> Iterator[str]:
-    """Shared libraries of this process that are neither torch's nor the system's."""
+    """Yield the shared libraries of this process that are neither torch's nor the system's."""
     seen = set()
     for line in Path("/proc/self/maps").read_text("utf-8", errors="replace").splitlines():
         path = line.split(maxsplit=5)[5] if line.count("/") else ""
@@ -237,7 +238,7 @@ def _loaded(torch: Path) -> Iterator[str]:
 
 
 def _module_of(library: str) -> str:
-    """Name the module that loads a shared library: itself, or the package that it lies in."""
+    """Return the module that loads a shared library: itself, or the package that contains it."""
     for name, module in list(sys.modules.items()):
         if "." not in name:
             if getattr(module, "__file__", None) == library:

@@ -13,15 +13,15 @@ from kernelproxy.kernel.activation import activate, cell
 
 
 def main() -> None:
-    """Activate, then be the program: its ``__main__``, its arguments, its exit status."""
+    """Activate, then become the program: its ``__main__``, its arguments, its exit status."""
     del sys.argv[0]
     if not sys.argv:
         raise SystemExit(
             "usage: python -m kernelproxy.kernel.activation.run_script SCRIPT [ARGS...]"
         )
     activate()
-    # The whole program is one cell: it is busy also while it computes between two operators, and
-    # its neighbours may not take its memory then.
+    # The whole program is one cell: it counts as busy also while it computes between two operators,
+    # so that other sessions do not evict its memory then.
     cell(1)
     # `python SCRIPT` would search beside the script, not in the working directory.
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))

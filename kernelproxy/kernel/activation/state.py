@@ -1,4 +1,4 @@
-"""What activation has come to in this process, and who is told of cells, wishes and restores.
+"""State of activation in this process, and the handlers of cells, requests and restores.
 
 Needs the standard library only.
 """
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Woken:
-    """What the line says that ends an absence.
+    """Content of the line that ends an absence.
 
     Parameters
     ----------
     restored : bool
-        Whether this is another process than the one that left.
+        True if this process is not the one that detached, but restored from it.
     session : str
-        Which it joins.
+        Id of the session that it joins.
     connection_file : str
-        Of the kernel in whose place it is; "": that of the one that left.
+        Of the kernel that it replaces; "": the same as that of the process that detached.
     ports : dict of int to int
-        Other numbers of ports at which it listens, by those of the one that left.
+        New ports at which it listens, by the ports of the process that detached.
     environment : dict of str to str
-        Variables that have other values for the kernel in whose place it is.
+        Variables whose values differ in the kernel that it replaces.
     """
 
     restored: bool
@@ -47,7 +47,7 @@ class Woken:
 
     @classmethod
     def parse(cls, line: bytes) -> Woken | None:
-        """Read a line; None if it is none of these."""
+        """Parse a line; return None if it is not valid."""
         try:
             found = parse_json(line)
             return cls(
@@ -62,13 +62,13 @@ class Woken:
 
 
 class Line(Protocol):
-    """A connection to the daemon that stays; as `agent_connection.Link`."""
+    """Lasting connection to the daemon; as `agent_connection.Link`."""
 
     def tell_cells(self, ended: int) -> None:
-        """Tell how many cells have ended."""
+        """Report how many cells have ended."""
 
     def tell_asked(self) -> None:
-        """Tell that another cell was asked for while one runs."""
+        """Report that another cell was requested while one runs."""
 
     def end(self) -> None:
         """Close it."""
@@ -76,7 +76,7 @@ class Line(Protocol):
 
 @dataclass
 class Activation:
-    """What activation came to in this process.
+    """State of activation in this process.
 
     Parameters
     ----------
@@ -87,13 +87,13 @@ class Activation:
     client : NativeClient or None
         The native client, once torch was imported and joined the session.
     cells : int
-        Cells that run now.
+        Number of cells that run now.
     cells_ended : int
-        Cells that have ended before there was a client.
+        Number of cells that ended before there was a client.
     listening : Line or None
-        What hears the daemon in a notebook, until torch is imported.
+        Connection to the daemon in a notebook, until torch is imported.
     link : Line or None
-        The client's connection.
+        Connection of the client.
     """
 
     session: str = ""
@@ -107,19 +107,19 @@ class Activation:
 
 _lock = threading.Lock()
 _current = Activation()
-#: Carries out the daemon's wishes, in a notebook; called in a thread of ours.
+#: Carries out the daemon's requests, in a notebook; called in the link's thread.
 on_wish: Callable[[Wish], object] | None = None
-#: Told, before the session is joined again, that this process was made of images.
+#: Called in a restored process, before the session is joined again.
 on_restored: Callable[[Woken], object] | None = None
 
 
 def current() -> Activation:
-    """Return what activation came to in this process."""
+    """Return the state of activation in this process."""
     return _current
 
 
 def explain(reason: str) -> None:
-    """Say, in one plain line, why torch has no device here."""
+    """Record and print, in one plain line, why torch has no device here."""
     _current.reason = reason
     print(f"jupyter_sing: CPU only: {reason}.", file=sys.stderr)
 
@@ -137,14 +137,14 @@ def cell(change: int) -> None:
 
 
 def cell_asked() -> None:
-    """Another cell was asked for: in the middle of one, say so. Never waits; in any thread."""
+    """Report that another cell was requested while one runs. Never blocks; from any thread."""
     link = _current.link
     if _current.cells and link is not None:
         link.tell_asked()
 
 
 def joined(client: NativeClient) -> None:
-    """Called by the hook when the session was joined, perhaps in the middle of a cell."""
+    """Called by the hook when the session was joined, perhaps during a cell."""
     with _lock:
         _current.client = client
         for _ in range(_current.cells):
@@ -155,18 +155,18 @@ def joined(client: NativeClient) -> None:
 
 
 def listens(line: Line) -> None:
-    """Note the connection of a notebook in which torch is not imported yet."""
+    """Set the connection of a notebook in which torch is not imported yet."""
     with _lock:
         _current.listening = line
 
 
 def restored(woken: Woken) -> None:
-    """Called by the link: this process was made of the images of another one.
+    """Called by the link: this process was restored from the images of another one.
 
     Raises
     ------
     InternalError
-        If it cannot be another one.
+        If it cannot replace the kernel.
     """
     _current.session = os.environ["SING_SESSION"] = woken.session
     if on_restored is not None:

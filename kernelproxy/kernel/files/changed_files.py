@@ -1,9 +1,9 @@
-"""The files that a kernel has changed: found, described, read, and put back.
+"""Files that a kernel has changed: listed, described, read, and restored.
 
-    changed(journal)          the paths that the tracker (`native/fstrack`) has noted
-    collect(paths, limits)    what they are like now, without what is too large or not ours to keep
-    read_into(state, fd)      the content of one, as it was at one moment
-    put_back(states, ...)     on a restore: makes them so again, and keeps aside what was there
+    changed(journal)          the paths that the tracker (`native/fstrack`) has recorded
+    collect(paths, limits)    their current state, without what is too large or not ours to keep
+    read_into(state, fd)      the consistent content of one
+    put_back(states, ...)     on a restore: restores that state, and keeps aside what it replaces
 
 What is tracked and what is not is in docs/files.md. Standard library only: any side may use it.
 """
@@ -55,13 +55,13 @@ def changed(journal: bytes) -> list[Path]:
     Parameters
     ----------
     journal : bytes
-        What is in the tracker's journal. A note that was cut short is none.
+        Content of the tracker's journal. Truncated notes are ignored.
 
     Returns
     -------
     list of Path
-        Resolved when they were noted. Of files that were opened for writing, but not created or
-        emptied by that, only those that are not now as they were then.
+        Resolved when they were recorded. A file that was opened for writing, but not created or
+        truncated by that, is listed only if it differs now from what it was then.
     """
     certain: dict[bytes, bool] = {}
     for note in _notes(journal):
@@ -75,7 +75,7 @@ def changed(journal: bytes) -> list[Path]:
 
 
 def gaps(journal: bytes) -> list[Skipped]:
-    """List what the tracker could not note, for people."""
+    """Return what the tracker could not record, as user-facing texts."""
     found = {note[1:] for note in _notes(journal) if note.startswith(b"?/")}
     skipped = [
         Skipped(Path(os.fsdecode(path)), "was renamed, and not everything below it is tracked")
@@ -90,12 +90,12 @@ def gaps(journal: bytes) -> list[Skipped]:
 
 
 def _notes(journal: bytes) -> Iterable[bytes]:
-    """The notes that are whole."""
+    """Return the complete notes."""
     return (found[1] for found in _NOTE.finditer(journal))
 
 
 def _differs(path: bytes, mtime_ns: int, size: int) -> bool:
-    """Whether a file is not what it was."""
+    """True if a file has changed."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -108,16 +108,16 @@ def _differs(path: bytes, mtime_ns: int, size: int) -> bool:
 
 @dataclass
 class Collected:
-    """What paths are like.
+    """State of paths.
 
     Parameters
     ----------
     states : list of FileState
-        In the order of their paths.
+        Ordered by path.
     skipped : list of Skipped
-        What is not among them although it is not excluded.
+        Paths that are missing in `states` although they are not excluded.
     excluded : int
-        How many paths are.
+        Number of excluded paths.
     """
 
     states: list[FileState] = field(default_factory=list)
@@ -126,21 +126,21 @@ class Collected:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files."""
         return sum(state.size for state in self.states)
 
 
 def collect(paths: Iterable[Path], limits: Limits | None = None) -> Collected:
-    """Describe what is under paths, as far as a checkpoint takes it.
+    """Describe the files at the paths, as far as a checkpoint includes them.
 
-    Of files that together exceed the limit, the largest are left out. The notebook itself is saved
-    by the server and so is not among a kernel's files; if a kernel has written it, add its path to
-    the exclusions, as putting it back would overwrite what the user sees in the browser.
+    If the files exceed the limit together, the largest are left out. The server saves the notebook
+    itself, so it is not among a kernel's files. If a kernel has written it, add its path to the
+    exclusions: restoring it would overwrite what the user sees in the browser.
 
     Parameters
     ----------
     paths : iterable of Path
-        From `changed`, and those of an earlier checkpoint that the kernel was restored from.
+        From `changed`, and those of an earlier checkpoint from which the kernel was restored.
     limits : Limits, optional
     """
     limits = limits or Limits()
@@ -168,7 +168,7 @@ def collect(paths: Iterable[Path], limits: Limits | None = None) -> Collected:
 
 
 def _cut(states: list[FileState], limits: Limits, collected: Collected) -> None:
-    """Take the smallest, as long as there is room."""
+    """Take the smallest files, as long as there is room."""
     total = 0
     states.sort(key=lambda state: (state.size, state.path))
     for state in states[: limits.count]:
@@ -186,17 +186,17 @@ def _cut(states: list[FileState], limits: Limits, collected: Collected) -> None:
 
 
 class _SkipError(Exception):
-    """A path cannot be taken; the text says why."""
+    """Path that cannot be included; the text says why."""
 
 
 class _Links:
-    """Looks at paths, and remembers of which directories it has seen that they hold no links."""
+    """Reads the state of paths; caches which directories are free of links."""
 
     def __init__(self) -> None:
         self._plain: dict[Path, bool] = {}
 
     def resolved(self, path: Path) -> FileState:
-        """What there is under a path."""
+        """Return the state of a path."""
         if not path.is_absolute() or ".." in path.parts:
             raise _SkipError("is not an absolute path")
         parent = path.parent
@@ -224,28 +224,28 @@ class _Links:
 def read_into(
     state: FileState, fd: int, offset: int = 0, *, bytes_max: int | None = None
 ) -> FileState:
-    """Copy a file's content as it is at one moment.
+    """Copy a file's content consistently, as of one moment.
 
     Parameters
     ----------
     state : FileState
         From `collect`.
     fd : int
-        File that it is written to; after an error it may hold anything from `offset` on.
+        File to write to; after an error its content from `offset` on is undefined.
     offset : int
-        Where in there.
+        Where to write in `fd`.
     bytes_max : int, optional
-        The most to copy; by default as much as there is.
+        Maximum size; default: no limit.
 
     Returns
     -------
     FileState
-        What the file was like at that moment, which may be later than `state`.
+        State of the file at that moment, which may be later than `state`.
 
     Raises
     ------
     FileError
-        If it cannot be read, is none any more, is too large, or changes all the time.
+        If it cannot be read, is no longer a regular file, is too large, or keeps changing.
     """
     path = state.path
     try:
@@ -274,7 +274,7 @@ def _moment(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _copy(source: int, target: int, offset: int, size: int) -> int:
-    """Copy up to `size` bytes; return how many there were."""
+    """Copy up to `size` bytes; return the number of bytes copied."""
     buffer, done = memoryview(bytearray(min(BUFFER_BYTES, size) or 1)), 0
     while done < size:
         count = os.preadv(source, [buffer[: size - done]], done)

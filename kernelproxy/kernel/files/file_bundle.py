@@ -1,4 +1,4 @@
-"""The files of this kernel, gathered for a checkpoint and put back from one."""
+"""Files of this kernel: gathered for a checkpoint and restored from one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kernelproxy.kernel.files.changed_files import (
 from kernelproxy.kernel.files.tracker import JOURNAL_VARIABLE, REASON_VARIABLE
 from kernelproxy.kernel.namespace.types import Omission
 
-#: Paths of checkpoints that were restored here: their files are this notebook's, too.
+#: Paths from checkpoints that were restored here: they belong to this notebook, too.
 _inherited: set[Path] = set()
 
 
@@ -38,8 +38,8 @@ def gather() -> tuple[int, list[FileState], list[Omission]]:
     Returns
     -------
     tuple
-        Descriptor of a file with the content of all regular files one behind the other, which
-        becomes the caller's; what all are like; and what is not among them.
+        Descriptor of a file with the contents of all regular files, one after the other, of which
+        the caller takes ownership; the states of all files; and what is not among them.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def gather() -> tuple[int, list[FileState], list[Omission]]:
                     continue
                 end += state.size
             states.append(state)
-        os.ftruncate(copy.fileno(), end)  # of one that failed there may be something behind
+        os.ftruncate(copy.fileno(), end)  # a failed copy may have left bytes at the end
         fd = os.dup(copy.fileno())
     omitted = [Omission(str(each.path), each.why) for each in skipped]
     if reason := os.environ.get(REASON_VARIABLE):
@@ -71,26 +71,26 @@ def gather() -> tuple[int, list[FileState], list[Omission]]:
 
 
 def inherit(states: Iterable[FileState]) -> None:
-    """Called in a process that was made of another one: its files are in the journal of that."""
+    """Called in a restored process: its files are in the original process's journal."""
     _inherited.update(state.path for state in states)
 
 
 def described(states: Iterable[FileState]) -> list[dict[str, Any]]:
-    """What files are like, as JSON."""
+    """Return the states of files as JSON."""
     return [asdict(state) | {"path": str(state.path), "kind": str(state.kind)} for state in states]
 
 
 def put_in_place(name: str, raw: Sequence[dict[str, Any]], fd: int) -> PutBack:
-    """Make files what they were in a checkpoint; what is there is kept aside.
+    """Restore files to their state in a checkpoint; keep aside what they replace.
 
     Parameters
     ----------
     name : str
-        Of the checkpoint.
+        Name of the checkpoint.
     raw : sequence of dict
         See `described`; not trusted.
     fd : int
-        Their content, see `gather`; stays the caller's.
+        Contents, see `gather`; the caller remains the owner.
     """
     states = [
         FileState(
@@ -129,7 +129,7 @@ def _pieces(fd: int, offset: int, count: int) -> Iterator[bytes]:
 
 
 def mapped(fd: int) -> mmap.mmap | None:
-    """Map a file so that writes stay here; None if it is empty."""
+    """Map a file privately: writes do not reach the file; None if it is empty."""
     count = os.fstat(fd).st_size
     if not count:
         return None
@@ -137,6 +137,6 @@ def mapped(fd: int) -> mmap.mmap | None:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write all of it."""
+    """Write all bytes of `data`."""
     while data:
         data = data[os.write(fd, data) :]

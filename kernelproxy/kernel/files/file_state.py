@@ -1,4 +1,4 @@
-"""What a file was like at a checkpoint, and which files are no business of checkpoints."""
+"""State of a file at a checkpoint, and patterns of files that checkpoints exclude."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pathlib import Path
 
 from kernelproxy.common import paths
 
-MODE_MASK = 0o777  # nobody gets a set-user-id program out of a checkpoint
+MODE_MASK = 0o777  # without set-user-id bits: no checkpoint restores a set-user-id program
 
-# Where a computer's software and state are: never collected, and never written to.
+# Directories of a computer's software and state: never collected, and never written to.
 SYSTEM = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32"),
     *("/proc", "/run", "/sbin", "/sys", "/usr"),
 )
 
-# Begins the names under which `put_back` writes.
+# Prefix of the temporary names to which `put_back` writes.
 PART_PREFIX = ".sing-"
 
 EXCLUDED = (
-    # What is made again when it is missing.
+    # Files that are regenerated when they are missing.
     *("*/__pycache__", "*.pyc", "*/.cache", "*/.ipynb_checkpoints", "*/.mypy_cache"),
     *("*/.pytest_cache", "*/.ruff_cache", "*/.nv", "*/.triton", "*/torchinductor_*"),
-    # What has a history or an installer of its own.
+    # Files with a history or an installer of their own.
     *("*/.git", "*/.hg", "*/.svn", "*/site-packages", "*/dist-packages", "*/conda-meta"),
     *("*/node_modules", "*/.npm", "*/.cargo/registry", "*/.rustup"),
     # The history and state of IPython and of debuggers, which several notebooks share.
@@ -42,7 +42,7 @@ EXCLUDED = (
 
 
 class Kind(StrEnum):
-    """What there is under a path."""
+    """Kind of a path."""
 
     FILE = "file"
     ABSENT = "absent"
@@ -52,12 +52,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class FileState:
-    """What a path was like.
+    """State of a path.
 
     Parameters
     ----------
     path : Path
-        Absolute, and without links in its directories.
+        Absolute; its directories contain no links.
     kind : Kind
     mode : int
         Permission bits, of files and directories.
@@ -66,7 +66,7 @@ class FileState:
     size : int
         Bytes, of files.
     target : str
-        Where it leads to, of symbolic links.
+        Target, of symbolic links.
     """
 
     path: Path
@@ -78,13 +78,13 @@ class FileState:
 
     @classmethod
     def of(cls, path: Path, found: os.stat_result) -> FileState:
-        """The state of a file, by what ``lstat`` says of it."""
+        """Return the state of a regular file from the result of ``lstat``."""
         return cls(path, Kind.FILE, found.st_mode & MODE_MASK, found.st_mtime_ns, found.st_size)
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A path that was left alone, and why, in half a sentence that follows it."""
+    """Path that was skipped, and the reason, as half a sentence that follows the path."""
 
     path: Path
     why: str
@@ -94,10 +94,10 @@ class Skipped:
 
 
 class Exclusion:
-    """Patterns of paths.
+    """Set of path patterns.
 
-    A pattern is one of `fnmatch` for absolute paths, whose ``*`` also stands for slashes; ``~`` is
-    the home directory. What lies below a path that matches is excluded, too.
+    A pattern is one of `fnmatch` for absolute paths, in which ``*`` also matches slashes; ``~`` is
+    the home directory. Everything below a matching path is excluded, too.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Exclusion:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         wanted = dict.fromkeys(os.path.expanduser(each).rstrip("/") for each in patterns)
-        # Without its mark of the end, which newer Pythons write differently.
+        # Without the end anchor, which newer Pythons write differently.
         each = [re.sub(r"\\[Zz]$", "", fnmatch.translate(one)) for one in wanted if one]
         self._found = re.compile(rf"(?:{'|'.join(each)})(?:/.*)?\Z", re.DOTALL) if each else None
 
@@ -115,12 +115,12 @@ class Exclusion:
 
 
 def default_exclusions(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Patterns of what is left out unless told otherwise.
+    """Return the patterns that are excluded by default.
 
     Parameters
     ----------
     environ : dict, optional
-        That of the kernel, which names directories of Jupyter, IPython and caches.
+        Environment of the kernel, which names directories of Jupyter, IPython and caches.
     """
     names = (
         *("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"),
@@ -140,18 +140,18 @@ def _literally(path: str) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a checkpoint takes of files.
+    """Limits of the files in a checkpoint.
 
     Parameters
     ----------
     exclude : tuple of str
         Patterns, see `Exclusion`.
     file_bytes, total_bytes : int
-        The largest file, and all of them together.
+        Size of the largest file, and of all files together.
     count : int
-        Paths.
+        Number of paths.
     temporary : tuple of str
-        Directories in which a file that is gone is not worth mentioning: nobody will look for it.
+        Directories in which missing files are not recorded: no user will look for them.
     """
 
     exclude: tuple[str, ...] = field(default_factory=default_exclusions)
@@ -162,7 +162,7 @@ class Limits:
 
 
 def special_kind(mode: int) -> str:
-    """What a file is that is neither a file, a directory nor a link; "" if it is one of those."""
+    """Return the name of a special file's kind; "" for a regular file, a directory or a link."""
     if stat.S_ISSOCK(mode):
         return "a socket"
     if stat.S_ISFIFO(mode):

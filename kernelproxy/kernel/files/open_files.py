@@ -1,7 +1,6 @@
-"""Open files: opened again at their position, if they are files that will still be there.
+"""Open files: reopened at their position, if they are files that will still exist.
 
-What is *in* them is not saved here; putting files back is another part's task. Nothing is
-truncated by opening it again.
+Their content is not saved here; another module restores files. Reopening truncates nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def rule(kind: type) -> Callable[[Any], Reduced] | None:
-    """How to reduce objects of a type, or None if it is no file."""
+    """Return the reducer for objects of a type, or None if it is not a file."""
     if kind is io.TextIOWrapper:
         return _text
     if kind in (io.BufferedReader, io.BufferedWriter, io.BufferedRandom):
@@ -45,7 +44,7 @@ def _raw(file: io.FileIO) -> Reduced:
 def _buffered(file: Any) -> Reduced:
     if file.closed:
         return rebuild.closed_file, (type(file).__name__, str(file.name), file.mode, None)
-    _path(file.raw)  # a pipe is refused before anything is asked of it
+    _path(file.raw)  # refuse a pipe before using it
     if file.writable():
         file.flush()
     return rebuild.buffered_file, (type(file), file.raw, file.tell())
@@ -61,8 +60,8 @@ def _text(file: io.TextIOWrapper) -> Reduced:
         cookie = file.tell()
     except OSError:
         raise Refused("a file in the middle of a loop over its lines") from None
-    # The object does not say how it treats the ends of lines; that only matters for others
-    # than "\n".
+    # The object does not expose how it treats line ends; that only matters for others than
+    # "\n".
     if file.readable() and _has_returns(str(file.name)):
         raise Refused("an open text file with carriage returns")
     how = (file.line_buffering, file.write_through)
@@ -72,12 +71,12 @@ def _text(file: io.TextIOWrapper) -> Reduced:
 
 
 def _path(file: Any) -> str:
-    """Absolute path of an open file.
+    """Return the absolute path of an open file.
 
     Raises
     ------
     Refused
-        If it is none that another process could open.
+        If another process could not open it.
     """
     name = file.name
     if isinstance(name, int):

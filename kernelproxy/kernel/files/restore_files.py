@@ -1,12 +1,12 @@
-"""Putting files back, so that being killed at any moment leaves each as it was or as it is to be.
+"""Restoring files. If the process is killed at any moment, each file is either old or restored.
 
-The states come from a checkpoint, which somebody may have tampered with, and the directories may
-have changed since. So every directory is entered by its descriptor without following links, and
-everything is done relative to that; nothing is written through a link, over somebody else's
-file, or where a computer's software is.
+The states come from a checkpoint, which could have been tampered with, and the directories may have
+changed since. So every directory is entered by its descriptor without following links, and every
+operation is relative to that descriptor. Nothing is written through a link, over another user's
+file, or into a computer's system directories.
 
-What is in the way is kept aside first, under a second name of the same file where that is
-possible; then the new file takes its place by one rename.
+A file in the way is kept aside first, by a hard link to it where possible. Then the new file
+replaces it by one rename.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _EARLIEST, _LATEST = -(1 << 62), 1 << 62  # nanoseconds that the kernel takes
 
 @dataclass
 class PutBack:
-    """What became of each path.
+    """Outcome for each path.
 
     Parameters
     ----------
     restored : list of Path
-        Changed into what they were.
+        Restored to their state in the checkpoint.
     kept_aside : dict of Path to Path
-        Where that lies now which was there before.
+        New places of what was there before.
     unchanged : list of Path
-        Were as they had been; not touched.
+        Already in their state in the checkpoint; not touched.
     problems : list of Skipped
-        Were left as they are, and why.
+        Left as they are, with the reason.
     """
 
     restored: list[Path] = field(default_factory=list)
@@ -63,27 +63,27 @@ class PutBack:
 
 
 def put_back(states: Iterable[FileState], content: Content, aside: Path) -> PutBack:
-    """Make paths what they were.
+    """Restore paths to their state in a checkpoint.
 
-    It may be killed at any moment and called again: each file is whole, old or new, and what was
-    restored already counts as unchanged. Two calls for the same paths must not run at once.
+    The call may be killed at any moment and repeated: each file is complete, old or new, and files
+    restored before count as unchanged. Two calls for the same paths must not run concurrently.
 
     Parameters
     ----------
     states : iterable of FileState
         From `collect`, perhaps on another host. They are not trusted.
     content : callable
-        Returns a context whose value gives the bytes of a file, in pieces; called up to twice for
-        each file, to compare and to write.
+        Returns a context manager whose value yields the bytes of a file, in pieces; called up to
+        twice for each file, to compare and to write.
     aside : Path
-        A directory for what is in the way, created if need be: for ``/a/b`` it is at ``a/b`` in
-        there. A directory on another file system stays beside its old name instead.
+        Directory for files that are in the way, created if needed: ``/a/b`` is kept there as
+        ``a/b``. A directory on another file system stays beside its old name instead.
 
     Returns
     -------
     PutBack
-        An error with one file, also one that `content` raises as a `SingError`, is among its
-        `problems` and does not keep the others from being put back.
+        An error with one file, also one that `content` raises as a `SingError`, is in its
+        `problems`; the other files are restored nevertheless.
     """
     putting = _Putting(content, aside)
     wanted: dict[Kind, list[FileState]] = {kind: [] for kind in Kind}
@@ -98,7 +98,7 @@ def put_back(states: Iterable[FileState], content: Content, aside: Path) -> PutB
         *((state, putting.directory) for state in reversed(directories)),
         *((state, putting.file) for state in wanted[Kind.FILE]),
         *((state, putting.symlink) for state in wanted[Kind.SYMLINK]),
-        # At last: one that nobody may write to could not be filled.
+        # Last: a directory without write permission could not be filled.
         *((state, putting.directory_mode) for state in directories),
     ]
     for state, step in steps:
@@ -109,20 +109,20 @@ def put_back(states: Iterable[FileState], content: Content, aside: Path) -> PutB
 
 
 class RefusalError(Exception):
-    """A path is left as it is; the text says why, in half a sentence that follows it."""
+    """Path that is left as it is; the text is the reason, half a sentence that follows the path."""
 
 
 class BehindLinkError(RefusalError):
-    """One of a path's directories is a symbolic link now, so nothing has that path itself."""
+    """Path with a directory that is a symbolic link now, so nothing has that path itself."""
 
 
 def check(state: FileState) -> None:
-    """Make sure that a state makes sense.
+    """Check that a state is valid.
 
     Raises
     ------
     RefusalError
-        It does not, or its path is one that checkpoints leave alone.
+        It is not valid, or its path is one that checkpoints exclude.
     """
     path = str(state.path)
     is_plain = path.startswith("/") and not path.startswith("//") and "\0" not in path
@@ -139,17 +139,17 @@ def check(state: FileState) -> None:
 
 
 class _Putting:
-    """One call of `put_back`."""
+    """State of one call of `put_back`."""
 
     def __init__(self, content: Content, aside: Path) -> None:
         self.report = PutBack()
         self._content, self._aside = content, aside
-        self._done: set[Path] = set()  # what needs no more steps
+        self._done: set[Path] = set()  # paths that need no more steps
         self._touched: set[Path] = set()  # directories
 
     @contextlib.contextmanager
     def reporting(self, state: FileState) -> Iterator[None]:
-        """Note what goes wrong with one path."""
+        """Record the error of one path."""
         try:
             yield
         except RefusalError as error:
@@ -168,7 +168,7 @@ class _Putting:
         self.report.unchanged.append(path)
 
     def sync(self) -> None:
-        """Make what was renamed survive a loss of power. File systems keep the order anyway."""
+        """Make renames survive a loss of power. File systems keep their order anyway."""
         for directory in sorted(self._touched):
             with contextlib.suppress(OSError):
                 fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -180,7 +180,7 @@ class _Putting:
     # ---------------------------------------------------------------- kinds
 
     def absent(self, state: FileState) -> None:
-        """Move away what is there."""
+        """Remove what is at the path; keep a file aside."""
         try:
             with _entered(state.path, make=False) as directory:
                 found = _look(directory, state.path)
@@ -202,11 +202,11 @@ class _Putting:
         try:
             os.rmdir(path.name, dir_fd=directory)
         except OSError as error:
-            # Not all of that need be the kernel's.
+            # The kernel may not have created all of these files.
             raise RefusalError("is a directory with files now; it stays as it is") from error
 
     def directory(self, state: FileState) -> None:
-        """Make it, without its mode."""
+        """Create a directory, without its mode."""
         with _entered(state.path, make=True) as directory:
             found = _look(directory, state.path, is_directory_ours=False)
             if found is not None and stat.S_ISDIR(found.st_mode):
@@ -220,7 +220,7 @@ class _Putting:
             self._touched.add(state.path.parent)
 
     def directory_mode(self, state: FileState) -> None:
-        """Give it its mode."""
+        """Set the directory's mode."""
         if state.path in self._done:
             return
         with _entered(state.path, make=False) as directory:
@@ -233,7 +233,7 @@ class _Putting:
         self.report.restored.append(state.path)
 
     def file(self, state: FileState) -> None:
-        """Write it, unless it is there."""
+        """Write a file, unless it is unchanged."""
         with _entered(state.path, make=True) as directory:
             part = _part_of(directory, state.path)
             found = _look(directory, state.path)
@@ -249,7 +249,7 @@ class _Putting:
                 raise
 
     def symlink(self, state: FileState) -> None:
-        """Make it, unless it is there."""
+        """Create a link, unless it is unchanged."""
         with _entered(state.path, make=True) as directory:
             part = _part_of(directory, state.path)
             found = _look(directory, state.path)
@@ -263,7 +263,7 @@ class _Putting:
     # ---------------------------------------------------------------- content
 
     def _is_same(self, directory: int, state: FileState, found: os.stat_result) -> bool:
-        """Whether a file holds what it is to hold."""
+        """True if a file has the content of its state."""
         if not stat.S_ISREG(found.st_mode) or found.st_size != state.size:
             return False
         fd = os.open(state.path.name, _reading(), dir_fd=directory)
@@ -277,12 +277,12 @@ class _Putting:
         if found.st_mode & MODE_MASK == state.mode & MODE_MASK:
             self._unchanged(state.path)
             return
-        # Not by opening it, which the mode that it has may forbid.
+        # Not by opening the file, which its current mode may forbid.
         os.chmod(state.path.name, state.mode & MODE_MASK, dir_fd=directory)
         self.report.restored.append(state.path)
 
     def _write(self, directory: int, part: str, state: FileState) -> None:
-        """Write the whole of a file under another name, down to the disk."""
+        """Write a complete file under a temporary name, and sync it to disk."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(part, flags, 0o600, dir_fd=directory)
         try:
@@ -300,7 +300,7 @@ class _Putting:
             os.close(fd)
 
     def _replace(self, directory: int, path: Path, part: str, found: os.stat_result | None) -> None:
-        """Put what was made under another name into its place."""
+        """Rename a file from its temporary name to its path."""
         if found is not None:
             self._keep(directory, path, found)
         os.rename(part, path.name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -310,7 +310,7 @@ class _Putting:
     # ---------------------------------------------------------------- aside
 
     def _keep(self, directory: int, path: Path, found: os.stat_result) -> None:
-        """Keep what is under a path; a directory is moved away, others get a second name."""
+        """Keep aside what is at a path: move a directory, link or copy anything else."""
         base = self._aside / path.relative_to("/")
         base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for number in range(ASIDE_MAX):
@@ -330,7 +330,7 @@ class _Putting:
 
 
 def _keep_file(directory: int, path: Path, place: Path, found: os.stat_result) -> bool:
-    """Give a file a second name, or copy it; false if that is taken by another one."""
+    """Keep a file by a hard link or a copy; return False if another file has that name."""
     if os.path.lexists(place):
         was_kept = not place.is_symlink() and place.is_file()
         return was_kept and (
@@ -338,7 +338,7 @@ def _keep_file(directory: int, path: Path, place: Path, found: os.stat_result) -
         )
     try:
         os.link(path.name, place, src_dir_fd=directory, follow_symlinks=False)
-    except OSError:  # another file system, or one that knows no links
+    except OSError:  # another file system, or one without hard links
         fd = os.open(path.name, _reading(), dir_fd=directory)
         part = place.with_name(_part(place.name))
         with open(fd, "rb") as source, open(part, "wb") as target:
@@ -352,12 +352,12 @@ def _keep_file(directory: int, path: Path, place: Path, found: os.stat_result) -
 
 
 def _equal(directory: int, path: Path, place: Path) -> bool:
-    """Whether it was kept before, by a call that was killed."""
+    """True if an earlier call, which was killed, has kept the same content."""
     return filecmp.cmp(f"/proc/self/fd/{directory}/{path.name}", place, shallow=False)
 
 
 def _keep_link(directory: int, path: Path, place: Path) -> bool:
-    """Make a link like another one; false if there is something else."""
+    """Create a copy of a symbolic link; return False if something else is there."""
     target = os.readlink(path.name, dir_fd=directory)
     if os.path.lexists(place):
         return place.is_symlink() and os.readlink(place) == target
@@ -366,12 +366,12 @@ def _keep_link(directory: int, path: Path, place: Path) -> bool:
 
 
 def _move_directory(directory: int, path: Path, place: Path, suffix: str) -> Path | None:
-    """Move a directory; None if that name is taken."""
+    """Move a directory; return None if that name exists."""
     if os.path.lexists(place):
         return None
     try:
         os.rename(path.name, place, src_dir_fd=directory)
-    except OSError:  # another file system: a copy of it would not be made at once
+    except OSError:  # another file system: copying would not be atomic
         beside = path.with_name(f"{path.name}.aside{suffix}")
         if _look(directory, beside) is not None:
             return None
@@ -385,7 +385,7 @@ def _move_directory(directory: int, path: Path, place: Path, suffix: str) -> Pat
 
 @contextlib.contextmanager
 def _entered(path: Path, *, make: bool) -> Iterator[int]:
-    """The directory that a path is in, entered from the root without following a link."""
+    """Open the directory of a path, from the root without following a link."""
     fd = os.open("/", _DIRECTORY)
     try:
         here = Path("/")
@@ -400,7 +400,7 @@ def _entered(path: Path, *, make: bool) -> Iterator[int]:
 
 
 def _enter(fd: int, name: str, here: Path, *, make: bool) -> int:
-    """Open one directory in another one."""
+    """Open a directory inside another one."""
     try:
         try:
             return os.open(name, _DIRECTORY, dir_fd=fd)
@@ -419,12 +419,12 @@ def _enter(fd: int, name: str, here: Path, *, make: bool) -> int:
 
 
 def _look(directory: int, path: Path, *, is_directory_ours: bool = True) -> os.stat_result | None:
-    """What is under a path, None if nothing.
+    """Return the status of a path, None if it does not exist.
 
     Raises
     ------
     RefusalError
-        It is not of a kind that we ever put there, or not the user's.
+        If it is of a kind that is never restored, or belongs to another user.
     """
     try:
         found = os.lstat(path.name, dir_fd=directory)
@@ -439,12 +439,12 @@ def _look(directory: int, path: Path, *, is_directory_ours: bool = True) -> os.s
 
 
 def _part(name: str) -> str:
-    """Under which name a file is written first: always the same one, so none is ever forgotten."""
+    """Return a file's temporary name: a fixed one, so that the next call removes a leftover."""
     return f"{PART_PREFIX}{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}.part"
 
 
 def _part_of(directory: int, path: Path) -> str:
-    """That name, which somebody who was killed may have left taken."""
+    """Return the temporary name of a path; remove what a killed call has left under it."""
     part = _part(path.name)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(part, dir_fd=directory)
@@ -456,7 +456,7 @@ def _reading() -> int:
 
 
 def _read(fd: int, count: int) -> bytes:
-    """Read so many bytes, or to the end."""
+    """Read a number of bytes, or to the end."""
     pieces = []
     while count:
         piece = os.read(fd, count)

@@ -1,11 +1,11 @@
-"""The file tracker: `libsing_fstrack.so`, preloaded into kernels, and what names it there.
+"""File tracker: `libsing_fstrack.so`, preloaded into kernels, and its environment variables.
 
-It notes in a journal which files a kernel and its children change; `changed_files` reads that.
-Unlike the rest of the native part it knows nothing of torch and Python, so there is one for every
-environment, and it compiles in a second or two. A kernel without it starts all the same.
+It records in a journal which files a kernel and its children change; `changed_files` reads the
+journal. Unlike the rest of the native part it depends neither on torch nor on Python, so one build
+serves every environment, and it compiles in a second or two. A kernel also starts without it.
 
-The library asks for no version of any symbol: a child may run in a container of its own, whose
-older libc would refuse to start a program with it otherwise.
+The library requires no version of any symbol: a child may run in a container whose older libc would
+otherwise refuse to start a program with it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kernelproxy.native.tools import TRACKER_LIBRARY
 JOURNAL_VARIABLE = "SING_FSTRACK"
 REASON_VARIABLE = "SING_FSTRACK_REASON"
 CHECK_SECONDS = 30
-# Programs with the address sanitizer refuse to start behind any other library otherwise.
+# Programs with the address sanitizer otherwise refuse to start with a preloaded library.
 SANITIZER_OPTION = "verify_asan_link_order=0"
 
-# Its own line, as an interpreter may print others.
+# On a line of its own, because an interpreter may print other lines.
 _CHECK = f"print(); print({TRACKER_LIBRARY!r} in open('/proc/self/maps').read())"
 
 
 def check(python: str, library: Path, env: MutableMapping[str, str] | None = None) -> None:
-    """Make sure that an interpreter starts with the tracker, in silence, and loads it.
+    """Check that an interpreter starts with the tracker, prints no error, and loads it.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ def check(python: str, library: Path, env: MutableMapping[str, str] | None = Non
     library : Path
         From `library`.
     env : dict, optional
-        Its environment variables, this process's by default.
+        Environment variables; default: those of this process.
 
     Raises
     ------
     NativeError
-        It does not: it is linked statically, for another machine, or instrumented.
+        If it does not: it is linked statically, for another machine, or instrumented.
     """
     trial = dict(os.environ if env is None else env)
     leave(trial)
@@ -75,12 +75,12 @@ def check(python: str, library: Path, env: MutableMapping[str, str] | None = Non
 
 
 def preload(env: MutableMapping[str, str], library: Path) -> None:
-    """Put the tracker before what an environment preloads already.
+    """Add the tracker in front of what an environment preloads already.
 
     Raises
     ------
     NativeError
-        Its path cannot be written there.
+        If LD_PRELOAD cannot contain its path.
     """
     if re.search(r"[\s:;$]", str(library)):
         raise NativeError(f"LD_PRELOAD cannot name the file tracker in {library.parent}")
@@ -89,24 +89,24 @@ def preload(env: MutableMapping[str, str], library: Path) -> None:
 
 
 def follow(journal: Path) -> None:
-    """Have this process's changes, and those of children to come, noted in another journal."""
+    """Record changes by this process, and by its future children, in another journal."""
     os.environ[JOURNAL_VARIABLE] = str(journal)
-    with contextlib.suppress(AttributeError):  # it is not tracked
+    with contextlib.suppress(AttributeError):  # the tracker is not loaded
         ctypes.CDLL(None).sing_fstrack_follow(os.fsencode(journal))
 
 
 def leave(env: MutableMapping[str, str]) -> None:
-    """Take the tracker out of an environment, such as one that was inherited from a kernel."""
+    """Remove the tracker from an environment, such as one that was inherited from a kernel."""
     for name in (JOURNAL_VARIABLE, REASON_VARIABLE):
         env.pop(name, None)
     if TRACKER_LIBRARY not in env.get("LD_PRELOAD", ""):
-        return  # and is not rewritten
+        return  # and stays unchanged
     _without(env, "LD_PRELOAD", lambda path: Path(path).name == TRACKER_LIBRARY)
     _without(env, "ASAN_OPTIONS", lambda option: option == SANITIZER_OPTION)
 
 
 def _without(env: MutableMapping[str, str], name: str, is_ours: Callable[[str], bool]) -> None:
-    """Take what is ours out of a list; nothing is left of an empty one."""
+    """Remove our entries from a list variable; remove the variable if nothing is left."""
     kept = [each for each in re.split(r"[\s:]+", env.get(name, "")) if each and not is_ours(each)]
     if kept:
         env[name] = ":".join(kept)

@@ -1,11 +1,11 @@
-"""A notebook's host state: its variables, taken out of one Python process and put into another.
+"""Host state of a notebook: its variables, captured in a process and restored in another one.
 
-`capture` pickles the variables as *one* graph, so that what two of them share is shared again
-after `restore`; what cannot be saved is left out, and named in one line. Big memory, of NumPy and
-of torch, is not copied: the result refers to it, and is valid until the notebook's code goes on.
+`capture` pickles the variables as *one* graph, so that what two of them share is shared again after
+`restore`. What cannot be saved is left out, and named in one line. Large memory, of NumPy and of
+torch, is not copied: the result refers to it, and is valid until the notebook's code continues.
 
-Restoring executes code that the stream holds: functions of cells, constructors, whatever a pickle
-may contain. Whoever calls `restore` has made sure that the stream comes from the user himself.
+Restoring executes code that the stream contains: functions of cells, constructors, anything a
+pickle may contain. The caller of `restore` must be sure that the stream comes from the same user.
 
 Runs in kernels: needs the standard library and cloudpickle, and torch, NumPy and pandas only
 where the notebook has imported them.

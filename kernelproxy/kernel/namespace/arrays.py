@@ -1,4 +1,4 @@
-"""NumPy arrays: owners once, views as windows into them."""
+"""NumPy arrays: owners of memory are saved once, views as windows into them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelproxy.kernel.namespace.types import Reduced, Refused
 
 
 class Block:
-    """Memory that no plain array owns as a whole; restored as a flat array of bytes."""
+    """Memory without a plain array that owns all of it; restored as a flat array of bytes."""
 
     def __init__(self, address: int, nbytes: int, owner: Any) -> None:
         self.address, self.nbytes, self.owner = address, nbytes, owner
@@ -28,23 +28,23 @@ class Arrays:
     Parameters
     ----------
     memory : Memory
-        What is known of this process' memory.
+        Known memory of this process.
     """
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._np = sys.modules["numpy"]
-        #: The type that arrays have most often.
+        #: The most frequent type of arrays.
         self.plain = self._np.ndarray
 
     def rule(self, kind: type) -> Any:
-        """How to reduce objects of a type, or None if it has nothing to do with arrays."""
+        """Return the reducer for objects of a type, or None if it is not an array type."""
         np = self._np
         if kind is np.ndarray:
             return self._array
         if kind is np.memmap:
             return self._subclass
-        # To name `np.ma` would import it while the notebook waits; without it there are none.
+        # Naming `np.ma` would import it while the notebook waits; not imported, it has no objects.
         masked = sys.modules.get("numpy.ma")
         if masked is not None and kind is getattr(masked, "MaskedArray", None):
             return self._masked
@@ -53,14 +53,14 @@ class Arrays:
         return None
 
     def meet(self, a: Any) -> None:
-        """Make the owner of an array's memory known; saving it will tell what is wrong with it."""
+        """Register the owner of an array's memory; errors are reported when the array is saved."""
         if not a.dtype.hasobject and a.nbytes:
             with suppress(Refused):
                 if self._memory.find(*extent(a)) is None:
                     self._own(a)
 
     def block(self, block: Block) -> Reduced:
-        """Reduce memory without an array of its own."""
+        """Reduce memory that has no array of its own."""
         return rebuild.array, (self._content(block.address, block.nbytes, block), (block.nbytes,),
                                self._np.dtype("u1"), "C", True)  # fmt: skip
 
@@ -81,19 +81,19 @@ class Arrays:
             order = "C" if a.flags.c_contiguous else "F"
             content = self._content(lowest, nbytes, a)
             return rebuild.array, (content, a.shape, a.dtype, order, a.flags.writeable)
-        offset += address(a) - lowest  # negative strides begin at their end
+        offset += address(a) - lowest  # negative strides start at the end
         return rebuild.window, (owner, offset, a.shape, a.dtype, a.strides, a.flags.writeable)
 
     def _content(self, start: int, nbytes: int, owner: Any) -> pickle.PickleBuffer:
         return pickle.PickleBuffer(at_address(start, nbytes, owner))
 
     def _own(self, a: Any) -> None:
-        """Find out who owns an array's memory, and make it known.
+        """Find the owner of an array's memory, and register it.
 
         Raises
         ------
         Refused
-            If it is memory that this process shares with a file or with others.
+            If this process shares the memory with a file or with others.
         """
         np = self._np
         root = a
@@ -106,7 +106,7 @@ class Arrays:
             self._map(root)
             return
         if isinstance(exporter, bytes | bytearray | array):
-            # The exporter is saved as itself, and its other users see the same bytes again.
+            # The exporter is saved as itself; its other users will share these bytes again.
             exported = np.frombuffer(exporter, np.uint8)
             self._memory.add(address(exported), exported.nbytes, exporter)
             return
@@ -122,7 +122,7 @@ class Arrays:
         self._memory.add(lowest, nbytes, root if plain else Block(lowest, nbytes, root))
 
     def _map(self, root: Any) -> None:
-        """Make a memory-mapped file known: by name while nobody here can change it."""
+        """Register a memory-mapped file: by name if this process cannot change it."""
         lowest, nbytes = extent(root)
         if root.mode == "c":  # changes are this process' own
             self._memory.add(lowest, nbytes, Block(lowest, nbytes, root))
@@ -135,7 +135,7 @@ class Arrays:
         plain = a.view(self._np.ndarray)
         kind = type(a)
         if kind is self._np.memmap and not isinstance(a.base, self._np.ndarray | mmap.mmap):
-            kind = self._np.ndarray  # a result of computing with a map: plain memory
+            kind = self._np.ndarray  # result of a computation with a map: plain memory
         of_file = isinstance(a, self._np.memmap)
         state = {} if of_file else dict(getattr(a, "__dict__", {}))
         return rebuild.subclass, (plain, kind, a.dtype), state, None, None, rebuild.array_state
@@ -154,7 +154,7 @@ class Arrays:
         while isinstance(root.base, self._np.ndarray):
             root = root.base
         if root is a:
-            return NotImplemented  # NumPy's own way: element by element, in the stream
+            return NotImplemented  # NumPy's default: element by element, in the stream
         if type(root) is not self._np.ndarray or root.dtype != a.dtype or not (
             root.flags.c_contiguous or root.flags.f_contiguous
         ):  # fmt: skip
@@ -164,7 +164,7 @@ class Arrays:
 
 
 class MappedFile:
-    """A file that is mapped for reading."""
+    """File that is mapped for reading."""
 
     def __init__(self, root: Any) -> None:
         self.root, self.file = root, os.stat(root.filename)
@@ -176,12 +176,12 @@ class MappedFile:
 
 
 def address(a: Any) -> int:
-    """Address of an array's first element."""
+    """Return the address of an array's first element."""
     return int(a.__array_interface__["data"][0])
 
 
 def extent(a: Any) -> tuple[int, int]:
-    """Lowest address of an array that is not empty, and the bytes from there to its end."""
+    """Return the lowest address of a non-empty array, and the bytes from there to its end."""
     low = high = 0
     for count, stride in zip(a.shape, a.strides, strict=True):
         low, high = low + min(0, (count - 1) * stride), high + max(0, (count - 1) * stride)

@@ -1,4 +1,4 @@
-"""Taking a namespace out of a process."""
+"""Capturing a namespace in a process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kernelproxy.kernel.namespace.types import (
     Reduced,
 )
 
-#: Lines about one variable; more of them would not help.
+#: Maximum number of lines about one variable; more would not help.
 NOTES_MAX = 3
 
 
@@ -45,17 +45,17 @@ def capture(
     """Save the variables of a notebook.
 
     They are saved as one graph: what two variables share, they share after `restore`. A variable
-    that holds what cannot be saved is left out as a whole, and named, and the others are not
-    affected. Nothing is changed, except that files opened for writing are flushed.
+    that contains something that cannot be saved is left out as a whole, and named; the others are
+    not affected. Nothing is changed, except that files opened for writing are flushed.
 
     Parameters
     ----------
     namespace : dict of str to object
-        The notebook's globals. Functions whose globals they are refer to those of `restore`.
+        Globals of the notebook. Functions with these globals refer to those of `restore` later.
     device : DevicePart, optional
-        The device session, for tensors that are on it.
+        Device session, for tensors on it.
     names : iterable of str, optional
-        The variables to save; otherwise all but those with double underscores.
+        Variables to save; default: all but those with double underscores.
     extra : dict of str to object, optional
         Saved beside them in the same graph.
 
@@ -67,7 +67,7 @@ def capture(
     Raises
     ------
     KeyboardInterrupt
-        If the user interrupts it; nothing has been changed then.
+        If the user interrupts it; then nothing has been changed.
     """
     if names is None:
         names = [name for name in namespace if not name.startswith("__")]
@@ -75,7 +75,7 @@ def capture(
     work = _Capture(namespace, device)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what objects that we only look at have to say
+            warnings.simplefilter("ignore")  # warnings of objects that are only inspected
             for name in sorted(names, key=lambda name: _turn(namespace[name])):
                 work.add("variable", name, namespace[name])
             for name, value in (extra or {}).items():
@@ -86,14 +86,14 @@ def capture(
 
 
 def _turn(value: Any) -> int:
-    """When a variable is saved: first what code may need that runs while others are restored."""
+    """Return a variable's order: first what code may need that runs while others are restored."""
     if isinstance(value, types.ModuleType):
         return 0
     return 1 if isinstance(value, type | types.FunctionType) else 2
 
 
 class _Capture:
-    """One capture: a pickler, and how far it has come."""
+    """State of one capture: a pickler, and what it has saved so far."""
 
     def __init__(self, namespace: dict[str, Any], device: DevicePart | None) -> None:
         self._namespace = namespace
@@ -109,7 +109,7 @@ class _Capture:
         self._memo = self._pickler.preamble([namespace, sys.modules, sys.path])
 
     def add(self, group: str, name: str, value: Any) -> None:
-        """Save a variable, or name it and go back to where we were."""
+        """Save a variable; if that fails, record it and roll back."""
         segment = Segment(group, name, self._file.tell(), len(self._buffers), self._memo)
         numbers = self._pickler.numbers
         numbered = len(numbers)
@@ -129,7 +129,7 @@ class _Capture:
         self._add_notes(name, value)
 
     def result(self, order: list[str]) -> Captured:
-        """What was saved; `order`: of the names, as the user knows it."""
+        """Return what was saved, sorted by `order`: the names in the user's order."""
         place = {name: index for index, name in enumerate(order)}
         self._saved.sort(key=lambda item: place[item.name])
         self._omitted.sort(key=lambda line: place[line.name])
@@ -138,7 +138,7 @@ class _Capture:
         return Captured(stream, self._buffers, storages, self._saved, self._omitted)
 
     def close(self) -> None:
-        """Let go of the variables at once, instead of when garbage is next collected."""
+        """Release the variables at once, instead of at the next garbage collection."""
         self._pickler.clear_memo()
         del self._pickler
 
@@ -154,7 +154,7 @@ class _Capture:
         what = reducers.describe(offender, error)
         try:
             path = path_to(offender, name, value, self._skip)
-        except Exception:  # objects of users' classes may do anything when they are looked at
+        except Exception:  # users' classes may do anything when they are inspected
             path = None
         if path == name:
             return what
@@ -172,7 +172,7 @@ class _Capture:
             self._omitted.append(Omission(name, f"and {more} more like that", partly=True))
 
     def _keep(self, buffer: pickle.PickleBuffer) -> bool:
-        """Called by pickle with memory; True: put it into the stream."""
+        """Called by pickle with memory; return True to put it into the stream."""
         raw = buffer.raw()
         if raw.nbytes < BUFFER_BYTES:
             return True
@@ -184,21 +184,21 @@ class _Capture:
 
 
 class GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles several objects into one graph, and can take the last one back.
+    """Pickler of several objects into one graph, which can remove the last one again.
 
     Parameters
     ----------
     file : BytesIO
-        What it writes to.
+        File to write to.
     namespace : dict
-        The notebook's globals.
+        Globals of the notebook.
     device : DevicePart or None
         The device session.
     keep, note : callable
-        Called with buffers, and with what is not saved of objects that are.
+        Called with buffers, and with notes about parts of saved objects that are not saved.
     """
 
-    memo: Any  # the C pickler's; neither it nor cloudpickle says so
+    memo: Any  # of the C pickler; neither it nor cloudpickle declares it
 
     def __init__(
         self, file: io.BytesIO, namespace: dict[str, Any], device: DevicePart | None,
@@ -219,23 +219,24 @@ class GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
         torch = sys.modules.get("torch")
         whole = torch is not None and hasattr(torch, "Tensor")  # its import may have failed
         self._tensors = Tensors(memory, device, note) if whole else None
-        #: Device storages met so far, with their bytes.
+        #: Device storages seen so far, with their bytes.
         self.numbers = self._tensors.numbers if self._tensors else []
 
     def meet(self, values: Iterable[Any]) -> None:
-        """Look at arrays before anything is saved.
+        """Register arrays before anything is saved.
 
-        A tensor may be on a part of an array's memory; met first, it would be taken for the owner.
+        A tensor may use a part of an array's memory; if it came first, it would be taken for the
+        owner.
         """
         for value in values:
             if self._arrays is not None and type(value) is self._arrays.plain:
                 self._arrays.meet(value)
 
     def preamble(self, known: list[Any]) -> int:
-        """Begin the stream with objects that pickle would take apart; returns the memo's length.
+        """Begin the stream with objects that pickle would take apart; return the memo's length.
 
-        Reducers are not asked about dictionaries and lists, but those in the memo are referred
-        to, so that is where these are put, in the place of what makes them again.
+        Pickle does not call reducers for dictionaries and lists, but refers to objects in the memo.
+        So these objects are put into the memo, in place of what rebuilds them.
         """
         stands = [
             Stand(rebuild.namespace, ()),
@@ -250,9 +251,9 @@ class GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self.memo_length()
 
     def memo_length(self) -> int:
-        """Number of entries in the memo, which the C pickler does not tell.
+        """Return the number of entries in the memo, which the C pickler does not expose.
 
-        A fresh object twice in a row is written as itself and a reference by number.
+        A new object twice in a row is written as itself and a reference by number.
         """
         begin, fresh = self._file.tell(), list[Any]()
         self.dump((fresh, fresh))
@@ -262,13 +263,13 @@ class GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return int(numbers[0] or 0) + 2  # itself, and the pair
 
     def forget(self, length: int) -> None:
-        """Forget objects that were memorized after the memo had a length."""
+        """Remove objects from the memo that were added after it had this length."""
         memo = self.memo.copy()
         self.memo = {key: entry for key, entry in memo.items() if entry[0] < length}
         self.last = None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Called by pickle with each object that is not of one of its own types."""
+        """Called by pickle with each object that is not of one of its built-in types."""
         self.last = obj
         kind = type(obj)
         rule = self._rules.get(kind)

@@ -1,10 +1,10 @@
-"""Objects of classes that cells define, where pickle would run the class' own code too early.
+"""Instances of classes that cells define, where pickle would run the class' own code too early.
 
-pickle makes an object by calling its class, fills containers through their methods, and asks the
-object for its ``__setstate__`` before it has any attributes. Classes that were written without
-thinking of that fail then: a ``__new__`` or ``__init__`` with arguments, a ``__setitem__`` that
-counts, a ``__getattr__`` that looks into another attribute. Here objects are made and filled by
-what the built-in classes below them do.
+pickle makes an object by calling its class, fills containers through their methods, and looks up
+``__setstate__`` on the object before it has any attributes. Classes that do not expect this fail
+then: a ``__new__`` or ``__init__`` with arguments, a ``__setitem__`` that counts, a ``__getattr__``
+that uses another attribute. Here objects are made and filled by the methods of their built-in base
+classes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kernelproxy.kernel.namespace.types import Reduced
 
 _CONTAINERS = (dict, list, set, frozenset, deque)
 _METHODS = ("__new__", "__init__", "__getattr__", "__getattribute__")
-_OWN = types.FunctionType  # what methods are that are written in Python
+_OWN = types.FunctionType  # type of methods that are written in Python
 
 
 def rule(kind: type) -> Callable[[Any], Any] | None:
-    """How to reduce objects of a type, or None if pickle's way is right for them."""
+    """Return the reducer for objects of a type, or None if pickle's default is right for them."""
     reduce_ex: Any = kind.__reduce_ex__
     if kind.__module__ != "__main__" or reduce_ex is not object.__reduce_ex__:
         return None
@@ -49,12 +49,12 @@ def _plain(obj: Any) -> Reduced | Any:
     if found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
         return found
     if isinstance(getattr(kind, "__getnewargs__", None), _OWN):
-        return found  # the class says itself what its __new__ wants
+        return found  # the class itself defines the arguments of its __new__
     return rebuild.bare, found[1], _content(obj, *found[2:]), None, None, rebuild.instance_state
 
 
 def _of_base(obj: Any, base: type) -> Reduced | Any:
-    """Reduce an object whose built-in base class would have pickle call the class."""
+    """Reduce an object whose built-in base class would make pickle call the class."""
     found = obj.__reduce_ex__(5)
     if found[0] is not type(obj):
         return found
@@ -63,7 +63,7 @@ def _of_base(obj: Any, base: type) -> Reduced | Any:
 
 
 def _content(obj: Any, state: Any = None, items: Any = None, pairs: Any = None) -> Any:
-    """What `rebuild.instance_state` fills an object with."""
+    """Return the content with which `rebuild.instance_state` fills an object."""
     if pairs is not None:
         basis = OrderedDict if isinstance(obj, OrderedDict) else dict
         pairs = list(basis.items(obj))

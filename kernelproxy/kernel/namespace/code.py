@@ -1,8 +1,8 @@
-"""What cells define: functions and classes, by value, living in the restored namespace.
+"""Functions and classes that cells define: saved by value, with the restored namespace as globals.
 
-cloudpickle knows how to take them apart. It gives functions a private copy of the globals that
-they use, cells of their own, and enumerations and classes a part of what they had; what differs
-here is that everything is shared and complete again.
+cloudpickle takes them apart. But it gives functions a private copy of the globals that they use and
+cells of their own, and it saves only a part of enumerations and classes. Here everything is shared
+and complete after a restore.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernelproxy.kernel.namespace.types import Reduced, Refused
 
 
 class Stand:
-    """Stands for something in the stream that pickle would take apart, or that is no object."""
+    """Placeholder in the stream for what pickle would take apart, or what is not an object."""
 
     def __init__(self, *reduced: Any) -> None:
         self._reduced = reduced
@@ -37,19 +37,19 @@ class Code:
     Parameters
     ----------
     namespace : dict
-        The namespace that is captured: the globals of functions of cells.
+        Namespace that is captured: the globals of functions of cells.
     note : callable
-        Called with an object and a line about what is not saved of it.
+        Called with an object and a line about a part of it that is not saved.
     """
 
     def __init__(self, namespace: Mapping[str, object], note: Callable[[Any, str], None]) -> None:
         self._namespace, self._note = namespace, note
-        # By id, with the object, which is kept alive.
+        # By id; with the object, to keep it alive.
         self._stands: dict[int, tuple[Any, Stand]] = {}
         self._private: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def rule(self, kind: type) -> Any:
-        """How to reduce objects of a type, or None if it is no code."""
+        """Return the reducer for objects of a type, or None if it is not code."""
         if kind is types.FunctionType:
             return self._function
         if issubclass(kind, type):
@@ -73,7 +73,7 @@ class Code:
         where, used = self._globals(function), slots.pop("__globals__")
         if where is not None:
             used = {}
-        else:  # globals that belong to no module: of those, what is used
+        else:  # globals that belong to no module: save only what is used
             own = {name: used.get(name) for name in ("__name__", "__package__", "__file__")}
             _, where = self._private.setdefault(id(function.__globals__), (function, own))
         for name in ("__closure__", "_cloudpickle_submodules"):
@@ -86,10 +86,10 @@ class Code:
         return types.FunctionType, made, state, None, None, rebuild.function_state
 
     def _globals(self, function: types.FunctionType) -> Any:
-        """What stands for a function's globals, or None if they must be copied.
+        """Return a placeholder for a function's globals, or None if they must be copied.
 
-        Those of a module on disk are the module's. They must not be copied: a decorator of a
-        library may keep its books there.
+        The globals of a module on disk are those of the module. They must not be copied: a
+        library's decorator may keep a registry there.
         """
         where = function.__globals__
         if where is self._namespace:
@@ -101,7 +101,7 @@ class Code:
         return self._stand(module, rebuild.module_dict, name)
 
     def _stand(self, of: Any, *reduced: Any) -> Stand:
-        """The stand for an object, always the same one."""
+        """Return the placeholder for an object, always the same one."""
         if id(of) not in self._stands:
             self._stands[id(of)] = of, Stand(reduced[0], reduced[1:])
         return self._stands[id(of)][1]
@@ -119,7 +119,7 @@ class Code:
         state = found[2]
         attributes = state[0]
         for name, value in list(attributes.items()):
-            # Descriptors of slots, also of those with private names: made by __slots__ again.
+            # Descriptors of slots, also of those with private names: __slots__ creates them again.
             if isinstance(value, types.MemberDescriptorType) and value.__objclass__ is cls:
                 del attributes[name]
         if issubclass(cls, enum.Enum):
@@ -127,12 +127,12 @@ class Code:
         _, name, bases, body, *_ = found[1]
         body = {**body, "__qualname__": cls.__qualname__}
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            bases = cls.__bases__  # typing.NamedTuple would make another class of this one's body
+            bases = cls.__bases__  # typing.NamedTuple would make another class of this body
         if "__slots__" in vars(cls):
             body["__slots__"] = vars(cls)["__slots__"]
             attributes.pop("__slots__", None)
-        # Without cloudpickle's mark, by which a process would give us the class that it has: what
-        # is restored is what was saved, and no part of the world after it.
+        # Without cloudpickle's tracking id, by which a process would return the class that it has:
+        # what is restored must be what was saved, not a later version.
         made = (type(cls), name, bases, body, None, None)
         return internals._make_skeleton_class, made, state, None, None, rebuild.class_state
 
@@ -180,12 +180,12 @@ class Code:
 
 
 def _refuse_built_in(cls: Any) -> None:
-    """Refuse a class that is not written in Python: it cannot be made of its attributes.
+    """Refuse a class that is not written in Python: it cannot be rebuilt from its attributes.
 
     Raises
     ------
     Refused
-        If it is one.
+        If it is such a class.
     """
     if type(cls).__module__ == "_ctypes":
         raise Refused("a type of ctypes")
@@ -195,9 +195,9 @@ def _refuse_built_in(cls: Any) -> None:
 
 
 def _place(code: Any) -> tuple[str, str] | None:
-    """Where a library has a class or function whose module it imports when it is asked for.
+    """Return the place of a class or function whose module a library imports on first use, or None.
 
-    Such are NumPy's ``rec`` and ``char``. cloudpickle looks no further than what is imported.
+    Examples are NumPy's ``rec`` and ``char``. cloudpickle searches imported modules only.
     """
     module, name = code.__module__, code.__qualname__
     if not isinstance(module, str) or module in sys.modules or "<locals>" in name:
@@ -206,19 +206,19 @@ def _place(code: Any) -> tuple[str, str] | None:
         return None
     try:
         return (module, name) if rebuild.known(module, name) is code else None
-    except Exception:  # there is no such thing, or its import fails
+    except Exception:  # it does not exist, or its import fails
         return None
 
 
 def _importable(module: types.ModuleType) -> bool:
-    """Whether a module can be imported by its name, here and elsewhere."""
+    """True if a module can be imported by its name, here and elsewhere."""
     if module.__name__ == "__main__" or sys.modules.get(module.__name__) is not module:
         return False
     return bool(internals._should_pickle_by_reference(module))
 
 
 def _content(cell: types.CellType) -> tuple[Any, ...]:
-    """What a cell holds, or nothing."""
+    """Return the content of a cell, or nothing."""
     try:
         return (cell.cell_contents,)
     except ValueError:

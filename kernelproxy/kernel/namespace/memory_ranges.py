@@ -1,8 +1,8 @@
-"""Which host memory was met already, and whose it is.
+"""Register of host memory seen so far, with its owners.
 
-Arrays and tensors are windows into memory that somebody owns. Sharing is kept by saving each piece
+Arrays and tensors are windows into memory with an owner. Sharing is preserved by saving each piece
 of memory once, with its owner, and every window as (owner, offset, geometry). NumPy and torch may
-hold the same memory (``from_numpy``, ``.numpy()``), so there is one register for both, by address.
+use the same memory (``from_numpy``, ``.numpy()``), so there is one register for both, by address.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kernelproxy.kernel.namespace.types import Refused
 
 
 class Memory:
-    """Pieces of memory by address, each with the object that stands for it in the stream.
+    """Pieces of memory by address, each with the object that represents it in the stream.
 
-    Owners are kept alive, so that an address cannot come to mean something else meanwhile.
+    Owners are kept alive, so that their addresses cannot be reused meanwhile.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class Memory:
         self._pieces: list[tuple[int, Any]] = []  # end, owner; beside `_starts`
 
     def find(self, address: int, nbytes: int) -> tuple[Any, int] | None:
-        """Who owns a range: the owner and the range's offset in its memory, or None if new.
+        """Return a range's owner and the range's offset in its memory, or None if the range is new.
 
         Raises
         ------
         Refused
-            If a known piece holds only a part of it.
+            If a known piece contains only a part of it.
         """
         at = bisect.bisect_right(self._starts, address) - 1
         if at >= 0 and address < self._pieces[at][0]:
@@ -43,16 +43,17 @@ class Memory:
         return None
 
     def add(self, address: int, nbytes: int, owner: Any) -> None:
-        """Make an owner known; `find` must have returned None for the range."""
+        """Register an owner; `find` must have returned None for the range."""
         at = bisect.bisect_right(self._starts, address)
         self._starts.insert(at, address)
         self._pieces.insert(at, (address + nbytes, owner))
 
 
 def at_address(address: int, nbytes: int, owner: Any) -> Any:
-    """Memory as an object with the buffer protocol; `owner` lives as long as that object.
+    """Return memory as an object with the buffer protocol; `owner` lives as long as that object.
 
-    It is no memoryview: those of memoryviews crash Python's garbage collector (seen in 3.11.7).
+    It is no memoryview: a memoryview of a memoryview crashes Python's garbage collector (seen in
+    3.11.7).
     """
     window = (ctypes.c_ubyte * nbytes).from_address(address)
     window.owner = owner  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Where in a variable an object is, as one would write it: ``server.pool[2].sock``."""
+"""Path of an object inside a variable, as in code: ``server.pool[2].sock``."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: A search ends here; the line then names the variable alone.
+#: Limit of a search; if it is reached, the message names the variable alone.
 OBJECTS_MAX = 500_000
 INSIDE = "'s inside"
 
 
 def path_to(target: Any, name: str, value: Any, skip: set[int]) -> str | None:
-    """Shortest path from a variable to an object.
+    """Return the shortest path from a variable to an object.
 
     Parameters
     ----------
     target : object
-        What is looked for.
+        Object to search for.
     name, value : str, object
         The variable.
     skip : set of int
-        Ids of objects that are not looked into, such as the namespace itself.
+        Ids of objects that are not searched, such as the namespace itself.
 
     Returns
     -------
     str or None
-        The path, or None if there is none to be found.
+        The path, or None if none is found.
     """
     if value is target:
         return name
     seen, waiting = {id(value), *skip}, deque([(name, value)])
-    keep = []  # what is made by looking must not give its id to others
+    keep = []  # objects made by the search stay alive, so that their ids are not reused
     while waiting and len(seen) < OBJECTS_MAX:
         path, obj = waiting.popleft()
         for step, child in _children(obj):
-            # Behind the surface of an object nothing has a name that would help anybody.
+            # Names below the surface of an object would not help users.
             if path.endswith(INSIDE):
                 step = ""
             if child is target:
@@ -54,7 +54,7 @@ def path_to(target: Any, name: str, value: Any, skip: set[int]) -> str | None:
 
 
 def first(value: Any, what: Callable[[Any], str | None], skip: set[int]) -> str | None:
-    """The first answer that is not None of a question that is put to all that a value holds."""
+    """Return the first result of `what` that is not None, for all objects inside a value."""
     seen, waiting = {id(value), *skip}, [value]
     while waiting:
         obj = waiting.pop()
@@ -75,7 +75,7 @@ def first(value: Any, what: Callable[[Any], str | None], skip: set[int]) -> str 
 
 
 def _children(obj: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, and how one would get there."""
+    """Yield the objects inside an object, with the expression that leads to each."""
     if isinstance(obj, types.FunctionType):
         for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
             try:
@@ -119,7 +119,7 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _short(key: Any) -> str:
-    """A key as one would write it, if that is short."""
+    """Return a key as in code, if that is short."""
     if isinstance(key, str | int | float | bytes | bool | None) and len(repr(key)) <= 40:
         return repr(key)
     return f"a {type(key).__name__}"

@@ -1,7 +1,7 @@
-"""What streams call to make objects again.
+"""Functions that streams call to rebuild objects.
 
-Streams name these functions, so a function here keeps its name and its parameters, or stays beside
-its successor: checkpoints live longer than versions of this package.
+Streams contain the names of these functions, so a function here keeps its name and its parameters,
+or stays beside its successor: checkpoints live longer than versions of this package.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from kernelproxy.kernel.namespace.types import DevicePart
 
 
 class Restoring:
-    """The restore that is going on.
+    """State of the restore in progress.
 
     Parameters
     ----------
     namespace : dict
-        The globals of functions that were defined in cells.
+        Globals of functions that were defined in cells.
     device : DevicePart or None
-        The device session.
+        Device session.
     """
 
     def __init__(self, namespace: dict[str, Any], device: DevicePart | None) -> None:
         self.namespace, self.device = namespace, device
         #: Device storages by number: one that is read twice is loaded once.
         self.storages: dict[int, Any] = {}
-        #: What must wait until all objects are there.
+        #: Functions that must run after all objects are made.
         self.later: list[Callable[[], object]] = []
-        #: Lines about the variable that is being restored.
+        #: Notes about the variable that is being restored.
         self.notes: list[str] = []
 
 
@@ -52,7 +52,7 @@ _current: Restoring | None = None
 
 @contextmanager
 def restoring(what: Restoring) -> Iterator[None]:
-    """Let this module's functions work for a restore."""
+    """Set the restore for which this module's functions work."""
     global _current
     before, _current = _current, what
     try:
@@ -71,12 +71,12 @@ def _now() -> Restoring:
 
 
 def namespace() -> dict[str, Any]:
-    """The namespace itself, for whatever holds `globals()`."""
+    """Return the namespace itself, for objects that refer to `globals()`."""
     return _now().namespace
 
 
 def known(module: str, path: str) -> Any:
-    """A thing that every process has one of, such as ``sys.stdout``."""
+    """Return an object of which every process has its own, such as ``sys.stdout``."""
     found: Any = importlib.import_module(module)
     for name in path.split("."):
         found = getattr(found, name)
@@ -84,7 +84,7 @@ def known(module: str, path: str) -> Any:
 
 
 def shell() -> Any:
-    """The shell of this kernel."""
+    """Return the shell of this kernel."""
     found = importlib.import_module("IPython").get_ipython()
     if found is None:
         raise RuntimeError("this process has no IPython shell")
@@ -92,17 +92,17 @@ def shell() -> Any:
 
 
 def module(name: str) -> types.ModuleType:
-    """An imported module."""
+    """Return an imported module."""
     return importlib.import_module(name)
 
 
 def module_dict(name: str) -> dict[str, Any]:
-    """The globals of a module's functions."""
+    """Return the globals of a module's functions."""
     return vars(importlib.import_module(name))
 
 
 def made_module(name: str) -> types.ModuleType:
-    """A module that was made by code; filled by `made_module_state`."""
+    """Return a module that was made by code; filled by `made_module_state`."""
     return types.ModuleType(name)
 
 
@@ -115,30 +115,30 @@ def made_module_state(made: types.ModuleType, state: dict[str, Any]) -> None:
 
 
 def function_state(function: types.FunctionType, state: tuple[Any, ...]) -> None:
-    """Complete a function: its attributes, and what its free variables hold."""
+    """Complete a function: set its attributes and the content of its free variables."""
     attributes, slots, contents, used = state
     vars(function).update(attributes)
     function.__globals__.update(used)
     for cell, content in zip(function.__closure__ or (), contents, strict=True):
-        if content:  # cells that two functions share are filled twice with the same
+        if content:  # cells shared by two functions are filled twice, with the same content
             cell.cell_contents = content[0]
     for name, value in slots.items():
         setattr(function, name, value)
 
 
-#: What classes do when classes are made of them. It was done when the cell ran, and its effects
-#: (entries in registries, for example) are part of what is restored.
+#: Hooks that run when a class is created. They ran when the cell was executed, and their effects
+#: (entries in registries, for example) are part of the restored state.
 _HOOKS = {"__init_subclass__"}
 _METACLASS_HOOKS = {"__new__", "__init__", "__call__", "__prepare__", "__setattr__"}
 
 
 def class_state(cls: type, state: Any) -> None:
-    """Complete a class; its hooks begin to work when everything is there."""
+    """Complete a class; its hooks take effect when everything is restored."""
     attributes = state[0]
     hooks = _HOOKS | _METACLASS_HOOKS if issubclass(cls, type) else _HOOKS
     waiting = {name: attributes.pop(name) for name in hooks & set(attributes)}
     members = attributes.pop("__sing_members__", {})
-    # type's own, since a metaclass may want more of an assignment than that it happens.
+    # Use type's own method, since a metaclass may do more than assign.
     registered = attributes.pop("_abc_impl", ())
     for name, value in attributes.items():
         type.__setattr__(cls, name, value)
@@ -153,7 +153,7 @@ def class_state(cls: type, state: Any) -> None:
 
 
 def bare(cls: type, *args: Any) -> Any:
-    """An object of a class, made without running code of that class."""
+    """Return an object of a class, made without running code of that class."""
     for base in cls.__mro__:
         new = vars(base).get("__new__")
         if new is not None and not isinstance(new, staticmethod | types.FunctionType):
@@ -162,7 +162,7 @@ def bare(cls: type, *args: Any) -> Any:
 
 
 def by_base(cls: type, base: Any, args: tuple[Any, ...]) -> Any:
-    """An object of a class, made as its base class makes its own objects."""
+    """Return an object of a class, made in the same way as objects of its base class."""
     made = base.__new__(cls, *args)
     if base.__init__ is not object.__init__:
         base.__init__(made, *args)
@@ -193,7 +193,7 @@ def instance_state(made: Any, content: tuple[Any, ...]) -> None:
 def enum_class(
     bases: tuple[type, ...], name: str, qualname: str, members: dict[str, Any], module: str
 ) -> type:
-    """An Enum with its members and their aliases."""
+    """Return an Enum with its members and their aliases."""
     metaclass: Any = type(bases[-1])
     body = metaclass.__prepare__(name, bases)
     for member, value in members.items():
@@ -204,7 +204,7 @@ def enum_class(
 
 
 def new_type(name: str, supertype: Any, module: str) -> Any:
-    """A ``typing.NewType``."""
+    """Return a ``typing.NewType``."""
     import typing
 
     make: Any = typing.NewType
@@ -214,7 +214,7 @@ def new_type(name: str, supertype: Any, module: str) -> Any:
 
 
 def type_parameter(kind: str, name: str, module: str) -> Any:
-    """A ``typing.ParamSpec`` or ``TypeVarTuple``."""
+    """Return a ``typing.ParamSpec`` or ``TypeVarTuple``."""
     import typing
 
     made = getattr(typing, kind)(name)
@@ -223,19 +223,19 @@ def type_parameter(kind: str, name: str, module: str) -> Any:
 
 
 def lru_cache(function: Any, maxsize: int | None, typed: bool) -> Any:
-    """A function with a cache, which is empty again."""
+    """Return a function with a cache, which is empty."""
     return functools.lru_cache(maxsize, typed)(function)
 
 
 def exception(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An exception, without running the constructor that a cell or a library gave it."""
+    """Return an exception, without running a constructor that a cell or a library defined."""
     made = cls.__new__(cls, *args)
     made.args = args
     return made
 
 
 def exception_state(made: BaseException, state: dict[str, Any]) -> None:
-    """Complete an exception; its traceback stays behind."""
+    """Complete an exception; its traceback is not restored."""
     made.__cause__, made.__context__ = state["cause"], state["context"]
     made.__suppress_context__ = state["suppress"]
     vars(made).update(state["attributes"])
@@ -245,46 +245,46 @@ def exception_state(made: BaseException, state: dict[str, Any]) -> None:
 
 
 def lock() -> Any:
-    """A lock that nobody holds."""
+    """Return a lock that is not held."""
     return threading.Lock()
 
 
 def rlock() -> Any:
-    """A reentrant lock that nobody holds."""
+    """Return a reentrant lock that is not held."""
     return threading.RLock()
 
 
 def dict_view(of: Any, method: str) -> Any:
-    """The keys, values or items of a dictionary, which follow its changes."""
+    """Return the keys, values or items of a dictionary, as a view that follows its changes."""
     return getattr(of, method)()
 
 
 def weak_dict(cls: type, items: list[tuple[Any, Any]]) -> Any:
-    """A dictionary with weak keys or values; those that nothing else holds end here."""
+    """Return a dictionary with weak keys or values; those without other references are lost."""
     made = cls()
     made.update(items)
     return made
 
 
 def weak_set(items: list[Any]) -> Any:
-    """A set of weak references."""
+    """Return a set of weak references."""
     return weakref.WeakSet(items)
 
 
 def logger(name: str | None) -> logging.Logger:
-    """A logger by its name."""
+    """Return a logger by its name."""
     return logging.getLogger(name)
 
 
 def logger_state(made: logging.Logger, state: dict[str, Any]) -> None:
-    """Give a logger the level and the handlers that the notebook gave it."""
+    """Set a logger's level and handlers to those of the notebook."""
     made.setLevel(state["level"])
     made.propagate, made.disabled = state["propagate"], state["disabled"]
     made.filters, made.handlers = state["filters"], state["handlers"]
 
 
 def handler_state(made: logging.Handler, state: dict[str, Any]) -> None:
-    """Complete a handler, and let the logging module know it as if it had been constructed."""
+    """Complete a handler, and register it with the logging module as its constructor would."""
     vars(made).update(state)
     made.createLock()
     if state.get("_name"):
@@ -296,12 +296,12 @@ def handler_state(made: logging.Handler, state: dict[str, Any]) -> None:
 
 
 def raw_file(path: str, name: str, flags: int, mode: str, position: int) -> io.FileIO:
-    """A file opened again where it was, never truncated; `name` is what it was opened by.
+    """Reopen a file at its position, never truncated; `name` is the name it was opened by.
 
     Raises
     ------
     OSError
-        If it is not there.
+        If it does not exist.
     EOFError
         If it is shorter than the position.
     """
@@ -316,7 +316,7 @@ def raw_file(path: str, name: str, flags: int, mode: str, position: int) -> io.F
 
 
 def buffered_file(cls: Any, raw: io.FileIO, position: int) -> Any:
-    """A buffer around a file."""
+    """Return a buffer around a file."""
     file = cls(raw)
     file.seek(position)
     return file
@@ -326,7 +326,7 @@ def text_file(
     binary: Any, mode: str, encoding: str, errors: str, newline: str | None, how: tuple[bool, bool],
     cookie: int,
 ) -> io.TextIOWrapper:  # fmt: skip
-    """A text file; `how`: line_buffering and write_through; `cookie`: from its ``tell``."""
+    """Return a text file; `how`: line_buffering, write_through; `cookie`: from its ``tell``."""
     file = io.TextIOWrapper(binary, encoding, errors, newline, *how)
     file.mode = mode  # type: ignore[misc]
     if file.seekable() and not file.closed:
@@ -335,7 +335,7 @@ def text_file(
 
 
 def closed_file(kind: str, name: str, mode: str, encoding: str | None) -> Any:
-    """A file that was closed, and knows its name still."""
+    """Return a closed file that still has its name."""
     raw = io.FileIO(os.devnull, "r")
     raw.name = name
     made: Any = raw
@@ -352,7 +352,7 @@ def closed_file(kind: str, name: str, mode: str, encoding: str | None) -> Any:
 
 
 def array(content: Any, shape: tuple[int, ...], dtype: Any, order: str, writeable: bool) -> Any:
-    """An array that owns its memory."""
+    """Return an array that owns its memory."""
     np: Any = importlib.import_module("numpy")
     made = np.empty(shape, dtype, order)
     fill(made.__array_interface__["data"][0], made.nbytes, content)
@@ -364,16 +364,16 @@ def array(content: Any, shape: tuple[int, ...], dtype: Any, order: str, writeabl
 def window(
     owner: Any, offset: int, shape: tuple[int, ...], dtype: Any, strides: Any, writeable: bool
 ) -> Any:
-    """An array in the memory of another object."""
+    """Return an array in the memory of another object."""
     np: Any = importlib.import_module("numpy")
     torch = sys.modules.get("torch")
     base = owner
     if torch is not None and isinstance(owner, torch.UntypedStorage):
         base = torch.empty(0, dtype=torch.uint8, device="cpu").set_(owner).numpy()
     elif isinstance(owner, np.ndarray) and not owner.flags.c_contiguous:
-        base = owner.T  # memory in Fortran's order is its transpose's in C's
+        base = owner.T  # memory in Fortran order is the transpose in C order
     locked = isinstance(base, np.ndarray) and not base.flags.writeable and writeable
-    if locked:  # the owner was locked after this view of it was made
+    if locked:  # the owner was made read-only after this view was made
         base.flags.writeable = owner.flags.writeable = True
         base = owner if owner.flags.c_contiguous else owner.T
     made = np.ndarray(shape, dtype, base, offset, strides)
@@ -385,14 +385,14 @@ def window(
 
 
 def window_of_objects(owner: Any, offset: int, shape: tuple[int, ...], strides: Any) -> Any:
-    """A view of an array of objects."""
+    """Return a view of an array of objects."""
     np: Any = importlib.import_module("numpy")
     flat = (owner if owner.flags.c_contiguous else owner.T).reshape(-1)
     return np.lib.stride_tricks.as_strided(flat[offset // owner.itemsize :], shape, strides)
 
 
 def subclass(plain: Any, cls: type, dtype: Any) -> Any:
-    """An array of a subclass in the memory of a plain one."""
+    """Return an array of a subclass in the memory of a plain one."""
     np: Any = importlib.import_module("numpy")
     made = plain.view(cls)
     if made.dtype != dtype or type(made.dtype.type) is not type(dtype.type):
@@ -404,7 +404,7 @@ def subclass(plain: Any, cls: type, dtype: Any) -> Any:
 
 
 def masked(data: Any, mask: Any) -> Any:
-    """A masked array on data and mask that others may see, too."""
+    """Return a masked array; others may share its data and mask."""
     np: Any = importlib.import_module("numpy")
     made = np.ma.MaskedArray(data, copy=False)
     made._mask = np.ma.nomask if mask is None else mask
@@ -418,7 +418,7 @@ def array_state(made: Any, state: dict[str, Any]) -> None:
 
 
 def mapped(path: str, offset: int, nbytes: int, size: int, changed: int) -> Any:
-    """The bytes of a file, mapped for reading.
+    """Return the bytes of a file, mapped for reading.
 
     Raises
     ------
@@ -438,7 +438,7 @@ def mapped(path: str, offset: int, nbytes: int, size: int, changed: int) -> Any:
 
 
 def storage(content: Any, nbytes: int, shared: bool) -> Any:
-    """Host memory of torch."""
+    """Return a host storage of torch."""
     import torch
 
     made = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
@@ -447,7 +447,7 @@ def storage(content: Any, nbytes: int, shared: bool) -> Any:
 
 
 def storage_in_array(owner: Any, offset: int, nbytes: int) -> Any:
-    """A storage in the memory of a NumPy array, like ``torch.from_numpy`` makes."""
+    """Return a storage in the memory of a NumPy array, as ``torch.from_numpy`` makes it."""
     import torch
 
     flat = window(owner, offset, (nbytes,), "u1", (1,), True)
@@ -455,7 +455,7 @@ def storage_in_array(owner: Any, offset: int, nbytes: int) -> Any:
 
 
 def storage_on_device(number: int, nbytes: int) -> Any:
-    """A storage of the device session, from its snapshot.
+    """Return a storage of the device session, from its snapshot.
 
     Raises
     ------
@@ -469,7 +469,7 @@ def storage_on_device(number: int, nbytes: int) -> Any:
 
 
 def small_storage_on_device(content: bytes) -> Any:
-    """A storage of the device session, from the stream.
+    """Return a storage of the device session, from the stream.
 
     Raises
     ------
@@ -480,7 +480,7 @@ def small_storage_on_device(content: bytes) -> Any:
 
 
 def typed_storage(untyped: Any, dtype: Any) -> Any:
-    """A storage as older code knows it."""
+    """Return a typed storage, as older code uses it."""
     import torch
 
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
@@ -489,7 +489,7 @@ def typed_storage(untyped: Any, dtype: Any) -> Any:
 def tensor(
     of: Any, dtype: Any, offset: int, size: Any, stride: Any, bits: dict[str, bool], kind: str
 ) -> Any:
-    """A tensor; `kind` is ``tensor``, ``parameter`` or ``inference``."""
+    """Return a tensor; `kind` is ``tensor``, ``parameter`` or ``inference``."""
     import torch
 
     with torch.inference_mode(kind == "inference"):
@@ -502,7 +502,7 @@ def tensor(
 
 
 def tensor_state(made: Any, state: dict[str, Any]) -> None:
-    """Complete a tensor: what autograd knows of it, and its attributes."""
+    """Complete a tensor: set its autograd state and its attributes."""
     made.requires_grad_(state["requires_grad"])
     if state.get("grad") is not None:
         made.grad = state["grad"]
@@ -514,7 +514,7 @@ def tensor_state(made: Any, state: dict[str, Any]) -> None:
 
 
 def generator(device: str, state: list[int] | bytes) -> Any:
-    """A generator of random numbers in its state."""
+    """Return a random number generator in its saved state."""
     import torch
 
     made = torch.Generator(device)
@@ -523,7 +523,7 @@ def generator(device: str, state: list[int] | bytes) -> Any:
 
 
 def default_generator(device: str, index: int) -> Any:
-    """The generator that operators use when they are given none."""
+    """Return the generator that operators use by default."""
     import torch
 
     if device == "cpu":
@@ -540,5 +540,5 @@ def _device() -> DevicePart:
 
 
 def same(first: Any) -> Any:
-    """What is one object below, seen through two in Python."""
+    """Return the same object: two Python objects of one storage become one."""
     return first

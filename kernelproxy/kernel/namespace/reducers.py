@@ -1,7 +1,7 @@
-"""Other things that notebooks have: what pickle would get wrong, and what it must not try.
+"""Reducers for other objects: those that pickle would save wrongly, and those it must not save.
 
-Some objects pickle without an error and are something else afterwards: a process, a progress bar,
-a widget. Those are refused here, so that they are named instead.
+Some objects pickle without an error and do not work afterwards: a process, a progress bar, a
+widget. They are refused here, so that they are reported instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Rule = Callable[[Any], Any]
 
 STREAMS = ("stdin", "stdout", "stderr")
 
-#: Types, and so their subclasses, by name: what one says of their objects, which are not saved.
+#: Types, including subclasses, whose objects are not saved: by name, with a description.
 REFUSED = {
     "IPython.core.displayhook.DisplayHook": "a part of IPython",
     "_asyncio.Future": "a future of asyncio",
@@ -88,7 +88,7 @@ REFUSED = {
     "zmq.sugar.socket.Socket": "a socket",
 }
 
-#: What to call objects whose own types refuse to be pickled.
+#: Descriptions of objects whose own types refuse to be pickled.
 NAMES = {
     "_contextvars.Context": "a context",
     "_contextvars.ContextVar": "a context variable",
@@ -107,9 +107,9 @@ NAMES = {
 
 
 def rule(kind: type, note: Callable[[Any, str], None]) -> Rule | None:
-    """How to reduce objects of a type, or None if cloudpickle's way is right for them.
+    """Return the reducer for objects of a type, or None if cloudpickle's default is right.
 
-    `note` is called with an object and a line about what is not saved of it.
+    `note` is called with an object and a line about a part of it that is not saved.
     """
     for base in kind.__mro__:
         name = f"{base.__module__}.{base.__qualname__}"
@@ -138,7 +138,7 @@ def rule(kind: type, note: Callable[[Any, str], None]) -> Rule | None:
 
 
 def describe(offender: Any, error: BaseException) -> str:
-    """Say in a few words what could not be saved."""
+    """Return a short description of what could not be saved."""
     if isinstance(error, Refused):
         return str(error)
     kind = type(offender)
@@ -155,10 +155,10 @@ def describe(offender: Any, error: BaseException) -> str:
 
 
 def known_objects() -> Iterator[tuple[Any, str, str]]:
-    """Objects that every process has its own one of, each with its module and its path there.
+    """Yield objects of which every process has its own, each with its module and its path there.
 
-    Code that holds one of these, often without knowing, means whatever the process has: the
-    functions of the module `random`, for example, are methods of such an object.
+    Code that refers to one of these, often implicitly, means the object of the current process:
+    the functions of the module `random`, for example, are methods of such an object.
     """
     places = [("os", "environ"), ("random", "_inst"), ("numpy.random.mtrand", "_rand")]
     places += [("dataclasses", "MISSING"), ("dataclasses", "KW_ONLY"), ("matplotlib", "rcParams")]
@@ -208,7 +208,7 @@ def _mapping_proxy(proxy: Any) -> Reduced:
 
 
 def _referent(found: Any, kind: type) -> Any:
-    """The dictionary behind a view of it."""
+    """Return the dictionary behind a view of it."""
     return next(of for of in gc.get_referents(found) if isinstance(of, kind))
 
 
@@ -251,15 +251,15 @@ def _exception(note: Callable[[Any, str], None], error: BaseException) -> Reduce
     }
     made: Any = (rebuild.exception, (kind, error.args))
     if not isinstance(kind.__init__, types.FunctionType):
-        made = error.__reduce__()[:2]  # C's own constructors keep more than the arguments
+        made = error.__reduce__()[:2]  # constructors in C keep more than the arguments
     return *made, state, None, None, rebuild.exception_state
 
 
 def _pandas_block(block: Any) -> Any:
-    """Frames that share memory until one is written to.
+    """Copy a block that shares memory with others until one of them is written to.
 
-    pandas keeps account of who shares, and pickling loses that account: after it, writing to one
-    would change the other. What shares has its own copy in the stream.
+    pandas keeps references between such blocks, and pickling loses them: afterwards, writing to one
+    would change the other. So a block that shares memory has its own copy in the stream.
     """
     copies_on_write = int(sys.modules["pandas"].__version__.split(".")[0]) >= 3
     if not copies_on_write or not block.refs.has_reference():
@@ -275,7 +275,7 @@ def _future(future: Any) -> Any:
 
 
 def _of_process(facts: Any) -> Reduced:
-    """Facts of the process, such as ``sys.version_info``, whose types have no place."""
+    """Reduce facts of the process, such as ``sys.version_info``, whose types cannot be imported."""
     for name, value in vars(sys).items():
         if value is facts:
             return rebuild.known, ("sys", name)
@@ -283,7 +283,7 @@ def _of_process(facts: Any) -> Reduced:
 
 
 def _plotly_figure(figure: Any) -> Reduced:
-    """A figure with its arrays, where plotly's own way makes text of them."""
+    """Reduce a figure with its arrays; plotly's own reduction would convert them to text."""
     frames = [frame._props for frame in figure._frame_objs]
     props = {"data": figure._data, "layout": figure._layout, "_grid_str": figure._grid_str}
     return type(figure), ({**props, "frames": frames} if frames else props,)
@@ -294,7 +294,7 @@ def _shell(shell: Any) -> Reduced:
 
 
 class _Sentinels:
-    """Objects without state that are known by name in the module of their class."""
+    """Reducer of stateless objects that are known by name in the module of their class."""
 
     def __init__(self, kind: type) -> None:
         module = kind.__module__
@@ -324,7 +324,7 @@ _RULES: dict[type, Rule] = {
     weakref.WeakSet: _weak_set,
 }
 
-#: For types of libraries, and their subclasses, without importing them.
+#: For types of libraries and their subclasses, by name, so that none is imported.
 _RULES_BY_NAME: dict[str, Rule] = {
     "IPython.core.interactiveshell.InteractiveShell": _shell,
     "concurrent.futures._base.Future": _future,

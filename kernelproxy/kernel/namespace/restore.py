@@ -1,4 +1,4 @@
-"""Putting a namespace into a process."""
+"""Restoring a namespace in a process."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ def restore(
     into: dict[str, Any] | None = None,
     instead_of: Iterable[str] = (),
 ) -> Restored:
-    """Make a notebook's variables again.
+    """Rebuild a notebook's variables.
 
-    This runs code: what the stream says, as with every pickle. A variable that cannot be restored
-    is named, and the others are. Places where the other process looked for modules are looked at,
-    too, after this one's own.
+    This runs code from the stream, as with every pickle. A variable that cannot be restored is
+    reported, and the others are restored. The other process's search path for modules is appended
+    to this one's.
 
     Parameters
     ----------
     stream, buffers : bytes, sequence of bytes-like
-        What `capture` returned. Buffers are copied from, so that they may be used again.
+        Result of `capture`. Buffers are copied, so they may be reused.
     device : DevicePart, optional
-        The device session, with the content of the storages.
+        Device session, with the content of the storages.
     into : dict of str to object, optional
-        What functions of the notebook will have as their globals, and where the variables are
-        put; otherwise a new one. What else it has stays.
+        Globals for functions of the notebook, into which the variables are put; default: a new
+        dictionary. Its other content stays.
     instead_of : iterable of str
-        Variables that are taken out of `into` first, so that no code that runs meanwhile sees
+        Variables that are removed from `into` first, so that no code that runs meanwhile sees
         them.
 
     Returns
     -------
     Restored
-        The variables, and what is wrong with some of them.
+        The variables, and the problems with some of them.
 
     Raises
     ------
     StoreError
-        If the stream is not one, or damaged; `into` is as it was then.
+        If the stream is not valid, or damaged; then `into` is unchanged.
     """
     namespace = {} if into is None else into
     segments, search = split(stream)
@@ -84,8 +84,8 @@ def _restore(
             value = reader.read(segment)
             found.append((segment, value))
             if segment.group == "variable":
-                namespace[segment.name] = value  # for code that is run by what follows
-            # Without those that a second reading has said again.
+                namespace[segment.name] = value  # for code that later objects run
+            # Without the duplicates of a second reading.
             notes = dict.fromkeys(what.notes)
             problems += [Omission(segment.name, note, partly=True) for note in notes]
             what.notes.clear()
@@ -102,9 +102,9 @@ def _restore(
 
 
 class _Reader:
-    """Unpickles segments, one after the other.
+    """Unpickler of segments, one after the other.
 
-    The C unpickler cannot go on behind an error. So where one occurs, a forgiving one reads that
+    The C unpickler cannot continue after an error. So after an error, a tolerant one reads that
     segment again and all that follow: slower, but only then.
     """
 
@@ -118,7 +118,7 @@ class _Reader:
             raise StoreError(DAMAGED, "damaged") from error
 
     def read(self, segment: Segment) -> Any:
-        """The variable of a segment; segments are read in their order.
+        """Return the variable of a segment; segments must be read in their order.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class _Reader:
             raise StoreError(DAMAGED, "damaged") from error
 
     def _forgive(self, segment: Segment) -> None:
-        """Let the forgiving unpickler go on, at the beginning of a segment."""
+        """Continue with the tolerant unpickler, at the beginning of a segment."""
         memo = self._unpickler.memo.copy()
         file = io.BytesIO(self._stream)
         file.seek(segment.offset)
@@ -146,15 +146,15 @@ class _Reader:
 
     def _load(self) -> Any:
         value = self._unpickler.load()
-        self._unpickler.load()  # what the memo's length was read from
+        self._unpickler.load()  # written to find out the memo's length
         return value
 
     def flaws(self) -> bool:
-        """Whether anything is not as it was."""
+        """True if any object was not restored correctly."""
         return bool(self._unpickler.missing or getattr(self._unpickler, "broken", ()))
 
     def flaw(self, obj: Any) -> str | None:
-        """What is wrong with an object, not counting what it holds."""
+        """Return what is wrong with an object, not counting the objects inside it."""
         if isinstance(obj, Placeholder) or (isinstance(obj, type) and issubclass(obj, Placeholder)):
             stand: Any = obj
             return f"it needs {stand.why}"
@@ -166,7 +166,7 @@ class _Reader:
 def _without_flaws(
     found: list[tuple[Segment, Any]], reader: _Reader, namespace: dict[str, Any]
 ) -> tuple[list[tuple[Segment, Any]], list[Omission]]:
-    """Take out variables that hold something that is not as it was."""
+    """Remove variables that contain an object which was not restored correctly."""
     skip = {id(namespace), id(sys.modules)}
     skip |= {
         id(vars(module)) for module in list(sys.modules.values()) if hasattr(module, "__dict__")

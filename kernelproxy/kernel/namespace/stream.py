@@ -2,9 +2,9 @@
 
     preamble | one pickle for each variable | ... | index | length of the index | mark
 
-The pickles were written by one pickler, one after the other, so that later ones refer to objects
-of earlier ones. The index says, for each, where it begins, how many buffers and how many memo
-entries there were before it: with that, reading can go on behind one that cannot be read.
+The pickles were written by one pickler, one after the other, so that later ones refer to objects of
+earlier ones. The index has the position of each pickle, and the numbers of buffers and memo entries
+before it. With these, reading can continue after a pickle that cannot be read.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from kernelproxy.common.errors import StoreError
 from kernelproxy.common.untrusted import parse_json
 
 MARK = b"SINGNS01"
-#: Pickles before those of variables.
+#: Number of pickles before those of variables.
 PREAMBLE = 4
 _TAIL = struct.Struct("<Q8s")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One variable's pickle.
+    """Pickle of one variable.
 
     Parameters
     ----------
     group : str
         ``variable`` or ``extra``.
     name : str
-        The variable.
+        Name of the variable.
     offset : int
-        Where its pickle begins.
+        Position of its pickle.
     buffers, memo : int
-        Buffers and memo entries before it.
+        Numbers of buffers and memo entries before it.
     """
 
     group: str
@@ -47,19 +47,19 @@ class Segment:
 
 
 def join(body: bytes, segments: Sequence[Segment], search: Sequence[str]) -> bytes:
-    """Put an index behind pickles; `search`: where modules were looked for."""
+    """Append an index to pickles; `search`: the search path for modules."""
     index = {"segments": [astuple(segment) for segment in segments], "search": list(search)}
     text = json.dumps(index).encode()
     return b"".join((body, text, _TAIL.pack(len(text), MARK)))
 
 
 def split(stream: bytes) -> tuple[list[Segment], list[str]]:
-    """Read the index: the segments, and where modules were looked for.
+    """Read the index: the segments, and the search path for modules.
 
     Raises
     ------
     StoreError
-        If this is no stream of ours.
+        If the stream is not valid.
     """
     try:
         length, mark = _TAIL.unpack(stream[-_TAIL.size :])

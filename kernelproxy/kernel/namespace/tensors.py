@@ -1,7 +1,7 @@
-"""torch's tensors, storages and generators.
+"""Reducers for torch's tensors, storages and generators.
 
-The unit is the storage: each is saved once, host memory as a buffer, device memory by the number
-that the device session knows it by, and tensors are windows into them.
+The unit is the storage: each is saved once, host memory as a buffer, device memory by its number in
+the device session. Tensors are windows into storages.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ GRAPH = "its value is saved, its autograd graph is not"
 
 
 class Tensors:
-    """Reduces what is torch's for one capture.
+    """Reducer of torch's objects for one capture.
 
     Parameters
     ----------
     memory : Memory
-        What is known of this process' memory.
+        Known memory of this process.
     device : DevicePart or None
-        The device session.
+        Device session.
     note : callable
-        Called with an object and a line about what is not saved of it.
+        Called with an object and a line about a part of it that is not saved.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Tensors:
         self._torch: Any = sys.modules["torch"]
         self._memory, self._device, self._note = memory, device, note
         self._storages: dict[int, Any] = {}  # by the address of torch's own object; kept alive
-        #: Device storages met so far: number and bytes. May name one twice.
+        #: Device storages seen so far: number and bytes. May contain one twice.
         self.numbers: list[tuple[int, int]] = []
 
     def rule(self, kind: type) -> Any:
-        """How to reduce objects of a type, or None if it is not torch's."""
+        """Return the reducer for objects of a type, or None if it is not torch's."""
         torch = self._torch
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return self._tensor
@@ -87,20 +87,20 @@ class Tensors:
         return rebuild.tensor, made, state, None, None, rebuild.tensor_state
 
     def _leaf(self, t: Any) -> bool:
-        """Whether a tensor has no history; says so where it has one."""
+        """True if a tensor has no autograd history; a history is reported by a note."""
         if t.grad_fn is None:
             return True
         self._note(t, GRAPH)
         return False
 
     def _other_tensor(self, t: Any) -> Reduced | Any:
-        """What torch takes apart itself: sparse, quantized and nested tensors, subclasses."""
+        """Leave to torch what it reduces itself: sparse, quantized, nested tensors, subclasses."""
         if self._leaf(t) and t.grad is not None:
             self._note(t, "its value is saved, its .grad is not")
         return NotImplemented
 
     def _canonical(self, storage: Any) -> Any:
-        """The Python object that stands for a storage."""
+        """Return the Python object that represents a storage."""
         return self._storages.setdefault(storage._cdata, storage)
 
     def _storage(self, storage: Any) -> Reduced:

@@ -1,8 +1,9 @@
-"""Unpicklers that do not let one variable take all others down.
+"""Unpicklers with which one broken variable does not affect the others.
 
-What a stream needs and an environment does not have is met twice: as a name that cannot be found,
-for which a placeholder is put, and as code that raises. The C unpickler is lost in the second
-case; the one in Python here puts a placeholder there, too, and goes on.
+Something that a stream needs may be missing in this environment. This shows in two ways: as a name
+that cannot be found, which is replaced by a placeholder, or as code that raises. The C unpickler
+cannot recover from the second; the Python unpickler here inserts a placeholder there, too, and
+continues.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 
 
 class Missing(type):
-    """Class of classes that stand for classes and functions that are not there."""
+    """Metaclass of placeholders for classes and functions that do not exist here."""
 
     why = ""
 
@@ -23,7 +24,7 @@ class Missing(type):
 
 
 class Placeholder(metaclass=Missing):
-    """Stands for an object that cannot be made; lets everything be done to it that pickle does."""
+    """Placeholder for an object that cannot be made; accepts every operation of pickle."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Placeholder:
         return super().__new__(cls)
@@ -41,38 +42,38 @@ class Placeholder(metaclass=Missing):
         pass
 
     def append(self, item: Any) -> None:
-        """Take an item, as lists do."""
+        """Ignore an item, as if appended to a list."""
 
     def extend(self, items: Any) -> None:
-        """Take items, as lists do."""
+        """Ignore items, as if appended to a list."""
 
     def add(self, item: Any) -> None:
-        """Take an item, as sets do."""
+        """Ignore an item, as if added to a set."""
 
 
 def missing(name: str, error: Exception) -> Missing:
-    """Make a class that stands for something that is not there."""
+    """Return a placeholder class for something that does not exist here."""
     why = f"{name}, which cannot be had here: {sentence(error)}"
     return Missing("Missing", (Placeholder,), {"why": why})
 
 
 def sentence(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     text = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class _Finding:
-    """How both unpicklers look for classes and functions."""
+    """Lookup of classes and functions for both unpicklers."""
 
-    #: Whether something stands for what this environment does not have.
+    #: Whether a placeholder was made for something that this environment lacks.
     missing = False
 
     def find_class(self, module: str, name: str) -> Any:
         """Called by pickle with the names of classes and functions."""
         try:
-            # Of __main__ the notebook's own things are saved by value; what is looked for there
-            # would be somebody else's.
+            # The notebook's own definitions in __main__ are saved by value. A lookup in __main__
+            # would find an unrelated object of this process.
             if module != "__main__":
                 return super().find_class(module, name)  # type: ignore[misc]
             error: Exception = AttributeError(f"{name!r} was not saved with the notebook")
@@ -87,7 +88,7 @@ class Unpickler(_Finding, pickle.Unpickler):
 
 
 class Forgiving(_Finding, pickle._Unpickler):
-    """An unpickler that goes on where making or completing an object raises."""
+    """Unpickler that continues when making or completing an object raises."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
     stack: list[Any]
@@ -118,7 +119,7 @@ class Forgiving(_Finding, pickle._Unpickler):
             self.stack[-1] = self._stand_in(cls, args, error)
 
     def _stand_in(self, function: Any, args: Any, error: Exception) -> Any:
-        """What takes the place of a result: what made the failure, if that was a placeholder."""
+        """Return the replacement of a failed result: the placeholder that caused it, if any."""
         for operand in (function, *args):
             for part in operand if type(operand) is tuple else (operand,):
                 if isinstance(part, Placeholder | Missing):
@@ -130,8 +131,8 @@ class Forgiving(_Finding, pickle._Unpickler):
     dispatch[pickle.NEWOBJ[0]] = lambda self: self._new(False)
     dispatch[pickle.NEWOBJ_EX[0]] = lambda self: self._new(True)
 
-    # These take their operands from the stack before they do anything, so that afterwards the
-    # object that they were about is on top of it, whatever happened.
+    # These pop their operands from the stack first, so that afterwards the object that they change
+    # is on top of it, whether they succeeded or not.
     for _code in ("BUILD", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS"):
         _number = getattr(pickle, _code)[0]
 

@@ -1,4 +1,4 @@
-"""What a capture consists of, and what it asks of the device session."""
+"""Types of a capture, and its interface to the device session."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-#: Memory from this size on travels beside the stream, not in it.
+#: Memory from this size on is stored beside the stream, not in it.
 BUFFER_BYTES = 64 << 10
-#: Device storages below this size travel in the stream, and not by number.
+#: Device storages below this size are stored in the stream, not by number.
 INLINE_BYTES = 4 << 10
 
 
 @dataclass(frozen=True)
 class Item:
-    """A variable that was saved.
+    """Variable that was saved.
 
     Parameters
     ----------
     name : str
-        Its name, or an expression such as ``Out[3]``.
+        Name, or an expression such as ``Out[3]``.
     kind : str
-        Its type in a word.
+        Name of its type.
     bytes : int
-        What it added to the stream, the buffers and the device storages. What it shares with
-        variables before it is counted there.
+        Bytes added to the stream, the buffers and the device storages. Memory shared with an
+        earlier variable is counted there.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Omission:
     Parameters
     ----------
     name : str
-        The variable.
+        Name of the variable.
     why : str
-        One line for people, such as ``model_server.sock: a socket``.
+        One user-facing line, such as ``model_server.sock: a socket``.
     partly : bool
-        Whether the variable is there, without what the line says.
+        True if the variable is there, except for what the line says.
     """
 
     name: str
@@ -56,20 +56,20 @@ class Omission:
 
 @dataclass
 class Captured:
-    """A namespace as bytes.
+    """Namespace as bytes.
 
     Parameters
     ----------
     stream : bytes
-        The pickles and their index.
+        Pickles and their index.
     buffers : list of memoryview
         Memory that the stream refers to, in order. They are views of the notebook's own memory:
-        write them out before its code goes on.
+        write them to disk before its code continues.
     storages : dict of int to int
-        Device storages that the stream refers to, by the number that `DevicePart` gave them, and
-        their bytes. Whoever keeps the stream keeps their content.
+        Device storages that the stream refers to, by the number from `DevicePart`, and their
+        bytes. The owner of the stream must keep their content.
     saved, omitted : list
-        What is in it, and what is not.
+        What is in the stream, and what is not.
     """
 
     stream: bytes
@@ -81,16 +81,16 @@ class Captured:
 
 @dataclass
 class Restored:
-    """A namespace again.
+    """Restored namespace.
 
     Parameters
     ----------
     namespace : dict of str to object
-        The variables.
+        Variables.
     extra : dict of str to object
-        What `capture` was given beside them.
+        The `extra` objects of `capture`.
     problems : list of Omission
-        Variables that are not there, or not whole, although they were saved.
+        Variables that were saved, but are missing or incomplete.
     """
 
     namespace: dict[str, Any]
@@ -99,35 +99,35 @@ class Restored:
 
 
 class DevicePart(Protocol):
-    """The device's side of a checkpoint; called on the main thread, between two cells."""
+    """Device's side of a checkpoint; called on the main thread, between two cells."""
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is this device's, and not host memory."""
+        """Return whether a storage is this device's, not host memory."""
 
     def number(self, storage: torch.UntypedStorage) -> int:
-        """Number under which the device's snapshot has a storage."""
+        """Return a storage's number in the device's snapshot."""
 
     def read(self, storage: torch.UntypedStorage) -> bytes:
-        """Content of a small storage."""
+        """Return the content of a small storage."""
 
     def load(self, number: int, nbytes: int) -> torch.UntypedStorage:
-        """A storage of this device with the content that the snapshot has under a number.
+        """Return a storage of this device with the snapshot's content for a number.
 
-        Called once for each number. May raise whatever says why it cannot.
+        Called once for each number. May raise any exception that explains why it fails.
         """
 
     def write(self, content: bytes) -> torch.UntypedStorage:
-        """A new storage of this device with the given content."""
+        """Return a new storage of this device with the given content."""
 
     def rng_states(self) -> Sequence[bytes]:
-        """States of the default generators, one for each device."""
+        """Return the states of the default generators, one for each device."""
 
     def set_rng_states(self, states: Sequence[bytes]) -> None:
-        """Put back what `rng_states` returned."""
+        """Restore the result of `rng_states`."""
 
 
 class Refused(Exception):  # noqa: N818 (never leaves this package)
-    """Raised while pickling by who knows that an object cannot be saved; says what it is."""
+    """Raised while pickling by a reducer whose object cannot be saved; describes the object."""
 
 
 Reduced = tuple[Any, ...]

@@ -1,1 +1,1 @@
-"""The surface of torch.cuda in a kernel without a GPU."""
+"""Surface of torch.cuda in a kernel without a GPU."""

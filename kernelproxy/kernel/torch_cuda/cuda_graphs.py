@@ -1,8 +1,9 @@
-"""``torch.cuda.CUDAGraph`` and memory pools, the bases that ``torch._C`` has in builds with CUDA.
+"""``torch.cuda.CUDAGraph`` and memory pools: the base classes that only CUDA builds have.
 
-A graph is a stretch of the session's log that is kept instead of sent, and sent at every replay
+A graph is a part of the session's log that is kept instead of sent, and sent at every replay
 (Note [Captures] in ``native/client/ops/capture.h``). So it holds no address of the device's
-process, and outlives that. Memory pools are names: memory is accounted for, and not cached.
+process, and outlives that process. Memory pools are only names: memory is accounted for, but not
+cached.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ Pool = tuple[int, int]
 
 
 def pool_handle() -> Pool:
-    """Make the name of a pool that nobody else has."""
+    """Return a unique name of a pool."""
     return 0, next(_pools)
 
 
 class MemPool:
-    """``torch._C._MemPool``: a name."""
+    """``torch._C._MemPool``: only a name."""
 
     def __init__(
         self,
@@ -49,10 +50,10 @@ class MemPool:
 
 
 def graph_type(client: NativeClient) -> type:
-    """Make ``torch._C._CUDAGraph`` on the native `client`."""
+    """Return ``torch._C._CUDAGraph`` on the native `client`."""
 
     class CudaGraph:
-        # What was captured is freed with the object that the native client gave for it.
+        # The capture is freed together with the object that the native client returned for it.
         _capture: Any = None
         _complete = False
         _pool: Pool = (0, 0)
@@ -97,7 +98,7 @@ def graph_type(client: NativeClient) -> type:
             return self._pool
 
         def register_generator_state(self, generator: Any) -> None:
-            """Nothing to do: a replay draws from the generators as they are then."""
+            """Do nothing: a replay uses the generators in their current state."""
 
         def enable_debug_mode(self) -> None:
             refuse("A CUDA graph's debug mode", "the graph is not the driver's")

@@ -1,8 +1,8 @@
 """``torch.cuda`` memory statistics from the client's own accounting.
 
 The names are those of the CUDA caching allocator. Memory is charged when a storage is made and
-returned when it is freed; there is no cache, so *active* equals *allocated*, and *reserved* is
-what the agent granted to the session.
+returned when it is freed. There is no cache, so *active* equals *allocated*, and *reserved* is what
+the agent has granted to the session.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelproxy.kernel.activation.native_client import NativeClient
 
-# What the client counts over time.
+# Counters of the client.
 _COUNTS = ("allocations", "frees", "bytes_allocated", "bytes_freed", "out_of_memory")
 
 
@@ -20,21 +20,21 @@ def _stat(current: int = 0, peak: int = 0, allocated: int = 0, freed: int = 0) -
 
 
 def _pools(whole: dict[str, int]) -> dict[str, dict[str, int]]:
-    """One statistic for all pools; everything counts as large, as there is but one pool."""
+    """Return a statistic for all pools; everything counts as large, as there is only one pool."""
     return {"all": whole, "small_pool": _stat(), "large_pool": dict(whole)}
 
 
 class MemoryStatistics:
-    """Answers ``torch._C._cuda_memoryStats`` and its relatives."""
+    """Implementation of ``torch._C._cuda_memoryStats`` and related functions."""
 
     def __init__(self, client: NativeClient) -> None:
         self._client = client
         self._reserved_peak = 0
         self._fraction = 1.0
-        self._counted_from: dict[str, int] = {}  # what was counted when that was reset
+        self._counted_from: dict[str, int] = {}  # counters at the last reset
 
     def stats(self, device: int) -> dict[str, Any]:
-        """Called by ``torch.cuda.memory_stats``, which flattens the result."""
+        """Return all statistics; called by ``torch.cuda.memory_stats``, which flattens them."""
         found = self._client.memory()
         used, peak, granted = found["used"], found["peak"], found["granted"]
         self._reserved_peak = max(self._reserved_peak, granted)
@@ -81,17 +81,17 @@ class MemoryStatistics:
         return self._fraction
 
     def accelerator_stats(self, device: int) -> dict[str, Any]:
-        """Called by ``torch.accelerator.memory_stats``, whose names differ a little."""
+        """Called by ``torch.accelerator.memory_stats``, whose names differ slightly."""
         found = self.stats(device)
         found["allocated"] = found.pop("allocation")
         return found
 
     def mem_get_info(self, device: int) -> tuple[int, int]:
-        """Free and total bytes of the device, as ``cudaMemGetInfo``.
+        """Return free and total bytes of the device, as ``cudaMemGetInfo``.
 
-        What the session was granted and does not use counts as free: there is no cache to empty.
+        Memory that is granted to the session and unused counts as free: there is no cache to empty.
         """
         found = self._client.memory()
         free = found["free"] + found["granted"] - found["used"]
-        # A quota may have been lowered below what was granted.
+        # A quota may have been lowered below the granted memory.
         return min(free, max(0, found["total"] - found["used"])), found["total"]

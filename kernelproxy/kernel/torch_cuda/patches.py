@@ -1,10 +1,10 @@
-"""What is patched when ``torch`` has been imported: holes that no name in ``torch._C`` fills.
+"""Patches applied after the import of ``torch``: for gaps that no name in ``torch._C`` fills.
 
-Each patch names the C++ that it makes up for: code that is compiled only with CUDA, and tests a
+Each patch names the C++ code that it replaces: code that is compiled only with CUDA, and tests a
 constant instead of the registered device.
 
-``torch.version.cuda`` stays what the build says, None in CPU wheels: libraries take it as a promise
-that CUDA source can be compiled and libraries of NVIDIA be called, which is not so here.
+``torch.version.cuda`` stays as built, None in CPU wheels: libraries take it as a promise that CUDA
+source can be compiled and NVIDIA's libraries can be called, which is not true here.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _NO_POINTERS = "device memory lies in another process"
 
 
 def install(torch: ModuleType, client: NativeClient) -> None:
-    """Patch the imported `torch`. Called by the import hook, once."""
-    # device_count() asks NVML before anything else; that would count what this session has not.
+    """Patch the imported `torch`; called by the import hook, once."""
+    # device_count() uses NVML first; that would count devices that this session does not have.
     torch.cuda._cached_device_count = 1
     torch.cuda._get_pynvml_handler = _no_nvml
     torch.cuda.list_gpu_processes = torch.cuda.memory.list_gpu_processes = _no_nvml
-    # Recurrent modules ask at every call and would be told to rebuild PyTorch.
+    # Recurrent modules check this at every call, and would otherwise suggest to rebuild PyTorch.
     torch.backends.cudnn.is_acceptable = lambda tensor: False
     # Builds with CUDA have NCCL, which needs a GPU in this process.
     if torch.distributed.is_available():
         torch.distributed.distributed_c10d._NCCL_AVAILABLE = False
-    # Streams are names here, and a gradient that comes on another one is not early.
+    # Streams are only names here; a gradient from another stream does not arrive too early.
     torch._C._set_warn_on_accumulate_grad_stream_mismatch(False)
     _patch_profiler(torch)
     _patch_storage(torch, client)
@@ -68,7 +68,8 @@ def _is_cuda(torch: ModuleType, device: Any) -> bool:
 
 
 def _patch_storage(torch: ModuleType, client: NativeClient) -> None:
-    """Storages on the device: ``THPStorage_pynew`` and ``resize_`` know CUDA only if built so.
+    """Patch storages on the device: ``THPStorage_pynew`` and ``resize_`` support CUDA only in CUDA
+    builds.
 
     ``torch.load`` makes its storages here.
     """
@@ -101,7 +102,7 @@ def _patch_storage(torch: ModuleType, client: NativeClient) -> None:
 
 
 def _patch_addresses(torch: ModuleType, client: NativeClient) -> None:
-    """Let Python compare addresses, which C++ may not have: Note [Guarded storages]."""
+    """Let Python compare addresses, which C++ must not use: Note [Guarded storages]."""
 
     def asking(original: Callable[[Any], int]) -> Callable[[Any], int]:
         @functools.wraps(original)
@@ -116,7 +117,7 @@ def _patch_addresses(torch: ModuleType, client: NativeClient) -> None:
 
 
 def _patch_storage_files(torch: ModuleType) -> None:
-    """Raw storage files (old ``torch.save``, ``pickle``), which C++ reads and writes in place."""
+    """Patch raw storage files (old ``torch.save``, ``pickle``), which C++ accesses in place."""
     original_write = torch.UntypedStorage._write_file
     original_read = torch.UntypedStorage._set_from_file
 
@@ -139,9 +140,9 @@ def _patch_storage_files(torch: ModuleType) -> None:
 def _patch_profiler(torch: ModuleType) -> None:
     """Time the device by events, not by Kineto, which opens the GPU in builds with CUDA.
 
-    What asks for CUDA's activities and is told that Kineto has none puts each operator between two
-    events (client/torch/profiler.cpp). Kineto counts GPUs in any case: it asks the driver and opens
-    none.
+    If the profiler wants CUDA activities and Kineto offers none, torch puts each operator between
+    two events (client/torch/profiler.cpp). Kineto counts GPUs in any case: it queries the driver
+    and opens no GPU.
     """
     activity, profile = torch.profiler.ProfilerActivity, torch.profiler.profiler._KinetoProfile
     supported, original = torch.autograd._supported_activities, profile.__init__
@@ -150,16 +151,17 @@ def _patch_profiler(torch: ModuleType) -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if activity.CUDA in self.activities:
-            self.activities.add(activity.CPU)  # whose operators the events are put around
+            self.activities.add(activity.CPU)  # the events are put around its operators
 
     profile.__init__ = init
-    # What programs are told, and take if they name none; and what the profiler asks of Kineto.
+    # The first is for programs, which use it by default; the second is what the profiler checks
+    # before it uses Kineto.
     torch.autograd._supported_activities = lambda: {*supported(), activity.CUDA}
     torch.autograd.profiler._supported_activities = lambda: {*supported()} - {activity.CUDA}
 
 
 def _patch_parallel(torch: ModuleType) -> None:
-    """``nn.DataParallel`` on the one device there is: scattering and gathering are copies."""
+    """Patch ``nn.DataParallel`` for the only device: scattering and gathering are copies."""
 
     def scatter(tensor: Any, devices: Any, *args: Any) -> tuple[Any, ...]:
         if list(devices) != [0]:
@@ -180,7 +182,7 @@ def _patch_parallel(torch: ModuleType) -> None:
 
 
 def _patch_refusals(torch: ModuleType) -> None:
-    """What would fail before it came to the name in ``torch._C`` that refuses."""
+    """Refuse what would fail before it reached the name in ``torch._C`` that refuses."""
 
     def collective(*args: Any, **kwargs: Any) -> Any:
         refuse("NCCL", "a session has one device, cuda:0")
@@ -216,7 +218,7 @@ def _patch_printing(torch: ModuleType) -> None:
 
 
 def _host_copy(torch: ModuleType, tensor: Any, options: Any) -> Any:
-    """Copy a tensor to the host, of a large one only what will be printed."""
+    """Copy a tensor to the host; of a large one, only the printed elements."""
     if tensor.numel() <= options.threshold:
         return tensor.cpu()
     edge = options.edgeitems
@@ -228,14 +230,14 @@ def _host_copy(torch: ModuleType, tensor: Any, options: Any) -> Any:
         else:
             place = torch.arange(size)
         places.append(place)
-    # The rest of it is never written nor read, and so never takes memory.
+    # The rest is neither written nor read, and so never takes memory.
     host = torch.empty(tensor.shape, dtype=tensor.dtype)
     host[torch.meshgrid(*places, indexing="ij")] = shown.cpu()
     return host
 
 
 def _patch_exports(torch: ModuleType) -> None:
-    """Refuse to hand addresses of device memory to other libraries in this process."""
+    """Refuse to export addresses of device memory to other libraries in this process."""
     original_dlpack = torch.Tensor.__dlpack__
     original_interface = torch.Tensor.__cuda_array_interface__
     original_capsule = torch._C._to_dlpack
@@ -254,7 +256,7 @@ def _patch_exports(torch: ModuleType) -> None:
 
     def interface(self: Any) -> Any:
         if self.device.type == "cuda":
-            # AttributeError, so that libraries which ask by hasattr() take another way.
+            # AttributeError, so that libraries which use hasattr() choose another way.
             raise AttributeError(
                 f"A device tensor has no __cuda_array_interface__: {_NO_POINTERS}; use .cpu()."
             )

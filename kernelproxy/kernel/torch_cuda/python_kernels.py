@@ -1,10 +1,11 @@
-"""Kernels that Python code would start in this process, which has no GPU.
+"""Kernels that Python code would launch in this process, which has no GPU.
 
-Installing ``triton`` is enough for torch itself to have some: ``torch._native`` replaces operators
-(``aten::bmm`` of some shapes, norms, ``topk``) by kernels that Triton, CuTe DSL or nvmath run. Here
-operators go to the worker as they are, and its torch, which has the GPU, chooses such kernels.
+An installation of ``triton`` is enough for torch itself to use some: ``torch._native`` replaces
+operators (``aten::bmm`` of some shapes, norms, ``topk``) by kernels that Triton, CuTe DSL or nvmath
+run. Here operators go to the worker unchanged, and its torch, which has the GPU, chooses such
+kernels.
 
-What a program starts itself is refused, in words that say what to do.
+Kernels that a program launches itself are refused, with a text that says what to do.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-#: Libraries that do nothing without a GPU in this process.
+#: Libraries that cannot work without a GPU in this process.
 GPU_LIBRARIES = {"cupy": "CuPy", "pycuda.driver": "PyCUDA"}
 _INSTEAD = "use operators of torch on device 'cuda'"
 
 
 def install(watch: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
-    """Called before torch is imported; `watch` has something done when a module was imported."""
+    """Called before torch is imported; `watch` runs a function after a module's import."""
     watch("torch._native.registry", leave_operators)
     watch("triton.runtime.driver", refuse_triton)
     for name, shown in GPU_LIBRARIES.items():
@@ -28,16 +29,16 @@ def install(watch: Callable[[str, Callable[[ModuleType], None]], None]) -> None:
 
 
 def leave_operators(registry: ModuleType) -> None:
-    """Keep ``torch._native`` from replacing operators of torch, whatever languages it has.
+    """Prevent ``torch._native`` from replacing operators of torch, in any kernel language.
 
     Parameters
     ----------
     registry : module
-        ``torch._native.registry``, of which torch's replacements have not been imported yet.
+        ``torch._native.registry``; torch's replacements have not been imported yet.
     """
 
     def register_op_override(*args: Any, **kwargs: Any) -> None:
-        """Do nothing: the worker's torch has the GPU, and chooses its kernels."""
+        """Ignore the call: the worker's torch has the GPU, and chooses its kernels."""
 
     for name in ("register_op_override", "_register_op_override"):
         if hasattr(registry, name):
@@ -45,7 +46,7 @@ def leave_operators(registry: ModuleType) -> None:
 
 
 def refuse_triton(module: ModuleType) -> None:
-    """Have ``triton.runtime.driver`` refuse to open a GPU; its interpreter opens none."""
+    """Make ``triton.runtime.driver`` refuse to open a GPU; its interpreter opens none."""
 
     def _create_driver() -> NoReturn:
         raise RuntimeError(

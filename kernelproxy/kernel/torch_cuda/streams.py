@@ -1,8 +1,8 @@
-"""Bases of ``torch.cuda.Stream`` and ``Event``, on torch's generic ones.
+"""Base classes of ``torch.cuda.Stream`` and ``Event``, on torch's generic ones.
 
-A session executes in one order, so streams are names: work on two of them is not reordered, and
-waiting for one waits for what was issued before. Events are real: they are recorded in the log,
-answer when the device has come so far, and measure the time between two points of its execution.
+A session executes in one order, so streams are only names: work on two of them is not reordered,
+and waiting for one waits for everything issued before. Events are real: they are recorded in the
+log, complete when the device reaches them, and measure the time between two points of execution.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 
 REFUSED = "{} is not available behind a device proxy: {}."
 CUDA = 1  # c10::DeviceType::CUDA
-_URGENT = 32  # the bit of a stream's id that says so, see device.cpp
+_URGENT = 32  # the bit of a stream's id for high priority, see device.cpp
 
 
 def refuse(what: str, why: str) -> NoReturn:
-    """Raise what users see when they ask for what cannot work here.
+    """Raise the user-facing error for something that cannot work here.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def refuse(what: str, why: str) -> NoReturn:
 
 
 def stream_base(c: ModuleType) -> type:
-    """Make ``torch._C._CudaStreamBase`` for the extension module `c`."""
+    """Return ``torch._C._CudaStreamBase`` for the extension module `c`."""
 
     class CudaStreamBase(c.Stream):  # type: ignore[misc, name-defined]
         def __new__(
@@ -62,11 +62,11 @@ def stream_base(c: ModuleType) -> type:
 
 
 def event_base(c: ModuleType) -> type:
-    """Make ``torch._C._CudaEventBase`` for the extension module `c`."""
+    """Return ``torch._C._CudaEventBase`` for the extension module `c`."""
 
     class CudaEventBase(c.Event):  # type: ignore[misc, name-defined]
-        # A torch.Event for isinstance(), but what is recorded is `_event`: torch measures time
-        # only between events of exactly that type, not between subclasses.
+        # A torch.Event for isinstance(), but `_event` is the one that is recorded: torch measures
+        # time only between events of exactly that type, not between subclasses.
         _event: Any
 
         def __new__(

@@ -1,9 +1,9 @@
-"""Device tensors for other processes: refused, where somebody reads it.
+"""Sharing of device tensors with other processes: refused, with an error at a visible place.
 
-Torch's pickler for other processes calls ``_share_cuda_``, which raises in whoever sends: a pipe's
-writer, who starts a process. A queue pickles in a thread of its own, though, which prints what is
-raised and drops the item, so that the reader would wait for ever. What such a thread sends instead
-raises the same in the reader.
+Torch's pickler for other processes calls ``_share_cuda_``, which raises in the sender: the writer
+to a pipe, or the starter of a process. But a queue pickles in a thread of its own, which prints the
+error and drops the item, so that the reader would wait forever. So such a thread sends an object
+that raises the same error in the reader.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _reducing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _for_a_queue() -> bool:
-    """Whether a queue's thread pickles, which does not tell errors to those who wait.
+    """True if a queue's feeder thread pickles, which does not report errors to the reader.
 
-    Executors' queues are told, and fail the task.
+    Executors' queues do report them, and fail the task.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -52,9 +52,9 @@ class TensorType(type):
 
 
 def install(torch: ModuleType) -> None:
-    """Put the types into ``torch.cuda``; called when `torch` was imported."""
+    """Add the types to ``torch.cuda``; called after the import of `torch`."""
     for name, dtype in NAMES.items():
-        # Tensor.type() compares the name that a type was made with, hence the dots in it.
+        # Tensor.type() compares the name with which a type was made, hence the dots in it.
         made = TensorType(
             f"torch.cuda.{name}",
             (),
@@ -65,10 +65,10 @@ def install(torch: ModuleType) -> None:
 
 
 def _install_default(torch: ModuleType) -> None:
-    """Let such a type be the default: builds without CUDA refuse it.
+    """Allow such a type as the default type: builds without CUDA refuse it.
 
-    A default device stands for the type's device. One that the program sets itself comes first, as
-    everywhere, and torch keeps one for each thread.
+    The device of the type is set as the default device. A default device that the program sets
+    itself has precedence, as everywhere; torch keeps one for each thread.
     """
     set_type, set_device = torch.set_default_tensor_type, torch.set_default_device
     contexts, made = torch._GLOBAL_DEVICE_CONTEXT, threading.local()

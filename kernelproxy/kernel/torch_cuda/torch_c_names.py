@@ -1,11 +1,11 @@
-"""The names of ``torch._C`` that ``torch.cuda`` needs and builds without CUDA lack.
+"""Names of ``torch._C`` that ``torch.cuda`` needs and builds without CUDA lack.
 
-They are set when the extension module has executed and nothing has looked at it yet; so
-``torch.cuda`` captures ours wherever it captures any. Builds with CUDA have these names, bound to
-the driver: they are replaced, because this process must never open a context on a GPU.
+They are set when the extension module has executed and nothing has used it yet, so ``torch.cuda``
+captures ours wherever it captures any. Builds with CUDA have these names, bound to the driver: they
+are replaced, because this process must never open a context on a GPU.
 
-What cannot work behind a proxy is there too and refuses with a sentence: a missing attribute
-would tell the user nothing.
+Names that cannot work behind a proxy are set, too, and refuse with a text: a missing attribute
+would not tell the user why.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ _REFUSALS = {
         for name in names
     ),
 }
-# What builds with CUDA have and must not keep: it makes torch believe what is not so.
+# Names that builds with CUDA have and that are removed: with them torch assumes NCCL or cuDNN.
 _REMOVED = ("_nccl_", "_cudnn")
-# What else they have would open the GPU in this process, but for these.
+# Prefixes of the other names of builds with CUDA: they would open the GPU in this process.
 _OF_CUDA = (
     "_cuda_",
     "_gds_",
@@ -107,7 +107,7 @@ _ATTENTION = (
     "_can_use_cudnn_attention",
 )
 _HARMLESS = frozenset({
-    "_cuda_CUDAAllocator",  # a type that nothing makes
+    "_cuda_CUDAAllocator",  # a type of which nothing makes an object
     "_cuda_getHipblasltVersion",
     "_cuda_get_cudnn_benchmark_limit",
     "_cuda_set_cudnn_benchmark_limit",
@@ -122,7 +122,7 @@ _ABSENT = object()
 
 
 class DeviceProperties:
-    """``torch.cuda.get_device_properties``: what a client may know of its device.
+    """``torch.cuda.get_device_properties``: the properties that a client knows of its device.
 
     Software devices claim compute capability 8.0, the oldest one with bfloat16.
     """
@@ -174,7 +174,7 @@ def install(c: ModuleType, client: NativeClient) -> None:
     names |= _memory_names(memory) | _stream_names(c) | _graph_names(client)
     names |= setters(c, client)
     names |= {"_has_cuda": True, "_has_cudnn": False}
-    # As in builds without CUDA: which kernel is best only the worker knows, and it takes that.
+    # As in builds without CUDA: only the worker knows the best kernel, and chooses it.
     names |= dict.fromkeys(_ATTENTION, lambda params, debug: False)
     names |= {"_nvtx": _nvtx(), "_cudart": _cudart(memory)}
     names |= _others_of_cuda(c, names)
@@ -188,7 +188,7 @@ def install(c: ModuleType, client: NativeClient) -> None:
 
 
 def withdraw() -> None:
-    """Take everything back: without these names torch has no CUDA device."""
+    """Restore the previous names: without these names torch has no CUDA device."""
     for name, value in _before.items():
         if value is _ABSENT:
             with contextlib.suppress(AttributeError):
@@ -211,7 +211,7 @@ def _refusal(name: str, why: str) -> Callable[..., Any]:
 
 
 def _others_of_cuda(c: ModuleType, known: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what builds with CUDA have and is not `known`: it would open the GPU."""
+    """Refuse names of builds with CUDA that are not `known`: they would open the GPU."""
     if not hasattr(c, "_cuda_init"):
         return {}
     why = "this process has no GPU of its own"
@@ -234,10 +234,10 @@ def _others_of_cuda(c: ModuleType, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
-    """Devices: there is one, its index is 0, and it is always the current one."""
+    """Return names for devices: there is one, its index is 0, and it is always the current one."""
 
     def init() -> None:
-        # What the C++ initialisation of builds with CUDA does.
+        # As the C++ initialisation of builds with CUDA.
         cuda = sys.modules["torch.cuda"].__dict__
         cuda["default_generators"] = (client.default_generator(),)
         cuda["_get_device_properties"] = lambda device: properties()
@@ -255,7 +255,7 @@ def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
         set_device(index)
         return 0 if index >= 0 else -1
 
-    def maybe_exchange(index: int) -> int:  # another one: dynamo knows functions by identity
+    def maybe_exchange(index: int) -> int:  # a second function: dynamo compares by identity
         return exchange(index)
 
     sync_debug = SimpleNamespace(mode=0)
@@ -271,7 +271,7 @@ def _device_names(c: ModuleType, client: NativeClient) -> dict[str, Any]:
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
         "_cuda_isInBadFork": client.forked,
         "_cuda_synchronize": client.synchronize,
-        # Of the compute capability that DeviceProperties claims; an empty list would be warned of.
+        # As in `DeviceProperties`; torch would warn about an empty list.
         "_cuda_getArchFlags": lambda: "sm_{0.major}{0.minor}".format(properties()),
         "_cuda_getCompiledVersion": lambda: 0,
         "_cuda_get_sync_debug_mode": lambda: sync_debug.mode,
@@ -293,10 +293,10 @@ def _memory_names(memory: MemoryStatistics) -> dict[str, Any]:
         "_cuda_memoryStats": memory.stats,
         "_cuda_resetPeakMemoryStats": memory.reset_peak,
         "_cuda_resetAccumulatedMemoryStats": memory.reset_accumulated,
-        "_cuda_emptyCache": lambda: None,  # there is no cache to be emptied
+        "_cuda_emptyCache": lambda: None,  # there is no cache
         "_cuda_ipc_collect": lambda: None,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_cudaCachingAllocator_enable": lambda enabled: None,  # nor to be switched off
+        "_cuda_cudaCachingAllocator_enable": lambda enabled: None,  # likewise
         "_cuda_setMemoryFraction": memory.set_fraction,
         "_cuda_getMemoryFraction": memory.fraction,
         "_cuda_getAllocatorBackend": lambda: "native",
@@ -305,7 +305,7 @@ def _memory_names(memory: MemoryStatistics) -> dict[str, Any]:
         "_cuda_resetPeakHostMemoryStats": lambda: None,
         "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
         "_host_emptyCache": lambda: None,
-        # torch.accelerator asks the same of an allocator that only builds with CUDA have.
+        # torch.accelerator uses these instead of an allocator that only builds with CUDA have.
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": lambda: None,
         "_accelerator_emptyHostCache": lambda: None,
@@ -317,7 +317,7 @@ def _memory_names(memory: MemoryStatistics) -> dict[str, Any]:
 
 
 def _graph_names(client: NativeClient) -> dict[str, Any]:
-    """Graphs, and pools of memory: what is told of those is without effect."""
+    """Return names for graphs and memory pools; calls about pools have no effect."""
     pools = (
         "_cuda_beginAllocateCurrentStreamToPool",
         "_cuda_beginAllocateCurrentThreadToPool",
@@ -354,7 +354,7 @@ def _stream_names(c: ModuleType) -> dict[str, Any]:
 
 
 def _cudart(memory: MemoryStatistics) -> ModuleType:
-    """The part of the CUDA runtime that ``torch.cuda.cudart()`` shows."""
+    """Return the part of the CUDA runtime that ``torch.cuda.cudart()`` exposes."""
     module = ModuleType("torch._C._cudart")
 
     class cudaError(int):  # noqa: N801 (its name is fixed)
@@ -375,7 +375,7 @@ def _cudart(memory: MemoryStatistics) -> ModuleType:
 
 
 def _nvtx() -> ModuleType:
-    """Markers for a profiler that is not attached: nothing happens, as without this proxy."""
+    """Return markers for a profiler that is not attached: they do nothing, as without a proxy."""
     module = ModuleType("torch._C._nvtx")
     depth = 0
 

@@ -1,8 +1,8 @@
-"""The settings of torch that change what operators give: the device follows them.
+"""Settings of torch that change the results of operators: the device follows them.
 
 They are kept in C++ and set from Python by functions of ``torch._C``. Each of these is wrapped, so
-that the native client looks at the settings again, and tells the device with its next operator.
-``torch.set_flush_denormal`` is none of them: it concerns one thread of this process, on CUDA too.
+that the native client reads the settings again, and sends them with its next operator.
+``torch.set_flush_denormal`` is not among them: it affects one thread of this process, on CUDA, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SETTERS = (
 
 
 def setters(c: ModuleType, client: NativeClient) -> dict[str, Any]:
-    """Make what takes the place of the setters that the extension module `c` has."""
+    """Return replacements for the setters that the extension module `c` has."""
     return {name: _telling(getattr(c, name), client) for name in _SETTERS if hasattr(c, name)}
 
 
@@ -55,7 +55,7 @@ def _telling(setter: Callable[..., Any], client: NativeClient) -> Callable[..., 
     def set_and_tell(*args: Any, **kwargs: Any) -> Any:
         try:
             return setter(*args, **kwargs)
-        finally:  # some refuse what they have done already
+        finally:  # some raise after they have changed the setting
             client.note_settings()
 
     return set_and_tell
