@@ -9,7 +9,7 @@ NPM := npm --prefix labextension --silent
 FUZZ_SECONDS ?= 20
 
 CPP := $(shell find native -name '*.h' -o -name '*.cpp')
-PY := jupyter_sing kernelproxy tests benchmarks hatch_build.py
+PY := jupyter_sing kernelproxy tests benchmarks tools hatch_build.py
 
 .DEFAULT_GOAL := help
 LABEXTENSION := jupyter_sing/labextension/package.json
@@ -136,6 +136,7 @@ lint: $(VENV)/.package labextension ## style and types
 	$(BIN)/ruff format --check $(PY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/prose.py
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(NPM) run lint
 

@@ -1,9 +1,9 @@
-"""What the proxy costs: paired measurements against plain torch, `make bench`.
+"""Cost of the proxy: paired measurements against plain torch, `make bench`.
 
 For every program two processes live side by side, one on the CPU and one on a proxied software
 device with as many compute threads. They take turns, round by round, so that both meet the same
-moods of the machine; the figure is the median of the rounds' ratios. Below 1, the proxied program
-is the faster one: its Python and autograd overlap with the execution in the worker.
+conditions; the figure is the median of the rounds' ratios. Below 1, the proxied program is the
+faster one: its Python and autograd overlap with the execution in the worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a GPU tells in one run: see `gpu_suite.sh`.
+"""A suite for machines with a GPU, in one run: see `gpu_suite.sh`.
 
 Each step has a part of the time. One that fails or takes longer is written down as that, and does
 not keep the others from being tried. Standard library only, but for what the steps run.

@@ -1,4 +1,4 @@
-"""The live controller: the scheduler's engine over the agent's devices and sessions."""
+"""Live controller: runs the scheduler's engine on the agent's devices and sessions."""
 
 from jupyter_sing.controller.controller import Controller
 

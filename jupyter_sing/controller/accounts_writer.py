@@ -1,4 +1,4 @@
-"""What everybody has had is written down now and then, for the controller that comes after."""
+"""Periodic saving of the engine's accounts, for the next controller."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 
 from jupyter_sing.controller.decision_log import Accounts, Journal
 
-#: Seconds between two times.
+#: Seconds between two writes.
 KEEP_SECONDS = 2.0
-#: More tokens than are given between two times: none of them is given again.
+#: More tokens than are given between two writes: no token is given twice.
 TOKENS_MAX = 1_000_000
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What is to be written down.
+    """Content of one write.
 
     Parameters
     ----------
     sessions : list of str
-        Ids of those that there are.
+        Ids of all open sessions.
     accounts : dict
         See `Engine.accounts`.
     goes_on : bool
-        Whether it changes though nothing happens: somebody holds a device.
+        True if the accounts change even without an event: a session holds a device.
     """
 
     sessions: list[str]
@@ -36,13 +36,13 @@ class Taken:
 
 
 class Bookkeeping:
-    """Writes accounts down while they change, but not more often than every two seconds.
+    """Writes accounts while they change, but at most every two seconds.
 
     Parameters
     ----------
     journal : Journal
     take : callable
-        Takes what is to be written down, at a time of the clock.
+        Returns the content to write, at a time of the clock.
     clock : callable
         Seconds.
     """
@@ -55,7 +55,7 @@ class Bookkeeping:
         self._last = float("-inf")
 
     def note_change(self) -> None:
-        """Something has happened: write accounts down, unless that was just done or is due."""
+        """Record an event: schedule a write of the accounts, unless one is scheduled."""
         if self._timer is None:
             left = self._last + KEEP_SECONDS - self._clock()
             loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ class Bookkeeping:
         return taken.goes_on
 
     def close(self) -> None:
-        """Write them down for the last time."""
+        """Write the accounts for the last time."""
         if self._timer is not None:
             self._timer.cancel()
         self._keep()

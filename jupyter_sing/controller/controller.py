@@ -1,4 +1,4 @@
-"""Tells the engine what happens, and has the agent do what the engine decides."""
+"""Controller: sends events to the engine, and has the agent carry out the engine's decisions."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from kernelproxy.common.scheduler_api import Hands, Outlook, Terms
 
 log = logging.getLogger(__name__)
 
-#: What a switch costs until it was measured: bytes per second, and seconds.
+#: Cost of a switch until it was measured: bytes per second, and seconds.
 COPY_RATE, SWITCH_SECONDS = 2e9, 0.05
 
-#: Sessions that fit onto a device together change places in milliseconds, so turns are short.
+#: Sessions that fit onto a device together are switched in milliseconds, so quanta are short.
 LIVE = Settings(
     quanta=(0.5, 1.0, 4.0, 4.0),
     compare_after=0.5,
@@ -58,14 +58,14 @@ LIVE = Settings(
     swap_share=0.2,
 )
 
-#: Rounds of the loop in which all sessions that an agent has taken over come to ask.
+#: Rounds of the event loop in which all sessions that an agent has recovered request devices.
 GATHER_ROUNDS = 100
 
 _ID = re.compile(r"\b[0-9a-f]{12}\b")
 
 
 class Controller:
-    """An `kernelproxy.common.scheduler_api.Arbiter` that asks the engine.
+    """An `kernelproxy.common.scheduler_api.Arbiter` that uses the engine.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Controller:
     clock : callable, optional
         Seconds; the monotonic clock by default.
     directory : Path, optional
-        Where decisions are written down and the policy is kept; by default the runtime directory.
+        Where decisions and the policy are saved; by default the runtime directory.
     """
 
     keeps = False
@@ -95,7 +95,7 @@ class Controller:
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._books = Bookkeeping(self._journal, self._take, clock)
-        self._before: frozenset[str] = frozenset()  # sessions of the controller before
+        self._before: frozenset[str] = frozenset()  # sessions of the previous controller
         self._gathering = False
         self._outlooks = Outlooks(lambda now: self._engine.outlooks(now), self._named, clock)
 
@@ -121,7 +121,7 @@ class Controller:
                 log.warning("What everybody has had is forgotten: %s", error)
         self._engine = Engine(found, self._settings(), guarantees)
 
-    # ---------------------------------------------------------------- what the agent says
+    # ---------------------------------------------------------------- calls of the agent
 
     def opened(self, terms: Terms) -> None:
         """See `Arbiter`."""
@@ -132,7 +132,7 @@ class Controller:
         self._sessions[terms.session] = known
         if terms.user not in self._users:
             self._users[terms.user] = None
-            if self._rules.text:  # else nobody has anything of their own
+            if self._rules.text:  # else all users have the same settings
                 self._tell(events.Reconfigured(self._clock(), self._settings()))
         standing = known.standing
         self._tell(
@@ -140,7 +140,7 @@ class Controller:
                 self._clock(), terms.session, standing.vc, terms.user, standing.tier,
                 memory=terms.memory, pinned=terms.pinned, may_pack=standing.may_pack,
                 device=terms.device, bound=terms.device if terms.bound else None,
-                resident=False,  # an agent begins with no worker, whoever it has taken over
+                resident=False,  # an agent starts without workers, even for recovered sessions
             )
         )  # fmt: skip
         if terms.session in self._before:
@@ -163,11 +163,11 @@ class Controller:
         self._revise(known, anyway=before.pinned != terms.pinned)
 
     def _standing(self, terms: Terms) -> Standing:
-        """Say what holds for a session: what the policy gives, and what its user wants of that."""
+        """Return the effective terms of a session: the policy's, and its user's own choice."""
         return self._rules.standing(terms.user, terms.tier)
 
     def _revise(self, known: Known, *, anyway: bool = False) -> None:
-        """Let hold for a session what holds by now; `anyway`: also if that is as before."""
+        """Re-apply the current policy to a session; `anyway`: even if its terms are the same."""
         standing, before = self._standing(known.terms), known.standing
         known.standing = standing
         terms, known.said = known.terms, False
@@ -182,7 +182,7 @@ class Controller:
         self._allow(known, said=anyway or standing != before)
 
     def _allow(self, known: Known, *, said: bool) -> None:
-        """Let other limits hold for a session, and write down what is said of it."""
+        """Send the present limits of a session to the agent; with `said`, also log them."""
         terms, standing = known.terms, known.standing
         allowance = self._rules.allowance(terms.user, standing.tier)
         part = self._settings().targets.get(standing.tier, 0.0)
@@ -200,7 +200,7 @@ class Controller:
             self._note(terms.session, "terms", why)
 
     def _settings(self) -> Settings:
-        """What the engine goes by, for all users that it has heard of."""
+        """Return the settings of the engine, for all users that it knows."""
         return self._rules.settings(self._base, self._users)
 
     def admits(self, user: str) -> str:
@@ -240,7 +240,7 @@ class Controller:
         self._note_end(session, resident=False)
         if why:
             self._note(session, "lost", why)
-        # It may have had nothing to do, and then wants its lease to be restored.
+        # It may have been idle; it then needs a lease so that its state can be restored.
         self._tell(events.WorkerDied(self._clock(), session))
         self._tell(events.CellSubmitted(self._clock(), session))
 
@@ -319,7 +319,7 @@ class Controller:
         }
 
     def held(self) -> dict[str, tuple[str, int]]:
-        """Return the device and the token of every lease that there is, by session."""
+        """Return the device and the token of every lease, by session."""
         return self._engine.held()
 
     def policy(self) -> str:
@@ -343,7 +343,7 @@ class Controller:
         return {"affected": affected, "notes": [*rules.notes(), *self._shortfalls(rules)]}
 
     def _shortfalls(self, rules: Rules) -> list[str]:
-        """Say for whom a policy promises what cannot be kept here."""
+        """Return for which sessions a policy has tier targets that cannot be kept here."""
         devices = len(self._engine.devices())
         settings = rules.settings(self._base, self._users)
         asking = [
@@ -372,14 +372,14 @@ class Controller:
         self._books.close()
         await asyncio.to_thread(self._journal.close)
 
-    # ---------------------------------------------------------------- what the engine decides
+    # ---------------------------------------------------------------- decisions of the engine
 
     def _gather(self, rounds: int = GATHER_ROUNDS) -> None:
-        """Tell the engine nothing until all sessions of the controller before have asked again.
+        """Send no event to the engine until all recovered sessions have requested devices again.
 
-        They do as soon as the loop comes to them; otherwise the first one would be served, and not
-        the one that is owed the most. They ask in the order of what they have had, see
-        `Engine.tags`.
+        They do so within a few rounds of the event loop. Otherwise the first one would be served,
+        instead of the one that is owed the most. They are sorted by the service that they have had,
+        see `Engine.tags`.
         """
         if rounds:
             asyncio.get_running_loop().call_soon(self._gather, rounds - 1)
@@ -395,13 +395,13 @@ class Controller:
             self._handle(*(replace(each, at=now) for each in asking))
 
     def _tell(self, event: events.Event) -> None:
-        """Give an event to the engine, after those that are being handled."""
+        """Queue an event for the engine; handle it now unless another one is being handled."""
         self._told.append(event)
         if not self._busy and not self._gathering:
             self._handle(self._told.popleft())
 
     def _handle(self, *told: events.Event) -> None:
-        """Let the engine decide, and carry that out; then the same with what was told meanwhile."""
+        """Let the engine decide and carry that out; repeat for events queued meanwhile."""
         self._busy = True
         try:
             while told:
@@ -442,17 +442,17 @@ class Controller:
             case Queued(session):
                 outlook = self._outlooks.of(session)
                 if outlook is None:
-                    return  # it waits no more
+                    return  # it no longer waits
                 why = outlook.reason
                 self._hands.explain(session, why)
         self._note(session, type(decision).__name__.lower(), why)
 
     def _note(self, session: str, kind: str, why: str) -> None:
-        """Write down a decision about a session."""
+        """Log a decision about a session."""
         self._journal.note(Entry(time.time(), session, self._name(session), kind, why))
 
     def _note_end(self, session: str, *, resident: bool = True) -> None:
-        """Remember that a session holds nothing any more."""
+        """Record that a session no longer holds a device."""
         if known := self._sessions.get(session):
             known.holds, known.resident = False, known.resident and resident
 
@@ -461,7 +461,7 @@ class Controller:
         return session if known is None else known.terms.name
 
     def _note_company(self, decision: Pack | Unpack) -> None:
-        """Write down that sessions share a device, or do no more: for each of them."""
+        """Log that sessions share a device, or no longer do: once for each of them."""
         kind = type(decision).__name__.lower()
         for session in decision.sessions:
             why = self._named(decision.reason, session)
@@ -471,16 +471,16 @@ class Controller:
             self._note(session, kind, f"{does} {beside}: {why}.")
 
     def _note_promise(self, decision: Promised) -> None:
-        """Say to a session that what its tier promises holds for it, or does not."""
+        """Tell a session whether the target of its tier is kept."""
         if known := self._sessions.get(decision.session):
             known.shortfall = "" if decision.kept else decision.reason.partition(": ")[2]
             if known.said:  # else it is about to be
                 self._allow(known, said=True)
 
     def _named(self, reason: str, session: str) -> str:
-        """Put names for ids, and no full stop at the end.
+        """Replace ids by names, and remove a full stop at the end.
 
-        Of sessions of another user than the one who reads it he learns no more than whose they are.
+        Of another user's session, the reader sees only the name of that user.
         """
         reader = self._sessions.get(session)
 
@@ -493,7 +493,7 @@ class Controller:
         return devices_named(_ID.sub(name, reason)).rstrip(". ")
 
     def _take(self, now: float) -> Taken:
-        """Take what is to be written down, and tell all who wait what is so by now."""
+        """Return what to save, and send all waiting sessions their current outlook."""
         for session in self._outlooks.waiting():
             if outlook := self._outlooks.of(session):
                 self._hands.explain(session, outlook.reason)

@@ -1,5 +1,6 @@
-"""What was decided and why, and what everybody has had, kept in a file: for `jupyter sing why`, and
-for the controller that comes after this one.
+"""Decisions with their reasons, and accounts, in a file.
+
+`jupyter sing why` reads the decisions, and the next controller the accounts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kernelproxy.common.sqlite_writer import Scribe, opened
 log = logging.getLogger(__name__)
 
 NAME = "decisions.sqlite3"
-#: How many decisions are kept, and after how many new ones older ones are removed.
+#: Number of decisions that are kept, and of new ones after which older ones are removed.
 KEPT, TIDY_EVERY = 100_000, 1000
 
 _SCHEMA = """
@@ -52,7 +53,7 @@ class Entry:
         Id and name of the session.
     kind : str
         ``grant``, ``preempt``, ``evict``, ``migrate``, ``pack``, ``unpack``, ``queued``; ``terms``
-        if other terms hold for it from then on; ``lost`` if its worker was ended; ``restart`` if
+        if other terms apply to it from then on; ``lost`` if its worker was ended; ``restart`` if
         the controller was restarted.
     reason : str
         A sentence.
@@ -67,14 +68,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What a controller leaves to the next one.
+    """State that a controller leaves to the next one.
 
     Parameters
     ----------
     at : float
         Seconds of the epoch.
     sessions : list of str
-        Ids of those that there were.
+        Ids of the sessions that were open.
     accounts : dict
         See `Engine.accounts`.
     """
@@ -90,7 +91,8 @@ class Journal:
     Parameters
     ----------
     directory : Path
-        Its file is for its owner alone. What cannot be written is lost, and the log says so once.
+        Only the owner can read the file. Entries that cannot be written are lost, which is logged
+        once.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -98,7 +100,7 @@ class Journal:
         self._noted = 0
 
     def note(self, entry: Entry) -> None:
-        """Write down a decision, soon."""
+        """Write a decision asynchronously."""
         self._scribe.put(
             "INSERT INTO decisions (at, session, name, kind, reason) VALUES (?, ?, ?, ?, ?)",
             *astuple(entry),
@@ -113,7 +115,7 @@ class Journal:
         self._scribe.put(f"DELETE FROM decisions WHERE number <= {oldest}", KEPT)
 
     def keep(self, accounts: Accounts) -> None:
-        """Write down accounts, soon, in the place of those before."""
+        """Write accounts asynchronously, replacing the previous ones."""
         self._scribe.put(
             "REPLACE INTO accounts (only, at, sessions, accounts) VALUES (0, ?, ?, ?)",
             accounts.at,
@@ -128,7 +130,7 @@ class Journal:
 
 
 def read_accounts(directory: Path) -> Accounts | None:
-    """Return the accounts of the controller before; None, and a line in the log, if damaged."""
+    """Return the accounts of the previous controller; None if missing or damaged (logged)."""
     path = directory / NAME
     if not path.exists():
         return None
@@ -136,7 +138,7 @@ def read_accounts(directory: Path) -> Accounts | None:
         with opened(path) as database:
             tables = "SELECT name FROM sqlite_master WHERE name = 'accounts'"
             if database.execute(tables).fetchone() is None:
-                return None  # of a version that wrote none
+                return None  # written by a version without accounts
             row = database.execute("SELECT at, sessions, accounts FROM accounts").fetchone()
         if row is None:
             return None
@@ -155,12 +157,12 @@ def read(directory: Path, session: str, count: int) -> list[Entry]:
     session : str
         An id, a unique prefix of one, or a name (then the newest session of that name).
     count : int
-        How many at most.
+        Maximum number of decisions.
 
     Raises
     ------
     ControlError
-        If there are none, or if the prefix is one of several ids.
+        If there are none, or if the prefix matches several ids.
     """
     path = directory / NAME
     nothing = ControlError(f"No decision about {quoted(session)} is recorded.", "unknown-session")

@@ -1,4 +1,4 @@
-"""A policy as the live controller uses it: for whom what holds, on the devices of this host."""
+"""A policy as the live controller uses it: effective terms, on the devices of this host."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jupyter_sing.scheduler.settings import Settings, Tier
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.scheduler_api import Allowance
 
-_ORDER = tuple(Tier)  # what is promised most comes first
+_ORDER = tuple(Tier)  # the highest tier first
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What holds for one session.
+    """Effective terms of one session.
 
     Attributes
     ----------
@@ -42,21 +42,21 @@ class Standing:
 
 
 class Rules:
-    """What a policy means here.
+    """Effective policy on this host.
 
     Parameters
     ----------
     text : str
-        The policy; empty: there is none, and everybody is equal.
+        The policy; empty: there is none, and all users are equal.
     nodes : mapping of str to sequence of str
-        Hosts that there are, with their devices.
+        Present hosts, with their devices.
     guarantee : bool
-        Whether what it guarantees is guaranteed.
+        False to ignore the guarantees of the policy.
 
     Raises
     ------
     ControlError
-        ``bad-policy``, if it is no policy, or guarantees what is not here.
+        ``bad-policy``, if it is no policy, or guarantees devices that this host does not have.
     """
 
     def __init__(self, text: str, nodes: Nodes, *, guarantee: bool = True) -> None:
@@ -66,30 +66,30 @@ class Rules:
         except PolicyError as error:
             raise ControlError(str(error), "bad-policy") from None
         self._resolver = Resolver(self.policy)
-        #: What is guaranteed to whom; None: nothing to anybody.
+        #: Guarantees of the policy; None: nothing is guaranteed.
         self.promised: Configuration | None = promised(self.policy, nodes) if guarantee else None
 
     def effective(self, user: str) -> Effective:
-        """Say what the policy means for a user."""
+        """Return the effective policy of a user."""
         return self._resolver.resolve(user)
 
     def standing(self, user: str, wished: str | None) -> Standing:
-        """Say what holds for a session.
+        """Return the effective terms of a session.
 
         Parameters
         ----------
         user : str
-            Who it is for.
+            User of the session.
         wished : str, optional
-            The tier that they asked for: one that is promised less than the policy gives them, as
-            more is not to be had.
+            Tier that the user requested. It takes effect only if it is lower than the tier that the
+            policy gives them.
         """
         found = self.effective(user)
         tier = found.tier if wished is None else max(found.tier, Tier(wished), key=_ORDER.index)
         return Standing(found.virtual_cluster, tier, found.packing, found.weight)
 
     def denied(self, user: str) -> str:
-        """Say why a user may use no device at all, in a sentence; empty: they may."""
+        """Return why a user may use no device at all, in a sentence; empty: they may."""
         if not self.text:
             return ""
         found = self.effective(user)
@@ -102,7 +102,7 @@ class Rules:
         return ""
 
     def allowance(self, user: str, tier: Tier) -> Allowance:
-        """Say what a session of a tier may have besides turns; as it is built in, if not said."""
+        """Return the limits of a session of a tier besides leases; None: built-in."""
         if not self.text:
             return Allowance(tier=tier.value)
         found, said = self.effective(user), getattr(self.policy.tiers, tier.value)
@@ -116,19 +116,19 @@ class Rules:
         )
 
     def settings(self, base: Settings, users: Iterable[str]) -> Settings:
-        """Make settings of the engine, with entries for these users."""
+        """Return settings of the engine, with entries for these users."""
         if not self.text:
             return base
         return numbers(self.policy, map(self.effective, users), base)
 
     def guarantees(self) -> Guarantees:
-        """Make guarantees of what is guaranteed; where nothing is, all devices are one pool."""
+        """Create the guarantees of the policy; without any, all devices are one pool."""
         if self.promised is None:
             return Flat([device for devices in self._nodes.values() for device in devices])
         return Leases(self.promised)
 
     def notes(self) -> list[str]:
-        """Say what of it is not as it is here."""
+        """Return how the cluster that the policy describes differs from this host."""
         cluster = self.policy.cluster
         devices = [device for found in self._nodes.values() for device in found]
         if cluster is None or (cluster.physical_cells and self.promised is not None):

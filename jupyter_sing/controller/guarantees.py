@@ -1,4 +1,4 @@
-"""What a policy guarantees on this host."""
+"""Guarantees of a policy on this host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Nodes = Mapping[str, Sequence[str]]
 
 
 def promised(policy: Policy, nodes: Nodes) -> Configuration | None:
-    """Make of a policy what is guaranteed by it here; None: nothing to anybody.
+    """Return the guarantees of a policy on this host; None: nothing is guaranteed.
 
     Cells are those of this host if they describe one host with as many devices; then their devices
     are this host's, in their order.
@@ -22,12 +22,12 @@ def promised(policy: Policy, nodes: Nodes) -> Configuration | None:
     ----------
     policy : Policy
     nodes : mapping of str to sequence of str
-        Hosts that there are, with their devices.
+        Present hosts, with their devices.
 
     Raises
     ------
     ControlError
-        ``bad-policy``, with the numbers, if that is not here.
+        ``bad-policy``, with the numbers, if this host does not have the guaranteed devices.
     """
     clusters = policy.virtual_clusters
     if not any(c.guaranteed_devices or c.guaranteed_cells or c.pinned_cells for c in clusters):
@@ -64,7 +64,7 @@ def leaves(cell: CellSpec) -> list[CellSpec]:
 
 
 def _renamed(cell: CellSpec, devices: Iterator[str]) -> CellSpec:
-    """Name the devices of a cell anew, in their order."""
+    """Rename the devices of a cell, in their order."""
     if not cell.children:
         return replace(cell, device=next(devices))
     return replace(cell, children=tuple(_renamed(child, devices) for child in cell.children))

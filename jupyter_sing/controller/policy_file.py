@@ -1,4 +1,4 @@
-"""The policy that was applied last: kept beside the daemon's socket, for whoever comes after it."""
+"""The policy that was applied last: kept beside the daemon's socket, for the next daemon."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kernelproxy.common.ownership import check_file
 log = logging.getLogger(__name__)
 
 NAME = "policy.yaml"
-#: Names a file that is applied at each start of the daemon.
+#: Environment variable with the path of a policy that is applied at each start of the daemon.
 VARIABLE = "JUPYTER_SING_POLICY"
 
 
 def keep(directory: Path, text: str) -> None:
-    """Keep a policy in the place of the one before, all of it or nothing.
+    """Save a policy in place of the previous one, atomically.
 
     Raises
     ------
@@ -69,16 +69,16 @@ def _read(path: Path, remedy: str = "remove it") -> str:
 
 
 def begin(directory: Path, nodes: Nodes) -> Rules:
-    """Say by which policy a daemon begins.
+    """Return the policy with which a daemon starts.
 
-    That is the file that the environment names, which is kept from then on; else the one that was
-    applied last. Where a policy was kept, nothing that is wrong now ends the daemon: sessions would
-    end with it.
+    It is the file that the environment variable names, which is then also saved; else the policy
+    that was applied last. Where a policy was saved, no error in a policy ends the daemon: sessions
+    would end with it.
 
     Raises
     ------
     ControlError
-        If the file that is named cannot be used, and none was applied before.
+        If the file that the variable names cannot be used, and no policy was applied before.
     """
     if named := os.environ.get(VARIABLE):
         try:

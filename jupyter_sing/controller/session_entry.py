@@ -1,4 +1,4 @@
-"""A session, as the controller knows it."""
+"""Session record of the controller."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kernelproxy.common.scheduler_api import Terms
 
 @dataclass(slots=True)
 class Known:
-    """What the agent says of a session, what holds for it, and what it has.
+    """Description of a session by the agent, its effective terms, and what it holds.
 
     Parameters
     ----------
     terms : Terms
     standing : Standing
     memory : int
-        Bytes that it had in use when that was last said.
+        Bytes that it used at the last report.
     holds : bool
-        Whether it has a lease.
+        True if it has a lease.
     resident : bool
-        Whether its memory is on its device.
+        True if its memory is on its device.
     shortfall : str
-        Why what its tier promises does not hold for it, as a clause; empty if it does.
+        Why the target of its tier cannot be kept, as a clause; empty if it is kept.
     said : bool
-        Whether the agent knows all that.
+        True if all of this was sent to the agent.
     """
 
     terms: Terms
@@ -38,6 +38,6 @@ class Known:
     said: bool = False
 
     def view(self) -> SessionView:
-        """How differences of policies look at it."""
+        """Return the session as `differences` of policies need it."""
         memory = self.memory if self.resident else 0
         return SessionView(self.terms.user, self.holds, int(self.holds), memory)

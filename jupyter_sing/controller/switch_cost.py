@@ -1,8 +1,8 @@
-"""What bringing a session onto a device takes, found from what it took.
+"""Estimate of how long switching a session onto a device takes, fitted to measurements.
 
-Seconds are believed to be a constant and so many per byte. Both are the median of what pairs of
-measurements say (Theil 1950, Sen 1968): a few that met a busy disk or a process that had to start
-change nothing. Pure.
+The model is a constant plus a time per byte. Both are the median over pairs of measurements (Theil
+1950, Sen 1968): a few outliers, from a busy disk or a process that had to start, change nothing.
+Pure.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
-#: Measurements that are looked at, the newest ones, and before how many nothing is believed.
+#: Number of newest measurements that are used, and number of them needed for an estimate.
 KEPT, ENOUGH = 24, 5
-#: Sizes that differ by less tell nothing about the rate.
+#: Sizes that differ by less say nothing about the rate.
 BYTES_APART = 16 << 20
-#: What is believed is told again when it says something else by so much.
+#: A new estimate is reported when it differs by this fraction.
 CHANGE = 0.2
-#: No device copies more slowly or faster than that, in bytes per second.
+#: Least and greatest plausible rate of a device, in bytes per second.
 RATES = (1e7, 1e13)
 
 
@@ -30,17 +30,17 @@ class Rate:
     constant_seconds: float
 
     def seconds(self, nbytes: float) -> float:
-        """How long one of so many bytes takes."""
+        """Return the seconds that a switch of this many bytes takes."""
         return self.constant_seconds + nbytes / self.bytes_per_second
 
 
 class Bandwidth:
-    """What is known of one device.
+    """Estimate for one device.
 
     Parameters
     ----------
     believed : Rate
-        Until something else was measured.
+        Initial estimate, used until there are measurements.
     """
 
     def __init__(self, believed: Rate) -> None:
@@ -48,7 +48,7 @@ class Bandwidth:
         self._measured: deque[tuple[float, float]] = deque(maxlen=KEPT)
 
     def measured(self, nbytes: int, seconds: float) -> Rate | None:
-        """Take note of a switch; return what is believed from now on, if that is something else."""
+        """Record a switch; return the new estimate if it differs from the present one."""
         self._measured.append((float(nbytes), seconds))
         if len(self._measured) < ENOUGH:
             return None

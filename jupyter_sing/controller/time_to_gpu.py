@@ -1,4 +1,4 @@
-"""How long cells wait for a device: *time to GPU*, from a cell's first operator to its lease."""
+"""*Time to GPU*: how long cells wait for a device, from the first operator to the lease."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BOUNDS = (
 """Seconds: upper bounds of the classes that waits are counted in; the last class has none."""
 
 RECENT = 1000
-"""Waits of which quantiles are taken."""
+"""Number of latest waits from which quantiles are computed."""
 
 
 class Waits:
@@ -30,7 +30,7 @@ class Waits:
         self._recent.append(seconds)
 
     def figures(self) -> dict[str, Any]:
-        """Say what was counted.
+        """Return the statistics.
 
         Returns
         -------
@@ -52,7 +52,7 @@ class Waits:
         }
 
     def _quantile(self, part: float) -> float:
-        """The least wait that so large a part of the recent ones does not exceed; 0 without any."""
+        """Return the least wait that this part of the recent ones does not exceed; or 0."""
         if not self._recent:
             return 0.0
         known = sorted(self._recent)
@@ -67,19 +67,19 @@ class TimeToGpu:
         self._tiers: dict[str, Waits] = {}
 
     def begin(self, session: str, at: float) -> None:
-        """A cell has work for a device."""
+        """Record that a cell needs a device."""
         self._since[session] = at
 
     def end(self, session: str, tier: str, at: float) -> None:
-        """A session of this tier executes; nothing is counted if that was so before."""
+        """Record that a session of this tier executes; it is counted only after a `begin`."""
         since = self._since.pop(session, None)
         if since is not None:
             self._tiers.setdefault(tier, Waits()).note(at - since)
 
     def forget(self, session: str) -> None:
-        """Its cell is over, or it is gone."""
+        """Forget a session: its cell is over, or it is closed."""
         self._since.pop(session, None)
 
     def figures(self) -> dict[str, Any]:
-        """`Waits.figures` by tier."""
+        """Return `Waits.figures` by tier."""
         return {tier: waits.figures() for tier, waits in sorted(self._tiers.items())}

@@ -1,4 +1,4 @@
-"""What those who wait are told: place, expected wait, and why; in the same words everywhere."""
+"""User-facing wait estimates: position, expected wait, and reason; worded the same everywhere."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from jupyter_sing.scheduler.explain import explain
 from kernelproxy.common import readable
 from kernelproxy.common.scheduler_api import Outlook
 
-#: Seconds for which an answer is given again if nothing has happened since.
+#: Seconds for which an answer is cached if there was no event since.
 KEEP_SECONDS = 0.1
 
 
 class Outlooks:
-    """Answers for all who wait at once, since whoever asks for one mostly asks for all.
+    """Cached outlooks of all waiting sessions at once: callers mostly ask for all of them.
 
     Parameters
     ----------
     look : callable
         `Engine.outlooks`.
     named : callable
-        Puts names for ids into a clause, as the session of an id may read them.
+        Replaces ids by names in a clause, as far as the user of a session may read them.
     clock : callable
         Seconds.
     """
@@ -37,15 +37,15 @@ class Outlooks:
         self._at = -math.inf
 
     def forget(self) -> None:
-        """Something has happened."""
+        """Drop the cache after an event."""
         self._at = -math.inf
 
     def waiting(self) -> list[str]:
-        """Sessions that wait."""
+        """Return the sessions that wait."""
         return list(self._all())
 
     def of(self, session: str) -> Outlook | None:
-        """What a session can expect; None: it does not wait."""
+        """Return the outlook of a session; None: it does not wait."""
         found = self._all().get(session)
         if found is None:
             return None

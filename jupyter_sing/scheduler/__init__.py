@@ -1,6 +1,6 @@
-"""Who may use which device, and for how long: events and the time go in, decisions come out.
+"""Pure scheduler: events and the time go in, decisions come out (who may use which device).
 
-Nothing here opens a file, starts a thread, reads a clock or draws an unseeded random number, and
-nothing of the rest of the package is imported. The same engine therefore runs in the controller and
-in the simulator, and the same events give the same decisions.
+It opens no files, starts no threads, reads no clock, draws no unseeded random numbers and imports
+nothing from the rest of the package. The same engine therefore runs in the controller and in the
+simulator, and the same events give the same decisions.
 """

@@ -1,7 +1,7 @@
-"""What the engine wants done, and what it asks the guarantees.
+"""Decisions of the engine, and its requests to the guarantees.
 
-`reason` is one sentence for people. Decisions of one list are to be begun in order, and need not be
-finished in order: what depends on another one is decided only when that one was answered.
+`reason` is one user-facing sentence. The decisions of a list must be begun in order, but need not
+finish in order: a decision that depends on another one is only made when that one was answered.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from jupyter_sing.scheduler.ids import DeviceId, SessionId
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Load the session on these devices, if it is not there, and open its gate.
+    """Load the session on these devices, unless it is resident there, and open its gate.
 
-    Answered by `Started` or `Refused`. The room for its memory is free already. If it is resident
-    elsewhere, it moves: its memory there is free once it has started here. `quantum` is how long it
-    will run before others of its kind get their turn; the engine says `Preempt` itself.
+    Answered by `Started` or `Refused`. There is room for its memory already. If it is resident
+    elsewhere, it migrates: its memory there is free once it has started here. `quantum` is how long
+    it runs before sessions of equal rank get their turn; the engine sends the `Preempt` itself.
     """
 
     session: SessionId
@@ -68,7 +68,7 @@ class Migrate:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """These sessions execute on the device at once from now on (their grants come separately)."""
+    """Let these sessions execute on the device at the same time (their grants come separately)."""
 
     sessions: tuple[SessionId, ...]
     device: DeviceId
@@ -77,7 +77,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """They take turns again; whoever has to stop gets a `Preempt`."""
+    """End a `Pack`: the sessions take turns again; one that has to stop gets a `Preempt`."""
 
     sessions: tuple[SessionId, ...]
     device: DeviceId
@@ -86,9 +86,9 @@ class Unpack:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The session waits. Said once when it begins to wait, for people.
+    """The session waits: a user-facing notice, sent once when it begins to wait.
 
-    What it can expect is told to those who ask, by `Engine.outlooks`.
+    `Engine.outlooks` returns how long it is likely to wait.
     """
 
     session: SessionId
@@ -97,9 +97,9 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """What the tier of a session promises holds for it from now on (`kept`), or does not.
+    """The tier target of a session is kept from now on (`kept`), or can no longer be kept.
 
-    Said when that changes: to begin with, it holds.
+    Sent when this changes. Initially it is kept.
     """
 
     session: SessionId
@@ -122,7 +122,7 @@ class Bound:
 class Victims:
     """The devices are reserved for the request; these requests must be released first.
 
-    Then `place` is asked again and answers `Bound`.
+    After that, `place` must be called again and returns `Bound`.
     """
 
     devices: tuple[DeviceId, ...]
@@ -131,13 +131,13 @@ class Victims:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing suits now; asking again after a release may help. Nothing is reserved."""
+    """Nothing suits now; a retry after a release may succeed. Nothing is reserved."""
 
     reason: str
 
 
 class Guarantees(Protocol):
-    """Which request may hold which devices, with which right.
+    """Rights of requests to devices: which request may hold which devices, guaranteed or borrowed.
 
     A request is named by its session. A call that returns `Wait` has changed nothing. All methods
     are deterministic.
@@ -151,44 +151,44 @@ class Guarantees(Protocol):
         Parameters
         ----------
         request
-            Who asks. It holds nothing, or a reservation from an earlier `Victims`.
+            The request. It holds nothing, or a reservation from an earlier `Victims`.
         vc
             Its virtual cluster.
         priority
             -1: opportunistic; 0 to 1000: within the guarantee of the virtual cluster.
         leaves
-            Devices that it needs.
+            Number of devices that it needs.
         prefer
-            Devices that would cost least, best first; honoured where it costs no guarantee.
+            Devices that would cost least, best first; followed where that costs no guarantee.
         """
         ...
 
     def release(self, request: str) -> None:
-        """Give back what a request holds."""
+        """Release what a request holds."""
         ...
 
     def cancel(self, request: str) -> None:
-        """Give back what is reserved for a request; its victims keep what they hold."""
+        """Cancel the reservation of a request; its victims keep what they hold."""
         ...
 
     def set_health(self, device_or_node: str, good: bool) -> None:
-        """Note that a device, or all of a node, cannot or can be used."""
+        """Mark a device, or all devices of a node, as usable or not."""
         ...
 
     def free(self, vc: str) -> int:
-        """Count the devices that this virtual cluster could still be guaranteed now."""
+        """Return the number of devices that this virtual cluster could still be guaranteed now."""
         ...
 
     def adopt(self, request: str, vc: str, devices: Sequence[DeviceId]) -> bool:
-        """Note that a request holds these devices, which nobody else does, already.
+        """Record that a request already holds these devices, which no other request holds.
 
         Returns
         -------
         bool
-            Whether its virtual cluster is guaranteed them. Otherwise they are borrowed.
+            True if its virtual cluster is guaranteed them; otherwise they are borrowed.
         """
         ...
 
     def widest(self) -> int:
-        """Count the devices that one request could have at most, if nobody else had any."""
+        """Return the number of devices that one request could have at most, if all were free."""
         ...

@@ -1,7 +1,7 @@
 """The engine: one event in, decisions out.
 
-What it does with an event is always the same: note what has changed, look at what has become due,
-and then serve waiting sessions in order until nobody can be served any more.
+Each event is handled in the same way: record what has changed, review the timers that are due, and
+then serve waiting sessions in order until none can be served any more.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from jupyter_sing.scheduler.state import Phase, Session
 from jupyter_sing.scheduler.statistics import Statistics
 
 ANNOUNCED = (events.CellSubmitted, events.Released, events.WorkerDied, events.Refused)
-"""After these a session may have to wait, which people are told."""
+"""Events after which a session may have to wait, which is announced to its user."""
 
 
 class Engine:
-    """Decides who executes where.
+    """Scheduler that decides which session executes on which device.
 
     Parameters
     ----------
     devices
-        What there is. Switching times are believed until `BandwidthMeasured`.
+        All devices. Their switching times are used until `BandwidthMeasured`.
     settings
         The policy's numbers.
     guarantees
-        Who may hold what; without it, every device is for everybody.
+        Who may hold what; without it, every device is open to all.
     accounts
-        What an engine before this one has returned from `accounts`: it is gone on from there.
+        What an earlier engine has returned from `accounts`: this one continues from there.
     now
-        When this is, on the clock of the events.
+        The present time, on the clock of the events.
 
     Raises
     ------
@@ -122,12 +122,12 @@ class Engine:
             events.Tick: self._ticked,
         }
 
-    # What others call.
+    # Public interface.
 
     def handle(self, event: Event, *others: Event) -> list[Decision]:
-        """Take note of an event, or of several before whoever waits is served, and decide.
+        """Handle an event, or several before any waiting session is served; return the decisions.
 
-        `at` of an event must not be before that of the one before.
+        `at` of an event must not be before that of the previous one.
         """
         now = event.at
         for each in (event, *others):
@@ -143,21 +143,22 @@ class Engine:
         return decided
 
     def outlooks(self, now: float) -> dict[SessionId, Outlook]:
-        """Say of all who wait why they do, at which place, and for how long about.
+        """Return for each waiting session its position, its expected wait, and why it waits.
 
-        That takes time in proportion to how many sessions there are, and changes nothing.
+        This takes time in proportion to the number of sessions, and changes nothing.
         """
         return self._explaining.outlooks(now)
 
     def explain(self, session: SessionId, now: float) -> Outlook | None:
-        """Say the same of one session; None if it does not wait."""
+        """Return the outlook of one session; None if it does not wait."""
         return self.outlooks(now).get(session)
 
     def tags(self, session: str, now: float) -> tuple[float, ...]:
-        """Return the tags of a session's virtual cluster, of its user, and of itself.
+        """Return the tags of a session's virtual cluster, of its user, and of the session itself.
 
-        Who has been away at once, as all have after a restart, is to ask in their order: the first
-        who asks sets the virtual time, and nobody is owed anything from before that.
+        Sessions that all ask for a device at once, as after a restart, must do so in the order of
+        their tags: the first one sets the virtual time, and service missed before that is not owed
+        to any.
         """
         known = self._sessions.get(session)
         found: list[float] = []
@@ -168,7 +169,7 @@ class Engine:
         return tuple(reversed(found))
 
     def accounts(self, now: float) -> past.Document:
-        """Write down what everybody has had, for the engine after this one (`persistence.py`)."""
+        """Export the service that all have had, for the next engine (`persistence.py`)."""
         return past.export(
             token=self._leases.token,
             turn=self._explaining.turn,
@@ -181,11 +182,11 @@ class Engine:
         )
 
     def next_tick(self) -> float | None:
-        """When the engine wants a `Tick` if nothing happens before; None: not at all."""
+        """Return when the engine needs a `Tick` if no event comes before; None: not at all."""
         return self._agenda.next()
 
     def statistics(self) -> Statistics:
-        """Return what has been counted so far."""
+        """Return the counters."""
         return Statistics(
             self._leases.preemptions,
             self._leases.switches,
@@ -200,7 +201,7 @@ class Engine:
         )
 
     def devices(self) -> list[Device]:
-        """Return the devices, with what switches to them are believed to take."""
+        """Return the devices, with the current estimates of their switching times."""
         return [
             Device(
                 d.id,
@@ -217,11 +218,11 @@ class Engine:
         return self._leases.held()
 
     def contended(self, session: str) -> bool:
-        """Whether anybody waits who might use what this session holds."""
+        """True if any session waits that might use what this session holds."""
         return session in self._sessions and len(self._waiting) > 0
 
     def admission(self, session: str) -> Admission:
-        """Whether the tier of a session can be kept, in words."""
+        """Return whether the tier target of a session can be kept, and the reason."""
         return self._sessions[session].admission
 
     def _restore(self, accounts: object, now: float) -> None:
@@ -261,7 +262,7 @@ class Engine:
                 self._leases.free.update(home)
 
     def _user(self, vc: str, user: str, now: float) -> Flow:
-        """Flow of a user, with the weights and limits of the settings."""
+        """Return the flow of a user, with the weights and limits of the settings."""
         settings = self._settings
         flow = self._ledger.user(
             vc,
@@ -276,7 +277,7 @@ class Engine:
         return flow
 
     def _promise(self, session: Session, now: float) -> None:
-        """Admit a session to its tier, if what that promises can be kept."""
+        """Admit a session to its tier, if the tier target can be kept."""
         before, found = session.admission, self._admit(session)
         session.admission = found
         session.goal = self._settings.targets.get(session.tier, 0.0) if found.kept else 0.0
@@ -290,22 +291,22 @@ class Engine:
             self._leases.out.append(Promised(session.id, found.kept, found.reason))
 
     def _withdraw_promise(self, session: Session) -> None:
-        """Promise a session nothing any more: others may be promised that, see `_promise_again`."""
+        """Withdraw the tier target of a session; `_promise_again` may then admit others."""
         if session.admission.kept:
             self._count_promise(session, -1)
         self._unpromised.pop(session, None)
 
     def _promise_again(self, now: float) -> None:
-        """See whether those can be admitted now who could not be, in their order."""
+        """Retry to admit sessions that could not be admitted, in their order."""
         for session in sorted(self._unpromised, key=lambda each: each.number):
             self._promise(session, now)
 
     def _count_promise(self, session: Session, times: int) -> None:
-        """Count what a session is expected to keep busy, or, with -1, no more."""
+        """Add what a session is expected to keep busy, or, with -1, subtract it."""
         self._tiers[session.tier] += times * session.gpus * self._settings.duty
 
     def _pin(self, session: Session, pinned: bool, device: str | None) -> None:
-        """Keep a session on the device that it holds or is on, or no more."""
+        """Pin a session to the device that it holds or is on, or unpin it."""
         if session.pinned and not pinned:
             for home in session.homes:
                 self._leases.refusals.relent(home)
@@ -356,14 +357,14 @@ class Engine:
         self._agenda.review(session, now)
 
     def _move(self, session: Session, vc: str | None, name: str | None, now: float) -> None:
-        """Let a session be another virtual cluster's or user's, with all that it has."""
+        """Move a session to another virtual cluster or user, with all that it has."""
         before = session.flow.parent
         assert before
         user = self._user(vc or session.vc, name or before.name, now)
         if user is before:
             return
         if session.phase is Phase.RESERVED:
-            self._cells.lose(session, now)  # what was reserved is its virtual cluster's
+            self._cells.lose(session, now)  # its reservation belongs to its virtual cluster
         waits = session.phase is Phase.WAITING
         if waits:
             self._serving.withdraw(session)
@@ -431,7 +432,7 @@ class Engine:
             self._agenda.review(session, now)
 
     def _ticked(self, event: events.Tick) -> None:
-        """Nothing but that time has passed."""
+        """Do nothing: only time has passed."""
 
     # Limits.
 
@@ -441,7 +442,7 @@ class Engine:
         )
 
     def _announce(self, name: str, now: float) -> None:
-        """Say that a session has to wait."""
+        """Announce that a session has to wait."""
         session = self._sessions.get(name)
         if session is not None and session.phase is Phase.WAITING:
             self._leases.out.append(Queued(name, self._explaining.why(session, now)))

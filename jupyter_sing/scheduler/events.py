@@ -1,8 +1,8 @@
-"""What the engine is told.
+"""Events that the engine receives.
 
-Every event carries `at`, in seconds on a clock that never goes back. Sizes are bytes. Events whose
-token is not the session's current one, or whose session is unknown, change nothing: they are
-answers to what has been overtaken.
+Every event carries `at`, in seconds on a monotonic clock. Sizes are bytes. Events with a token that
+is not the session's current one, or of an unknown session, are ignored: they answer decisions that
+are outdated.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from jupyter_sing.scheduler.settings import Settings, Tier
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """A session exists from now on. It asks for nothing until its first `CellSubmitted`.
+    """A session was opened. It needs no device until its first `CellSubmitted`.
 
     Attributes
     ----------
     weight
-        Its share among the sessions of its user; 1 is usual.
+        Its share among the sessions of its user; usually 1.
     gpus
         Devices that it needs at once.
     memory
-        Bytes that it holds per device, as far as anybody knows; `Measured` corrects it.
+        Bytes that it holds per device, as far as is known; `Measured` corrects it.
     pinned
-        Its memory is never evicted and it is never moved.
+        Its memory is never evicted or moved.
     may_pack
         Its user allows another session to execute on its device at the same time.
     device
         Its home: where it is `resident` already, and, if it is pinned, where it is to execute.
     may_preempt
-        Whether its gate can be closed in the middle of a cell. Where suspension is impossible, it
-        is scheduled at the borders of cells.
+        True if its gate can be closed in the middle of a cell. Otherwise, where suspension is
+        impossible, it is scheduled between cells.
     bound
-        The one device that its user wants. It is granted there only, and never sent elsewhere; an
-        unasked `Moved` binds it to another one.
+        The one device that its user has chosen. It is granted only there, and never moved by the
+        engine; a `Moved` without a `Migrate` binds it to another one.
     """
 
     at: float
@@ -59,7 +59,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    """It is over: its lease and its memory are free, without further answers."""
+    """The session was closed: its lease and its memory are free, without further answers."""
 
     at: float
     session: SessionId
@@ -67,11 +67,11 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class TermsChanged:
-    """What a user or an administrator may change of an open session.
+    """A user or an administrator changed the terms of an open session.
 
-    Where `vc` or `user` are not None, it is that virtual cluster's or user's from now on. A lease
-    that it has stays, by the right by which it was given, until it ends. `device` is where a pinned
-    session is, or begins: it is granted there only.
+    If `vc` or `user` is not None, the session belongs to that virtual cluster or user from now on.
+    Its present lease stays until it ends, by the right by which it was granted. `device` is where a
+    pinned session is, or begins: it is granted only there.
     """
 
     at: float
@@ -87,7 +87,7 @@ class TermsChanged:
 
 @dataclass(frozen=True, slots=True)
 class CellSubmitted:
-    """It has work for a device from now on (said at a cell's first operator)."""
+    """The session needs a device from now on (sent at the first operator of a cell)."""
 
     at: float
     session: SessionId
@@ -95,7 +95,7 @@ class CellSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class CellFinished:
-    """Its device work is done and synchronised. The lease is free without a `Released`."""
+    """The device work of a cell is done and synchronised. The lease ends without a `Released`."""
 
     at: float
     session: SessionId
@@ -103,7 +103,7 @@ class CellFinished:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The work of a lease executes: what had to be loaded or moved for it is there."""
+    """The lease executes: whatever had to be loaded or moved for it is on its devices."""
 
     at: float
     session: SessionId
@@ -121,7 +121,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Answer to `Evict`: its bytes are off the device."""
+    """Answer to `Evict`: the bytes of the session are off the device."""
 
     at: float
     session: SessionId
@@ -130,8 +130,10 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Answer to `Migrate`: it belongs to `device`, and its memory is nowhere else: there, if it is
-    `resident`. Unasked, it also ends a lease of another device.
+    """Answer to `Migrate`: the session belongs to `device`.
+
+    Its memory is there, if it is `resident`, and on no other device. Without a `Migrate`, it also
+    ends a lease of another device.
     """
 
     at: float
@@ -142,8 +144,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing came of a `Grant`: its lease is over, and the memory of the session is where it was
-    before. Also an answer to a `Preempt` that has overtaken the grant.
+    """A `Grant` failed: its lease is over, and the memory of the session is where it was before.
+
+    Also the answer to a `Preempt` that has overtaken the grant.
     """
 
     at: float
@@ -154,9 +157,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stayed:
-    """Nothing came of an `Evict` or `Migrate`: the session is still on `device`, which it was to
-    leave.
-    """
+    """An `Evict` or `Migrate` failed: the session is still on `device`, which it was to leave."""
 
     at: float
     session: SessionId
@@ -166,7 +167,7 @@ class Stayed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """Its worker is gone and its device memory with it; its cell still wants a device."""
+    """The worker ended, and its device memory is lost; its cell still needs a device."""
 
     at: float
     session: SessionId
@@ -174,7 +175,7 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFailed:
-    """Whatever was on the device is lost, and nothing is granted there until it is healed."""
+    """The device failed: all on it is lost, and it is not granted until `DeviceHealed`."""
 
     at: float
     device: DeviceId
@@ -190,7 +191,7 @@ class DeviceHealed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was observed of a session.
+    """Measurements of a session.
 
     Attributes
     ----------
@@ -199,7 +200,7 @@ class Measured:
     seconds_used
         Seconds that it really executed since the last `Measured`.
     step_seconds
-        Seconds between repetitions of its log, None if there are none.
+        Seconds between repetitions of its log; None if there are none.
     nadir
         Where in a step its memory is least: a fraction of the step, in [0, 1).
     """
@@ -214,7 +215,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class BandwidthMeasured:
-    """A switch to this device was found to take `constant_seconds + bytes / bytes_per_second`."""
+    """A switch to this device takes `constant_seconds + bytes / bytes_per_second`, as measured."""
 
     at: float
     device: DeviceId
@@ -224,10 +225,10 @@ class BandwidthMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Reconfigured:
-    """Other settings hold from now on. Running cells stay as they are.
+    """Other settings apply from now on. Running cells are not interrupted.
 
-    `guarantees` are fresh ones that hold instead of those before, None: those stay. Who holds
-    devices keeps them, by the new guarantees where these allow it; reservations are made anew.
+    `guarantees` are new ones that replace the present ones; None: those stay. Sessions that hold
+    devices keep them, within the new guarantees where these allow it; reservations are made anew.
     """
 
     at: float
@@ -237,7 +238,7 @@ class Reconfigured:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. Sent at `Engine.next_tick()` if nothing happened until then."""
+    """Time has passed. Sent at `Engine.next_tick()` if there was no event until then."""
 
     at: float
 

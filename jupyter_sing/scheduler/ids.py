@@ -1,4 +1,4 @@
-"""Names of sessions and devices, as all parts of the scheduler use them."""
+"""Identifiers of sessions and devices, used by all parts of the scheduler."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from typing import TypeAlias
 
 SessionId: TypeAlias = str
 DeviceId: TypeAlias = str
-"""Such as `node0/gpu3`, or `cpu:0` where there is only one host."""
+"""For example `node0/gpu3`, or `cpu:0` if there is only one host."""

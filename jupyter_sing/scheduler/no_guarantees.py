@@ -1,6 +1,6 @@
-"""Guarantees of nothing: every device is for whoever comes first, and fairness decides who comes.
+"""`Guarantees` that guarantee nothing: every device is free for any request.
 
-What a host without virtual clusters uses.
+Fairness alone decides which session comes first. For hosts without virtual clusters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Flat:
         self, request: str, vc: str, priority: int, leaves: int, prefer: Sequence[DeviceId]
     ) -> Bound | Victims | Wait:
         """Take preferred devices that are free, then the first free ones."""
-        del vc, priority  # they give no right here
+        del vc, priority  # they give no precedence here
         chosen = [device for device in prefer if device in self._free][:leaves]
         if len(chosen) < leaves:
             known = set(chosen)
@@ -41,16 +41,16 @@ class Flat:
         return Bound(tuple(chosen), guaranteed=False)
 
     def release(self, request: str) -> None:
-        """Give back what the request holds; nothing if it holds nothing."""
+        """Release what the request holds; no effect if it holds nothing."""
         for device in self._held.pop(request, ()):
             if device not in self._bad:
                 self._free[device] = None
 
     def cancel(self, request: str) -> None:
-        """Nothing is ever reserved here."""
+        """Do nothing: nothing is ever reserved here."""
 
     def set_health(self, device_or_node: str, good: bool) -> None:
-        """Take a device out of the pool, or put it back."""
+        """Remove a device from the pool, or return it."""
         if good:
             self._bad.discard(device_or_node)
             if not any(device_or_node in held for held in self._held.values()):
@@ -60,12 +60,12 @@ class Flat:
             self._free.pop(device_or_node, None)
 
     def free(self, vc: str) -> int:
-        """Nobody is guaranteed anything."""
+        """Return 0: nothing is guaranteed."""
         del vc
         return 0
 
     def adopt(self, request: str, vc: str, devices: Sequence[DeviceId]) -> bool:
-        """Take exactly these."""
+        """Take exactly these devices."""
         del vc
         for device in devices:
             self._free.pop(device, None)
@@ -73,5 +73,5 @@ class Flat:
         return False
 
     def widest(self) -> int:
-        """All devices."""
+        """Return the number of all devices."""
         return self._count

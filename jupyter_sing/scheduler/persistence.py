@@ -1,8 +1,8 @@
-"""What an engine knows of the past, as a document, so that another one goes on where it was.
+"""Export and restore of the engine's history, so that the next engine continues from there.
 
-The document is what JSON can hold, and has no clock: times are ages, in seconds before it was made.
-Leases, reservations and places in the queue are not in it: whoever still wants a device says so
-again, and is at the level then at which its cell was.
+The document is JSON, and has no clock: times are ages, in seconds before the export. Leases,
+reservations and positions in the queue are not part of it: sessions that still need a device
+request it again, and continue at the level that their cell had.
 
 - ``version``: 1; any other is refused
 - ``token``: the last one that was given
@@ -34,24 +34,24 @@ from jupyter_sing.scheduler.state import DeviceState, Phase, Session
 
 VERSION = 1
 LARGEST = 1e15
-"""Numbers beyond this are mistakes: a million devices do not serve so many seconds in a century."""
+"""Larger numbers are mistakes: a million devices do not serve this many seconds in a century."""
 
 Document: TypeAlias = dict[str, Any]
 
 
 class AccountsError(ValueError):
-    """A document that is no account of an engine, or one of another version."""
+    """The document is not an account of an engine, or has another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is known of a session that was open before; `at` is when that was read."""
+    """History of a session that was open before; `at` is when that was read."""
 
     at: float
     entry: Document
 
     def apply(self, session: Session, now: float) -> None:
-        """Let a session that is opened again be what it was."""
+        """Restore the history of a session that is opened again."""
         entry, passed = self.entry, now - self.at
         flow = session.flow
         assert flow.parent
@@ -66,7 +66,7 @@ class Past:
         session.resumes = session.attained > 0.0 or session.waited > 0.0
 
     def aged(self, now: float) -> Document:
-        """The entry for another document."""
+        """Return the entry for the next export."""
         passed = now - self.at
         hour = [[age + passed, d, g] for age, d, g in self.entry["hour"] if age + passed < WINDOW]
         return {**self.entry, "hour": hour, "idle": self.entry["idle"] + passed}
@@ -83,7 +83,7 @@ def export(
     devices: Iterable[DeviceState],
     now: float,
 ) -> Document:
-    """Write down what is known at a time."""
+    """Return the history as a document."""
     clusters = [flow for flow in ledger.flows() if flow.parent is None]
     users = [flow for flow in ledger.flows() if flow.parent is not None]
     return {
@@ -127,7 +127,8 @@ def _flow(flow: Flow, now: float) -> Document:
         "tag": flow.tag,
         "served": flow.served,
         "reached": list(flow.children.times(now)),
-        # By the middle of a slot, which is in the same slot on every clock but for half of one.
+        # Use the middle of the slot: a clock with another offset assigns it to the same slot,
+        # within half a slot.
         "day": [[max(0.0, now - (at + 0.5) * SLOT), used] for at, used in flow.day.slots()],
     }
 
@@ -159,7 +160,7 @@ def _session(session: Session, now: float) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What is left when flows and devices were brought up to date."""
+    """Restored values that are not part of flows or devices."""
 
     token: int
     turn: float
@@ -174,7 +175,7 @@ def restore(
     settings: Settings,
     now: float,
 ) -> Restored:
-    """Read what an engine has written down, into a ledger of which nothing is known yet.
+    """Restore the document of an earlier engine into an empty ledger and into devices.
 
     Raises
     ------
@@ -247,7 +248,7 @@ def _times(entry: _Entry, siblings: Siblings) -> None:
 
 
 class _Entry:
-    """An object of the document; what is asked for has to be there, and what it should be."""
+    """Object of the document; raises `AccountsError` if a value is missing or invalid."""
 
     def __init__(self, values: dict[Any, Any], where: str) -> None:
         self._values = values

@@ -1,4 +1,4 @@
-"""The numbers of the policy, as the engine uses them: frozen and typed."""
+"""Numbers of the policy, as the engine uses them: frozen and typed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Tier(StrEnum):
-    """What was promised to a session: a fraction of the device time that it asks for."""
+    """Tier of a session: sets which fraction of its device time demand it is promised."""
 
     PREMIUM = "premium"
     STANDARD = "standard"
@@ -21,10 +21,10 @@ TARGETS: Mapping[Tier, float] = {Tier.PREMIUM: 0.95, Tier.STANDARD: 0.70, Tier.B
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device as the engine sees it.
+    """One device, as the engine sees it.
 
-    `node` is the host that it is in; `kind` tells unequal ones apart. A switch to it takes
-    `constant_seconds + bytes / bytes_per_second` until a measurement says otherwise.
+    `node` is its host; `kind` distinguishes unequal devices. A switch to it takes `constant_seconds
+    + bytes / bytes_per_second`, until it is measured.
     """
 
     id: str
@@ -37,12 +37,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What somebody may have with all their sessions; `math.inf`: any number.
+    """Limits of all sessions of a user or virtual cluster together; `math.inf`: unlimited.
 
     Attributes
     ----------
     devices
-        Held at once; 0: they may use none.
+        Held at once; 0: no device may be used.
     device_memory
         Bytes on devices.
     gpu_seconds_per_day
@@ -56,46 +56,46 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an administrator may set. Seconds and bytes; the defaults are the recommended policy.
+    """Settings of an administrator, in seconds and bytes; the defaults are the recommended policy.
 
     Attributes
     ----------
     quanta, levels
-        Seconds of a turn per feedback level, and attained seconds of a cell at which each level
-        but the last ends.
+        Quantum per feedback level in seconds, and the attained seconds of a cell at which each
+        level but the last ends.
     throttle
-        Seconds of weighted service that a tenant may be ahead of the virtual time before it stands
-        behind all others.
+        Seconds of weighted service that a tenant may be ahead of the virtual time before all others
+        are served first.
     vc_weights, user_weights
-        Shares; whoever is not named has 1. Users are named `(vc, user)`.
+        Shares; 1 for those not named. Users are named `(vc, user)`.
     vc_limits, user_limits
-        What they may have; whoever is not named may have anything.
+        Limits; none for those not named.
     targets
-        Of the device time that it asks for, what a session gets at least, by tier: a fraction.
+        By tier, the least fraction of its device time demand that a session gets.
     max_hold
-        Seconds of a lease after which a session of a tier gives way to whoever waits.
+        By tier, seconds of a lease after which a session gives way to any waiting session.
     host_memory
-        Bytes of parked sessions per node; what does not fit goes to disk.
+        Bytes of suspended sessions per node; what does not fit is spilled to disk.
     run_min
-        Seconds that a lease runs at least, once it has started.
+        Minimum run time: seconds that a lease runs at least, once it has started.
     run_min_switches
-        How many times the switch that it cost a lease runs at the lower levels before it can be
-        taken away.
+        Minimum run time at the lower levels, in multiples of the switch that the lease has cost.
     turn_switches
-        How many times the switch that it cost a turn lasts at least; 0: only `quanta` counts.
+        Minimum quantum, in multiples of the switch that it has cost; 0: only `quanta` counts.
     move_lag
-        Seconds of weighted service that a long cell has to be behind who executes on another
-        device before it takes that one's place there: until then it takes turns at home.
+        Seconds of weighted service that a long cell has to be behind the session that executes on
+        another device before it preempts that one; until then it takes turns on its home device.
     swap_share
-        Share of a device's time that switches may take before quanta there are doubled.
+        Share of a device's time that switches may take before its quanta are doubled.
     duty
         Share of the time in which a session is expected to use its devices: for admission.
     burst
         Seconds of interactive service (levels 0 and 1) that a user may have beyond the throttle.
     packing
-        Whether sessions may share a device at once, if their users permit it.
+        True if sessions may share a device at the same time, if their users permit it.
     compare_after
-        Seconds after which service is compared again while somebody waits: tags pass each other.
+        Seconds after which service is compared again while a session waits: the order of tags may
+        have changed.
     nadir_wait
         Seconds that a preemption may wait for the memory nadir of a step.
     """

@@ -1,4 +1,4 @@
-"""What the engine knows of sessions and devices."""
+"""State of sessions and devices in the engine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jupyter_sing.scheduler.settings import Device
 
 
 class Phase(Enum):
-    """Where a session is in the life of a lease.
+    """Phase of a session in the life of a lease.
 
-    IDLE -> WAITING at a cell. WAITING -> RESERVED when devices are picked for it: their lessees
+    IDLE -> WAITING at a cell. WAITING -> RESERVED when devices are chosen for it: their lessees
     stop, room is made. RESERVED -> LOADING at `Grant`, -> RUNNING at `Started`. Both -> STOPPING at
     `Preempt`, -> WAITING at `Released`. Any -> IDLE at the end of the cell.
     """
@@ -42,45 +42,45 @@ class Session:
     attained
         Device seconds of the present cell until `run_since`.
     devices
-        What it is reserved or granted.
+        Devices that are granted to it.
     homes
-        Devices on which its memory is: those of its lease, and while it moves also the old ones.
+        Devices on which its memory is: those of its lease, and during a move also the old ones.
     admission
-        Whether what its tier promises holds for it.
+        Whether the target of its tier is kept for it.
     goal
-        Fraction of the device time it asks for that it was promised; 0 if that cannot be kept.
+        Fraction of its device time demand that it was promised; 0 if that cannot be kept.
     quotas
         Those of its user and of its virtual cluster.
     right
         Virtual cluster by whose guarantee it holds its devices; empty if it borrows them.
     exposed_at
-        When its minimum run against premium sessions is over, if it is a basic one.
+        When premium sessions may preempt it, if it is a basic one.
     aged
         It holds its lease because it had waited so long.
     resumes, waited
-        Its next cell is one that an engine before this one knew, with so much attained already,
-        and which had waited for so many seconds.
+        Its next cell is one that an earlier engine knew, with this much attained already, and which
+        had waited for this many seconds.
     short
         It waits for room within this limit of memory.
     pinned_on
-        Device that it was pinned to: it is granted there only, until it is unpinned.
+        Device that it is pinned to: it is granted only there, until it is unpinned.
     arriving
-        Devices of its lease where its memory was not when that was granted, and is not yet.
+        Devices of its lease where its memory was not at the grant, and is not yet.
     moving
-        Devices that its memory is leaving, and where it goes (None: off all devices): nothing else
-        is done with it until that is answered.
+        Devices that its memory is leaving, and the target of each (None: off all devices). Nothing
+        else is done with it until that is answered.
     stays_until
-        Its memory could not be taken away, which is not tried again until then.
+        Its memory could not be evicted or moved; there is no retry until then.
     rate_alone
-        Steps per second that it was measured to make with a device of its own.
+        Steps per second that were measured when it had a device of its own.
     rides
-        It shares a device that the guarantees gave to the other one.
+        It shares a device that the guarantees gave to the other session.
     share
         Part of its devices that it is charged for.
     utilisation
-        Part of the time in which it was measured to execute, of late.
+        Part of the time between its last two measurements in which it executed.
     boost
-        Levels that it rose by waiting.
+        Levels that it has risen by waiting.
     """
 
     __slots__ = (
@@ -194,11 +194,11 @@ class Session:
 
     @property
     def only(self) -> DeviceState | None:
-        """The one device where it may execute, if it may not do so anywhere else."""
+        """Device to which its execution is restricted; None: it may execute on any."""
         return self.pinned_on or self.bound
 
     def attained_at(self, now: float) -> float:
-        """Device seconds that the present cell has had."""
+        """Device seconds that the present cell has had until then."""
         running = self.phase in (Phase.RUNNING, Phase.STOPPING)
         return self.attained + (now - self.run_since if running else 0.0)
 
@@ -250,11 +250,11 @@ class DeviceState:
 
     @property
     def is_free(self) -> bool:
-        """Whether a lease could begin here at once, as far as execution is concerned."""
+        """True if a lease could begin here at once, as far as execution is concerned."""
         return self.healthy and not self.lessees and self.incoming is None
 
     def transfer(self, size: int) -> float:
-        """Seconds of moving so many bytes to or from this device."""
+        """Seconds to transfer this many bytes to or from this device."""
         return self.constant_seconds + size / self.bytes_per_second if size else 0.0
 
     def switch(self, session: Session) -> float:
@@ -264,7 +264,7 @@ class DeviceState:
         return self.constant_seconds + session.memory / self.bytes_per_second
 
     def put(self, session: Session, size: int) -> None:
-        """Count the bytes of a session here, instead of what was counted for it."""
+        """Set the bytes of a session here, replacing what was counted for it."""
         change = size - self.residents.get(session, 0)
         self.used += change
         self.residents[session] = size
@@ -273,7 +273,7 @@ class DeviceState:
                 quota.count(session, change)
 
     def drop(self, session: Session) -> None:
-        """Count nothing for a session here."""
+        """Count no bytes for a session here."""
         size = self.residents.pop(session, 0)
         self.used -= size
         if size:
@@ -293,7 +293,7 @@ class FreeDevices:
         return len(self._order)
 
     def update(self, device: DeviceState) -> None:
-        """Take a device in, out, or to another place of the order, by its present state."""
+        """Insert, remove or reorder a device, by its present state."""
         entry = self._entries.get(device.number)
         size = device.memory - device.used
         if entry is not None:
@@ -310,6 +310,6 @@ class FreeDevices:
             del self.per_node[device.node][device.number]
 
     def roomiest(self, count: int) -> Iterator[DeviceState]:
-        """Those with most free bytes, most first."""
+        """Yield those with most free bytes, most first."""
         for _, number in self._order[: -count - 1 : -1]:
             yield self._entries[number][0]

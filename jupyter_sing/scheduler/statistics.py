@@ -1,4 +1,4 @@
-"""What the engine has counted."""
+"""Counters of the engine."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The scheduler on notebooks that do not exist: workloads, virtual time, baselines, figures."""
+"""Simulator: the scheduler on synthetic notebooks: workloads, virtual time, baselines, figures."""

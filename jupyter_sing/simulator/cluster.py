@@ -1,4 +1,4 @@
-"""The devices of a simulation: what is on them, who executes, what moving memory costs."""
+"""The devices of a simulation: memory on them, leases, and the cost of moving memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jupyter_sing.simulator.workload import GB
 
 
 class SimulationError(RuntimeError):
-    """A scheduler decided what cannot be: two holders of a device, more bytes than fit, …"""
+    """A scheduler decided the impossible: two holders of a device, more bytes than fit, …"""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Cluster:
     bandwidth : float
         Bytes per second between a device and its host, one direction at a time.
     switch : float
-        Seconds that bringing a session onto a device takes besides its bytes.
+        Seconds that loading a session takes besides its bytes.
     suspend : float
-        Seconds from the order to close a gate until the device is free: half an operator or so.
+        Seconds from the order to close a gate until the device is free: about half an operator.
     disk_bandwidth : float
-        Bytes per second of what was put on disk.
+        Bytes per second of spilled state.
     gpus_per_node : int
     names : tuple of (str, str)
         Node and name of each device; without them ``node0`` with ``node0/gpu0`` and so on.
     copy_behind : bool
-        Whether what is on a device is copied to the host while its session does not execute. Its
-        eviction then has only to write what is not copied yet.
+        True if memory on a device is copied to the host while its session does not execute. Its
+        eviction then only has to write what is not copied yet.
     """
 
     gpus: int
@@ -51,7 +51,7 @@ class Cluster:
     copy_behind: bool = True
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the devices as an engine is told of them."""
+        """Return the devices as the engine receives them."""
         size = self.gpus_per_node
         names = self.names or tuple(
             (f"node{i // size}", f"node{i // size}/gpu{i % size}") for i in range(self.gpus)
@@ -81,13 +81,13 @@ class _State:
 
 
 class Devices:
-    """All devices of a simulation; refuses what cannot be.
+    """All devices of a simulation; refuses impossible decisions.
 
     Parameters
     ----------
     cluster : Cluster
     classes : sequence of (int, float)
-        Devices that a cell needs, and the share of the cells that need so many.
+        Number of devices that a cell needs, and the share of the cells that need so many.
     """
 
     def __init__(self, cluster: Cluster, classes: Sequence[tuple[int, float]]) -> None:
@@ -105,7 +105,7 @@ class Devices:
         return self._states[device]
 
     def take(self, device: DeviceId, session: SessionId, token: int) -> None:
-        """Give a session the right to execute there."""
+        """Give a session the right to execute on a device."""
         state = self[device]
         others = [other for other in state.holders if other not in state.packed]
         if state.holders and (others or session not in state.packed):
@@ -137,7 +137,7 @@ class Devices:
         state.used -= state.held.pop(session)
 
     def transfer(self, device: DeviceId, now: float, seconds: float) -> float:
-        """Occupy the link of a device, after what already occupies it; return when it is done."""
+        """Occupy the link of a device, after earlier transfers; return when it is done."""
         state = self[device]
         state.link_free = max(now, state.link_free) + seconds
         return state.link_free

@@ -1,9 +1,9 @@
-"""How much of what is free cannot be used: the measure of fragmentation gradient descent (FGD).
+"""Share of the free devices that cannot be used: fragmentation gradient descent's measure (FGD).
 
 Source: Weng et al., Beware of Fragmentation (USENIX ATC 2023). For a task of class m, the fragment
 of a node is all of its free device share that m cannot use: every share, if m does not fit on the
 node at all, else those of devices too full for it. The measure is the mean over the classes,
-weighted by how often each is asked for.
+weighted by how often each is requested.
 
 Shares are thousandths of a device.
 """
@@ -17,7 +17,7 @@ WHOLE = 1000
 
 
 def fragment(free: int, classes: Sequence[tuple[int, float]]) -> float:
-    """Return the devices of a node that are free and of no use, where only whole ones are given.
+    """Return the number of free devices of a node that are of no use, if only whole ones are given.
 
     Parameters
     ----------

@@ -1,14 +1,14 @@
-"""Notebook workloads by chance, fitted to what is published about real ones.
+"""Random notebook workloads, fitted to published data about real ones.
 
-Two sources, since neither is whole:
+There are two sources, as neither is complete:
 
 - *Adobe* (NotebookOS, its June file of 100,131 bursts): training cells of a minute to days and the
   gaps between them. Bursts below a minute were dropped there.
-- *JuNE* (20 developers, 9,207 executions): cells and thinking of seconds. Not about GPUs.
+- *JuNE* (20 developers, 9,207 executions): cells and think times of seconds. Not about GPUs.
 
-So a session is a chain of Adobe-like training cells, and in the gaps before them stand JuNE-like
-edit-run bursts, as many cells as asked for. Days, nights and weekends are not modelled: nothing is
-published about them, and a session begins at any hour.
+So a session is a chain of Adobe-like training cells, and the gaps before them contain JuNE-like
+edit-run bursts, with as many cells as requested. Days, nights and weekends are not modelled:
+nothing is published about them, and a session begins at any hour.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ GAPS = Quantiles(((0, 0.1), (0.5, 1), (0.75, 3), (0.9, 7), (0.95, 15), (0.99, 56
 # Seconds.
 QUICK = lognormal(median=0.8, sigma=2.0)
 QUICK_THINK = lognormal_of(mean=12.0, deviation=20.0)
-QUICK_GAP_MAX = 1800.0  # of a longer gap only so much is work in the notebook
-# Chains of cells per session: some of them become two sessions.
+QUICK_GAP_MAX = 1800.0  # of a longer gap, only this much is work in the notebook
+# Chains of cells per session: some chains become two sessions.
 _CHAINS = 0.75
-_WORK_MAX = 0.9  # of the time that there is, for the training cells of one chain
+_WORK_MAX = 0.9  # of the available time, for the training cells of one chain
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What to generate.
+    """Parameters of a generated workload.
 
     Parameters
     ----------
@@ -69,12 +69,12 @@ class Parameters:
         one GPU, last 7. None takes the quantiles as they are.
     likeness : float
         Correlation, from 0 to 1, of how long the cells of a session are (on a normal scale): some
-        people always train for long. Assumed.
+        users always train for long. Assumed.
     memory : float
         Median of the lognormal working sets, in bytes.
     memory_sigma : float
     memory_max : float
-        None is larger.
+        Upper limit of the working sets.
     """
 
     sessions: int = 71
@@ -93,12 +93,12 @@ PILOT_WITH_BURSTS = Parameters(quick=63_500)
 
 
 def generate(parameters: Parameters = PILOT, seed: int = 0) -> Workload:
-    """Generate a workload: the same parameters and seed, the same workload.
+    """Generate a workload: the same parameters and seed give the same workload.
 
     Raises
     ------
     ValueError
-        There are fewer training cells than sessions, or they cannot be that load.
+        There are fewer training cells than sessions, or they cannot meet the load.
     """
     p, random = parameters, Random(seed)
     if not 0 < p.sessions <= p.training:
@@ -132,7 +132,7 @@ def generate(parameters: Parameters = PILOT, seed: int = 0) -> Workload:
 
 
 def _alike(counts: Sequence[int], likeness: float, random: Random) -> list[float]:
-    """Return the cells' places in their distribution, similar ones within a chain."""
+    """Return the positions of cells in their distribution, similar ones within a chain."""
     own, common = math.sqrt(1 - likeness), math.sqrt(likeness)
     scores = []
     for count in counts:
@@ -157,7 +157,7 @@ def _training(positions: Sequence[float], p: Parameters, quick: float) -> list[f
 
 
 def _ease(training: list[float], counts: Sequence[int], work_max: float) -> None:
-    """Give the longest cells of chains that cannot be done in time to those that do least."""
+    """Swap the longest cells of overlong chains for the shortest cells of the least busy."""
     edges = [0, *accumulate(counts)]
     chains = [range(a, b) for a, b in pairwise(edges)]
     works = [math.fsum(training[i] for i in chain) for chain in chains]
@@ -174,7 +174,7 @@ def _ease(training: list[float], counts: Sequence[int], work_max: float) -> None
 
 
 def _apportioned(weights: Sequence[float], total: int) -> list[int]:
-    """Share a total in proportion to weights: at least one each, and the sum exact."""
+    """Divide a total in proportion to weights: at least one each, and the sum exact."""
     free, whole = total - len(weights), math.fsum(weights)
     edges = [round(free * part / whole) for part in accumulate(weights)]
     edges[-1] = free
@@ -182,7 +182,7 @@ def _apportioned(weights: Sequence[float], total: int) -> list[int]:
 
 
 def _bursts(gaps: Sequence[float], total: int) -> list[int]:
-    """Say how many quick cells stand in each gap: in proportion to what of it is not absence."""
+    """Return the number of quick cells per gap, in proportion to its time that is not absence."""
     shares = list(accumulate(min(gap, QUICK_GAP_MAX) for gap in gaps))
     edges = [round(total * share / shares[-1]) for share in shares]
     return [b - a for a, b in pairwise([0, *edges])]
@@ -193,8 +193,8 @@ def _chain(
 ) -> list[Cell]:
     """Return a gap's burst and the training cell after it.
 
-    What the burst does not fill of the gap is the pause before it; a burst that is longer than
-    its gap makes the gap longer.
+    The part of the gap that the burst does not fill is the pause before it; a burst that is longer
+    than its gap makes the gap longer.
     """
     pause = max(0.0, gap - math.fsum(quick) - math.fsum(thinks))
     return [

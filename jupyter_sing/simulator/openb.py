@@ -1,6 +1,6 @@
-"""The pods and nodes of openb: Alibaba's trace of 2023 of a cluster whose GPUs are shared.
+"""Pods and nodes of openb: Alibaba's trace of 2023 of a cluster whose GPUs are shared.
 
-Its pods ask for whole GPUs or for a fraction of one, in thousandths. Source:
+Its pods request whole GPUs or a fraction of one, in thousandths. Source:
 hkust-adsl/kubernetes-scheduler-simulator (Apache-2.0); described in Weng et al., Beware of
 Fragmentation (USENIX ATC 2023).
 """
@@ -20,7 +20,7 @@ NODE_COLUMNS = ("sn", "gpu")
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A request for devices; `share` is in thousandths of each, moments are seconds.
+    """A request for devices; `share` is in thousandths of each, times are in seconds.
 
     `scheduled` is None if it never ran.
     """
@@ -34,12 +34,12 @@ class Pod:
 
 
 def read_pods(lines: Iterable[str]) -> list[Pod]:
-    """Read pods that ask for GPUs, in the order of their creation.
+    """Read pods that request GPUs, in the order of their creation.
 
     Raises
     ------
     WorkloadError
-        A column is missing, or a value cannot be.
+        A column is missing, or a value is invalid.
     """
     pods = []
     for line, row in _rows(lines, POD_COLUMNS):
@@ -60,25 +60,25 @@ def read_nodes(lines: Iterable[str]) -> dict[str, int]:
     Raises
     ------
     WorkloadError
-        A column is missing, or a value cannot be.
+        A column is missing, or a value is invalid.
     """
     return {row["sn"]: _whole(line, row, "gpu") for line, row in _rows(lines, NODE_COLUMNS)}
 
 
 def is_pods(header: str) -> bool:
-    """Tell a file of pods by its first line."""
+    """True if the first line of a file is that of a file of pods."""
     return set(POD_COLUMNS) <= set(header.strip().split(","))
 
 
 def workload(pods: Sequence[Pod], memory: int) -> Workload:
-    """Make sessions of one cell each; a pod holds as much of the memory as of the device.
+    """Create sessions of one cell each; a pod holds as much of the memory as of the device.
 
     Pods that never ran are left out.
 
     Raises
     ------
     WorkloadError
-        There is none that ran.
+        No pod ran.
     """
     sessions = [
         Session(

@@ -1,4 +1,4 @@
-"""What happened in a simulation."""
+"""Records of a simulation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class CellRecord:
-    """One cell. Moments in seconds.
+    """One cell. Times in seconds.
 
     Parameters
     ----------
     session : str
     gpus : int
     duration : float
-        What it had to compute, and did.
+        How long it had to compute, and did.
     submitted, started, finished : float
         `started`: when it executed first.
     """
@@ -54,7 +54,7 @@ class SessionRecord:
     executed, runnable : float
         Seconds in which it executed, and in which it had a cell.
     demand : float
-        Mean, over its life, of the devices that all sessions together asked for.
+        Mean, over its life, of the devices that all sessions together needed.
     hours : dict of int to [float, float]
         By hour of the simulation: seconds runnable and seconds executed.
     vc : str
@@ -74,13 +74,13 @@ class SessionRecord:
     vc: str = "default"
 
     def note_runnable(self, begin: float, end: float) -> None:
-        """Note that it had a cell."""
+        """Record that it had a cell."""
         self.runnable += end - begin
         for hour, seconds in _by_hour(begin, end):
             self.hours.setdefault(hour, [0.0, 0.0])[0] += seconds
 
     def note_executed(self, begin: float, end: float) -> None:
-        """Note that it executed."""
+        """Record that it executed."""
         for hour, seconds in _by_hour(begin, end):
             self.hours.setdefault(hour, [0.0, 0.0])[1] += seconds
 
@@ -115,7 +115,7 @@ class Outcome:
     swaps : int
         Loads of sessions that had been on a device before.
     moved : int
-        Bytes that went to and from devices.
+        Bytes transferred to and from devices.
     preemptions : int
     fragmented : float
         Device-seconds that were free and of no use (`fragmentation.py`).

@@ -1,11 +1,11 @@
-"""Whose the sessions of a workload are, and what a policy means for them.
+"""Users of the sessions of a workload, and the policy that applies to them.
 
-A session ``user/anything`` is that user's. Other sessions are given to those whom the policy names,
-one after the other; a pattern stands for somebody else each time. If it names nobody, each session
-is a user of its own.
+A session ``user/anything`` belongs to that user. Other sessions are assigned to the users that the
+policy names, in turn; a pattern stands for another user each time. If it names no users, each
+session has a user of its own.
 
-Of a policy are simulated: virtual clusters, guarantees, users, tiers, weights, holds, and quotas
-but that of disks. Packing and idle times are not.
+These parts of a policy are simulated: virtual clusters, guarantees, users, tiers, weights, holds,
+and quotas but that of disks. Packing and idle times are not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_SIMULATED = "packing, idle times and quotas of disks are not simulated"
 
 @dataclass(frozen=True)
 class People:
-    """What a policy means for a workload.
+    """Effective policy of a workload.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class People:
         Of each session.
     settings : Settings
     leases : Leases or None
-        None if nothing is guaranteed to anybody.
+        None if nothing is guaranteed.
     """
 
     terms: Mapping[str, Terms]
@@ -49,12 +49,12 @@ class People:
 
 
 def people(policy: Policy, workload: Workload, devices: Sequence[Device]) -> People:
-    """Apply a policy to a workload on these devices; made anew for each run.
+    """Apply a policy to a workload on these devices; call it again for each run.
 
     Raises
     ------
     SimulationError
-        The policy does not admit somebody, or is about other devices.
+        The policy does not admit a user, or describes other devices.
     """
     resolver, named = Resolver(policy), _named(policy)
     turns = cycle(named) if named else None
@@ -87,7 +87,7 @@ def _named(policy: Policy) -> list[str]:
 
 
 def described(policy: Policy) -> tuple[tuple[str, str], ...]:
-    """Return the nodes and devices that a policy names; nothing, if it names none."""
+    """Return the nodes and devices that a policy names; empty if it names none."""
     if policy.cluster is None or not policy.cluster.physical_cells:
         return ()
     found = configuration(policy)

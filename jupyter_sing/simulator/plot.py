@@ -1,4 +1,4 @@
-"""A plot of simulations as SVG: which share of the cells had their devices within which time."""
+"""Plot of simulations as SVG: which share of the cells had their devices within which time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def plot(curves: Sequence[tuple[str, Sequence[float]]]) -> str:
 
 
 def _points(times: Sequence[float]) -> list[tuple[float, float]]:
-    """Return a distribution's points, not more than a screen can tell apart."""
+    """Return a distribution's points, not more than a screen can distinguish."""
     if not times:
         return []
     indices = sorted({round(i * (len(times) - 1) / POINTS) for i in range(POINTS + 1)})

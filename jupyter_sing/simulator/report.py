@@ -1,4 +1,4 @@
-"""Figures of a simulation, and how they are shown: as JSON, as a table, as a plot (`plot.py`)."""
+"""Figures of a simulation, and their output: as JSON, as a table, as a plot (`plot.py`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EPSILON = 1e-6  # of sums of floats
 
 @dataclass(frozen=True)
 class Result:
-    """What one scheduler made of a workload. Times in seconds.
+    """Figures of one scheduler on a workload. Times in seconds.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ class Result:
     ttg_p999, ttg_max : float
     finish_fairness_max, finish_fairness_mean : float
         Themis' rho of a session: its life over its life with a fair part of the devices. That is
-        the time it thinks, and its work times the devices that were asked for per device (if
-        more than one) on average over its life. Above 1 it had less than its part.
+        its think time, and its work times the devices that were needed per device (if more than
+        one) on average over its life. Above 1 it had less than its part.
     switch_share : float
         Device time granted and not executing (loading), over device time granted.
     preemptions : int
@@ -79,7 +79,7 @@ class Result:
 
 
 def measure(scheduler: str, outcome: Outcome, targets: Mapping[Tier, float] = TARGETS) -> Result:
-    """Compute the figures of an outcome; `targets` are what was promised by tier."""
+    """Compute the figures of an outcome; `targets` are the target fractions by tier."""
     waits = sorted(cell.time_to_gpu for cell in outcome.cells)
     short = [cell.time_to_gpu for cell in outcome.cells if cell.duration <= SHORT_MAX]
     long = [
@@ -128,14 +128,14 @@ def fairness(records: Sequence[SessionRecord]) -> float:
 
 
 def finish_fairness(record: SessionRecord, gpus: int) -> float:
-    """Return Themis' rho of a session, as `Result` says."""
+    """Return Themis' rho of a session, as defined in `Result`."""
     contention = max(1.0, record.demand / gpus)
     fair = record.alone + record.executed * (contention - 1.0)
     return (record.closed - record.opened) / fair if fair else 1.0
 
 
 def violations(record: SessionRecord, targets: Mapping[Tier, float] = TARGETS) -> int:
-    """Count the hours in which a session did not get what its tier promises."""
+    """Count the hours in which a session missed the target of its tier."""
     target, count = targets[record.tier], 0
     for runnable, executed in record.hours.values():
         lost = runnable - executed
@@ -194,10 +194,10 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Write a time for people: ``0.35 s``, ``12 s``, ``1,538 s``."""
+    """Format a time: ``0.35 s``, ``12 s``, ``1,538 s``."""
     return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:,.0f} s"
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean; of nothing, 1: all these figures are ratios."""
+    """Return the mean; 1 for no values, as all these figures are ratios."""
     return math.fsum(values) / len(values) if values else 1.0

@@ -1,8 +1,8 @@
-"""Runs a workload under a scheduler in virtual time.
+"""Simulation of a workload under a scheduler in virtual time.
 
-The scheduler is anything with the engine's interface: events go in, decisions come out, and this
-carries them out. It is strict: what could not be on real devices is a `SimulationError`, whoever
-decided it.
+The scheduler is any object with the engine's interface: events go in, decisions come out, and the
+simulation carries them out. It is strict: a decision that is impossible on real devices is a
+`SimulationError`, for every scheduler.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ TICKS_IN_VAIN_MAX = 10_000
 
 
 class Scheduler(Protocol):
-    """What can be simulated: the engine, and every baseline."""
+    """Interface of what can be simulated: the engine, and every baseline."""
 
     def handle(self, event: Event) -> Sequence[Decision]:
-        """Take note of an event and say what is to be done."""
+        """Handle an event and return the decisions."""
         ...
 
     def next_tick(self) -> float | None:
-        """Return when it wants a `Tick`, if nothing happens before."""
+        """Return when it needs a `Tick`, if no event comes before."""
         ...
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Who a session belongs to and what it was promised."""
+    """Owner of a session, its tier and its weight."""
 
     vc: str
     user: str
@@ -69,13 +69,13 @@ class Terms:
 
 
 def equals(session: Session) -> Terms:
-    """Make every session that of a user of its own, all with the same rights."""
+    """Return the terms of a session with a user of its own; all have the same rights."""
     return Terms("default", session.name)
 
 
 @dataclass
 class _Run:
-    """A session on its way through its cells."""
+    """State of a session on its way through its cells."""
 
     session: Session
     terms: Terms
@@ -106,9 +106,9 @@ class Simulation:
     workload : Workload
     cluster : Cluster
     scheduler : Scheduler
-        Fresh: it has seen no event.
+        A new one: it has received no event.
     terms : callable, optional
-        Gives the `Terms` of a session.
+        Returns the `Terms` of a session.
     show : callable, optional
         Called with the number of finished cells and of all, now and then.
 
@@ -162,14 +162,14 @@ class Simulation:
         Raises
         ------
         SimulationError
-            The scheduler decided what cannot be, or stopped deciding.
+            The scheduler made an impossible decision, or stopped deciding.
         """
         in_vain = 0
         while len(self._outcome.cells) < self._total:
             tick = self._scheduler.next_tick()
             if tick is not None and (not self._heap or tick < self._heap[0][0]):
                 if tick > self._now and self._heap:
-                    in_vain = 0  # time goes on, towards something that will happen
+                    in_vain = 0  # time passes, towards an event that will happen
                 self._advance(max(tick, self._now))
                 self._tell(Tick(self._now))
                 in_vain += 1
@@ -281,7 +281,7 @@ class Simulation:
         self._tell(CellFinished(self._now, name))
 
     def _close(self, run: _Run) -> None:
-        """Close a session that is through; while its memory is on its way, when that is there."""
+        """Close a finished session; if its memory is being moved, close it after that."""
         if run.index < len(run.session.cells) or run.evicting:
             return
         run.record.closed = self._now
@@ -311,7 +311,7 @@ class Simulation:
         self._at(ready, lambda: self._start(run, grant.token))
 
     def _load(self, run: _Run) -> float:
-        """Begin to bring a session onto its devices; return when it is there."""
+        """Begin to load a session onto its devices; return when it is loaded."""
         missing = [device for device in run.devices if device not in run.resident]
         run.leaving = tuple(device for device in run.resident if device not in run.devices)
         if not missing:
@@ -321,7 +321,7 @@ class Simulation:
         if run.cold:
             seconds = cluster.switch + size / min(cluster.bandwidth, cluster.disk_bandwidth)
         ready = self._now
-        for device in run.leaving:  # it moves: what is only there comes to the host first
+        for device in run.leaving:  # it moves: what is only there is copied to the host first
             ready = self._devices.transfer(device, self._now, self._dirty_seconds(run, device))
         for device in missing:
             self._devices.load(device, run.session.name, size)
@@ -357,7 +357,7 @@ class Simulation:
     def _release(self, run: _Run, token: int) -> None:
         if run.token != token:
             return  # its cell finished before
-        if run.started is None:  # it was still being loaded, which is finished without haste
+        if run.started is None:  # it was still being loaded, which completes in the background
             self._outcome.switching += (self._now - run.granted) * run.session.gpus
             for device in run.leaving:
                 self._devices.unload(device, run.session.name)
@@ -384,7 +384,7 @@ class Simulation:
     # Memory.
 
     def _dirty_seconds(self, run: _Run, device: DeviceId) -> float:
-        """Return how long it takes to bring to the host what only the device has."""
+        """Return the seconds to copy to the host what is only on the device."""
         seconds = run.session.memory / self._cluster.bandwidth
         if self._cluster.copy_behind:
             seconds = max(0.0, seconds - (self._now - run.resident[device]))
@@ -438,7 +438,7 @@ class Simulation:
 
 
 def _classes(workload: Workload) -> list[tuple[int, float]]:
-    """Return how many devices cells ask for, and the share of cells that do."""
+    """Return the numbers of devices that cells need, each with its share of the cells."""
     counts: dict[int, int] = {}
     for session in workload.sessions:
         counts[session.gpus] = counts.get(session.gpus, 0) + len(session.cells)

@@ -1,7 +1,7 @@
-"""Packs requests for fractions of devices onto nodes, and says how much of them is left over.
+"""Packing of requests for fractions of devices onto nodes, and the share that is left over.
 
 The experiment of FGD (Weng et al., USENIX ATC 2023): requests arrive until the devices cannot take
-them any more. What is then free, and could not be given, is the price of the rule.
+any more. What is then free, and could not be given, is the price of the rule.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from jupyter_sing.simulator.fragmentation import WHOLE, node_fragment
 from jupyter_sing.simulator.openb import Pod
 
 Remainders: TypeAlias = tuple[int, ...]
-"""Free thousandths of each device of a node, sorted: which device it is makes no difference."""
+"""Free thousandths of each device of a node, sorted: devices are interchangeable."""
 Classes: TypeAlias = Sequence[tuple[int, int, float]]
 Rule: TypeAlias = Callable[[Remainders, Remainders, Classes], float]
-"""The cost of a node's becoming the second from the first; the lowest is taken."""
+"""Cost of changing a node from the first state to the second; the lowest is taken."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What became of the requests; shares of the devices.
+    """Result of the packing; shares of the devices.
 
     Parameters
     ----------
     placed, refused : int
-        Requests.
+        Number of requests.
     allocated : float
     fragmented : float
         Free, and of no use to such requests (FGD's measure).
@@ -59,7 +59,7 @@ RULES: dict[str, Rule] = {"fgd": steepest, "best-fit": best_fit, "worst-fit": wo
 
 
 def classes_of(pods: Sequence[Pod]) -> list[tuple[int, int, float]]:
-    """Return what pods ask for, and how often."""
+    """Return the shapes of pods, and how often each occurs."""
     counts = Counter((pod.gpus, pod.share) for pod in pods)
     return [(gpus, share, count / len(pods)) for (gpus, share), count in sorted(counts.items())]
 
@@ -71,12 +71,12 @@ def pack(pods: Sequence[Pod], nodes: Sequence[int], rule: Rule) -> Packed:
     ----------
     pods : sequence of Pod
     nodes : sequence of int
-        Devices of each node.
+        Number of devices of each node.
     rule : callable
-        One of `RULES`. Of nodes that cost the same the one in the lowest state is taken.
+        One of `RULES`. Of nodes with the same cost the one in the lowest state is taken.
     """
     classes = classes_of(pods)
-    # Nodes in the same state are the same: there are far fewer states than nodes.
+    # Nodes in the same state are interchangeable: there are far fewer states than nodes.
     states = Counter((WHOLE,) * gpus for gpus in nodes if gpus)
     choices: dict[tuple[Remainders, int, int], tuple[float, Remainders] | None] = {}
     placed, free = 0, WHOLE * sum(nodes)
@@ -110,7 +110,7 @@ def _choice(
     usable = [index for index, rest in enumerate(state) if rest >= pod.share]
     if len(usable) < pod.gpus:
         return None
-    if pod.gpus > 1:  # whole ones
+    if pod.gpus > 1:  # whole devices
         ways = [usable[-pod.gpus :]]
     else:
         ways = [[index] for index in {state[index]: index for index in usable}.values()]

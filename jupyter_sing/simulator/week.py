@@ -1,4 +1,4 @@
-"""Where chains of cells stand in the time that a workload covers."""
+"""Placement of chains of cells in the time that a workload covers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TypeAlias
 from jupyter_sing.simulator.workload import Cell
 
 Placed: TypeAlias = tuple[float, float]
-"""When a cell would start if none ever waited, and how long it takes; in seconds."""
+"""Start of a cell if none ever waited, and its duration; in seconds."""
 
 
 def placed(cells: Sequence[Cell], span: float, position: float) -> list[list[Placed]]:
-    """Let a chain begin anywhere in the span, and go on at the beginning after the end.
+    """Place a chain at a position of the span; what exceeds the end wraps around.
 
-    So the load is the same at all times. What stands at the beginning is another session, as if
-    the window had been cut out of a longer time. A cell that would go over the end stands at the
-    beginning. In a chain longer than the span its user thinks less. The pause before the first
-    cell is left out.
+    So the load is the same at all times. The part at the beginning is another session, as if the
+    window had been cut out of a longer time. A cell that would exceed the end is moved to the
+    beginning. In a chain longer than the span, think times are shortened. The pause before the
+    first cell is left out.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def placed(cells: Sequence[Cell], span: float, position: float) -> list[list[Pla
 
 
 def parted(sessions: Sequence[list[Placed]], count: int) -> list[list[Placed]]:
-    """Part sessions at their longest absences, or join those of different times, to be so many."""
+    """Split sessions at their longest absences, or join successive ones, to get this many."""
     parts = list(sessions)
     while len(parts) < count:
         absence, index, at = max(

@@ -1,8 +1,8 @@
 """Workloads of notebooks: sessions that run cells, one after the other, and think in between.
 
-They are *closed loops*: what a row of a workload fixes is how long its cell computes and how long
-the user thinks before it, not when it starts. A cell that waited delays all that its session does
-later, as it does in a notebook.
+They are *closed loops*: a row of a workload fixes how long its cell computes and how long the user
+thinks before it, not when it starts. A cell that waited delays everything that its session does
+later, as in a notebook.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 GB = 10**9
 MINUTE = 60.0
 MEMORY_DEFAULT = 8 * GB
-MINUTES_MAX = 1e7  # 19 years: what is longer is a mistake, and would take long to simulate
+MINUTES_MAX = 1e7  # 19 years: longer ones are mistakes, and would take long to simulate
 HEADER = ("session", "num_gpu", "start_min", "dur_min")
 MEMORY_COLUMN = "memory_gb"
 
 
 class WorkloadError(ValueError):
-    """A workload that cannot be read; the message is one line and names the line of the file."""
+    """A workload cannot be read; the message is one line and names the line of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Workload:
 
     @property
     def cells(self) -> int:
-        """How many cells there are."""
+        """Number of cells."""
         return sum(len(session.cells) for session in self.sessions)
 
     @property
@@ -89,16 +89,16 @@ class Workload:
 
 
 def read(lines: Iterable[str]) -> Workload:
-    """Read a workload of CSV, ``session,num_gpu,start_min,dur_min[,memory_gb]``, a row per cell.
+    """Read a workload from CSV, ``session,num_gpu,start_min,dur_min[,memory_gb]``, a row per cell.
 
-    Rows of a session may stand anywhere; they are taken in the order of their starts. A session
-    needs the most devices and memory that any of its rows names; without `memory_gb`, 8 GB.
+    Rows of a session may be anywhere; they are sorted by their starts. A session needs the most
+    devices and memory that any of its rows names; without `memory_gb`, 8 GB.
 
     Raises
     ------
     WorkloadError
-        The file has no such header, a row has the wrong number of fields or a value that cannot
-        be, or there is no row at all.
+        The file has no such header, a row has the wrong number of fields or an invalid value, or
+        there is no row at all.
     """
     numbered = ((n, text.strip()) for n, text in enumerate(lines, 1))
     rows = ((n, [field.strip() for field in text.split(",")]) for n, text in numbered if text)
@@ -138,7 +138,7 @@ def read(lines: Iterable[str]) -> Workload:
 
 
 def arranged(sessions: Iterable[Session]) -> Workload:
-    """Make a workload of sessions in any order."""
+    """Create a workload of sessions in any order."""
     return Workload(tuple(sorted(sessions, key=lambda session: session.cells[0].think)))
 
 
@@ -151,7 +151,7 @@ def _session(name: str, rows: Sequence[tuple[float, float, int, int]]) -> Sessio
 
 
 def _number(line: int, name: str, text: str) -> float:
-    """Read what must be a finite number that is not negative."""
+    """Read a finite number that is not negative."""
     try:
         value = float(text)
     except ValueError:
@@ -162,14 +162,14 @@ def _number(line: int, name: str, text: str) -> float:
 
 
 def shown(text: str) -> str:
-    """Quote a field for a message: on one line, and not longer than a line."""
+    """Quote a field for a message: on one line, and shortened."""
     return repr(text if len(text) <= 40 else f"{text[:40]}…")
 
 
 def write(workload: Workload) -> Iterator[str]:
     """Write a workload as the CSV that `read` reads, line by line, with starts as if none waited.
 
-    Names with a comma or a line's end in them cannot be written and raise `WorkloadError`.
+    Names that contain a comma or a line break cannot be written and raise `WorkloadError`.
     """
     yield ",".join((*HEADER, MEMORY_COLUMN))
     for session in workload.sessions:

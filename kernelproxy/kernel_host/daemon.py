@@ -1,8 +1,8 @@
-"""The attendant's process: who has a kernel, when it has ended, when to leave.
+"""The kernel host's process: which server has a kernel, when it has ended, when to exit.
 
-Note [Leaving]: as with the daemon (`kernelproxy.agent.api.daemon`), who connects holds the start
-lock, shared; the attendant leaves with that lock held exclusively and nobody waiting, and keeps it
-until its process has ended.
+Note [Leaving]: as with the daemon (`kernelproxy.agent.api.daemon`), a process that connects holds
+the start lock, shared; the kernel host exits with that lock held exclusively and no connection
+pending, and keeps it until its process has ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why sessions wait, in a sentence; at which place, and for how long about."""
+"""Why sessions wait, in a sentence; at which position, and about how long."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from jupyter_sing.scheduler.state import DeviceState, Phase, Session
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a session can expect that waits.
+    """Prospects of a waiting session.
 
     Attributes
     ----------
     position
-        From 1: it is next. Of those who wait for the same devices, or within the same limit.
+        From 1 (next), among the sessions that wait for the same devices, or within the same limit.
     expected_wait
         Seconds until its grant; `math.inf`: it waits for ever as things are, and `reason` says what
-        has to change; None: nobody can say.
+        has to change; None: unknown.
     reason
         A clause: why it has no device now.
     where
-        A clause: the device that is likely to be its, and whose that is; empty, if something else
-        has to happen first, or if nobody can say.
+        A clause: the device that it is likely to get, and who uses it now; empty if something else
+        has to happen first, or if that is unknown.
     """
 
     position: int
@@ -42,7 +42,7 @@ class Outlook:
 
 
 class Explaining:
-    """Answers the question of somebody who waits.
+    """Explains to users why their sessions wait, and for how long.
 
     Attributes
     ----------
@@ -59,11 +59,11 @@ class Explaining:
         self.turn = 1.0
 
     def ended(self, seconds: float) -> None:
-        """Note how long a lease has lasted."""
+        """Record how long a lease has lasted."""
         self.turn += 0.05 * (seconds - self.turn)
 
     def why(self, session: Session, now: float) -> str:
-        """Say why a session waits, as a clause."""
+        """Return why a session waits, as a clause."""
         never = self._never(session)
         if never is not None:
             return never
@@ -71,7 +71,7 @@ class Explaining:
         return self._usual(session, now) if limit is None else limit.text
 
     def outlooks(self, now: float) -> dict[SessionId, Outlook]:
-        """Say what all who wait can expect."""
+        """Return the outlook of every waiting session."""
         found: dict[SessionId, Outlook] = {}
         line = _Line()
         for session in self._leases.sessions.values():
@@ -111,7 +111,10 @@ class Explaining:
     def _within(
         self, flow: Flow, those: list[tuple[Key, Session, Held]], now: float
     ) -> dict[SessionId, Outlook]:
-        """Say the same of those who wait for a limit: only their own leave devices to them."""
+        """Return the outlooks of sessions that wait for a limit of `flow`.
+
+        They can only get devices that sessions of that user or virtual cluster hold.
+        """
         assert flow.quota
         waiting = [(key, session) for key, session, _ in those]
         held = (device for holder in flow.quota.holders for device in self._held(holder))
@@ -128,7 +131,7 @@ class Explaining:
         return holder.devices
 
     def _aside(self, session: Session, now: float) -> Outlook:
-        """Say what somebody can expect who waits for room within a limit, or for ever."""
+        """Return the outlook of a session that waits for room within a limit, or for ever."""
         limit, place = self._limiter.reason(session, now), 1
         seconds: float | None = None
         if self._never(session) is not None:
@@ -140,7 +143,7 @@ class Explaining:
         return Outlook(place, seconds, self.why(session, now))
 
     def _never(self, session: Session) -> str | None:
-        """What has to change before it can have a device at all."""
+        """Return what has to change before it can have a device at all; None: nothing."""
         if session in self._serving.hopeless:
             widest = self._serving.widest
             most = f"{widest} device{'' if widest == 1 else 's'}"
@@ -164,14 +167,14 @@ class Explaining:
 
 
 class _Line:
-    """Places of those who wait, in their order: of some, only one device will do."""
+    """Positions of waiting sessions, in their order; some of them can use only one device."""
 
     def __init__(self) -> None:
         self._all = self._anywhere = 0
         self._only: dict[DeviceState, int] = {}
 
     def place(self, only: DeviceState | None) -> int:
-        """Take the next place."""
+        """Return the next position."""
         self._all += 1
         if only is None:
             self._anywhere += 1
@@ -181,7 +184,7 @@ class _Line:
 
 
 def _where(devices: tuple[DeviceState, ...]) -> str:
-    """Say which devices somebody is likely to get, and who has the one of them that it is."""
+    """Return the devices that a session is likely to get, and who uses the device if it is one."""
     if len(devices) != 1:
         return f"{len(devices)} devices" if devices else ""
     (device,) = devices

@@ -1,13 +1,13 @@
-"""When those who wait are likely to be granted devices, and which.
+"""Forecast of when waiting sessions are granted devices, and which ones.
 
-They are taken in the order in which they are served, one after the other. Each gets the device that
-is likely to be theirs soonest: a free one at once, another one when whoever has it gives way
-(`preemption_forecast.py`). From then on it is theirs, for a turn or for what their cell lasts, and
-who was stopped for them waits again. Nobody knows who comes meanwhile: that is left out, as is
-sharing.
+It simulates the sessions in the order in which they are served. Each gets the device that is likely
+to be available soonest: a free one at once, another one when its holder gives way
+(`preemption_forecast.py`). From then on it holds the device for a quantum, or for the duration of
+its cell, and the session that was stopped for it waits again. Sessions that may arrive meanwhile
+are unknown and left out, as is sharing.
 
-A look changes nothing that decisions depend on. It takes time in proportion to those who wait:
-people who ask cause it, and decisions never do.
+A forecast changes nothing that decisions depend on. It takes time in proportion to the number of
+waiting sessions. Only user requests cause it, never decisions.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from jupyter_sing.scheduler.settings import Settings
 from jupyter_sing.scheduler.state import DeviceState, Phase, Session
 
 CANDIDATES = 16
-"""Devices that are compared for somebody who waits."""
+"""Devices that are compared for a waiting session."""
 
 ROUNDS = 3
-"""How often everybody who waits is stopped and waits again, at most, before a look ends."""
+"""How often every waiting session is stopped and waits again, at most, before a forecast ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Seconds until a session is likely to be granted these devices; none if nobody can say."""
+    """Seconds until a session is likely to be granted these devices; None and empty if unknown."""
 
     seconds: float | None = None
     devices: tuple[DeviceState, ...] = ()
@@ -46,11 +46,11 @@ class Expected:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A device, and whose it is or will be; nobody's, if it is free."""
+    """A device, and the lease that holds it or will hold it; None if it is free."""
 
     device: DeviceState
     turn: Turn | None
-    order: tuple[float, int]  # about when it is free, whoever waits
+    order: tuple[float, int]  # about when it is free, for any session
 
 
 _Chosen: TypeAlias = tuple[float, tuple[DeviceState, ...]]
@@ -58,15 +58,15 @@ _Entry: TypeAlias = tuple[Key, int, Wish, float]  # the last: not before then
 
 
 class Forecast:
-    """One look ahead.
+    """One forecast.
 
     Parameters
     ----------
     typical
-        Seconds that a cell is expected to last of which nothing is known. One that has lasted for
-        longer is expected to last as long again, as heavy-tailed ones do.
+        Seconds that a cell is expected to last if nothing is known about it. One that has lasted
+        for longer is expected to last as long again, as heavy-tailed ones do.
     devices
-        Those that may be had.
+        Those that may be granted.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Forecast:
         return self._agenda.settings
 
     def run(self, order: Sequence[tuple[Key, Session]]) -> dict[Session, Expected]:
-        """Serve all who wait, in their order."""
+        """Serve all waiting sessions, in their order."""
         found: dict[Session, Expected] = {}
         queue: list[_Entry] = []
         for number, (key, session) in enumerate(order):
@@ -120,10 +120,10 @@ class Forecast:
                     heapq.heappush(queue, self._again(stopped, at, count))
         return found
 
-    # Turns.
+    # Leases.
 
     def _occupy(self, device: DeviceState, turn: Turn | None) -> None:
-        """Let somebody have a device, instead of who has it now."""
+        """Assign a device to a lease, instead of the present one; None: it is free."""
         place = self._places.get(device)
         if place is not None:
             del self._soonest[bisect_left(self._soonest, place.order, key=_order)]
@@ -132,7 +132,7 @@ class Forecast:
         insort(self._soonest, place, key=_order)
 
     def _give(self, wish: Wish, at: float, devices: tuple[DeviceState, ...]) -> list[Turn]:
-        """Let somebody have devices from a time on; return whose cells are not done by then."""
+        """Assign devices to a session from a time on; return the unfinished leases it stops."""
         switch = max(device.switch(wish.session) for device in devices)
         stopped: dict[Session, Turn] = {}
         for device in devices:
@@ -143,7 +143,7 @@ class Forecast:
         return list(stopped.values())
 
     def _present(self, device: DeviceState) -> Turn | None:
-        """The turn of whoever is about to have a device, or has it."""
+        """Return the lease that has a device now, or is about to; None if it is free."""
         if device.incoming is not None:
             coming = device.incoming
             switch = device.switch(coming)
@@ -169,7 +169,7 @@ class Forecast:
         )
 
     def _turn(self, session: Session, start: float, switch: float, attained: float) -> Turn:
-        """A turn that is to come."""
+        """Return a future lease."""
         settings, level = self._settings, level_of(attained, self._settings)
         protected = start + run_min(level, switch, settings)
         return Turn(
@@ -193,7 +193,10 @@ class Forecast:
         return self._agenda.waiting.would_throttle(session, level, self._now)
 
     def _urgent_until(self, session: Session, level: int, at: float, attained: float) -> float:
-        """Until when its tier puts a cell before others that executes, with so much at a time."""
+        """Return until when its tier puts an executing cell before others.
+
+        `attained` is what the cell has had by `at`.
+        """
         if session.goal == 0.0:
             return -math.inf
         if level <= INTERACTIVE and not self._is_throttled(session, level):
@@ -204,16 +207,16 @@ class Forecast:
         return at - spare / (1.0 - session.goal)  # what it gains by executing
 
     def _spare(self, session: Session, level: int) -> float:
-        """Seconds that a session can lose until its tier is about to be missed."""
+        """Seconds that a session can lose until its tier target is about to be missed."""
         least = threshold(session.switch, self._settings.quanta[level])
         return session.account.slack_at(session.goal, self._now) - least
 
-    # Wishes.
+    # Requests.
 
     def _wish(
         self, session: Session, attained: float, since: float, boost: int, urgent: bool
     ) -> Wish:
-        """What a session wants that waits since a time and rose by so many levels until now."""
+        """Return the request of a session that waits since a time and has risen `boost` levels."""
         own = level_of(attained, self._settings)
         patience = AGING * self._settings.quanta[own]
         levels = [(max(0, own - boost), -math.inf)]
@@ -229,7 +232,7 @@ class Forecast:
         return Wish(session, attained, tuple(levels), urgent_at, throttled)
 
     def _again(self, turn: Turn, at: float, number: int) -> _Entry:
-        """The wish of somebody who was stopped at a time."""
+        """Return the request of a session that was stopped at a time."""
         session, attained = turn.session, turn.attained_at(at)
         level = level_of(attained, self._settings)
         wish = self._wish(session, attained, at, 0, at < turn.urgent_until)
@@ -239,7 +242,7 @@ class Forecast:
     # Devices.
 
     def _choose(self, wish: Wish, since: float) -> _Chosen | None:
-        """When a session can have which devices at the earliest; None: nobody knows."""
+        """Return the earliest time for a session, and on which devices; None: unknown."""
         session = wish.session
         if session.gpus > 1:
             return self._several(wish, since)
@@ -259,7 +262,7 @@ class Forecast:
         return None
 
     def _several(self, wish: Wish, since: float) -> _Chosen | None:
-        """The same for a session that needs several devices of a node at once."""
+        """Do the same for a session that needs several devices of a node at once."""
         wanted, best = wish.session.gpus, None
         for devices in self._nodes.values():
             places = [self._places[device] for device in devices if device in self._places]

@@ -1,7 +1,7 @@
 """Start-time fair queueing in a tree: virtual cluster, user, session.
 
 A *flow* is a node of the tree. Its *tag* is the weighted service that it has had: it grows by
-`devices / weight` a second while the flow holds devices, loading and moving included. Whoever has
+`devices / weight` a second while the flow holds devices, loading and moving included. The flow with
 the least tag among its siblings is owed the most. The *virtual time* of siblings is the least tag
 of those that are active, that is, hold devices or wait for some. A flow that becomes active starts
 at the virtual time at least: being idle earns nothing.
@@ -38,7 +38,7 @@ class Siblings:
         self._heaps: dict[float, list[tuple[float, int, int, Flow]]] = {}
 
     def virtual_time(self, now: float) -> float:
-        """Least tag of the active siblings; it never goes back."""
+        """Return the least tag of the active siblings; it never decreases."""
         if self._known_at == now:
             return self._reached
         self._known_at = now
@@ -58,11 +58,11 @@ class Siblings:
         return self._reached
 
     def times(self, now: float) -> tuple[float, float]:
-        """Virtual time, and the furthest tag of those that were active."""
+        """Return the virtual time, and the furthest tag of all flows that were active."""
         return self.virtual_time(now), self._furthest
 
     def restore(self, reached: float, furthest: float) -> None:
-        """Begin at what `times` was."""
+        """Continue from what `times` has returned."""
         self._reached, self._furthest = reached, furthest
 
     def _enter(self, flow: Flow) -> None:
@@ -75,7 +75,7 @@ class Siblings:
             heapq.heapify(heap)
 
     def activate(self, flow: Flow, now: float) -> None:
-        """Let a flow take part that did not."""
+        """Make an inactive flow active."""
         flow.settle(now)
         flow.tag = max(flow.tag, self.virtual_time(now))
         flow.version += 1
@@ -83,14 +83,14 @@ class Siblings:
         self._enter(flow)
 
     def change(self, flow: Flow, devices: float, now: float) -> None:
-        """Let an active flow hold so many more devices (or fewer, if negative)."""
+        """Let an active flow hold this many more devices (fewer, if negative)."""
         flow.settle(now)
         flow.devices = max(0.0, flow.devices + devices)
         flow.version += 1
         self._enter(flow)
 
     def deactivate(self, flow: Flow, now: float) -> None:
-        """Let a flow take no part any more."""
+        """Make an active flow inactive."""
         flow.settle(now)
         self.virtual_time(now)
         self._known_at = None
@@ -98,12 +98,12 @@ class Siblings:
         self._active -= 1
         self._furthest = max(self._furthest, flow.tag)
         if not self._active:
-            # Nobody is left who could be owed anything: a busy period ends without debts.
+            # No sibling is left that could be owed service: a busy period ends without debts.
             self._reached = max(self._reached, self._furthest)
 
 
 class Flow:
-    """A virtual cluster, a user or a session, as far as fairness is concerned.
+    """Node of the fairness tree: a virtual cluster, a user or a session.
 
     Attributes
     ----------
@@ -116,14 +116,14 @@ class Flow:
     backlog
         Sessions below it that hold devices or wait for some.
     burst
-        Interactive seconds, as of `burst_at`, that its allowance has to make up for.
+        Interactive seconds, as of `burst_at`, that are not yet paid back to its allowance.
     origin
-        The same user in another virtual cluster, as which this one has begun: tags of their
-        sessions can be compared.
+        The same user in another virtual cluster, whose history this one has inherited: tags of
+        their sessions can be compared.
     day
         Device seconds of the last 24 hours; None for sessions.
     quota
-        What it has and may have; None for sessions.
+        Its use of resources and its limits; None for sessions.
     """
 
     __slots__ = (
@@ -165,7 +165,7 @@ class Flow:
 
     @property
     def quotas(self) -> tuple[Quota[Flow, Any], Quota[Flow, Any]]:
-        """Those of the user and of the virtual cluster of a session."""
+        """Quotas of the user and of the virtual cluster of a session."""
         user = self.parent
         assert user
         assert user.quota
@@ -179,7 +179,7 @@ class Flow:
         return self.devices / self.weight
 
     def at(self, now: float) -> float:
-        """Its tag at a time that is not before `since`."""
+        """Return its tag at a time that is not before `since`."""
         return self.tag + self.devices * (now - self.since) / self.weight
 
     def settle(self, now: float) -> None:
@@ -193,7 +193,7 @@ class Flow:
         self.since = now
 
     def used(self, now: float) -> float:
-        """Device seconds that a user or virtual cluster had in the last 24 hours."""
+        """Return the device seconds that a user or virtual cluster had in the last 24 hours."""
         assert self.day
         return self.day.used(now) + self.devices * (now - self.since)
 
@@ -208,7 +208,7 @@ class Ledger:
         self._clusters: dict[str, Flow] = {}
         self._users: dict[tuple[str, str], Flow] = {}
         self._count = 0
-        self.relieved: dict[Flow, None] = {}  # somebody who waits for their limits may go on
+        self.relieved: dict[Flow, None] = {}  # flows whose waiting sessions may fit now
 
     def _new(self, name: str, weight: float, parent: Flow | None) -> Flow:
         self._count += 1
@@ -219,25 +219,25 @@ class Ledger:
         return flow
 
     def cluster(self, vc: str, weight: float = 1.0) -> Flow:
-        """Flow of a virtual cluster; made at first use."""
+        """Return the flow of a virtual cluster; created at first use."""
         if vc not in self._clusters:
             flow = self._new(vc, weight, None)
             self._clusters[vc] = self._with_quota(flow, f"virtual cluster {vc}")
         return self._clusters[vc]
 
     def user(self, vc: str, user: str, vc_weight: float = 1.0, weight: float = 1.0) -> Flow:
-        """Flow of a user; made at first use."""
+        """Return the flow of a user; created at first use."""
         if (vc, user) not in self._users:
             flow = self._new(user, weight, self.cluster(vc, vc_weight))
             self._users[vc, user] = self._with_quota(flow, user)
         return self._users[vc, user]
 
     def session(self, name: str, user: Flow, weight: float) -> Flow:
-        """Make the flow of a session."""
+        """Create the flow of a session."""
         return self._new(name, weight, user)
 
     def flows(self) -> list[Flow]:
-        """All virtual clusters and users, in the order of their first use."""
+        """Return all virtual clusters and users, in the order of their first use."""
         return [*self._clusters.values(), *self._users.values()]
 
     @staticmethod
@@ -248,7 +248,7 @@ class Ledger:
         return flow.parent.children if flow.parent else self.root
 
     def activate(self, session: Flow, now: float) -> None:
-        """Note that a session holds or wants devices, which it did not."""
+        """Record that a session begins to hold devices or to wait for some."""
         flow: Flow | None = session
         while flow:
             flow.backlog += 1
@@ -258,7 +258,7 @@ class Ledger:
             flow = flow.parent
 
     def deactivate(self, session: Flow, now: float) -> None:
-        """Note that a session neither holds nor wants devices any more."""
+        """Record that a session neither holds devices nor waits for any."""
         flow: Flow | None = session
         while flow:
             flow.backlog -= 1
@@ -268,16 +268,16 @@ class Ledger:
             flow = flow.parent
 
     def hold(self, session: Flow, devices: float, now: float) -> None:
-        """Charge an active session for so many more devices from now on (fewer, if negative)."""
+        """Charge an active session for this many more devices from now on (fewer, if negative)."""
         flow: Flow | None = session
         while flow:
             self._siblings(flow).change(flow, devices, now)
             flow = flow.parent
 
     def move(self, session: Flow, user: Flow, now: float) -> None:
-        """Let a session be another user's, with its lead, and with what it holds.
+        """Move a session to another user, with its lead over the virtual time and its devices.
 
-        A user of whom nothing is known there yet brings along what they had elsewhere.
+        A user who is new in that virtual cluster inherits their history in the previous one.
         """
         before = session.parent
         assert before
@@ -300,7 +300,7 @@ class Ledger:
             self.hold(session, devices, now)
 
     def reweigh(self, flow: Flow, weight: float, now: float) -> None:
-        """Change a share. The service that was had already stays as it was counted."""
+        """Change a share. Service that was charged before stays as it was counted."""
         if weight != flow.weight:
             flow.settle(now)
             flow.weight = weight
@@ -308,14 +308,14 @@ class Ledger:
                 self._siblings(flow).change(flow, 0.0, now)
 
     def lead(self, flow: Flow, now: float) -> float:
-        """Seconds of weighted service that a flow is ahead of its siblings' virtual time."""
+        """Return by how much weighted service a flow is ahead of its siblings' virtual time."""
         return flow.at(now) - self._siblings(flow).virtual_time(now)
 
     def burst(self, user: Flow, seconds: float, now: float) -> float:
-        """Note so much interactive service of a user; returns what of it is not made up for.
+        """Charge a user for interactive service; return the seconds that are not yet paid back.
 
-        Half of what is the fair share of a user at present is made up for as time passes. Whoever
-        lives on bursts alone therefore gets no more than the others in the long run.
+        They are paid back, as time passes, at half of a user's present fair share. A user who sends
+        nothing but bursts therefore gets no more than the others in the long run.
 
         Notes
         -----
@@ -327,13 +327,13 @@ class Ledger:
         return user.burst
 
     def unpaid(self, user: Flow, now: float) -> float:
-        """What `burst` would return without a note of anything."""
+        """Return what `burst` would return for 0 seconds, without side effects."""
         share = min(1.0, 0.5 * self._devices / max(1, self._active))
         return max(0.0, user.burst - share * (now - user.burst_at))
 
 
 def _inherit(before: Flow, user: Flow, now: float) -> None:
-    """Let somebody be in another virtual cluster as they were in the one before."""
+    """Let a user continue in another virtual cluster with their history in the previous one."""
     assert before.parent
     assert before.day
     assert user.parent

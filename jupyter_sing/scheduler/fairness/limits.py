@@ -1,9 +1,9 @@
-"""What users and virtual clusters may have at most: who has to wait for that, and why.
+"""Limits of users and virtual clusters: which sessions have to wait for them, and why.
 
-Whoever is at a limit is passed over, and nobody else waits for them. Limits take nothing away:
-leases go on when one is lowered, and at the end of the device time of a day they last to the end of
-their turn. Devices and device time are limits of a whole user; room is one of a single session,
-as another one of the same user may be on its device already.
+A session at a limit is passed over, and no other session waits for it. Limits take nothing away:
+leases continue when a limit is lowered, and when the device time of a day is used up, they last to
+the end of their quantum. Devices and device time are limits of a whole user. Memory is checked per
+session, as another session of the same user may be on its device already.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from jupyter_sing.scheduler.settings import Settings
 from jupyter_sing.scheduler.state import DeviceState, Session, SessionQuota
 
 LOOKS = 64
-"""Sessions of somebody whose memory is looked at when a limit of memory is reached."""
+"""Sessions of a user that are examined for eviction when a memory limit is reached."""
 
 WOKEN = 8
-"""Sessions that are tried again at once when there is more room within a limit."""
+"""Sessions that are retried at once when there is more room within a limit."""
 
 RETRY = 5.0
-"""Seconds after which somebody is tried again who waits for room: pins and failures end unsaid."""
+"""Retry interval for sessions that wait for memory; unpinning and failures send no event."""
 
 
 Leaving = list[tuple[Session, DeviceState]]
 
 
 class Limiter:
-    """Compares what there is with what may be.
+    """Compares what sessions use with their limits.
 
     Parameters
     ----------
     look_again
-        Called with a time at which the engine is to be asked again.
+        Called with a time at which the engine needs a tick.
     """
 
     def __init__(self, settings: Settings, look_again: Callable[[float], None]) -> None:
@@ -50,7 +50,7 @@ class Limiter:
     # Settings.
 
     def configure(self, settings: Settings) -> None:
-        """Use other settings for everybody who comes; `apply` does for those who are there."""
+        """Use other settings for new users and clusters; `apply` updates a known one."""
         self._settings = settings
 
     def apply(self, flow: Flow, now: float) -> None:
@@ -69,7 +69,7 @@ class Limiter:
     # Devices and device time.
 
     def is_capped(self, flow: Flow, gpus: int, now: float) -> bool:
-        """Whether a user or virtual cluster may not have so many more devices now."""
+        """True if a user or virtual cluster may not have this many more devices now."""
         quota = flow.quota
         assert quota
         return quota.bounded and (
@@ -77,7 +77,7 @@ class Limiter:
         )
 
     def is_exhausted(self, flow: Flow, now: float) -> bool:
-        """Whether it has had its device time."""
+        """True if it has used up its device time."""
         quota = flow.quota
         assert quota
         if quota.limits.gpu_seconds_per_day == math.inf:
@@ -94,16 +94,16 @@ class Limiter:
         return True
 
     def holds_back(self, session: Session, now: float) -> bool:
-        """Whether its user or virtual cluster is at a limit of devices or device time."""
+        """True if its user or virtual cluster is at a limit of devices or device time."""
         user, cluster = _flows(session)
         return self.is_capped(user, session.gpus, now) or self.is_capped(cluster, session.gpus, now)
 
     def has_ended(self, session: Session, now: float) -> bool:
-        """Whether the device time of its user or virtual cluster is used up."""
+        """True if the device time of its user or virtual cluster is used up."""
         return any(q.bounded and self.is_exhausted(q.flow, now) for q in session.quotas)
 
     def watch(self, flow: Flow, now: float) -> None:
-        """Note that a user or virtual cluster holds more devices: its time ends sooner."""
+        """Record that a user or virtual cluster holds more devices: its time ends sooner."""
         quota = flow.quota
         assert quota
         limit = quota.limits.gpu_seconds_per_day
@@ -119,7 +119,7 @@ class Limiter:
         self._look_again(at)
 
     def due(self, now: float) -> list[Session]:
-        """Look at those whose time may be up, or come back; returns whose leases are to end."""
+        """Check the flows that are due; return sessions whose device time is used up."""
         ending: dict[Session, None] = {}
         while self._alarms and self._alarms[0][0] <= now:
             _, _, flow = heapq.heappop(self._alarms)
@@ -137,10 +137,10 @@ class Limiter:
     # Memory.
 
     def leaving(self, session: Session, now: float) -> Leaving | None:
-        """Find what has to leave devices before a session comes to some; None: it has to wait.
+        """Find what has to leave devices before a session can be loaded; None: it has to wait.
 
-        Only idle sessions of the same user, or virtual cluster, go: those first that were used
-        longest ago. What is on devices already may stay, even beyond the limit.
+        Only idle sessions of the same user, or virtual cluster, are chosen, least recently used
+        first. What is on devices already may stay, even beyond the limit.
         """
         found: dict[tuple[Session, DeviceState], None] = {}
         for quota in session.quotas:
@@ -179,13 +179,13 @@ class Limiter:
         return quota.memory + quota.coming + adding > quota.limits.device_memory
 
     def forget(self, session: Session) -> None:
-        """Note that a session waits for no room any more."""
+        """Record that a session no longer waits for room."""
         if session.short is not None:
             session.short.short.pop(session, None)
             session.short = None
 
     def woken(self, flow: Flow, now: float) -> list[Session]:
-        """Take out some who waited for room, those first who were tried longest ago."""
+        """Remove and return some sessions that waited for room, those retried longest ago first."""
         quota = flow.quota
         assert quota
         chosen = list(islice(quota.short, WOKEN))
@@ -196,10 +196,10 @@ class Limiter:
             self._look_again(now + 0.05)
         return chosen
 
-    # Words.
+    # Texts.
 
     def reason(self, session: Session, now: float) -> Held | None:
-        """Say which limit a session waits for."""
+        """Return the limit that a session waits for."""
         for flow in _flows(session):
             quota = flow.quota
             assert quota
@@ -215,18 +215,18 @@ class Limiter:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The limit at which somebody waits.
+    """Limit at which a session waits.
 
     Attributes
     ----------
     flow
-        Whose it is.
+        User or virtual cluster whose limit it is.
     text
-        A clause for people.
+        A user-facing clause.
     seconds
-        Until it holds no more; `math.inf`: it does for ever. None if that is not known.
+        Until it applies no more; `math.inf`: it always applies. None if that is unknown.
     devices
-        That may be had at once.
+        Limit of devices at the same time.
     """
 
     flow: Flow
@@ -266,8 +266,10 @@ def _about_time(flow: Flow, now: float) -> Held:
 
 
 def _counted(session: Session, quota: SessionQuota) -> float:
-    """Bytes of a session that count: one that is over the limit by itself, as that was lowered,
-    comes back where all others have left, so that its user can free some of it.
+    """Return the bytes of a session that count, at most the limit.
+
+    A session that exceeds the limit by itself, as the limit was lowered, is resumed once all others
+    have left, so that its user can free some of its memory.
     """
     return min(session.memory * session.gpus, quota.limits.device_memory)
 
@@ -293,7 +295,7 @@ def _devices(count: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """Write a number of bytes as `kernelproxy.common.readable.bytes_text`, not for here."""
+    """Format a number of bytes as `kernelproxy.common.readable.bytes_text`, not importable here."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,7 +1,7 @@
-"""What a user or a virtual cluster holds at present and had lately, beside what they may have.
+"""Present and recent use of a user or a virtual cluster, beside its limits.
 
-Everything is counted when it changes, so that to compare it with a limit costs the same however
-many sessions there are.
+All counters are updated at each change. A comparison with a limit therefore costs the same,
+regardless of the number of sessions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jupyter_sing.scheduler.settings import Limits
 
 DAY = 86_400.0
 SLOT = 600.0
-"""Seconds that are forgotten at once, a day after the last of them."""
+"""Length of a slot in seconds. A slot is dropped as a whole, a day after its end."""
 
 UNLIMITED = Limits()
 
@@ -30,7 +30,7 @@ class Day:
         self._total = 0.0
 
     def add(self, begin: float, end: float, devices: float) -> None:
-        """Note the use of so many devices from one time to another."""
+        """Record the use of this many devices from one time to another."""
         while begin < end:
             slot = math.floor(begin / SLOT)
             until = min(end, (slot + 1) * SLOT)
@@ -40,7 +40,7 @@ class Day:
             begin = until
 
     def put(self, slot: int, seconds: float) -> None:
-        """Note the use of a slot that is not before any other."""
+        """Add use to a slot, which must not be before any other."""
         if self._slots and self._slots[-1][0] >= slot:
             self._slots[-1][1] += seconds
         else:
@@ -48,7 +48,7 @@ class Day:
         self._total += seconds
 
     def used(self, now: float) -> float:
-        """Seconds that count at this time: never less than those of the last 24 hours."""
+        """Return the seconds that count at a time: never less than those of the last 24 hours."""
         while self._slots and (self._slots[0][0] + 1) * SLOT <= now - DAY:
             self._total -= self._slots.popleft()[1]
         if not self._slots:
@@ -56,7 +56,7 @@ class Day:
         return self._total
 
     def below(self, limit: float, now: float) -> float:
-        """When less than the limit will count if nothing more is used; `math.inf`: never."""
+        """Return when less than the limit will count if nothing more is used; `math.inf`: never."""
         left = self.used(now)
         if left < limit:
             return now
@@ -67,7 +67,7 @@ class Day:
         return math.inf if limit <= 0.0 else now + DAY
 
     def slots(self) -> Iterator[tuple[int, float]]:
-        """All slots with use, oldest first."""
+        """Return all slots with use, oldest first."""
         return ((int(slot), seconds) for slot, seconds in self._slots)
 
 
@@ -82,16 +82,16 @@ Who = TypeVar("Who", bound=Holder)
 
 
 class Quota(Generic[Of, Who]):
-    """What a user or virtual cluster has, and may have.
+    """Use of resources of a user or virtual cluster, and its limits.
 
-    Its types are those of the user or virtual cluster, and of sessions.
+    Its type parameters are the type of the user or virtual cluster, and that of sessions.
 
     Attributes
     ----------
     flow, whose
-        The user or virtual cluster, and what people call it.
+        The user or virtual cluster, and its user-facing name.
     limits, bounded
-        What it may have, and whether that says anything.
+        Its limits, and whether there are any.
     taken
         Devices that its sessions hold or have reserved.
     holders
@@ -99,19 +99,19 @@ class Quota(Generic[Of, Who]):
     memory
         Bytes of its sessions on devices.
     coming
-        Bytes that reservations will add, by session.
+        Bytes that reservations will add.
     residents
-        Bytes of each of its sessions on devices, those that were used longest ago first.
+        Bytes of each of its sessions on devices, least recently used first.
     short
         Sessions that wait for room within the limit of memory.
     asleep
         Buckets of waiting sessions that leave this user out while it is at a limit.
     returns_at
-        It had its device time; it is looked at again then.
+        Its device time is used up; it is checked again then.
     alarm
-        When it is to be looked at whether it has had its device time.
+        When to check whether its device time is used up.
     retry_at
-        When those of `short` are tried again, whatever happens until then.
+        When those of `short` are retried, whatever happens until then.
     """
 
     __slots__ = (
@@ -151,7 +151,7 @@ class Quota(Generic[Of, Who]):
         self._relieved = relieved
 
     def relieve(self) -> None:
-        """Note that somebody who waits for a limit may go on."""
+        """Record that sessions which wait for a limit may fit now."""
         if self.asleep or self.short:
             self._relieved[self.flow] = None
 
@@ -167,12 +167,12 @@ class Quota(Generic[Of, Who]):
         if session in self.holders:
             del self.holders[session]
             self.taken -= session.gpus
-            if session in self.residents:  # of all it was used last
+            if session in self.residents:  # it is now the most recently used
                 self.residents[session] = self.residents.pop(session)
             self.relieve()
 
     def count(self, session: Who, change: int) -> None:
-        """Count bytes of a session on devices."""
+        """Add to the bytes of a session on devices."""
         self.memory += change
         size = self.residents.pop(session, 0) + change
         if size > 0:
@@ -181,7 +181,7 @@ class Quota(Generic[Of, Who]):
             self.relieve()
 
     def expect(self, session: Who, size: int) -> None:
-        """Count bytes that a session is about to bring."""
+        """Set the bytes that a session is about to load."""
         self.coming += size - self._coming.pop(session, 0)
         if size:
             self._coming[session] = size
@@ -189,7 +189,7 @@ class Quota(Generic[Of, Who]):
             self.relieve()
 
     def transfer(self, session: Who, other: Quota[Of, Who]) -> None:
-        """Let another one have whatever is counted for a session."""
+        """Move everything that is counted for a session to another quota."""
         if session in self.holders:
             other.claim(session)
         size, coming = self.residents.get(session, 0), self._coming.get(session, 0)

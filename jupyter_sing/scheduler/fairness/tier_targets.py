@@ -1,13 +1,13 @@
-"""Tiers: which fraction of the device time that it asks for a session gets within an hour.
+"""Tiers: which fraction of its device time demand a session gets within an hour.
 
 `F = granted / demand`, where demand is the time in which a session has a cell, and granted the time
-of it in which the cell executed. Who is served next hangs on the hour until now.
+of it in which the cell executed. The order of service depends on the hour until now.
 
-Whether a promise was kept is judged when its hour is over, once: hours of a session begin when it
-asks for a device and the one before is over. What it has got is the time for which it held a
-device, as it is charged for it, so that bringing its memory there is not lost. A fraction below the
-target counts as missed only if more than `LOST_MIN` seconds were lost: of a cell that takes 50 ms,
-any wait is most of the time.
+Whether a target was met is judged once per hour, at its end. An hour of a session begins when it
+needs a device and the previous hour is over. In this judgement, a session gets the time for which
+it held a device, as it is charged for it, so loading its memory does not count as lost. A fraction
+below the target counts as missed only if more than `LOST_MIN` seconds were lost: of a cell that
+takes 50 ms, any wait is most of the time.
 
 Source: Singularity's GPU fractions (2202.07848); how they are reached is ours.
 """
@@ -30,7 +30,7 @@ LOOKAHEAD = 10.0
 
 @dataclass(slots=True)
 class Tally:
-    """Hours of sessions in which they got less than was promised: `missed`."""
+    """Number of hours in which a session got less than its target: `missed`."""
 
     missed: int = 0
 
@@ -41,9 +41,9 @@ class Account:
     Attributes
     ----------
     goal
-        The fraction that is promised; 0: nothing is.
+        The target fraction; 0: none.
     tally
-        Where hours are counted in which the promise was missed.
+        Counter of the hours in which the target was missed.
     """
 
     __slots__ = (
@@ -61,17 +61,17 @@ class Account:
         self.granted = 0.0
         self.goal = 0.0
         self.tally: Tally | None = None
-        self._ends: float | None = None  # of the hour that is judged next
-        self._asked = self._got = 0.0  # in it
+        self._ends: float | None = None  # end of the hour that is judged next
+        self._asked = self._got = 0.0  # in that hour
 
     def promise(self, goal: float, now: float) -> None:
-        """Promise another fraction: the hour begins anew."""
+        """Set another target; a new hour begins."""
         if goal != self.goal:
             self.settle(now)
             self.goal, self._ends = goal, None
 
     def _judge(self, now: float) -> None:
-        """Count what has passed since the last `settle`, and judge the hours that it ends."""
+        """Add the time since the last `settle`, and judge the hours that end in it."""
         at = self._since
         while at < now:
             if self._ends is None:
@@ -90,7 +90,7 @@ class Account:
                 self.tally.missed += 1
 
     def _advance(self, slot: int) -> None:
-        """Forget the slots that leave the window."""
+        """Clear the slots that leave the window."""
         for past in range(self._slot + 1, min(slot, self._slot + SLOTS) + 1):
             place = past % SLOTS
             self.demand = max(0.0, self.demand - self._demand[place])
@@ -131,14 +131,14 @@ class Account:
         self._mode = mode
 
     def slots(self) -> Iterator[tuple[float, float, float]]:
-        """Middle, demand and granted seconds of the slots of the last hour, oldest first."""
+        """Yield middle, demand and granted seconds of the slots of the last hour, oldest first."""
         for slot in range(self._slot - SLOTS + 1, self._slot + 1) if self._demand else ():
             place = slot % SLOTS
             if self._demand[place]:
                 yield (slot + 0.5) * SLOT, self._demand[place], self._granted[place]
 
     def restore(self, slots: Sequence[tuple[float, float, float]], now: float) -> None:
-        """Begin with slots of (age, demand, granted), instead of with nothing."""
+        """Restore slots of (age, demand, granted)."""
         self._enter(0, now)
         for age, demand, granted in slots:
             slot = math.floor((now - age) / SLOT)
@@ -151,19 +151,19 @@ class Account:
         self._asked, self._got = self.demand, self.granted
 
     def wait(self, now: float) -> None:
-        """Note that it has a cell that does not execute."""
+        """Record that it has a cell that does not execute."""
         self._enter(1, now)
 
     def hold(self, now: float) -> None:
-        """Note that it holds a device, to which its memory is brought."""
+        """Record that it holds a device, to which its memory is loaded."""
         self._enter(3, now)
 
     def execute(self, now: float) -> None:
-        """Note that its cell executes."""
+        """Record that its cell executes."""
         self._enter(2, now)
 
     def rest(self, now: float) -> None:
-        """Note that it has no cell."""
+        """Record that it has no cell."""
         self._enter(0, now)
 
     @property
@@ -172,11 +172,11 @@ class Account:
         return self.granted / self.demand if self.demand > 0.0 else 1.0
 
     def slack(self, target: float) -> float:
-        """Seconds that it may still lose before its target is missed, as of the last `settle`."""
+        """Return the seconds that it may still lose before its target is missed, as of `settle`."""
         return _may_lose(self.demand, target) - (self.demand - self.granted)
 
     def slack_at(self, target: float, now: float) -> float:
-        """About what `slack` is at a time: nothing is noted of what has passed since `settle`."""
+        """Estimate `slack` at a time from what has passed since `settle`, without side effects."""
         passed = max(0.0, now - self._since) if self._mode else 0.0
         demand = self.demand + passed
         lost = demand - self.granted - (passed if self._mode == 2 else 0.0)
@@ -184,18 +184,21 @@ class Account:
 
 
 def _may_lose(demand: float, target: float) -> float:
-    """Seconds of a demand that may be lost before its target is missed."""
+    """Return how many seconds of a demand may be lost before the target is missed."""
     return max(LOST_MIN, (1.0 - target) * demand)
 
 
 def threshold(switch: float, quantum: float) -> float:
-    """Slack below which a session is promoted: what it takes until it executes."""
+    """Return the slack below which a session is promoted: the time until it would execute."""
     return switch + min(quantum, LOOKAHEAD)
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a tier can be kept, in words for the people concerned."""
+    """Result of the admission of a session to its tier.
+
+    `kept`: its target can be kept. `reason` is user-facing.
+    """
 
     tier: Tier
     kept: bool
@@ -210,19 +213,19 @@ def admit(
     capacity: float,
     targets: Mapping[Tier, float] = TARGETS,
 ) -> Admission:
-    """Say whether the promise to one more session can be kept.
+    """Check whether the target of one more session can be kept.
 
     Parameters
     ----------
     tier, gpus
-        What is asked for.
+        Tier of the session, and devices that it needs.
     demand
         Devices per tier that sessions admitted so far are expected to keep busy.
     guaranteed, capacity
         Devices that are guaranteed to its virtual cluster (all, without guarantees), and healthy
         devices in all.
     targets
-        Fractions that are promised.
+        Target fractions.
     """
     if targets.get(tier, 0.0) <= 0.0:
         return Admission(tier, True, f"{tier.value}: runs when there is room, nothing is promised")
@@ -247,14 +250,14 @@ def admit(
 
 
 def most(tier: Tier, devices: int, targets: Mapping[Tier, float], duty: float) -> float:
-    """Count the sessions of a tier to which its promise can be made at once on so many devices.
+    """Return how many sessions of a tier can be admitted at the same time on so many devices.
 
     Parameters
     ----------
     tier
     devices
     targets
-        Fractions that are promised.
+        Target fractions.
     duty
         Share of the time in which a session is expected to use a device.
     """

@@ -1,7 +1,7 @@
 """Guarantees: which virtual cluster may rely on which part of the devices, after HiveD.
 
-`Configuration` says what there is and what is promised, and is refused if it promises too much.
-`Leases` is what the engine asks; `Cluster` and `Pods` are the same for groups of pods.
+`Configuration` declares the cells and the guarantees, and is refused if it guarantees too much. The
+engine calls `Leases`; `Cluster` and `Pods` do the same for groups of pods.
 """
 
 from jupyter_sing.scheduler.hived.allocation import Cluster

@@ -1,13 +1,13 @@
-"""A cluster, and the groups in it: who gets which cells, and who has to leave for it.
+"""A cluster, and the groups in it: which groups get which cells, and which are preempted for that.
 
-The rules are HiveD's. A group with a priority of 0 or more is placed in what its virtual cluster is
-promised, as if that were a cluster of its own, and then mapped to physical cells; so others cannot
-disturb it, and the safety of the pool makes the mapping possible. An opportunistic group takes
-devices that nobody holds, and leaves when a promise needs them.
+The rules are HiveD's. A group with a priority of 0 or more is placed in the cells that its virtual
+cluster is guaranteed, as if those were a cluster of their own, and then mapped to physical cells.
+So other virtual clusters cannot disturb it, and the safety of the pool makes the mapping possible.
+An opportunistic group takes unheld devices, and is preempted when a guarantee needs them.
 
 Preemption has a state, so that two preemptors never wait for each other: the devices are reserved
-at once, and are the preemptor's when its victims were released. Until then somebody with a higher
-priority may cancel it, and what it had reserved is its victims' as before.
+at once, and the preemptor gets them when its victims were released. Until then a group with a
+higher priority may cancel the preemption; the reserved devices then belong to the victims again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Outcome = Placed | Reserved | Waiting
 
 @dataclass(slots=True)
 class _Plan:
-    """A place that could be taken."""
+    """Possible placement of a group."""
 
     places: list[list[VirtualCell]]
     bindings: Bindings
@@ -78,14 +78,15 @@ class Cluster(Layout):
         Parameters
         ----------
         request
-            Of a group that holds nothing, or that has a reservation; then its place becomes its own
-            as soon as nobody else is there, and is looked for anew if it cannot be used any more.
+            Request of a group that holds nothing, or that has a reservation. A reservation turns
+            into its place as soon as no other group is there, and is made anew if it has become
+            unusable.
         suggested
             Names of the nodes that are not cordoned; None: all.
         preempt
-            Others may have to leave; otherwise it waits.
+            True if other groups may have to leave; otherwise it waits.
         prefer
-            Devices to be used if that costs no guarantee and nobody's place, best first.
+            Devices to be used if that costs no guarantee and displaces no group, best first.
 
         Raises
         ------
@@ -118,7 +119,7 @@ class Cluster(Layout):
         return self._disturbing(request, holdings, sizes, suggested, preempt=preempt)
 
     def release(self, name: str) -> None:
-        """Give back what a group holds; whoever has reserved it gets it.
+        """Release what a group holds; a group that has reserved it gets it.
 
         Raises
         ------
@@ -136,7 +137,7 @@ class Cluster(Layout):
         del self.groups[name]
 
     def cancel(self, name: str) -> None:
-        """Give up a reservation: its victims stay, with the rights they had.
+        """Cancel a reservation: its victims stay, with the rights they had.
 
         Raises
         ------
@@ -150,19 +151,19 @@ class Cluster(Layout):
         self._restore(group.downgraded)
 
     def state(self, name: str) -> GroupState:
-        """State of a group; one that is not known here is pending."""
+        """Return the state of a group; an unknown one is pending."""
         group = self.groups.get(name)
         return GroupState.PENDING if group is None else group.state
 
     def adopt(self, group: Group) -> None:
-        """Let a group have its seats, which are free."""
+        """Assign its seats, which are free, to a group."""
         for seat in group.seats:
             seat.physical.user = seat
             self.seating.sit(seat)
         self.groups[group.request.name] = group
 
     def _check(self, request: GroupRequest) -> list[Holding]:
-        """Where a request may be placed, in the order of the search."""
+        """Return where a request may be placed, in the order of the search."""
         request.check()
         vc = self.virtual_cluster(request.vc)
         if request.pinned is not None:
@@ -222,7 +223,7 @@ class Cluster(Layout):
         suggested: Suggested,
         prefer: Sequence[PhysicalCell],
     ) -> _Plan | None:
-        """The place in the promise for which the fewest opportunistic groups have to leave."""
+        """Return the guaranteed place for which the fewest opportunistic groups have to leave."""
         best: _Plan | None = None
         favour = Favour(prefer)
         for preferred in ([d for d in prefer if not d.busy], prefer):
@@ -242,7 +243,7 @@ class Cluster(Layout):
                 if plan is not None and (best is None or plan.leaving <= best.leaving):
                     best = plan
             if best is None or len(preferred) == len(prefer):
-                break  # otherwise somebody has to leave anyway: then where it is preferred
+                break  # otherwise a group has to leave anyway: then where it is preferred
         return best
 
     def _claimed(
@@ -252,7 +253,7 @@ class Cluster(Layout):
         suggested: Suggested,
         preferred: Sequence[PhysicalCell],
     ) -> Iterator[_Plan]:
-        """Places on just the preferred devices, the best last."""
+        """Yield places on just the preferred devices, the best last."""
         if len(sizes) > 1:
             return
         near = [d for d in preferred if d.chain is holding.chain and usable(d, suggested)]
@@ -274,7 +275,7 @@ class Cluster(Layout):
         *,
         preempt: bool,
     ) -> Outcome:
-        """Take the place of others of the same virtual cluster, who have lower priorities."""
+        """Preempt groups of the same virtual cluster that have lower priorities."""
         reason = f"What {request.vc} is promised is held by others of the same or higher priority."
         largest = max(node.leaves for holding in holdings for node in holding.nodes)
         if sizes[0] > largest:
@@ -297,7 +298,7 @@ class Cluster(Layout):
     def _downgraded(
         self, places: Sequence[Sequence[VirtualCell]]
     ) -> list[tuple[Group, list[VirtualCell]]]:
-        """Make those opportunistic who hold these devices and agreed to it (lazy preemption)."""
+        """Make the holders of these devices opportunistic if they allow it (lazy preemption)."""
         downgraded = []
         for place in places:
             for device in place:
@@ -367,7 +368,7 @@ class Cluster(Layout):
         del self.groups[group.request.name]
 
     def _restore(self, downgraded: Sequence[tuple[Group, list[VirtualCell]]]) -> None:
-        """Give groups back the promises they had, as far as those are not held by others now."""
+        """Give groups their guarantees back, as far as those are not held by other groups now."""
         for group, virtuals in downgraded:
             known = self.groups.get(group.request.name) is group
             if known and group.state is GroupState.ALLOCATED and not group.guaranteed:
@@ -382,7 +383,7 @@ class Cluster(Layout):
 
 
 def _users(devices: Iterable[PhysicalCell]) -> dict[Group, None]:
-    """The groups that hold devices (an ordered set)."""
+    """Return the groups that hold devices (an ordered set)."""
     return {device.user.group: None for device in devices if device.user is not None}
 
 

@@ -1,16 +1,16 @@
-"""Cells, physical and virtual; groups of pods, and who sits where.
+"""Physical and virtual cells; groups of pods, and the devices that they hold.
 
-A physical cell exists; a virtual one is a promise. A virtual cell is *bound* to a physical one of
-the same level as long as devices in it are held by right of the promise, and so are all its
+A physical cell exists; a virtual one is a guarantee. A virtual cell is *bound* to a physical one of
+the same level as long as devices in it are held by right of the guarantee, and so are all its
 ancestors, each to the ancestor of the other. What is not held is bound to nothing, so that the
-promise can be kept with whatever is free at that time. Only pinned cells are bound for ever.
+guarantee can be met with whatever is free at that time. Only pinned cells are bound for ever.
 
-Derived rather than stored, so that it cannot disagree: the state of a device follows from who sits
-on it and for whom it is reserved; "bound" of a virtual cell that is not pinned is the same as
-"busy".
+The following is derived rather than stored, so that it cannot disagree: the state of a device
+follows from the seat that holds it and the seat for which it is reserved; "bound" of a virtual cell
+that is not pinned is the same as "busy".
 
 A group is placed as a whole or not at all (a gang); its pods come and go within its place. Cells
-and groups know each other, so they are here together.
+and groups refer to each other, so they are in the same module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jupyter_sing.scheduler.hived.config.configuration import CellSpec, Chain
 from jupyter_sing.scheduler.hived.errors import RequestError
 
 OPPORTUNISTIC = -1
-FREE = -2  # below every priority: nobody is there
+FREE = -2  # below every priority: not held
 
 
 class CellState(Enum):
@@ -41,7 +41,7 @@ class Seat:
     Attributes
     ----------
     virtual
-        The promise by which it is held; None if that is opportunistic.
+        The guaranteed cell by which it is held; None if it is held opportunistically.
     """
 
     __slots__ = ("group", "physical", "virtual")
@@ -57,7 +57,7 @@ class Seat:
 
 
 class _Cell:
-    """What physical and virtual cells have in common.
+    """Base of physical and virtual cells.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class _Cell:
 
     @property
     def priority(self) -> int:
-        """The highest priority of all who sit in it."""
+        """Highest priority of all groups that hold devices in it."""
         return max(self.used, default=FREE)
 
     @property
@@ -91,7 +91,7 @@ class _Cell:
         return self.chain.levels[self.level - 1].type
 
     def count(self, priority: int, change: int) -> None:
-        """Note that a device in it was taken (1) or left (-1) by somebody of a priority."""
+        """Record that a group of a priority took (1) or left (-1) a device in it."""
         self.busy += change
         left = self.used.get(priority, 0) + change
         if left:
@@ -106,18 +106,18 @@ class PhysicalCell(_Cell):
     Attributes
     ----------
     nodes
-        Names of the nodes it spreads over.
+        Names of the nodes that it spans.
     bad
         Number of devices in it that cannot be used.
     taken
-        It is handed out to a virtual cluster as a whole.
+        It is allocated to a virtual cluster as a whole.
     split
-        What is in it is handed out, or free, piece by piece. Of every path down from a root, the
-        first cell that is not split is either taken or free.
+        Its parts are allocated, or free, one by one. Of every path down from a root, the first cell
+        that is not split is either taken or free.
     virtual
         The virtual cell that is bound to it.
     user, reserver
-        Of a device: whose it is, and whose it will be.
+        Of a device: the seat that holds it, and the seat that will.
     """
 
     __slots__ = (
@@ -156,7 +156,7 @@ class PhysicalCell(_Cell):
         return CellState.RESERVED if self.user is None else CellState.RESERVING
 
     def ancestors(self) -> Iterator[PhysicalCell]:
-        """Itself, and whatever it is in."""
+        """Yield the cell itself, and all cells that contain it."""
         cell: PhysicalCell | None = self
         while cell is not None:
             yield cell
@@ -164,12 +164,12 @@ class PhysicalCell(_Cell):
 
 
 class VirtualCell(_Cell):
-    """A promised cell, or a part of one.
+    """A guaranteed cell, or a part of one.
 
     Attributes
     ----------
     root
-        The promised cell that it is part of.
+        The guaranteed cell that it is part of.
     fixed
         It is bound for ever: a pinned cell.
     """
@@ -190,14 +190,14 @@ class VirtualCell(_Cell):
 
 
 class Holding:
-    """What a virtual cluster is promised of one chain, or one pinned cell.
+    """Guaranteed cells of a virtual cluster in one chain, or one pinned cell.
 
     Attributes
     ----------
     nodes
-        Where devices are looked for: its cells of node level, and promised cells smaller than that.
+        Cells that are searched for devices: those of node level, and smaller guaranteed cells.
     unbound
-        Promised cells that are bound to nothing, for each level (index 0: level 1).
+        Number of guaranteed cells that are bound to nothing, for each level (index 0: level 1).
     """
 
     def __init__(self, vc: str, chain: Chain, pinned: str | None = None) -> None:
@@ -213,7 +213,7 @@ class Holding:
         self._orders = [0] * chain.top
 
     def add(self, level: int) -> VirtualCell:
-        """Promise one more cell."""
+        """Guarantee one more cell."""
         root = self._grown(level, None)
         self.roots.append(root)
         self.leaves += root.leaves
@@ -235,7 +235,7 @@ class Holding:
         return cell
 
     def count(self, priority: int, change: int) -> None:
-        """Note that one of its devices was taken (1) or left (-1) by right of the promise."""
+        """Record that one of its devices was taken (1) or left (-1) by right of the guarantee."""
         self.busy += change
         left = self.used.get(priority, 0) + change
         if left:
@@ -245,12 +245,12 @@ class Holding:
 
 
 def grow(chain: Chain, spec: CellSpec, orders: list[int]) -> PhysicalCell:
-    """Make a physical cell with everything in it.
+    """Create a physical cell with everything in it.
 
     Parameters
     ----------
     orders
-        The next position of each level (index 0: level 1); counted on.
+        The next position of each level (index 0: level 1); advanced by this call.
     """
 
     def grown(spec: CellSpec, parent: PhysicalCell | None) -> PhysicalCell:
@@ -273,7 +273,7 @@ HIGHEST_PRIORITY = 1000
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """So many pods with so many devices each; the devices of a pod are on one node."""
+    """A number of pods with a number of devices each; the devices of a pod are on one node."""
 
     pods: int
     leaves: int
@@ -281,20 +281,20 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """What a group asks for.
+    """Request of a group.
 
     Attributes
     ----------
     priority
-        -1: opportunistic, of whatever is unused; 0 to 1000: of what its virtual cluster is
-        promised.
+        -1: opportunistic, from all unused devices; 0 to 1000: from what its virtual cluster is
+        guaranteed.
     leaf_type
         Type of the devices; any if None.
     pinned
         Name of the pinned cell to be used instead of other cells.
     lazy_preemption
-        Somebody of its virtual cluster with a higher priority makes it opportunistic, and does not
-        end it as long as other devices can be had.
+        A group of its virtual cluster with a higher priority makes it opportunistic, and does not
+        end it as long as other devices are available.
     ignore_suggested
         It may be placed on cordoned nodes.
     any_pinned
@@ -316,7 +316,7 @@ class GroupRequest:
         return self.priority > OPPORTUNISTIC
 
     def check(self) -> None:
-        """Check what can be checked without knowing the cluster.
+        """Check what can be checked without a cluster.
 
         Raises
         ------
@@ -354,14 +354,14 @@ class Slot:
 
 
 class Group:
-    """A group that has, or waits for, its place.
+    """A group that has its place, or waits for it.
 
     Attributes
     ----------
     preempting
         Its place is reserved, and others must leave first.
     downgraded
-        Groups that it has made opportunistic, with the promises they held.
+        Groups that it has made opportunistic, with the guaranteed cells that they held.
     """
 
     def __init__(
@@ -384,7 +384,7 @@ class Group:
 
     @property
     def guaranteed(self) -> bool:
-        """It holds its devices by right of a promise."""
+        """True if it holds its devices by right of a guarantee."""
         return any(seat.virtual is not None for seat in self.seats)
 
     @property

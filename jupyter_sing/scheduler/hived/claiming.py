@@ -1,4 +1,4 @@
-"""By which promise certain devices could be held: the way back from physical to virtual cells."""
+"""Guarantees by which given devices could be held: the way back from physical to virtual cells."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def claims(
     pool: Pool,
     levels: Sequence[int] | None = None,
 ) -> list[VirtualCell] | None:
-    """Find promised devices that could be bound to just these physical ones.
+    """Find guaranteed devices that could be bound to just these physical ones.
 
     Parameters
     ----------
     devices
         Different ones; opportunistic groups may hold them.
     levels
-        Of the promised cell that may be newly bound for each device; None: any.
+        For each device, level of the guaranteed cell that may be newly bound; None: any.
 
     Returns
     -------
     list of VirtualCell or None
-        In the order of the devices; None if they cannot all be held by right of a promise.
+        In the order of the devices; None if a guarantee does not allow all of them.
     """
     planned: dict[PhysicalCell, VirtualCell] = {}
     used: dict[VirtualCell, None] = {}
@@ -77,7 +77,7 @@ def _new_root(
     used: dict[VirtualCell, None],
     devices: Sequence[PhysicalCell],
 ) -> tuple[PhysicalCell, VirtualCell] | None:
-    """A promised cell to be bound to one of these cells: the smallest with most of the devices."""
+    """Return a guaranteed cell to bind to one of these cells: the smallest with most devices."""
     options: list[tuple[PhysicalCell, VirtualCell]] = []
     for cell in path:
         if not holding.unbound[cell.level - 1] or level not in (None, cell.level):

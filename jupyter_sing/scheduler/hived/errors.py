@@ -1,11 +1,11 @@
-"""What the guarantees refuse, and what must not happen.
+"""Errors of the guarantees.
 
 ::
 
     GuaranteesError
-    ├── ConfigurationError   a configuration that is wrong, or promises more than there is
+    ├── ConfigurationError   a configuration that is wrong, or guarantees more than there is
     ├── RequestError         a request that could never be served as it stands
-    └── InternalError        ours: an invariant is broken
+    └── InternalError        an invariant is broken
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class GuaranteesError(Exception):
 
 
 class ConfigurationError(GuaranteesError):
-    """A configuration that is wrong, or promises more than there is. Nothing was changed."""
+    """The configuration is wrong, or guarantees more than there is. Nothing was changed."""
 
 
 class RequestError(GuaranteesError):
-    """A request that could never be served as it stands. Nothing was changed."""
+    """The request could never be served as it stands. Nothing was changed."""
 
 
 class InternalError(GuaranteesError):

@@ -1,4 +1,4 @@
-"""Leases: groups of one pod, as the engine asks for them (`scheduler.decisions.Guarantees`)."""
+"""Leases: groups of one pod, with the engine's interface (`scheduler.decisions.Guarantees`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jupyter_sing.scheduler.ids import DeviceId
 
 
 class Leases(Guarantees):
-    """Which request may hold which devices. The contract is that of `Guarantees`.
+    """Devices that requests hold or have reserved. The contract is that of `Guarantees`.
 
-    A lease with a guarantee can become opportunistic while it is held: when somebody of its virtual
-    cluster with a higher priority needs the promise and other devices are to be had (lazy
-    preemption). `guaranteed` tells.
+    A lease with a guarantee can become opportunistic while it is held: when a request of its
+    virtual cluster with a higher priority needs the guarantee and other devices are available (lazy
+    preemption). `guaranteed` returns the present state.
     """
 
     def __init__(self, configuration: Configuration) -> None:
@@ -30,8 +30,8 @@ class Leases(Guarantees):
     ) -> Bound | Victims | Wait:
         """Find devices for a request; see `Guarantees.place`.
 
-        A reservation that was made on other terms, or has lost a device, is cancelled first. A
-        virtual cluster that the configuration does not have is promised nothing.
+        A reservation that was made with other parameters, or has lost a device, is cancelled first.
+        A virtual cluster that is not in the configuration is guaranteed nothing.
 
         Raises
         ------
@@ -54,12 +54,12 @@ class Leases(Guarantees):
         return Victims(devices, tuple(group.request.name for group in outcome.victims))
 
     def release(self, request: str) -> None:
-        """Give back what a request holds, or what is reserved for it, if anything is."""
+        """Release what a request holds or has reserved, if anything."""
         if request in self.cluster.groups:
             self.cluster.release(request)
 
     def cancel(self, request: str) -> None:
-        """Give back what is reserved for a request, if it is; its victims keep what they hold.
+        """Cancel the reservation of a request, if any; its victims keep what they hold.
 
         Raises
         ------
@@ -70,7 +70,7 @@ class Leases(Guarantees):
             self.cluster.cancel(request)
 
     def set_health(self, device_or_node: str, good: bool) -> None:
-        """Note that a device, or all of a node, cannot or can be used. Who holds it keeps it.
+        """Mark a device, or all devices of a node, as usable or not. Its holder keeps it.
 
         Raises
         ------
@@ -80,12 +80,12 @@ class Leases(Guarantees):
         self.cluster.set_health(device_or_node, good)
 
     def free(self, vc: str) -> int:
-        """Count the devices that this virtual cluster could still be guaranteed now."""
+        """Return the number of devices that this virtual cluster could still be guaranteed now."""
         self.cluster.admit(vc)
         return self.cluster.unused(vc)
 
     def adopt(self, request: str, vc: str, devices: Sequence[DeviceId]) -> bool:
-        """Note that a request holds these devices already; see `Guarantees.adopt`.
+        """Record that a request holds these devices already; see `Guarantees.adopt`.
 
         Devices that are in no cell are left out.
         """
@@ -99,12 +99,12 @@ class Leases(Guarantees):
         return len(known) == len(devices) and regain(cluster, group)
 
     def widest(self) -> int:
-        """Count the devices of the largest node: a request is not divided among nodes."""
+        """Return the size of the largest node: a request is not divided among nodes."""
         nodes = Counter(device.node for device in self.cluster.devices.values())
         return max(nodes.values(), default=0)
 
     def guaranteed(self, request: str) -> bool:
-        """Whether a request holds its devices, or will, by right of a promise.
+        """True if a request holds its devices, or will, by right of a guarantee.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Leases(Guarantees):
         return self.cluster.groups[request].guaranteed
 
     def reconfigure(self, configuration: Configuration) -> Changes:
-        """Go over to another configuration; who holds devices keeps them. See `reconfigured`."""
+        """Switch to another configuration; holders of devices keep them. See `reconfigured`."""
         self.cluster, changes = reconfigured(self.cluster, configuration)
         return changes
 

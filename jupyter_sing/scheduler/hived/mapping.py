@@ -1,9 +1,9 @@
-"""Which physical cells a virtual place stands on.
+"""Mapping of a virtual place to physical cells.
 
-What is bound already is where it is. The rest forms trees: a promised cell that is bound to nothing
-gets a free cell of its level; a part of a bound cell gets a part of that cell. Physical cells are
-chosen such that nobody has to leave, if possible; that bad devices are left to whoever can live
-with them; and that preferred devices are used.
+Cells that are bound already stay there. The rest forms trees: a guaranteed cell that is bound to
+nothing gets a free cell of its level; a part of a bound cell gets a part of that cell. Physical
+cells are chosen such that no group has to leave, if possible; that bad devices are left to groups
+that can do without them; and that preferred devices are used.
 
 Whether a virtual cell fits into a physical one does not depend on the other choices around it,
 since cells are disjoint. So siblings are assigned by bipartite matching (augmenting paths) instead
@@ -33,7 +33,7 @@ class Favour:
 
 
 class Mapper:
-    """Finds physical devices for virtual ones; leaves everything as it is."""
+    """Finds physical devices for virtual ones; changes nothing."""
 
     def __init__(self, pool: Pool, suggested: Suggested, favour: Favour) -> None:
         self.pool = pool
@@ -43,7 +43,7 @@ class Mapper:
         self.size: dict[VirtualCell, int] = {}
 
     def map(self, devices: Iterable[VirtualCell]) -> Bindings | None:
-        """Find a physical device for each virtual one, or nothing if that is impossible."""
+        """Return a physical device for each virtual one; None if that is impossible."""
         bindings: Bindings = {}
         roots: list[VirtualCell] = []
         inside: dict[VirtualCell, list[VirtualCell]] = {}  # unbound parts of bound cells
@@ -81,7 +81,7 @@ class Mapper:
         return bindings
 
     def _plant(self, device: VirtualCell) -> VirtualCell | None:
-        """Add a device to the trees that have to be bound; the top of its tree if that is new."""
+        """Add a device to the trees that have to be bound; return the top of a new tree."""
         cell = device
         new = True
         self.parts[cell] = []
@@ -100,7 +100,7 @@ class Mapper:
         return cell if new else None
 
     def _key(self, cell: PhysicalCell, size: int) -> _Key:
-        """Order of preference: who would have to leave, damage, preference, size, who is around."""
+        """Return the sort key: groups displaced, damage, preference, size, groups around it."""
         short = size - (cell.leaves - cell.busy - cell.bad)
         return (
             short if short > 0 else 0,
@@ -113,7 +113,7 @@ class Mapper:
         )
 
     def _candidates(self, cells: Iterable[PhysicalCell], size: int) -> Iterator[PhysicalCell]:
-        """Unbound cells in which something may be used, the best first."""
+        """Yield unbound cells in which something may be used, the best first."""
         found: list[PhysicalCell] = []
         best: PhysicalCell | None = None
         best_key: _Key | None = None
@@ -140,7 +140,7 @@ class Mapper:
         return None
 
     def _pieces(self, cell: PhysicalCell, root: VirtualCell) -> Iterator[PhysicalCell]:
-        """Cells of the root's level in a cell, the best first."""
+        """Yield cells of the root's level in a cell, the best first."""
         if cell.level == root.level:
             yield cell
         else:
@@ -175,7 +175,7 @@ class Mapper:
                 if cell not in owners:
                     owners[cell] = virtual
                     return True
-            for cell in fitting(virtual):  # somebody has to take another one
+            for cell in fitting(virtual):  # another virtual cell has to take another physical one
                 if cell not in tried:
                     tried[cell] = None
                     if placed(owners[cell], tried):

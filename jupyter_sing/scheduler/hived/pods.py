@@ -20,13 +20,13 @@ class PodBound:
 
 @dataclass(frozen=True, slots=True)
 class PodVictims:
-    """The place of the pod's group is reserved; these pods must go first."""
+    """The place of the pod's group is reserved; these pods must leave first."""
 
     pods: tuple[str, ...]
 
 
 class Pods:
-    """The pods of a cluster's groups."""
+    """Pods of a cluster's groups."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -42,7 +42,7 @@ class Pods:
         *,
         preempt: bool = True,
     ) -> PodBound | PodVictims | Waiting:
-        """Find the place of a pod, and of its group if it is the first; see `Cluster.schedule`.
+        """Place a pod, and its group if it is the first; see `Cluster.schedule`.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class Pods:
         return self._bound(pod, leaves, group)
 
     def release(self, pod: str) -> None:
-        """Note that a pod has ended; its group ends with the last one.
+        """Record that a pod has ended; its group ends with the last one.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class Pods:
             self.cluster.release(name)
 
     def withdraw(self, pod: str, group: str) -> None:
-        """Note that a pod waits no more; a reservation ends with the last who waits for it."""
+        """Record that a pod no longer waits; a reservation ends with its last waiting pod."""
         waiting = self._awaiting.get(group, {})
         waiting.pop(pod, None)
         if not waiting and self._awaiting.pop(group, None) is not None:

@@ -1,7 +1,7 @@
 """The free cells of a chain: split on demand, merged when all parts are back (buddy allocation).
 
-"Free" says nothing about who executes there: opportunistic groups use free cells, and promised
-cells that are not busy, until somebody with a promise comes.
+"Free" does not say that no group executes there: opportunistic groups use free cells, and
+guaranteed cells that are not busy, until a group with a guarantee needs them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ def _order(cell: PhysicalCell) -> int:
 
 
 class Pool:
-    """Which physical cells of a chain are free, and which are still owed.
+    """Physical cells of a chain that are free, and the guaranteed cells still to be allocated.
 
     All lists have one entry for each level (index 0: level 1).
 
     Attributes
     ----------
     free
-        Free cells that are part of no larger free cell, in their order. Lists in a fixed order make
-        what comes back indistinguishable from what was never taken.
+        Free cells that are part of no larger free cell, in their order. As the order is fixed,
+        released cells cannot be distinguished from cells that were never taken.
     left
-        Free cells, counting those that splitting would give: HiveD's totalLeft.
+        Number of free cells, counting those that splitting would give: HiveD's totalLeft.
     need
-        Promised cells that are bound to nothing: HiveD's allVCFree.
+        Number of guaranteed cells that are bound to nothing: HiveD's allVCFree.
     surplus
         See the note "surplus" in `configuration`; never negative.
     bad
-        Devices of the chain that cannot be used (a number).
+        Number of devices of the chain that cannot be used.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Pool:
                 raise InternalError(f"Chain {chain.name} was promised away beyond its cells.")
 
     def level_if_free(self, cell: PhysicalCell) -> int | None:
-        """Level of the free cell that this one is or is part of; None if it is not free."""
+        """Return the level of the free cell that contains or is this one; None if not free."""
         if cell.taken or cell.split:
             return None
         while cell.parent is not None and not cell.parent.split:
@@ -76,33 +76,33 @@ class Pool:
         return cell.level
 
     def may_split(self, level: int, upper: int) -> bool:
-        """Whether a cell may be cut out of a free one of a higher level without breaking a promise.
+        """True if a cell may be split off a free one of a higher level without breaking guarantees.
 
-        HiveD's "safe relaxed" rule. With the lowest level that has a free cell it always holds, as
-        long as a cell of this level is owed; other levels come in when those cells are bad, or
-        others would be more convenient.
+        HiveD's "safe relaxed" rule. It always holds for the lowest level that has a free cell, as
+        long as a cell of this level is owed. Other levels are used when those cells are bad, or
+        others are preferred.
         """
         return all(self.surplus[index] > 0 for index in range(level, upper))
 
     def may_take(self, cell: PhysicalCell) -> bool:
-        """Whether a cell can be handed out to somebody to whom one of its level is owed."""
+        """True if a cell can be allocated to a virtual cluster that is owed one of its level."""
         upper = self.level_if_free(cell)
         return upper is not None and self.may_split(cell.level, upper)
 
     def sources(self, level: int) -> Iterator[PhysicalCell]:
-        """Free cells that may be handed out, or split, for a cell of a level that is owed."""
+        """Yield free cells that may be allocated, or split, for an owed cell of a level."""
         for upper in range(level, self.chain.top + 1):
             if upper > level and self.surplus[upper - 1] < 1:
                 return
             yield from self.free[upper - 1]
 
     def take(self, cell: PhysicalCell) -> None:
-        """Hand out a cell of which one is owed.
+        """Allocate a cell of a level of which one is owed.
 
         Raises
         ------
         InternalError
-            If that breaks a promise, which `may_take` tells in advance.
+            If that breaks a guarantee; `may_take` checks that in advance.
         """
         upper = self._carve(cell)
         self._account(cell, upper, -1)
@@ -125,7 +125,7 @@ class Pool:
         self._account(cell, merged.level, 1)
 
     def damaged(self, level: int) -> list[PhysicalCell]:
-        """Free cells of a level with bad devices, counting those that splitting would give."""
+        """Return free cells of a level with bad devices, including those from splitting."""
         found: list[PhysicalCell] = []
         waiting = [cell for cells in self.free[level - 1 :] for cell in cells if cell.bad]
         while waiting:
@@ -137,7 +137,7 @@ class Pool:
         return sorted(found, key=lambda cell: (cell.bad, cell.order))
 
     def _carve(self, cell: PhysicalCell) -> int:
-        """Remove a free cell from the lists, splitting what it is in; the highest level split."""
+        """Remove a free cell from the lists; split its ancestors; return the top level split."""
         path = [cell]
         while (parent := path[-1].parent) is not None and not parent.split:
             path.append(parent)

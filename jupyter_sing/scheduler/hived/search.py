@@ -1,8 +1,8 @@
-"""Where in its promise, or in the whole cluster, a group fits.
+"""Search for the place of a group, in what it is guaranteed or in the whole cluster.
 
 Pods are placed one after the other, the largest first, each on the node whose free devices it fills
 best. On a node, devices are chosen from the smallest cell that has enough of them, so that the
-members of a pod are near each other and large cells stay whole.
+devices of a pod are near each other and large cells stay whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Suggested = frozenset[str] | None  # names of the nodes that may be used; None: 
 
 
 def usable(cell: PhysicalCell, suggested: Suggested) -> bool:
-    """Whether anything in a cell may be used."""
+    """True if any device in a cell may be used."""
     if cell.bad == cell.leaves:
         return False
     return suggested is None or any(name in suggested for name in cell.nodes)
@@ -65,12 +65,12 @@ def _within(seed: Cell | None, cell: Cell) -> bool:
 
 
 class VirtualSearch:
-    """Looks for devices in what a virtual cluster is promised.
+    """Searches for devices in what a virtual cluster is guaranteed.
 
     Parameters
     ----------
     suggested
-        Nodes that may be used. A promised cell that is bound to nothing is expected to find one.
+        Nodes that may be used. An unbound guaranteed cell is expected to find one of them.
     """
 
     def __init__(self, holding: Holding, pool: Pool, suggested: Suggested) -> None:
@@ -90,9 +90,9 @@ class VirtualSearch:
         sizes
             Devices of each pod, descending.
         below
-            Who has a lower priority may be preempted; -1: nobody.
+            Groups with a lower priority may be preempted; -1: none.
         prefer
-            Devices where the first pod should be if that preempts nobody, best first.
+            Devices where the first pod should be if that preempts no group, best first.
         """
         self._chosen = {}
         if below > OPPORTUNISTIC and all(priority >= below for priority in self.holding.used):
@@ -112,7 +112,7 @@ class VirtualSearch:
         return places
 
     def devices(self, node: VirtualCell, below: int = OPPORTUNISTIC) -> dict[VirtualCell, None]:
-        """Devices of a node that could be had."""
+        """Return the devices of a node that could be had."""
         physical = node.physical or self.shadows.get(node)
         if physical is not None and not usable(physical, self.suggested):
             return {}
@@ -154,7 +154,7 @@ class VirtualSearch:
         return None
 
     def _around(self, device: PhysicalCell, size: int) -> list[VirtualCell] | None:
-        """Devices of the promise that can be bound so that a physical device is one of them."""
+        """Return guaranteed devices that can be bound so that a physical device is one of them."""
         if not usable(device, self.suggested):
             return None
         inside = next((c for c in device.ancestors() if c.virtual is not None), None)
@@ -176,7 +176,7 @@ class VirtualSearch:
         return nearest(node, size, available, seed)
 
     def _root_for(self, device: PhysicalCell, size: int) -> VirtualCell | None:
-        """The smallest unbound promised cell that could get a cell with the device."""
+        """Return the smallest unbound guaranteed cell that could get a cell with the device."""
         for cell in device.ancestors():
             if self.holding.unbound[cell.level - 1] and cell.leaves >= size:
                 if not self.pool.may_take(cell):
@@ -189,7 +189,7 @@ class VirtualSearch:
         return None
 
     def _preempting(self, size: int, below: int) -> list[VirtualCell] | None:
-        """Devices whose holders have the lowest priorities, and of those the fewest."""
+        """Return devices whose holders have the lowest priorities, and of those the fewest."""
         best: VirtualCell | None = None
         best_cost = (0, 0)
         ideal = (min(self.holding.used), 1)
@@ -207,7 +207,7 @@ class VirtualSearch:
         return sorted(self.devices(node, below), key=lambda device: device.priority)[:size]
 
     def _cost(self, node: VirtualCell, size: int, below: int) -> tuple[int, int] | None:
-        """The highest priority that would have to leave a node, and how many devices are lost."""
+        """Return the highest priority that would have to leave a node, and how many devices."""
         physical = node.physical or self.shadows.get(node)
         special = physical is not None and (physical.bad or self.suggested is not None)
         if special or self._chosen:
@@ -234,17 +234,17 @@ def find_unused(
     prefer: Sequence[PhysicalCell],
     node_of: Callable[[PhysicalCell], PhysicalCell],
 ) -> list[list[PhysicalCell]] | None:
-    """Find devices that nobody holds, for opportunistic pods.
+    """Find unheld devices for opportunistic pods.
 
-    Nodes with other opportunistic groups come first, and then those where least is held by right
-    of a promise: who has a promise is the likelier to need the neighbouring devices.
+    Nodes with other opportunistic groups come first, and then those where least is held by right of
+    a guarantee: a group with a guarantee is more likely to need the neighbouring devices.
 
     Parameters
     ----------
     nodes
         All of a chain.
     node_of
-        Gives the node of a device.
+        Returns the node of a device.
     """
     chosen: dict[PhysicalCell, None] = {}
     places: list[list[PhysicalCell]] = []

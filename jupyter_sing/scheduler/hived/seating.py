@@ -1,6 +1,6 @@
-"""Taking and leaving devices: bindings, counts and the pool, in step.
+"""Bookkeeping of seats: keeps bindings, counts and the pool consistent.
 
-Every change of who holds what goes through `sit` and `leave`; nothing else binds cells.
+Every change of holders goes through `sit` and `leave`; nothing else binds cells.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jupyter_sing.scheduler.hived.pool import Pool
 
 
 class Seating:
-    """The books of one cluster.
+    """Seats of one cluster.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Seating:
         self.pools = pools
 
     def sit(self, seat: Seat) -> None:
-        """Count a seat, and bind its cells if it is held by right of a promise."""
+        """Count a seat, and bind its cells if it is held by right of a guarantee."""
         priority = seat.priority
         for cell in seat.physical.ancestors():
             cell.count(priority, 1)
@@ -39,7 +39,7 @@ class Seating:
         self._bind(seat.virtual, seat.physical)
 
     def leave(self, seat: Seat) -> None:
-        """Undo `sit`. The seat is as it was then."""
+        """Undo `sit`. The seat must be unchanged since then."""
         priority = seat.priority
         for cell in seat.physical.ancestors():
             cell.count(priority, -1)
@@ -53,13 +53,13 @@ class Seating:
         self._unbind(seat.virtual)
 
     def reseat(self, seat: Seat, virtual: VirtualCell | None) -> None:
-        """Change by which right a device is held."""
+        """Change the right by which a device is held."""
         self.leave(seat)
         seat.virtual = virtual
         self.sit(seat)
 
     def downgrade(self, group: Group) -> list[VirtualCell]:
-        """Let a group keep its devices, but not its promises.
+        """Let a group keep its devices, but not its guarantees.
 
         Returns
         -------
@@ -75,12 +75,12 @@ class Seating:
         return virtuals
 
     def upgrade(self, group: Group, virtuals: list[VirtualCell]) -> bool:
-        """Let an opportunistic group hold its devices by right of promises, if they allow it.
+        """Let an opportunistic group hold its devices by right of guarantees, if they allow it.
 
         Returns
         -------
         bool
-            Whether they did; if not, nothing was changed.
+            True if they did; otherwise nothing was changed.
         """
         done: list[Seat] = []
         for seat, virtual in zip(group.seats, virtuals, strict=True):
@@ -93,7 +93,7 @@ class Seating:
         return True
 
     def may_bind(self, virtual: VirtualCell, physical: PhysicalCell) -> bool:
-        """Whether a virtual device could be bound to a physical one without breaking anything."""
+        """True if a virtual device could be bound to a physical one without breaking anything."""
         if virtual.busy or virtual.chain is not physical.chain:
             return False
         promised: VirtualCell | None = virtual

@@ -1,12 +1,12 @@
-"""Promised cells that would have to stand on bad hardware.
+"""Guaranteed cells that could only be bound to bad hardware.
 
-A promised cell that is bound to nothing has no hardware; but if a virtual cluster is owed more
+A guaranteed cell that is bound to nothing has no hardware; but if a virtual cluster is owed more
 cells of a level than free ones without bad devices are left, then the last of them are *doomed*.
-Here they are told which damaged cell they would get, so that nothing is planned on devices that do
-not work and people can see what their promise is worth today. Other virtual clusters are not taken
-into account: who comes first gets the good cells.
+This module assigns each the damaged cell that it would get, so that nothing is planned on devices
+that do not work and users can see what their guarantee is worth today. Other virtual clusters are
+not taken into account: good cells go first come, first served.
 
-Nothing of this is kept: it follows from who holds what and what is broken (HiveD binds doomed cells
+Nothing of this is stored: it follows from the holders and the bad devices (HiveD binds doomed cells
 and has to unbind them at each change).
 """
 
@@ -19,13 +19,13 @@ Shadows = dict[VirtualCell, PhysicalCell]
 
 
 def shadows(holding: Holding, pool: Pool) -> Shadows:
-    """Find the damaged physical cells that unbound promised cells would get.
+    """Find the damaged physical cells that unbound guaranteed cells would get.
 
     Returns
     -------
     dict
-        From unbound virtual cells, of any level, to cells with bad devices; who is not in it may
-        count on cells without.
+        From unbound virtual cells, of any level, to cells with bad devices; virtual cells that are
+        not in it can get cells without bad devices.
     """
     found: Shadows = {}
     if not pool.bad:

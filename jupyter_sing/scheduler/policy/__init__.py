@@ -1,9 +1,9 @@
-"""The policy of an administrator, as a file: read, checked, asked, compared.
+"""The policy of an administrator, as a file: parsing, checks, queries and comparison.
 
 ``parse`` makes a `Policy` of YAML text or raises `PolicyError` with one line; ``dump`` writes it
-back; ``resolve`` says what it means for a user; ``configuration`` what it guarantees, as cells;
-``differences`` whom another one would affect. All are pure; `language` is the grammar, of which
-``policy.schema.json`` is made.
+back; ``resolve`` returns what applies to a user; ``configuration`` what is guaranteed, as cells;
+``differences`` which users another policy would affect. All are pure; `schema` is the grammar, from
+which ``policy.schema.json`` is made.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def parse(text: str | bytes) -> Policy:
     Returns
     -------
     Policy
-        What the text says, and nothing that it does not say.
+        What the text says, without defaults.
 
     Raises
     ------
     PolicyError
-        If it is no policy, contradicts itself, or guarantees what is not there.
+        If it is no policy, contradicts itself, or guarantees more than there is.
     """
     root = read(text)
     said = POLICY.read(root, "")
@@ -63,7 +63,7 @@ def parse(text: str | bytes) -> Policy:
 
 
 def document(policy: Policy) -> dict[str, Any]:
-    """Make of a policy what JSON can hold; `parse` reads it, since JSON is YAML."""
+    """Convert a policy to JSON values; `parse` reads the result, since JSON is YAML."""
     written = POLICY.write(policy)
     return written if isinstance(written, dict) else {}
 
@@ -73,7 +73,7 @@ def dump(policy: Policy) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Quotes what YAML 1.2 would take for something else than text, such as ``1e5``, too."""
+        """Also quotes text that YAML 1.2 would read as another type, such as ``1e5``."""
 
     def text_node(dumper: Dumper, text: str) -> yaml.Node:
         style = None if resolved(text) == text else '"'

@@ -1,4 +1,4 @@
-"""What a policy must keep to beyond its grammar: names that exist, once, and limits in order."""
+"""Checks of a policy beyond its grammar: names that exist, once, and limits in order."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _check_others(policy: Policy) -> None:
 
 
 def _check_names(policy: Policy) -> None:
-    """Refuse who is named twice: everybody is in one virtual cluster, and in one group at most."""
+    """Refuse duplicate names: each user is in one virtual cluster, and in one group at most."""
     entries: dict[str, str] = {}
     members: dict[str, str] = {}
     clusters: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Whom another policy would affect, and how, in sentences."""
+"""Differences of two policies: which users a change would affect, and how, in sentences."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from jupyter_sing.scheduler.policy.phrases import (
 from jupyter_sing.scheduler.policy.resolve import QUOTAS, TIER_TERMS, Effective, Resolver, limits
 
 NAMES_SHOWN_MAX = 5
-_NOBODY = ""  # whom no name means; a pattern may
+_NOBODY = ""  # a user that no name refers to; a pattern may
 
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """What has to be known of a session to say what a change means for it.
+    """State of a session that determines what a change means for it.
 
     Attributes
     ----------
     running
-        Whether a cell of it holds devices.
+        True if a cell of it holds devices.
     devices
-        How many it holds.
+        Number of devices that it holds.
     device_memory
         Bytes that it has on devices, running or not.
     """
@@ -43,7 +43,7 @@ class SessionView:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One change, and whom it affects.
+    """One change, and the users it affects.
 
     Attributes
     ----------
@@ -74,16 +74,16 @@ class Difference:
 def differences(
     old: Policy, new: Policy, sessions: Sequence[SessionView]
 ) -> tuple[Difference, ...]:
-    """Say whom a new policy would affect, and how.
+    """Return which users a new policy would affect, and how.
 
-    Those are the users of sessions, everybody and every pattern that one of the policies names, and
-    the others. Users without sessions for whom the same changes are told together.
+    Those are the users of sessions, every user and pattern that one of the policies names, and the
+    others. Users without sessions that have the same changes are listed together.
 
     Parameters
     ----------
     old, new : Policy
     sessions : sequence of SessionView
-        All that there are now.
+        All present sessions.
 
     Returns
     -------
@@ -103,7 +103,7 @@ def differences(
             continue
         place = will.virtual_cluster if was.virtual_cluster == will.virtual_cluster else None
         consequences = tuple(_consequences(was, will, of_user.get(user, [])))
-        # Those of whom nothing particular is to be said stand together.
+        # Users without individual consequences are grouped.
         key = (user,) if consequences else (place, changes)
         known = found.get(key, Difference((), place, changes, consequences))
         who = (*known.who, user if user != _NOBODY else "others")
@@ -145,7 +145,7 @@ def _cluster_changes(was: VirtualCluster, will: VirtualCluster) -> Iterator[str]
 
 
 def _changes(was: Effective, will: Effective) -> Iterator[str]:
-    """Say what is different for one user; the terms of a tier where the tier stays the same."""
+    """Yield what changes for one user; for an unchanged tier, also the terms of the tier."""
     if was.admitted != will.admitted:
         yield "admitted" if will.admitted else "not admitted any more"
     if not will.admitted:
@@ -166,7 +166,7 @@ def _changes(was: Effective, will: Effective) -> Iterator[str]:
 def _consequences(
     was: Effective, will: Effective, sessions: Sequence[SessionView]
 ) -> Iterator[str]:
-    """Say what a change means for what runs now: never that something is taken away."""
+    """Yield what a change means for what runs now; nothing that runs is taken away."""
     running = sum(session.running for session in sessions)
     if running:
         keep = "keeps its cell" if running == 1 else "keep their cells"
@@ -181,5 +181,5 @@ def _consequences(
 
 
 def _size_text(count: int) -> str:
-    """Write bytes to a MiB."""
+    """Format bytes in MiB, rounded up."""
     return f"{math.ceil(count / (1 << 20))} MiB of {NAMES['device_memory']}"

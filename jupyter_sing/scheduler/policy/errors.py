@@ -1,4 +1,4 @@
-"""What is wrong with a policy, in one line, and where."""
+"""Errors in a policy: what is wrong, in one line, and where."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class PolicyError(ValueError):
 
 
 def quoted(text: str) -> str:
-    """Show what somebody has written: on one line, not too long, and without control characters."""
+    """Quote text of a user: on one line, not too long, and without control characters."""
     shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
     return repr(shown) if shown.isprintable() else ascii(shown)
 
 
 def joined(path: str, key: str) -> str:
-    """Name a key below a path; what is no plain word is quoted."""
+    """Return the path of a key below a path; a key that is not a plain word is quoted."""
     plain = 0 < len(key) <= SHOWN_MAX and all(c.isalnum() or c in "_-" for c in key)
     word = key if plain else quoted(key)
     return f"{path}.{word}" if path else word

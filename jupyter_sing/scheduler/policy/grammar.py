@@ -1,8 +1,8 @@
 """The kinds of values that a document may have: each reads, writes and describes itself.
 
 A document's grammar is an object made of these. `read` makes typed values of a tree and refuses
-everything else with one line; `write` is its inverse, into what JSON can hold; `schema` is the same
-grammar as JSON Schema (draft 7, which editors know best).
+everything else with one line; `write` is its inverse, into JSON values; `schema` is the same
+grammar as JSON Schema (draft 7, which editors support best).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Kind(Protocol[T]):
     """One kind of values."""
 
     def read(self, node: Node, path: str) -> T:
-        """Make a value of what is at a path.
+        """Convert the node at a path to a value.
 
         Raises
         ------
@@ -39,11 +39,11 @@ class Kind(Protocol[T]):
         ...
 
     def write(self, value: T) -> object:
-        """Make what JSON can hold, and what `read` makes the same value of."""
+        """Convert a value to JSON, such that `read` returns the same value."""
         ...
 
     def schema(self, definitions: Schema) -> Schema:
-        """Describe the kind; what has a name of its own goes into `definitions`."""
+        """Describe the kind; definitions with a name of their own go into `definitions`."""
         ...
 
 
@@ -70,9 +70,9 @@ class Text:
     pattern : str
         Regular expression for all of it, in what Python and JavaScript have in common.
     allowed : str
-        What is allowed, for people.
+        User-facing text: what is allowed.
     numbers : bool
-        Whether it may be a number without quotes, as the number of a student may.
+        True if it may be a number without quotes, as a student number may be.
     """
 
     pattern: str
@@ -175,10 +175,10 @@ class Quantity:
     Parameters
     ----------
     units : mapping of str to int
-        How much each is, the smallest first.
+        Size of each unit, the smallest first.
     example : str
     zero : bool
-        Whether 0 is allowed.
+        True if 0 is allowed.
     """
 
     units: Mapping[str, int]
@@ -296,7 +296,7 @@ class Record(Generic[T]):
         return self.make(**self.read_keys(node, path))
 
     def read_keys(self, node: Node, path: str) -> dict[str, Any]:
-        """Read the keys alone, for whoever knows more of the instance than they say."""
+        """Read only the keys, for callers that add other attributes to the instance."""
         if not isinstance(node, Keys):
             raise _refused(node, path, f"keys ({', '.join(self.fields)})")
         for key in node.items:
@@ -321,7 +321,7 @@ class Record(Generic[T]):
 
     def schema(self, definitions: Schema) -> Schema:
         if self.name not in definitions:
-            definitions[self.name] = {}  # there now, since a record may have records of its kind
+            definitions[self.name] = {}  # there now, since records may contain their own kind
             found: Schema = {
                 "type": "object",
                 "properties": {
@@ -338,7 +338,7 @@ class Record(Generic[T]):
     @staticmethod
     def _described(field: Field, definitions: Schema) -> Schema:
         found = field.kind.schema(definitions)
-        if "$ref" in found:  # beside which draft 7 ignores everything
+        if "$ref" in found:  # draft 7 ignores everything beside it
             found = {"allOf": [found]}
         return {"description": field.text, **found}
 

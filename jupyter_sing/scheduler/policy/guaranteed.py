@@ -1,7 +1,7 @@
-"""What a policy guarantees, as the guarantees themselves take it: where the two are joined.
+"""Guarantees of a policy, converted to a `Configuration` of cells.
 
-Whether all of it can be kept at once is checked there (`guarantees.configuration`, note "surplus").
-Here is only said which part of the document is to blame.
+`hived.config.configuration` checks whether all of them can be kept at once (note "surplus"). This
+module finds the part of the document that causes a failure.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ LEVELS_MAX = 8
 def configuration(
     policy: Policy, nodes: Mapping[str, Sequence[str]] | None = None
 ) -> Configuration | None:
-    """Make of a policy what is guaranteed by it.
+    """Convert the guarantees of a policy to a configuration.
 
     Parameters
     ----------
     policy : Policy
-        One that `parse` has let through.
+        A result of `parse`.
     nodes : mapping of str to sequence of str, optional
-        Hosts that there really are, with their devices. Without it they are named as the policy
-        counts them: ``host0`` with ``host0/gpu0`` and so on. Cells have the policy's addresses.
+        Hosts that really exist, with their devices. Without it they are named as the policy counts
+        them: ``host0`` with ``host0/gpu0`` and so on. Cells have the policy's addresses.
 
     Returns
     -------
     Configuration or None
-        With all virtual clusters, also those that are guaranteed nothing. None if the policy does
-        not say what there is, and nobody else does.
+        With all virtual clusters, also those that are guaranteed nothing. None if neither the
+        policy nor `nodes` says which devices there are.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def check_guarantees(policy: Policy) -> None:
     problem = _problem(cluster, described)
     if problem is None:
         return
-    # More virtual clusters never make right what is wrong with fewer: halve until it is found.
+    # Adding virtual clusters never repairs an error of fewer ones: find the first one by bisection.
     fits, wrong = -1, len(described)
     while wrong - fits > 1:
         count = (fits + wrong) // 2
@@ -78,7 +78,7 @@ def check_guarantees(policy: Policy) -> None:
 
 
 def _problem(cluster: Cluster, described: Sequence[VirtualCluster]) -> str | None:
-    """Say why this cannot be guaranteed, if it cannot."""
+    """Return why this cannot be guaranteed; None if it can."""
     try:
         _configuration(cluster, described)
     except ConfigurationError as error:
@@ -87,7 +87,7 @@ def _problem(cluster: Cluster, described: Sequence[VirtualCluster]) -> str | Non
 
 
 def device_count(cluster: Cluster) -> int:
-    """Count the devices of a cluster of equal hosts."""
+    """Return the number of devices of a cluster of equal hosts."""
     return (cluster.hosts or 1) * (cluster.devices_per_host or 0)
 
 
@@ -108,7 +108,7 @@ def _configuration(
 
 
 def _check_size(policy: Policy, cluster: Cluster) -> None:
-    """Refuse what would take long to build, before it is built, and types that there are not."""
+    """Refuse clusters that would take long to build, before they are built, and unknown types."""
     path, count = "cluster", device_count(cluster)
     sizes: dict[str, int] = {}
     children = {each.name: each for each in cluster.cell_types}
@@ -136,7 +136,7 @@ def _check_size(policy: Policy, cluster: Cluster) -> None:
 
 
 def _hived(cluster: Cluster, described: Sequence[VirtualCluster]) -> dict[str, Any]:
-    """Write cells and guarantees as a document in HiveD's form."""
+    """Convert cells and guarantees to a document in HiveD's form."""
     return {
         "physicalCluster": {
             "cellTypes": {

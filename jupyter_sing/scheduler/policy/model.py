@@ -1,7 +1,7 @@
-"""A policy as its author wrote it: frozen, typed, and nothing filled in.
+"""A policy as its author wrote it: frozen, typed, without defaults.
 
-None means that the document is silent; what holds then is said by `resolving`. `math.inf` is what
-the document calls ``unlimited`` or ``never``. Times are seconds, sizes bytes.
+None means that the document does not say it; `resolve` returns what applies then. `math.inf` is
+what the document calls ``unlimited`` or ``never``. Times are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jupyter_sing.scheduler.settings import Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """What somebody may have at most.
+    """Maximum use of resources by a user or virtual cluster.
 
     Attributes
     ----------
@@ -37,18 +37,18 @@ class Quotas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a person gets.
+    """Rights of a user.
 
     Attributes
     ----------
     tier
-        What is promised to their sessions.
+        Tier of their sessions.
     weight
         Their share among the users of their virtual cluster.
     packing
-        Whether other sessions may execute on a device together with theirs.
+        True if other sessions may execute on a device together with theirs.
     quotas
-        What they may have, with all their sessions.
+        Limits of all their sessions together.
     """
 
     tier: Tier | None = None
@@ -59,14 +59,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User(Terms):
-    """The user of a name, or all whose names match a pattern (``*``, ``?``, ``[0-9]``)."""
+    """The user of a name, or all users whose names match a pattern (``*``, ``?``, ``[0-9]``)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(Terms):
-    """Users who have the same terms, each of them for themselves."""
+    """Users with the same terms, each of them individually."""
 
     name: str
     members: tuple[str, ...]
@@ -91,9 +91,9 @@ class VirtualCluster:
     guaranteed_cells, pinned_cells
         In a cluster that is described by cells.
     weight
-        Its share among the virtual clusters, of what nobody is guaranteed.
+        Its share among the virtual clusters, of the devices that are not guaranteed.
     quotas
-        What all its users may have together.
+        Limits of all its users together.
     each
         Terms of its users, where neither their entry nor their group says otherwise.
     """
@@ -111,7 +111,7 @@ class VirtualCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Others(Terms):
-    """Those whom no virtual cluster names."""
+    """Terms of users that no virtual cluster names."""
 
     admitted: bool | None = None
     virtual_cluster: str | None = None
@@ -119,16 +119,16 @@ class Others(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierTerms:
-    """What a tier promises, and how long it waits.
+    """Target of a tier, and its timeouts.
 
     Attributes
     ----------
     gpu_percent
-        Of the device time that a session asks for, over a sliding hour; 0 promises nothing.
+        Percentage of its device time demand that a session gets, over a sliding hour; 0: no target.
     suspend_after, hibernate_after
         Seconds without use.
     max_hold
-        Seconds after which a running cell gives way to whoever waits.
+        Seconds after which a running cell gives way to any waiting session.
     """
 
     gpu_percent: float | None = None
@@ -148,7 +148,7 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellType:
-    """Of what a cell consists. A type that nobody defines is one device."""
+    """Composition of a cell type. A type that is not defined is one device."""
 
     name: str
     child_cell_type: str
@@ -174,7 +174,7 @@ class TopCell(ChildCell):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What there is: hosts of equal devices, or cells."""
+    """Hosts of equal devices, or cells."""
 
     hosts: int | None = None
     devices_per_host: int | None = None
@@ -184,12 +184,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What an administrator has decided.
+    """Policy of an administrator.
 
     Attributes
     ----------
     lines
-        Where in its text every path of the document is; not part of what it says.
+        Line in the text of every path of the document; ignored when policies are compared.
     """
 
     cluster: Cluster | None = None

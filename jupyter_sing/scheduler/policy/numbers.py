@@ -1,4 +1,4 @@
-"""The numbers of a policy, as the engine uses them."""
+"""Numbers of a policy, as the engine uses them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _HOUR = 3600.0
 
 
 def numbers(policy: Policy, people: Iterable[Effective], base: Settings) -> Settings:
-    """Make settings of a policy.
+    """Convert a policy to settings.
 
     Parameters
     ----------
     people
-        What the policy means for everybody whose sessions there are.
+        Effective policy of every user with sessions.
     base
-        Settings of which the policy says nothing.
+        Settings that the policy does not contain.
     """
     found = list(people)
     terms = {tier: tier_terms(policy, tier) for tier in Tier}

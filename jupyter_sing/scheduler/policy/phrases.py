@@ -1,4 +1,4 @@
-"""Terms in words, as a document would write them."""
+"""Terms as user-facing text, as a document would write them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def value_text(key: str, value: Any) -> str:
-    """Write the value of a key for people."""
+    """Format the value of a key as user-facing text."""
     if key == "packing":
         return "allowed" if value else "not allowed"
     if key == "gpu_percent":
@@ -41,7 +41,7 @@ def value_text(key: str, value: Any) -> str:
 
 
 def quotas_text(quotas: Limits) -> str:
-    """Write those quotas that limit anything, ``unlimited`` if none does."""
+    """Format the quotas that limit anything; ``unlimited`` if none does."""
     said = [
         f"{NAMES[key]} {value_text(key, value)}"
         for key in QUOTAS
@@ -51,7 +51,7 @@ def quotas_text(quotas: Limits) -> str:
 
 
 def guarantee_text(cluster: VirtualCluster) -> str:
-    """Write what a virtual cluster is guaranteed."""
+    """Format the guarantees of a virtual cluster."""
     parts = []
     if cluster.guaranteed_devices:
         parts.append(counted(cluster.guaranteed_devices, "device"))
@@ -61,7 +61,7 @@ def guarantee_text(cluster: VirtualCluster) -> str:
 
 
 def cluster_text(cluster: Cluster | None) -> str:
-    """Write what there is."""
+    """Format the devices of a cluster."""
     if cluster is None:
         return "what the machine has"
     if cluster.physical_cells:
@@ -74,5 +74,5 @@ def cluster_text(cluster: Cluster | None) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Write a number of things."""
+    """Format a number of things."""
     return f"{count} {what}{'' if count == 1 else 's'}"

@@ -1,12 +1,12 @@
-"""What a policy means for one user, and by which of its lines.
+"""Effective policy of one user, and which lines of the document determine it.
 
-Who is nearest decides. Each term is taken from the first of these that says it: the user's entry,
-the group, ``each`` of the virtual cluster (for those whom nobody names: ``others``, then ``each``),
-``defaults``, and what is built in. Quotas are taken one by one.
+The nearest entry decides. Each term is taken from the first of these that has it: the user's entry,
+the group, ``each`` of the virtual cluster (for users that the document does not name: ``others``,
+then ``each``), ``defaults``, and what is built in. Quotas are taken one by one.
 
 An exact name is nearer than a pattern, also where the name is a group's member and the pattern an
 entry; among patterns, the first of the document counts. A pattern is its own exact name, so that
-one can ask what it would give to somebody.
+`resolve` can be called with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TIER_TERMS = {
     Tier.STANDARD: TierTerms(gpu_percent=70.0),
     Tier.BASIC: TierTerms(gpu_percent=0.0),
 }
-# What sessions have without any policy.
+# Defaults of sessions without any policy.
 _PATIENCE = TierTerms(suspend_after=600.0, hibernate_after=math.inf, max_hold=math.inf)
 _TERMS = Terms(tier=Tier.STANDARD, weight=1.0, packing=False)
 
@@ -45,7 +45,7 @@ TIER_TERMS = ("gpu_percent", "suspend_after", "hibernate_after", "max_hold")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Quotas that are in force; `math.inf`: unlimited. Bytes, hours, devices as in `Quotas`."""
+    """Effective quotas; `math.inf`: unlimited. Bytes, hours, devices as in `Quotas`."""
 
     devices: float = math.inf
     device_memory: float = math.inf
@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
-    """The terms of a tier that are in force; seconds, `math.inf`: never."""
+    """Effective terms of a tier; seconds, `math.inf`: never."""
 
     gpu_percent: float
     suspend_after: float
@@ -65,14 +65,14 @@ class TierLimits:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Where something was decided.
+    """Origin of a decision.
 
     Attributes
     ----------
     key
-        What: a key of terms, such as ``tier`` or ``quotas.devices``.
+        A key of terms, such as ``tier`` or ``quotas.devices``.
     path, line
-        By what of the document; None if it is built in.
+        The part of the document that decides it; None if it is built in.
     """
 
     key: str
@@ -82,20 +82,20 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What holds for one user.
+    """Effective policy of one user.
 
     Attributes
     ----------
     admitted
         Whether they may use devices. If not, the rest is what they would have.
     group
-        By whose terms, if by those of a group.
+        The group whose terms apply, if any.
     guaranteed
         Whether anything is guaranteed to their virtual cluster.
     quotas, cluster_quotas
         Of the user, and of all users of the virtual cluster together.
     decided
-        Where each term was decided, in a fixed order.
+        Origin of each term, in a fixed order.
     """
 
     user: str
@@ -115,7 +115,7 @@ class Effective:
 
 @dataclass(frozen=True, slots=True)
 class _Mention:
-    """Where a policy names somebody: by which text, in an entry of `users` or as a member."""
+    """A place where a policy names a user: in an entry of `users` or as a member of a group."""
 
     cluster: VirtualCluster
     path: str
@@ -125,12 +125,12 @@ class _Mention:
 
 
 def is_pattern(name: str) -> bool:
-    """Tell patterns from names."""
+    """True if a name is a pattern."""
     return any(c in "*?[" for c in name)
 
 
 class Resolver:
-    """Says what a policy means for users; made once for many of them."""
+    """Resolves a policy for users; created once for many of them."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -142,7 +142,7 @@ class Resolver:
                 self._patterns.append(mention)
 
     def resolve(self, user: str) -> Effective:
-        """Say what the policy means for a user, whether anybody has heard of them or not."""
+        """Return the effective policy of a user; the document need not name them."""
         policy, mentions = self.policy, self._find(user)
         cluster = mentions[0].cluster if mentions else home_of_others(policy)
         sources = list(_sources(policy, cluster, mentions))
@@ -176,7 +176,7 @@ class Resolver:
         )
 
     def _find(self, user: str) -> list[_Mention]:
-        """Find an entry and a group at most, the nearest first, all of one virtual cluster."""
+        """Return at most an entry and a group, the nearest first, all of one virtual cluster."""
         found = [
             *self._exact.get(user, ()),
             *(each for each in self._patterns if fnmatchcase(user, each.name)),
@@ -189,19 +189,19 @@ class Resolver:
 
 
 def resolve(policy: Policy, user: str) -> Effective:
-    """Say what a policy means for one user, as the server or the system calls them."""
+    """Return the effective policy of one user; `user` is the name in the server or system."""
     return Resolver(policy).resolve(user)
 
 
 def home_of_others(policy: Policy) -> VirtualCluster:
-    """Say where those are whom no virtual cluster names."""
+    """Return the virtual cluster of users that no virtual cluster names."""
     name = policy.others.virtual_cluster or DEFAULT_VIRTUAL_CLUSTER
     described = (each for each in policy.virtual_clusters if each.name == name)
     return next(described, VirtualCluster(name=name))
 
 
 def tier_terms(policy: Policy, tier: Tier) -> TierLimits:
-    """Say what a tier means under a policy."""
+    """Return the effective terms of a tier."""
     said: TierTerms = getattr(policy.tiers, tier.value)
     found = {}
     for key in TIER_TERMS:
@@ -211,12 +211,12 @@ def tier_terms(policy: Policy, tier: Tier) -> TierLimits:
 
 
 def limits(quotas: Quotas) -> Limits:
-    """Say what quotas mean where nothing stands behind them."""
+    """Return the effective quotas without any defaults."""
     return Limits(**{k: v for k in QUOTAS if (v := getattr(quotas, k)) is not None})
 
 
 def _mentions(policy: Policy) -> Iterator[_Mention]:
-    """Go through the names of a policy: in each virtual cluster entries, then groups."""
+    """Yield the names of a policy: in each virtual cluster entries, then groups."""
     for cluster in policy.virtual_clusters:
         path = f"virtual_clusters.{cluster.name}"
         for i, user in enumerate(cluster.users):
@@ -231,7 +231,7 @@ def _mentions(policy: Policy) -> Iterator[_Mention]:
 def _sources(
     policy: Policy, cluster: VirtualCluster, mentions: Sequence[_Mention]
 ) -> Iterator[tuple[str, Terms]]:
-    """Go from what is nearest to somebody to what is farthest: paths and terms."""
+    """Yield the paths and terms that apply to a user, from the nearest to the farthest."""
     if mentions:
         yield from ((each.terms_path, each.terms) for each in mentions)
     else:
@@ -249,7 +249,7 @@ def _first(sources: Sequence[tuple[str, Any]], key: str, built_in: Any) -> tuple
 
 
 def _membership(policy: Policy, mentions: Sequence[_Mention]) -> str | None:
-    """Say by what of the document somebody is where they are."""
+    """Return the path in the document that determines the virtual cluster of a user."""
     if mentions:
         return mentions[0].path
     for key in ("admitted", "virtual_cluster"):

@@ -1,4 +1,4 @@
-"""The grammar of policy documents: every key, what it may be, and one sentence of what it means."""
+"""The grammar of policy documents: every key, its values, and one sentence about its meaning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZE_UNITS: Mapping[str, int] = MappingProxyType({"MiB": 1 << 20, "GiB": 1 << 30
 DEVICES_MAX = 10_000
 
 _NAME = Text("^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$", "a name of at most 60 letters, digits, - and _")
-# What a hub or a system calls somebody; no patterns, which are User's alone.
+# Name that a hub or an operating system gives a user, or a pattern of such names.
 _USER = Text(r"^\S(.{0,126}\S)?$", "the name of a user, or a pattern such as s-*", numbers=True)
 _TYPE_PATH = Text("^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$", "names of cell types, joined by dots")
 _ADDRESS = Text(r"^\S(.{0,126}\S)?$", "an address", numbers=True)
@@ -258,7 +258,7 @@ KINDS: Mapping[str, Kind[Any]] = MappingProxyType(
         for key, field in fields.items()
     }
 )
-"""Of the keys of terms, quotas and tiers, each of which is called so nowhere else."""
+"""Of the keys of terms, quotas and tiers; none of these names has another kind elsewhere."""
 
 
 def schema() -> Schema:

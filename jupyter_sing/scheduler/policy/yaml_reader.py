@@ -1,4 +1,4 @@
-"""YAML text as a tree of plain values with their lines, in bounded time whatever the text.
+"""YAML text as a tree of plain values with their lines, in bounded time for any text.
 
 Only what a policy needs of YAML is read: keys, lists and scalars. Anchors, aliases, tags and
 several documents are refused, and so are repeated keys, of which YAML libraries silently keep the
@@ -8,7 +8,7 @@ nothing recurses.
 Scalars are resolved by the core schema of YAML 1.2: ``no`` and ``12:30`` are texts, not a boolean
 and a number of seconds.
 
-The YAML package is imported where text is read: programs run without a policy, and without it.
+The YAML package is imported when text is read: programs without a policy run without it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read(text: str | bytes) -> Node:
     Raises
     ------
     PolicyError
-        If it is too large or too deep, not UTF-8, not YAML, empty, or uses what policies may not.
+        If it is too large or too deep, not UTF-8, not YAML, empty, or uses a refused feature.
     """
     import yaml
 
@@ -84,7 +84,7 @@ def read(text: str | bytes) -> Node:
     decoded = (_decoded(text) if isinstance(text, bytes) else text).removeprefix("\ufeff")
     builder = _Builder()
     try:
-        # The parser in Python, also where libyaml is there: every machine refuses the same texts.
+        # The parser in Python, even if libyaml is installed: every machine refuses the same texts.
         for event in yaml.parse(decoded, Loader=yaml.SafeLoader):
             builder.take(event)
     except yaml.MarkedYAMLError as error:
@@ -112,12 +112,12 @@ def _decoded(text: bytes) -> str:
 
 
 def lines(root: Node) -> dict[str, int]:
-    """Find the line of every path of a document."""
+    """Return the line of every path of a document."""
     return {path: line for path, _, line in walk(root)}
 
 
 def walk(root: Node) -> Iterator[tuple[str, Node, int]]:
-    """Go through a document in its order: path, what is there, and the line where it begins."""
+    """Yield path, node and first line of everything in a document, in its order."""
     waiting: list[tuple[str, Node, int]] = [("", root, root.line)]
     while waiting:
         path, node, line = waiting.pop()
@@ -132,11 +132,11 @@ def walk(root: Node) -> Iterator[tuple[str, Node, int]]:
 
 
 class _Builder:
-    """Makes the tree, one event after the other."""
+    """Builds the tree, one event after the other."""
 
     def __init__(self) -> None:
         self.root: Node | None = None
-        self._open: list[tuple[Items | Keys, str]] = []  # from the root to where we are, with paths
+        self._open: list[tuple[Items | Keys, str]] = []  # from the root to the current one; paths
         self._key: str | None = None  # the one whose value comes next
         self._count = 0
 
@@ -188,7 +188,7 @@ class _Builder:
         if len(text) > SCALAR_CHARACTERS_MAX:
             problem = f"is too long; {SCALAR_CHARACTERS_MAX} characters are allowed"
             raise PolicyError(self._here(), problem, line)
-        if not text.isprintable():  # control characters, and what would change the order of text
+        if not text.isprintable():  # control characters, and those that change the order of text
             problem = f"must be one line of printable characters, not {quoted(text)}"
             raise PolicyError(self._here(), problem, line)
         container = self._open[-1][0] if self._open else None
@@ -216,7 +216,7 @@ class _Builder:
 
 
 def resolved(text: str) -> str | int | float | bool | None:
-    """Find out what a scalar without quotes means."""
+    """Return the value of a scalar without quotes."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):

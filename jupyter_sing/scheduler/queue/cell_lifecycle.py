@@ -1,6 +1,6 @@
-"""The life of a cell: it wants devices, gets and loses leases, and is done.
+"""The life of a cell: it requests devices, gets and loses leases, and finishes.
 
-Answers to decisions are noted here. One that is about another lease than the present one changes
+Answers to decisions are handled here. An answer about another lease than the present one changes
 nothing.
 """
 
@@ -20,7 +20,7 @@ from jupyter_sing.scheduler.state import HOLDING, Phase, Session
 
 
 class Cells:
-    """What becomes of cells, event by event."""
+    """State changes of cells, event by event."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Cells:
         session.resumes, session.waited = False, 0.0
 
     def wait_again(self, session: Session, now: float) -> None:
-        """Put a session among the waiting ones."""
+        """Let a session wait."""
         self._serving.yielded[session] = None
         self._order += 1
         session.arrival = self._order
@@ -81,7 +81,7 @@ class Cells:
         self.rest(session, now)
 
     def rest(self, session: Session, now: float) -> None:
-        """Note that a session without lease has no cell."""
+        """Record that a session without a lease has no cell."""
         session.phase = Phase.IDLE
         session.timers += 1
         session.gaps.idle(now)
@@ -89,7 +89,7 @@ class Cells:
         self._ledger.deactivate(session.flow, now)
 
     def stop(self, session: Session, now: float, *, turned_back: bool = False) -> None:
-        """End whatever a session holds or waits for. Its phase is the caller's to set.
+        """End whatever a session holds or waits for; the caller sets its phase.
 
         `turned_back`: its memory has not come to the devices of its lease.
         """
@@ -114,14 +114,14 @@ class Cells:
             self._packing.offer(pack.guest if session is pack.host else pack.host)
 
     def _note_burst(self, session: Session, before: float, now: float) -> None:
-        """Count what a lease has had at the interactive levels."""
+        """Charge what a lease has attained at the interactive levels to the user's allowance."""
         edge = self._settings.levels[INTERACTIVE]
         seconds = min(edge, session.attained) - min(edge, before)
         if seconds > 0.0 and session.flow.parent:
             self._ledger.burst(session.flow.parent, seconds * session.gpus, now)
 
     def lose(self, session: Session, now: float, *, turned_back: bool = False) -> None:
-        """Let a session wait that held a lease or a reservation."""
+        """Let a session that held a lease or a reservation wait again."""
         if session.phase in HOLDING or session.phase is Phase.RESERVED:
             self.stop(session, now, turned_back=turned_back)
             self.wait_again(session, now)
@@ -140,7 +140,7 @@ class Cells:
             return
         now = event.at
         self._arrived(session, resident=True)
-        if session.phase is Phase.STOPPING:  # it is to stop already
+        if session.phase is Phase.STOPPING:  # it is preempted already
             session.attained, session.run_since = session.attained_at(now), now
             return
         session.phase = Phase.RUNNING
@@ -180,7 +180,7 @@ class Cells:
         if session is None or device is None:
             return
         if session.phase in HOLDING:
-            if device in session.devices:  # the move that its lease has asked for
+            if device in session.devices:  # the move that its lease has requested
                 self._arrived(session, resident=event.resident)
                 return
             self.lose(session, event.at)
@@ -227,7 +227,7 @@ class Cells:
             self._leases.heal(device)
 
     def time_is_up(self, session: Session, now: float) -> None:
-        """End the lease of a session whose user or virtual cluster has had its device time."""
+        """End the lease of a session whose user or virtual cluster has used up its device time."""
         if session.phase is Phase.RUNNING:
             self._running.remove(session)
             self._packing.withdraw(session)

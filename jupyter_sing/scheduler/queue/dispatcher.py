@@ -1,7 +1,7 @@
-"""Serving waiting sessions, in order, as long as there is anything to give.
+"""Dispatch: serve waiting sessions, in order, while there are devices to grant.
 
-Who is at a limit is left out and served afterwards, in the place of other sessions of the same user
-or virtual cluster.
+Users and virtual clusters at a limit are left out. They are served afterwards: one of their waiting
+sessions may preempt another one.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ GANGS_PAUSE = 0.2
 """Seconds between two searches for several devices at once that found none."""
 
 YIELD_PAUSE = 0.05
-"""Seconds for which a session that has lost its reservation leaves it to who took it: two of them
-would take turns at reserving for ever."""
+"""Seconds for which a session that has lost its reservation does not reserve again.
+
+Otherwise it and the session that took the devices would reserve in turns for ever.
+"""
 
 SKIPS_MAX = 32
 """Sessions that may be passed over in one round because waiting is better for them."""
 
 
 class Serving:
-    """Finds out who is served next, and where.
+    """Dispatcher: finds which session is served next, and on which devices.
 
     Attributes
     ----------
     promised
-        Whether there are guarantees.
+        True if there are guarantees.
     yielded
-        Who has lost a reservation, or could not use it, since the last round began.
+        Sessions that have lost a reservation, or could not use it, since the last round began.
     hopeless
-        Sessions that need more devices at once than anybody can have.
+        Sessions that need more devices at once than any session can have.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Serving:
         self._compared_after = float("-inf")
 
     def let_wait(self, session: Session, now: float) -> None:
-        """Put a session among those who wait to be served."""
+        """Add a session to those that wait to be served."""
         if session.gpus > self.widest:
             self.hopeless[session] = None
             return
@@ -64,13 +66,13 @@ class Serving:
         self._agenda.take_turns(session)
 
     def withdraw(self, session: Session) -> None:
-        """Note that a session waits no more."""
+        """Record that a session no longer waits."""
         self._waiting.remove(session)
         self._limiter.forget(session)
         self.hopeless.pop(session, None)
 
     def begin_again(self, promised: bool, now: float) -> None:
-        """Look at everybody anew: guarantees have changed."""
+        """Queue all waiting sessions again, after a change of the guarantees."""
         self.promised = promised
         self.widest = self._leases.widest()
         hopeless, self.hopeless = self.hopeless, {}
@@ -79,7 +81,7 @@ class Serving:
             self.let_wait(session, now)
 
     def serve(self, now: float) -> None:
-        """Give out what can be given."""
+        """Grant or reserve all devices that can be granted."""
         self._wake(now)
         self._serve(now)
         self._take_turns(now)
@@ -88,7 +90,7 @@ class Serving:
             self._pack(now)
 
     def _wake(self, now: float) -> None:
-        """Take those into account again who were at a limit."""
+        """Consider sessions again whose user or virtual cluster was at a limit."""
         relieved = list(self._ledger.relieved)
         self._ledger.relieved.clear()
         for flow in relieved:
@@ -132,7 +134,7 @@ class Serving:
             self._waiting.add(session, self._agenda.level(session, now), now)
 
     def _is_ready(self, session: Session, now: float) -> bool:
-        """Whether a session could use a lease now, if it had one."""
+        """True if a session could use a lease now, if it had one."""
         if session in self.yielded:
             self._agenda.look_again(now + YIELD_PAUSE)
             return False
@@ -144,7 +146,7 @@ class Serving:
         self._limiter.put_aside(session, now)
 
     def _take_turns(self, now: float) -> None:
-        """Let sessions of those who are at a limit of devices take each other's place."""
+        """Let sessions of users and virtual clusters at a device limit replace each other."""
         flows = list(self._agenda.turns)
         self._agenda.turns.clear()
         for flow in flows:
@@ -174,7 +176,7 @@ class Serving:
             self._agenda.set_timer(session, later if at is None else min(at, later))
 
     def _pack(self, now: float) -> None:
-        """Let waiting sessions share devices, where everybody permits it."""
+        """Let waiting sessions share devices, where all users concerned permit it."""
         while (pair := self._packing.pair(now)) is not None:
             host, guest = pair
             self.withdraw(guest)

@@ -1,4 +1,4 @@
-"""The life of a lease: devices are reserved, lessees stop, room is made, the grant is given.
+"""Leases: devices are reserved, lessees stop, room is made, the grant is given.
 
 Every step waits for the answer to the one before: `Preempt` for `Released`, `Evict` for `Evicted`.
 So a device never has two holders, and never more bytes than it has memory, however slow an answer.
@@ -35,7 +35,7 @@ from jupyter_sing.scheduler.settings import Device, Settings
 from jupyter_sing.scheduler.state import HOLDING, DeviceState, FreeDevices, Phase, Session
 
 FAILURE_PAUSE = 1.0
-"""Seconds after which what has failed is tried again."""
+"""Seconds before a failed eviction or migration is retried."""
 
 NADIR_UNNOTICED = 0.05
 """Longest step, in seconds, whose nadir an interactive cell waits for."""
@@ -46,10 +46,10 @@ MIGRATION_PAUSE = 60.0
 
 @dataclass(slots=True)
 class Reservation:
-    """What a session waits for before its grant.
+    """Reservation of a session: the conditions of its grant.
 
-    `victims` have to stop, `leaving` (per session and device) to go. `bound`: the guarantees have
-    given it the devices, and it is charged for them.
+    `victims` have to stop, `leaving` (per session and device) to leave. `bound`: the guarantees
+    have given it the devices, and it is charged for them.
     """
 
     devices: tuple[DeviceState, ...]
@@ -61,14 +61,14 @@ class Reservation:
 
 
 class Leases:
-    """Devices, and who holds and will hold them.
+    """Devices with their present and future holders.
 
     Parameters
     ----------
     requeue
-        Called with a session that wanted devices and cannot have them now: it waits again.
+        Called with a session that needed devices and cannot have them now: it waits again.
     quantum
-        Seconds of a turn that begins now.
+        Returns the quantum, in seconds, of a lease that begins now.
     """
 
     def __init__(
@@ -106,18 +106,18 @@ class Leases:
         self._requeue = requeue
         self._quantum = quantum
         self._reservations: dict[Session, Reservation] = {}
-        self._partings: dict[Session, str] = {}  # guests that are to stop, and why
+        self._partings: dict[Session, str] = {}  # guests that must stop, and why
         self._entitled: dict[str, int] = {}
 
     def below(self, vc: str, gpus: int) -> bool:
-        """Whether a virtual cluster could have so many guaranteed devices now."""
+        """True if a virtual cluster could have this many guaranteed devices now."""
         known = self._entitled.get(vc)
         if known is None:
             known = self._entitled[vc] = self._guarantees.free(vc)
         return known >= gpus
 
     def awaited(self, session: Session) -> tuple[float, str]:
-        """Say what a session with a reservation waits for, and for how many seconds about."""
+        """Return about how long a session with a reservation waits, and what it waits for."""
         reservation = self._reservations[session]
         sizes = [(d, d.residents.get(leaving, 0)) for leaving, d in reservation.leaving]
         seconds = max((device.transfer(size) for device, size in sizes), default=0.0)
@@ -129,7 +129,7 @@ class Leases:
         return seconds, "its devices are being prepared"
 
     def tried_again(self, session: Session, now: float) -> float:
-        """When a session may be granted a device: later than now if all have been refused it."""
+        """Return when a session may be granted a device: after now only if grants failed on all."""
         usable = self.devices.values() if session.only is None else [session.only]
         return self.refusals.until(session, (d for d in usable if d.healthy), now)
 
@@ -147,7 +147,7 @@ class Leases:
         reason: str,
         now: float,
     ) -> bool:
-        """Reserve devices for a waiting session; False, and nothing is changed, if it cannot be."""
+        """Reserve devices for a waiting session; if impossible, change nothing and return False."""
         reservation = Reservation(devices, reason)
         if victims:
             self._enter(session, reservation)
@@ -157,7 +157,7 @@ class Leases:
         return self._bind(session, reservation, now)
 
     def entitle(self, session: Session, now: float) -> bool:
-        """Let the guarantees find devices: the virtual cluster has a right to some."""
+        """Let the guarantees choose devices that the virtual cluster is entitled to."""
         homes = session.homes if session.only is None else [session.only]
         prefer = tuple(home for home in homes if home.healthy)
         return self._bind(session, Reservation(prefer, "its virtual cluster's guarantee"), now)
@@ -205,7 +205,7 @@ class Leases:
     def _move(
         self, session: Session, reservation: Reservation, devices: tuple[DeviceState, ...]
     ) -> None:
-        """Reserve these devices instead of those that were."""
+        """Reserve these devices instead of the previous ones."""
         for device in reservation.devices:
             if device.incoming is session:
                 device.incoming = None
@@ -215,14 +215,14 @@ class Leases:
         self._reserve(session, devices)
 
     def _enter(self, session: Session, reservation: Reservation) -> None:
-        """Let a session wait for its grant only."""
+        """Record that a session waits for nothing but its grant."""
         session.phase = Phase.RESERVED
         self._reservations[session] = reservation
         for quota in session.quotas:
             quota.claim(session)
 
     def _hold(self, session: Session, devices: float, now: float) -> None:
-        """Charge a session for so many more devices from now on."""
+        """Charge a session for this many more devices from now on."""
         if session.phase is Phase.RESERVED:
             session.account.hold(now)
         self._ledger.hold(session.flow, devices, now)
@@ -247,7 +247,7 @@ class Leases:
                 self.give_up(victim, now)
 
     def preempt(self, session: Session, reason: str, now: float, nadir: float = 0.0) -> None:
-        """Ask for the end of a lease."""
+        """Request the end of a lease."""
         if session.phase is Phase.LOADING:
             session.run_since = now
         session.phase = Phase.STOPPING
@@ -255,9 +255,9 @@ class Leases:
         self.out.append(Preempt(session.id, session.token, reason, nadir))
 
     def _nadir(self, session: Session, victim: Session) -> float:
-        """Seconds that a victim may take to come to the memory nadir of its step.
+        """Return the seconds that a victim may take to reach the memory nadir of its step.
 
-        An interactive cell waits for that only if nobody notices.
+        An interactive cell waits for the nadir only if its user cannot notice that.
         """
         if victim.step_seconds is None or victim.nadir is None:
             return 0.0
@@ -368,7 +368,7 @@ class Leases:
     # Giving devices back.
 
     def arrived(self, session: Session, *, resident: bool = True) -> None:
-        """Note that a session has left its former devices for those of its lease.
+        """Record that a session has left its former devices for those of its lease.
 
         If it is not `resident`, its memory is yet to come.
         """
@@ -381,7 +381,7 @@ class Leases:
             session.arriving = ()
 
     def turn_back(self, session: Session, now: float) -> None:
-        """Note that the memory of a session does not come to the devices of its lease."""
+        """Record that the memory of a session does not come to the devices of its lease."""
         for device in session.arriving:
             device.drop(session)
             session.homes.remove(device)
@@ -389,7 +389,7 @@ class Leases:
         session.arriving = ()
 
     def end(self, session: Session, now: float) -> None:
-        """End the lease of a session, or its reservation, and let those go on who waited for it."""
+        """End the lease or reservation of a session; reservations that waited for it continue."""
         if session.phase is Phase.RESERVED:
             self._cancel(session, now)
             return
@@ -428,19 +428,19 @@ class Leases:
         self._grant_if_ready(guest, now)
 
     def keep(self, host: Session, guest: Session, total: float) -> None:
-        """Say that a pair stays together, and why."""
+        """Announce that a pair stays together, and why."""
         reason = f"{_worth(total)}, so that it is kept"
         self.out.append(Pack((host.id, guest.id), host.devices[0].id, reason))
 
     def part(self, guest: Session, total: float, now: float) -> None:
-        """Let a guest stop, with which progress is not better than by turns."""
+        """Stop a guest because sharing is no faster than taking turns."""
         self._partings[guest] = _worth(total)
         self.preempt(guest, f"sharing is not worth it: {self._partings[guest]}", now)
 
     def _leave_alone(
         self, other: Session, gone: Session, device: DeviceState, why: str, now: float
     ) -> None:
-        """Let a session have the device that it shared; it stops if that is not to be."""
+        """Give a session all of the device that it shared; stop it if guarantees forbid that."""
         self._hold(other, 1.0 - other.share, now)
         other.share = 1.0
         names = (other.id, gone.id) if gone.rides else (gone.id, other.id)
@@ -489,7 +489,7 @@ class Leases:
     # Memory.
 
     def left(self, session: Session, device: DeviceState, now: float) -> None:
-        """Note that the bytes of a session are off a device."""
+        """Record that the bytes of a session are off a device."""
         device.drop(session)
         session.moving.pop(device, None)
         if device in session.homes:
@@ -499,7 +499,7 @@ class Leases:
         self._settle(session, now)
 
     def moved(self, session: Session, target: DeviceState, now: float, *, resident: bool) -> None:
-        """Note that a session belongs to a device from now on, and is `resident` there or not."""
+        """Record that a session belongs to a device from now on, and is `resident` there or not."""
         session.moving.clear()
         if resident:
             self.host.leave(session)
@@ -521,7 +521,7 @@ class Leases:
         self._settle(session, now)
 
     def stayed(self, session: Session, device: DeviceState, now: float) -> None:
-        """Note that an eviction or migration has failed: who wanted the room waits again."""
+        """Record a failed eviction or migration; sessions that needed the room wait again."""
         target = session.moving.pop(device)
         session.stays_until = now + FAILURE_PAUSE
         self.host.leave(session)
@@ -531,7 +531,7 @@ class Leases:
         self._settle(session, now)
 
     def _settle(self, session: Session, now: float) -> None:
-        """Let those go on for whom a session has left a device; if it stays, they wait again."""
+        """Continue reservations whose device a session has left; if it stays, give them up."""
         for waiting, reservation in list(self._reservations.items()):
             for device in [d for leaving, d in reservation.leaving if leaving is session]:
                 if waiting not in self._reservations or device in session.moving:
@@ -555,7 +555,7 @@ class Leases:
         self._settle(session, now)
 
     def resize(self, session: Session, memory: int) -> None:
-        """Note how many bytes per device a session holds."""
+        """Set how many bytes per device a session holds."""
         less, session.memory = memory < session.memory, memory
         for device in session.homes:
             if less:
@@ -567,7 +567,7 @@ class Leases:
     # Health.
 
     def fail(self, device: DeviceState, now: float) -> list[Session]:
-        """Give a device up; returns whoever held it or waited for it, in order."""
+        """Mark a device as failed; return the sessions that were resident or held leases there."""
         if not device.healthy:
             return []
         device.healthy = False
@@ -580,7 +580,7 @@ class Leases:
         return list(concerned)
 
     def heal(self, device: DeviceState) -> None:
-        """Use a device again."""
+        """Mark a device as usable again."""
         if not device.healthy:
             device.healthy = True
             self.free.update(device)
@@ -588,13 +588,13 @@ class Leases:
             self._entitled.clear()
 
     def _set_health(self, device: DeviceState, good: bool) -> None:
-        with suppress(RequestError):  # it is in no cell: nothing is given out there
+        with suppress(RequestError):  # no cell contains it, so no guarantee can give it out
             self._guarantees.set_health(device.id, good)
 
     # Other guarantees.
 
     def govern(self, guarantees: Guarantees, now: float) -> None:
-        """Let other guarantees hold: leases stay, and who has a reservation waits again."""
+        """Use other guarantees: leases stay, and sessions with a reservation wait again."""
         for session in list(self._reservations):
             if session in self._reservations:
                 self.give_up(session, now)
@@ -617,11 +617,11 @@ class Leases:
             device.budget.set_rate(settings.swap_share)
 
     def widest(self) -> int:
-        """Count the devices that one session could have at most."""
+        """Return the number of devices that one session could have at most."""
         nodes = max((len(devices) for devices in self.nodes.values()), default=0)
         return min(nodes, self._guarantees.widest())
 
 
 def _worth(total: float) -> str:
-    """Say what sharing a device is worth, as a clause."""
+    """Return the worth of sharing a device, as a clause."""
     return f"together they make {total:.2f} times the progress of one alone, and {TURNS} by turns"

@@ -1,12 +1,12 @@
 """Sessions that execute on one device at once, kept only while that is measured to be worth it.
 
-A device is shared by two only when somebody waits for a device, both users permit it, and the
-memory of both fits beside what must stay. Nobody predicts how two programs get along: progress of
-each is measured alone, then together. With r the step rate together over that alone, a pair
-is worth r1 + r2. Turns are worth 1.13, as measured: a turn is given back while its program computes
-elsewhere. So a pair that is tried stays together from 1.2 on and is parted otherwise, and one that
-was kept is parted below 1.13; what is between keeps it from being parted and tried by chance. What
-was parted is tried again after a minute, then two, four, and so on.
+Two sessions share a device only when a session waits for a device, both users permit it, and the
+memory of both fits beside what must stay. How two programs get along is not predicted: progress of
+each is measured alone, then together. With r the step rate together over that alone, a pair is
+worth r1 + r2. Time slicing is worth 1.13, as measured: a lease is released while its program
+computes elsewhere. So a pair that is tried is kept from 1.2 on and separated otherwise, and one
+that was kept is separated below 1.13; the gap prevents that noise separates and retries a pair. A
+separated pair is retried after a minute, then two, four, and so on.
 
 Source: Gandiva (OSDI 2018), which packs the least utilised first; its rule has no threshold.
 """
@@ -20,10 +20,10 @@ from jupyter_sing.scheduler.queue.residency import NO_VICTIMS, room
 from jupyter_sing.scheduler.state import DeviceState, Phase, Session
 
 TURNS = 1.13
-"""What turns are worth; a pair that was kept is parted below that."""
+"""Worth of time slicing; a pair that was kept is separated below it."""
 
 KEEP = 1.2
-"""What a pair is worth that is kept after it was tried."""
+"""Least worth at which a pair is kept after the trial."""
 
 PAUSE = 60.0
 PAUSE_MAX = 3600.0
@@ -32,7 +32,7 @@ LOOKS = 16
 
 
 class Pack:
-    """Two sessions on one device. `kept`: it was measured to be worth it."""
+    """Two sessions on one device. `kept`: sharing was measured to be worth it."""
 
     __slots__ = ("device", "guest", "host", "kept", "rates")
 
@@ -45,9 +45,9 @@ class Pack:
 
 
 class Packing:
-    """Who could share a device, who does, and how that went.
+    """Sessions that could share a device, pairs that do, and pauses after failed trials.
 
-    `may_come` says whether limits allow a waiting session to come to a device.
+    `may_come` says whether limits allow a waiting session to be loaded on a device.
     """
 
     def __init__(self, may_come: Callable[[Session, float], bool]) -> None:
@@ -58,7 +58,7 @@ class Packing:
         self._pauses: dict[tuple[int, int], tuple[float, float]] = {}  # until, and how long
 
     def offer(self, session: Session) -> None:
-        """Take note of a session that begins to wait, or to execute alone, if it may share."""
+        """Register a session that begins to wait, or to execute alone, if it may share."""
         self.withdraw(session)
         if session.may_pack and session.gpus == 1 and session.rate_alone is not None:
             if session.phase is Phase.WAITING:
@@ -67,7 +67,7 @@ class Packing:
                 self._hosts[session] = None
 
     def withdraw(self, session: Session) -> None:
-        """Forget a session that does something else now."""
+        """Remove a session that neither waits nor executes alone any more."""
         self._hosts.pop(session, None)
         self._guests.pop(session, None)
 
@@ -98,7 +98,7 @@ class Packing:
         )
 
     def join(self, host: Session, guest: Session) -> Pack:
-        """Note that two sessions share a device from now on."""
+        """Record that two sessions share a device from now on."""
         pack = Pack(host, guest, host.devices[0])
         self.packs[host] = self.packs[guest] = pack
         self.withdraw(host)
@@ -106,7 +106,7 @@ class Packing:
         return pack
 
     def part(self, pack: Pack, now: float, failed: bool) -> None:
-        """Note that they share it no more; `failed`: because it was not worth it."""
+        """Record that a pair no longer shares its device; `failed`: because it was not worth it."""
         del self.packs[pack.host], self.packs[pack.guest]
         key = _key(pack.host, pack.guest)
         if failed:
@@ -117,7 +117,7 @@ class Packing:
             self._pauses.pop(key, None)
 
     def measured(self, session: Session) -> float | None:
-        """Note the progress of a packed session; returns the sum as soon as both are known.
+        """Record the progress of a packed session; return the sum as soon as both are known.
 
         Then `Pack.kept` says whether they stay together.
         """

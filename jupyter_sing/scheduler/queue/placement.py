@@ -1,4 +1,4 @@
-"""Where a session is to execute: the least expected wait plus switch.
+"""Placement: the devices of a session, by the least expected wait plus switch.
 
 Its home, where its memory is, costs nothing. A short cell therefore preempts at home even if
 another device is free: the long cell that it displaces pays the move. Several devices are taken on
@@ -18,12 +18,12 @@ from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
 from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session, SessionQuota
 
 CANDIDATES = 16
-"""Devices, or nodes, that are compared."""
+"""Number of devices, or nodes, that are compared."""
 
 WAIT_MIN = 0.05
 
 NOTICED = 0.9
-"""Seconds of loading from which on whoever waits for it notices, and loses the thread."""
+"""Seconds of loading from which a user notices the wait and loses concentration."""
 
 ANTICIPATION_MAX = 50.0
 """Longest time for which a device is kept free for a cell that is expected."""
@@ -31,7 +31,7 @@ ANTICIPATION_MAX = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Devices to take, and who has to stop for that."""
+    """Devices to take, and the sessions that have to stop for that."""
 
     devices: tuple[DeviceState, ...]
     victims: tuple[Session, ...]
@@ -46,7 +46,7 @@ class Later:
 
 
 def fragmentation(free: int, shapes: Mapping[int, int]) -> float:
-    """Free devices of a node that an average session cannot use.
+    """Return the number of free devices of a node that an average session cannot use.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def fragmentation(free: int, shapes: Mapping[int, int]) -> float:
 
 
 class Placement:
-    """Chooses devices; changes nothing."""
+    """Chooses devices; changes no sessions or devices."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class Placement:
         self._running = running
         self._refusals = refusals
         self.shapes: dict[int, int] = {}
-        self.cramped = False  # the last choice failed for want of memory, not of devices
+        self.cramped = False  # the last choice failed for lack of memory, not of devices
 
     def choose(self, session: Session, level: int, now: float) -> Choice | Later | None:
-        """Find devices for a waiting session; None if it can only wait."""
+        """Return devices for a waiting session; None if it can only wait."""
         self.cramped = False
         if session.gpus > 1:
             return self._several(session, level, now)
@@ -111,7 +111,7 @@ class Placement:
         return Choice((device,), tuple(device.lessees), "it goes before what runs there")
 
     def swap(self, session: Session, level: int, quota: SessionQuota, now: float) -> Choice | None:
-        """Find devices for a session of somebody at a limit: other sessions of theirs stop."""
+        """Return devices for a session at a limit: other sessions of its user or cluster stop."""
         lacking = quota.taken + session.gpus - int(quota.limits.devices)
         gone = self._running.within(session, level, quota, lacking, now)
         if not gone:
@@ -149,7 +149,7 @@ class Placement:
     def _bound(
         self, session: Session, level: int, device: DeviceState, now: float
     ) -> Choice | None:
-        """Find the only device that will do; that it is taken says nothing about others."""
+        """Choose the only device that it can use; that it is taken says nothing about others."""
         self.cramped = True
         if self._is_free(session, device, now):
             pinned = device is session.pinned_on
@@ -158,11 +158,12 @@ class Placement:
         return self._at_home(session, level, device, now)
 
     def _lag(self, session: Session, home: DeviceState | None, now: float) -> float:
-        """Seconds that a session has to be behind who executes elsewhere to take that one's place.
+        """Return by how much a session has to be behind one elsewhere to preempt it, in seconds.
 
-        Who takes turns with others at home moves for a share that they miss, not for one turn: if
-        everybody went wherever a turn ends first, all would have as much, and move each time. A
-        cell that has had little is soon far behind, measured by that.
+        A session that takes turns with others at home moves when it misses its share, not for a
+        single quantum: if every session moved to wherever a quantum ends first, all would get the
+        same service, and move each time. The value is at most what the cell has attained, so that a
+        cell with little service does not wait long at home.
         """
         if home is None or not home.healthy or self._refusals.holds(session, home, now):
             return 0.0
@@ -174,7 +175,7 @@ class Placement:
         return min(self._running.settings.move_lag, session.attained_at(now))
 
     def _is_free(self, session: Session, device: DeviceState, now: float) -> bool:
-        """Whether nobody has to stop for a session on a device, which has room or can make it."""
+        """True if a device is free for a session, and has room for it or can make it."""
         return (
             device.is_free
             and not self._refusals.holds(session, device, now)
@@ -200,7 +201,7 @@ class Placement:
     def _stoppable(
         self, session: Session, level: int, device: DeviceState, now: float
     ) -> tuple[Session, ...] | None:
-        """Everybody who executes on a device, if the session goes before all of them."""
+        """Return all sessions that execute on a device, if the session goes before each of them."""
         if not device.lessees or device.incoming is not None or not device.healthy:
             return None
         if self._refusals.holds(session, device, now):
@@ -214,7 +215,7 @@ class Placement:
     def _at_home(
         self, session: Session, level: int, home: DeviceState | None, now: float
     ) -> Choice | None:
-        """Preempting whoever is at its home."""
+        """Choose its home, preempting the sessions that execute there."""
         if home is None:
             return None
         victims = self._stoppable(session, level, home, now)
@@ -225,7 +226,7 @@ class Placement:
     def _patience(
         self, session: Session, level: int, home: DeviceState | None, now: float
     ) -> float | None:
-        """Seconds until its home is likely to be free; None if waiting for it is pointless.
+        """Return the seconds until its home is likely to be free; None if waiting is pointless.
 
         A cell is expected to last as long again as it has lasted, as heavy-tailed ones do.
         """
@@ -242,15 +243,16 @@ class Placement:
         else:
             left = max(protected, holder.quantum_end - now)
             wait = min(left, max(0.5, holder.attained_at(now)))
-        # Whoever has waited for as long as the move takes has been patient enough.
+        # A session that has waited for as long as the move takes does not wait any longer for its
+        # home.
         return wait if now - session.waiting_since + wait < home.transfer(session.memory) else None
 
     def _cheapest(
         self, session: Session, level: int, now: float
     ) -> tuple[DeviceState | None, float | None]:
-        """Free device with the least switch, room to be made included.
+        """Return the free device with the least switch, room to be made included.
 
-        If there is none but for those that are kept free for a while, when the first will not be.
+        If all that suit are kept free for others, return when the first of them will not be.
         """
         held: float | None = None
         best: tuple[float, float, int, int] | None = None
@@ -276,10 +278,10 @@ class Placement:
     def _kept_free(
         self, session: Session, level: int, device: DeviceState, victims: tuple[Session, ...]
     ) -> float:
-        """Until when a device waits for the next cell of who would have to leave it.
+        """Return until when a device is kept free for the next cells of its idle residents.
 
-        A long cell does not drive anybody away whose return would be noticed, while it is likely to
-        come soon: that would cost both of them a load.
+        A long cell does not evict a session whose reload its user would notice, while the next cell
+        of that session is likely to come soon: that would cost both sessions a load.
         """
         if level <= INTERACTIVE or session.urgent:
             return 0.0
@@ -295,7 +297,7 @@ class Placement:
     def _several(
         self, session: Session, level: int, now: float, gone: tuple[Session, ...] = ()
     ) -> Choice | None:
-        """Devices of one node: all free, else with the fewest victims; `gone` stop anyway."""
+        """Choose devices of one node, with the fewest victims; `gone` sessions stop anyway."""
         wanted = session.gpus
         best: tuple[int, float, float, int] | None = None
         chosen: Choice | None = None

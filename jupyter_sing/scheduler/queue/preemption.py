@@ -1,8 +1,8 @@
-"""Sessions that execute and could be stopped, in the order in which they are to be victims.
+"""Executing sessions that could be preempted, in the order in which they become victims.
 
 The order, first victim first: what was borrowed beyond guarantees; Basic, then Standard, then
 Premium, those with most surplus first; highest level; least to move. Those whose minimum run time
-is not over come last: they stop for premium sessions only, if they are basic ones.
+is not over come last: only basic ones stop, and only for premium sessions.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from jupyter_sing.scheduler.state import Phase, Session, SessionQuota
 
 ORDER = {Tier.BASIC: 0, Tier.STANDARD: 1, Tier.PREMIUM: 2}
 PROBES = 8
-"""Victims per tier and level that are looked at more closely."""
+"""Victims per tier and level that are examined more closely."""
 
 Entry: TypeAlias = tuple[int, float, int, int, int, Session]
 Pool: TypeAlias = list[list[Entry]]
 
 
 def misses(session: Session, quantum: float, now: float) -> bool:
-    """Whether it misses its tier unless it executes soon, or goes on executing."""
+    """True if a session misses its tier target unless it executes soon, or continues to execute."""
     if session.goal == 0.0:
         return False
     session.account.settle(now)
@@ -34,9 +34,9 @@ def misses(session: Session, quantum: float, now: float) -> bool:
 
 
 def behind(one: Session, other: Session, now: float) -> float:
-    """Seconds of weighted service by which `one` is behind `other`, where their paths part.
+    """Return the weighted service in seconds by which `one` is behind `other`; negative: ahead.
 
-    That is from the root. Negative: it is ahead.
+    The two flows are compared below their common parent.
     """
     mine, theirs = one.flow, other.flow
     while mine.parent is not theirs.parent:
@@ -64,7 +64,7 @@ class Running:
         self._is_throttled = is_throttled
         # By virtual cluster, "" for what no guarantee protects: a heap per tier and level.
         self._pools: dict[str, Pool] = {}
-        # The same of all sessions of whoever has a limit of devices.
+        # The same for each user or virtual cluster with a device limit.
         self._limited: dict[SessionQuota, Pool] = {}
         self._here: dict[Session, None] = {}
 
@@ -72,11 +72,11 @@ class Running:
         return len(self._here)
 
     def has_own(self, vc: str) -> bool:
-        """Whether sessions execute, or did, within the guarantee of a virtual cluster."""
+        """True if sessions execute, or did, within the guarantee of a virtual cluster."""
         return vc in self._pools
 
     def put(self, session: Session, now: float) -> None:
-        """Take in a session, or bring its place in the order up to date."""
+        """Add a session, or bring its place in the order up to date."""
         session.version += 1
         self._here[session] = None
         surplus = 0.0
@@ -110,25 +110,25 @@ class Running:
             heapq.heapify(heap)
 
     def put_all(self, now: float) -> None:
-        """Bring all places up to date: what they hang on has changed."""
+        """Bring all places up to date: what they depend on has changed."""
         for session in list(self._here):
             self.put(session, now)
 
     def remove(self, session: Session) -> None:
-        """Forget a session that stops; nothing if it is not here."""
+        """Remove a session that stops; no effect if it is not here."""
         if session in self._here:
             del self._here[session]
             session.version += 1
 
     def hold_end(self, session: Session) -> float:
-        """When a session has held its lease for so long that whoever waits goes first."""
+        """Return when a session has held its lease so long that any waiting session goes first."""
         return session.granted_at + self.settings.max_hold.get(session.tier, math.inf)
 
     def is_urgent(self, session: Session, level: int, now: float) -> bool:
-        """Whether its tier puts it before others.
+        """True if its tier puts it before others.
 
-        An interactive cell with a promise is urgent from the beginning: time to its device is all
-        that it can lose.
+        An interactive cell with a tier target is urgent from the beginning: time until it has a
+        device is all that it can lose.
         """
         if session.goal == 0.0:
             return False
@@ -137,11 +137,11 @@ class Running:
         return misses(session, self.settings.quanta[level], now)
 
     def is_reachable(self, waiting: Session, victim: Session) -> bool:
-        """Whether no guarantee of another virtual cluster protects the victim."""
+        """True if no guarantee of another virtual cluster protects the victim."""
         return victim.right in ("", waiting.vc)
 
     def _outranks(self, waiting: Session, level: int, victim: Session, now: float) -> bool:
-        """Whether a cell of a premium session has come while a basic one executes."""
+        """True if an interactive cell of a premium session waits while a basic one executes."""
         return (
             waiting.tier is Tier.PREMIUM
             and victim.tier is Tier.BASIC
@@ -150,7 +150,7 @@ class Running:
         )
 
     def may_preempt(self, waiting: Session, level: int, victim: Session, now: float) -> bool:
-        """Whether a waiting session goes before one that executes."""
+        """True if a waiting session may preempt one that executes."""
         if (
             victim.phase is not Phase.RUNNING
             or not victim.may_preempt
@@ -179,9 +179,9 @@ class Running:
     def within(
         self, waiting: Session, level: int, quota: SessionQuota, devices: int, now: float
     ) -> tuple[Session, ...]:
-        """Find sessions of one user or virtual cluster that may be preempted.
+        """Return sessions of one user or virtual cluster that may be preempted.
 
-        Returns as many as give so many devices; none, if these are not to be had.
+        They have at least this many devices together; empty if that is impossible.
         """
         found: list[Session] = []
         for heap in _in_order(self._limited.get(quota)):
@@ -208,9 +208,9 @@ class Running:
         now: float,
         cost: Callable[[Session], float | None],
     ) -> Session | None:
-        """Find the first victim in order that may be preempted.
+        """Return the first victim in order that may be preempted.
 
-        `cost` is in seconds: of making room at the victim's place; None if there is none to make.
+        `cost` returns the seconds to make room on the victim's device; None if that is impossible.
         """
         for name in ("", waiting.vc):
             for heap in _in_order(self._pools.get(name)):
@@ -227,7 +227,7 @@ class Running:
         now: float,
         cost: Callable[[Session], float | None],
     ) -> Session | None:
-        """Cheapest of the first few victims of one tier and level."""
+        """Return the cheapest of the first few victims of one tier and level."""
         seen: list[Entry] = []
         found: Session | None = None
         least = float("inf")
@@ -251,7 +251,7 @@ def _pool() -> Pool:
 
 
 def _in_order(pool: Pool | None) -> Iterator[list[Entry]]:
-    """The heaps of a pool that are not empty: lowest tier first, and highest level."""
+    """Yield the heaps of a pool that are not empty: lowest tier first, and highest level."""
     if pool is not None:
         for tier in range(3):
             for level in range(LEVELS - 1, -1, -1):

@@ -1,8 +1,9 @@
-"""When whoever has a device is likely to give way: `Running.may_preempt`, looked at ahead.
+"""Forecast of when a lease gives way: predicts `Running.may_preempt`.
 
 That rule says whether a session may be stopped now. Its conditions change in ways that are known in
-advance: protection and turns end, cells sink by what they get, those who wait rise. So the first
-moment at which it will hold can be worked out. What nobody knows is how long a cell still lasts.
+advance: protection and quanta end, cells sink by the service that they get, waiting sessions rise.
+So the first moment at which it will hold can be computed. The remaining duration of a cell is
+unknown, and estimated.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from jupyter_sing.scheduler.state import Session
 
 @dataclass(slots=True)
 class Turn:
-    """A lease that there is, or that there is expected to be.
+    """A present or expected lease.
 
     Attributes
     ----------
     session
-        Whose it is.
+        Holder of the lease.
     start, attained
-        When it begins to execute, or did, and what its cell has had by then.
+        When it begins to execute, or did, and what its cell had attained by then.
     protected, exposed, expires, held
-        When it may be stopped at all; for premium sessions; for its equals; for anybody.
+        When it may be preempted at all; by premium sessions; by its equals; by any session.
     urgent_until
         Until when its tier puts it before others.
     throttled
-        Whether it had so much that all others go first.
+        Whether its user or cluster had so much service that all others go first.
     end
-        When its cell is done, as likely as not.
+        When its cell is likely to finish.
     """
 
     session: Session
@@ -50,11 +51,11 @@ class Turn:
     end: float
 
     def attained_at(self, at: float) -> float:
-        """Seconds that its cell will have had."""
+        """Return the seconds that its cell will have attained."""
         return self.attained + max(0.0, at - self.start)
 
     def sinks(self, level: int, settings: Settings) -> float:
-        """When its cell comes to a level; `math.inf`: never."""
+        """Return when its cell sinks to a level; `math.inf`: never."""
         if level == 0:
             return -math.inf
         if level > len(settings.levels):
@@ -64,18 +65,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A session that waits.
+    """Request of a waiting session.
 
     Attributes
     ----------
     attained
-        What its cell has had.
+        What its cell has attained.
     levels
-        Its level, and those to which it rises by waiting, each with the time from when on.
+        Its level, and those to which it rises by waiting, each with the time at which it begins.
     urgent_at
         When its tier, or how long it has waited, puts it before others.
     throttled
-        As of a turn.
+        As in `Turn`.
     """
 
     session: Session
@@ -86,7 +87,7 @@ class Wish:
 
 
 def gives_way(turn: Turn, wish: Wish, settings: Settings, now: float) -> float:
-    """When a turn is likely to be over, if only for the sake of a session that waits."""
+    """Return when a lease is likely to end, be it only for the sake of a waiting session."""
     victim, waiting = turn.session, wish.session
     if not victim.may_preempt or victim.right not in ("", waiting.vc):
         return max(now, turn.end)
@@ -99,7 +100,7 @@ def gives_way(turn: Turn, wish: Wish, settings: Settings, now: float) -> float:
 
 
 def _comes_first(turn: Turn, wish: Wish, settings: Settings, now: float) -> Iterator[float]:
-    """From when on one who waits comes before one who executes, for several reasons."""
+    """Yield the times from which a waiting session precedes an executing one, one per reason."""
     yield max(wish.urgent_at, turn.urgent_until)
     alike = min(wish.urgent_at, turn.urgent_until)  # until both are urgent, or neither is
     if turn.urgent_until <= wish.urgent_at and turn.throttled != wish.throttled:
@@ -116,7 +117,7 @@ def _comes_first(turn: Turn, wish: Wish, settings: Settings, now: float) -> Iter
 
 
 def _owed_more(mine: Flow, theirs: Flow, now: float) -> float:
-    """When fairness puts the first one before the other, if that one executes all the time."""
+    """Return when fairness puts the first before the other, if the other executes all the time."""
     while mine.parent is not theirs.parent:
         assert mine.parent
         assert theirs.parent

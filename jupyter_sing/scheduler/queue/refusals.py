@@ -1,7 +1,7 @@
-"""Devices of which nothing could be made for a session: it is served elsewhere, if it can be.
+"""Devices on which a grant to a session failed: it is served elsewhere, if possible.
 
-The pause after which such a device is tried again doubles, as each attempt costs somebody else a
-turn. It is over at once when memory there becomes free.
+The pause before a retry on such a device doubles, as each attempt costs another session a quantum.
+It ends at once when memory of the device becomes free.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ PAUSE_MAX = 16.0
 
 @dataclass(slots=True)
 class Refusal:
-    """`pause`: seconds from the last attempt until the next, which may be `until` then."""
+    """`pause`: seconds from the last attempt to the next; `until`: when that may be."""
 
     until: float
     pause: float
 
 
 class Refusals:
-    """Which session was refused which device lately."""
+    """Recent failures of grants, by session and device."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Session, DeviceState], Refusal] = {}
 
     def note(self, session: Session, device: DeviceState, now: float) -> float:
-        """Note that nothing came of a lease; returns when the device may be tried again."""
+        """Record that a lease failed; return when the device may be tried again."""
         before = self._known.get((session, device))
         pause = min(PAUSE_MAX, 2.0 * before.pause) if before else PAUSE
         self._known[session, device] = Refusal(now + pause, pause)
         return now + pause
 
     def holds(self, session: Session, device: DeviceState, now: float) -> bool:
-        """Whether a session is not to be granted a device yet."""
+        """True if a session must not be granted a device yet."""
         found = self._known.get((session, device))
         return found is not None and now < found.until
 
     def until(self, session: Session, devices: Iterable[DeviceState], now: float) -> float:
-        """When the first of these devices may be tried; now, if one of them may be."""
+        """Return when the first of these devices may be tried; now, if one of them may be."""
         known = [self._known.get((session, device)) for device in devices]
         return max(now, min((r.until if r else now for r in known), default=now))
 
     def forget(self, session: Session) -> None:
-        """Note that a session executes, or is gone."""
+        """Forget the failures of a session that executes, or was closed."""
         for key in [key for key in self._known if key[0] is session]:
             del self._known[key]
 
     def relent(self, device: DeviceState) -> None:
-        """Note that there is more room on a device: it may be tried again at once."""
+        """Record that there is more room on a device: it may be tried again at once."""
         for (_, other), found in self._known.items():
             if other is device:
                 found.until = float("-inf")

@@ -1,9 +1,9 @@
-"""Device memory: who stays resident, and who goes when room is needed.
+"""Device memory: which sessions stay resident, and which are evicted when room is needed.
 
 Sessions stay on a device after their cells while they fit; switching between residents costs
-nothing. Only when room is needed does somebody go: whoever is least missed per byte, that is, has
-the lowest rate of use times time to reload, and the time that it takes to leave, divided by bytes.
-Sessions in flight and pinned ones never go.
+nothing. Sessions are evicted only when room is needed, least cost per byte first. The cost is the
+rate of use times the time to reload, and the time that the eviction takes, divided by bytes.
+Sessions in flight and pinned ones are never evicted.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from jupyter_sing.scheduler.state import HOLDING, DeviceState, Phase, Session
 
 MARGIN = 0.05
-"""Working sets grow between measurements: so much of a device is left free, if it can be."""
+"""Part of a device that is left free, if possible: working sets grow between measurements."""
 
 
 HORIZON = 10.0
-"""Seconds ahead in which being missed counts."""
+"""Seconds ahead in which a reload counts as a cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How to make room: sessions to evict, and the seconds until their bytes are out."""
+    """Plan to make room: sessions to evict, and the seconds until their bytes are out."""
 
     victims: tuple[Session, ...]
     seconds: float
@@ -32,7 +32,7 @@ NO_VICTIMS = Room((), 0.0)
 
 
 def may_leave(session: Session, now: float) -> bool:
-    """Whether the memory of a session may be taken off its device now."""
+    """True if the memory of a session may be taken off its device now."""
     return (
         not session.pinned
         and not session.moving
@@ -43,7 +43,7 @@ def may_leave(session: Session, now: float) -> bool:
 
 
 def missed(session: Session, device: DeviceState, now: float, dirty: bool) -> float:
-    """Seconds per byte that are lost if a session goes: soon by itself, and now if it is dirty."""
+    """Return the cost of an eviction, in seconds per byte: likely reload, and copy if dirty."""
     size = max(1, device.residents[session])
     back = device.constant_seconds + size / device.bytes_per_second
     rate = 1.0 if session.phase is not Phase.IDLE else session.gaps.rate(now)
@@ -52,7 +52,7 @@ def missed(session: Session, device: DeviceState, now: float, dirty: bool) -> fl
 
 
 def shortage(session: Session, device: DeviceState) -> int:
-    """Bytes that are missing for a session, with the margin."""
+    """Return the bytes that are missing for a session, with the margin."""
     here = device.residents.get(session, 0)
     return device.used - here + session.memory - int(device.memory / (1.0 + MARGIN))
 
@@ -65,10 +65,10 @@ def room(
     freed: int = 0,
     spared: tuple[Session, ...] = (),
 ) -> Room | None:
-    """Find whom to evict for a session; None if it cannot fit.
+    """Find sessions to evict for a session; None if it cannot fit.
 
-    `leaving` hold leases now, but will not when this is carried out; `freed` bytes go
-    anyway, and `spared` sessions are not asked to.
+    `leaving` sessions hold leases now, but will not when this is carried out; `freed` bytes leave
+    anyway, and `spared` sessions are not evicted.
     """
     wanted = shortage(session, device) - freed
     if wanted <= 0:
@@ -97,12 +97,12 @@ def room(
 
 
 def _is_dirty(session: Session, leaving: tuple[Session, ...], now: float) -> bool:
-    """Whether it has executed so lately that its memory is not copied yet."""
+    """True if it has executed so recently that its memory is not copied yet."""
     return session in leaving or now < session.clean_at
 
 
 class HostMemory:
-    """Bytes of parked sessions per node. What is beyond the budget goes to disk."""
+    """Bytes of suspended sessions per node. What exceeds the budget is spilled to disk."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -110,7 +110,7 @@ class HostMemory:
         self._sizes: dict[Session, tuple[str, int]] = {}
 
     def used(self, node: str) -> int:
-        """Bytes that are parked, or about to be, on a node."""
+        """Return the bytes that are suspended, or about to be, on a node."""
         return self._used.get(node, 0)
 
     def try_park(self, session: Session, node: str, size: int) -> bool:
@@ -123,7 +123,7 @@ class HostMemory:
         return True
 
     def leave(self, session: Session) -> None:
-        """Give back what a session had; nothing if it had nothing."""
+        """Release the reservation of a session; no effect if it has none."""
         known = self._sizes.pop(session, None)
         if known is not None:
             node, size = known

@@ -1,4 +1,4 @@
-"""When to look at which session again, and what changes with time alone.
+"""Timers: when each session is reviewed next, and what changes with time alone.
 
 Levels sink with service and rise with waiting, quanta end, slack runs out. Every session has at
 most one timer: the next moment at which anything about it changes by itself.
@@ -20,7 +20,7 @@ from jupyter_sing.scheduler.settings import Settings
 from jupyter_sing.scheduler.state import Phase, Session
 
 LOOK_MIN = 0.5
-"""Seconds between two looks at the same waiting session."""
+"""Minimum seconds between two reviews of the same waiting session."""
 
 
 class Agenda:
@@ -29,8 +29,8 @@ class Agenda:
     Attributes
     ----------
     turns
-        Whose sessions may take the place of others of the same user or virtual cluster, which is
-        at a limit of devices: something of them has changed.
+        Users and virtual clusters at a device limit of which a session has changed: one of their
+        sessions may replace another one.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Agenda:
         self.running = Running(settings, self.waiting.is_throttled)
         self.turns: dict[Flow, None] = {}
         self._stop = stop
-        # (time, order, session, its `timers` at that time); None: only look again.
+        # (time, order, session, its `timers` at that time); None: a tick only.
         self._timers: list[tuple[float, int, Session | None, int]] = []
         self._order = 0
 
@@ -59,7 +59,7 @@ class Agenda:
         self.limiter.configure(settings)
 
     def next(self) -> float | None:
-        """Time of the next timer that is still of use."""
+        """Return the time of the next timer that is still valid."""
         while self._timers:
             at, _, session, version = self._timers[0]
             if session is None or session.timers == version:
@@ -68,35 +68,35 @@ class Agenda:
         return None
 
     def quantum_of(self, session: Session, now: float) -> float:
-        """Seconds of a turn that begins now."""
+        """Return the quantum, in seconds, of a lease that begins now."""
         level = level_of(session.attained_at(now), self.settings)
         stretch = max((device.budget.stretch(now) for device in session.devices), default=1.0)
         return turn_of(level, session.switch, self.settings) * stretch
 
     def level(self, session: Session, now: float) -> int:
-        """Level at which a session waits or executes, what it rose by waiting included."""
+        """Return the level at which a session waits or executes, including its rise by waiting."""
         return max(0, level_of(session.attained_at(now), self.settings) - session.boost)
 
     def is_urgent(self, session: Session, now: float) -> bool:
-        """Whether a waiting session goes before those without promise."""
+        """True if a waiting session goes before those without a tier target."""
         if session.boost > level_of(session.attained, self.settings):
-            return True  # it has waited long enough, whatever others were promised
+            return True  # it has waited long enough, regardless of the targets of others
         return self.running.is_urgent(session, self.level(session, now), now)
 
     def set_timer(self, session: Session, at: float | None) -> None:
-        """Look at a session at that time, instead of when it was to be looked at."""
+        """Set the time of the next review of a session, replacing an earlier one."""
         session.timers += 1
         if at is not None:
             self._order += 1
             heapq.heappush(self._timers, (at, self._order, session, session.timers))
 
     def look_again(self, at: float) -> None:
-        """Ask for a tick at that time, whatever it may be good for."""
+        """Request a tick at that time."""
         self._order += 1
         heapq.heappush(self._timers, (at, self._order, None, 0))
 
     def due(self, now: float) -> None:
-        """Look at every session whose time has come."""
+        """Review every session whose timer is due."""
         while self._timers and self._timers[0][0] <= now:
             _, _, session, version = heapq.heappop(self._timers)
             if session is not None and session.timers == version:
@@ -105,7 +105,7 @@ class Agenda:
             self.review(session, now)
 
     def take_turns(self, session: Session) -> None:
-        """Note that a session might take the place of another one, or another one its place."""
+        """Record that a session might replace another one of its user, or be replaced."""
         for quota in session.quotas:
             if quota.limits.devices < math.inf:
                 self.turns[quota.flow] = None
@@ -138,12 +138,12 @@ class Agenda:
             self.set_timer(session, self._next_change(session, now))
 
     def _rises_at(self, session: Session, boost: int) -> float:
-        """When a session that waits rises for the next time."""
+        """Return when a waiting session rises for the next time."""
         quantum = self.settings.quanta[level_of(session.attained, self.settings)]
         return session.waiting_since + (boost + 1) * AGING * quantum
 
     def next_look(self, session: Session, now: float) -> float | None:
-        """When a waiting session rises a level or becomes urgent."""
+        """Return when a waiting session rises a level or becomes urgent."""
         times = []
         if session.boost <= level_of(session.attained, self.settings):
             times.append(self._rises_at(session, session.boost))
@@ -151,12 +151,12 @@ class Agenda:
         if goal > 0.0 and not session.urgent:
             quantum = self.settings.quanta[self.level(session, now)]
             spare = session.account.slack(goal) - threshold(session.switch, quantum)
-            # Its own demand grows while it waits, so that of a second only the target is lost.
+            # Its own demand grows while it waits, so that of each second only the target is lost.
             times.append(now + max(LOOK_MIN, spare / goal))
         return min(times, default=None)
 
     def _next_change(self, session: Session, now: float) -> float | None:
-        """When a session that executes may be stopped, sinks, or has had its turn."""
+        """Return when an executing session may be stopped, sinks, or ends its quantum."""
         hold = self.running.hold_end(session)
         marks = (session.exposed_at, session.protected_until, session.quantum_end, hold)
         times = [mark for mark in marks if now < mark < math.inf]

@@ -1,10 +1,10 @@
-"""Sessions that wait, in the order in which they are to be served.
+"""Waiting sessions, in the order in which they are to be served.
 
 The order, most important first: virtual clusters below their guarantee; sessions whose tier is
 about to be missed; tenants that are not throttled; level; fairness (virtual cluster, user,
-session); arrival. There is a bucket per number of devices, urgency, level and virtual cluster;
-in it a heap of users, and per user a heap of sessions. Tags never fall, so that an entry of a user
-that is too low is noticed and put right when it reaches the top.
+session); arrival. There is a bucket per number of devices, urgency, level and virtual cluster; in
+it a heap of users, and per user a heap of sessions. Tags never fall, so an entry of a user that is
+too low is noticed and corrected when it reaches the top.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTERACTIVE = 1
 Key: TypeAlias = tuple[int, int, float, float, float, int]
 
 IsCapped: TypeAlias = Callable[[Flow, int, float], bool]
-"""Whether a user or virtual cluster may not have so many more devices now."""
+"""True if a user or virtual cluster may not have this many more devices now."""
 
 
 class _Bucket:
@@ -50,7 +50,7 @@ class _Bucket:
         heapq.heappush(heap, (session.flow.at(now), session.arrival, session.version, session))
 
     def first(self, gpus: int, now: float, is_capped: IsCapped) -> Session | None:
-        """Session that is owed the most, of the user that is owed the most."""
+        """Return the session that is owed the most, of the user that is owed the most."""
         while self.users:
             tag, number, user = self.users[0]
             heap = self.sessions[user]
@@ -74,7 +74,7 @@ class _Bucket:
         return None
 
     def of(self, user: Flow) -> Session | None:
-        """Session of a user that is owed the most."""
+        """Return the session of a user that is owed the most."""
         heap = self.sessions.get(user)
         while heap:
             if heap[0][2] == heap[0][3].version:
@@ -83,17 +83,18 @@ class _Bucket:
         return None
 
     def wake(self, user: Flow, now: float) -> None:
-        """Take a user into account again who was at a limit."""
+        """Consider a user again who was at a limit."""
         if user in self.asleep:
             del self.asleep[user]
             heapq.heappush(self.users, (user.at(now), user.number, user))
 
 
 class Blocked:
-    """Who need not be looked at again in this round, since somebody before them failed.
+    """Sessions to skip for the rest of a round, because one that precedes them could not be served.
 
-    Whoever comes later in the order can stop nobody whom the first cannot stop, unless it may do so
-    within the guarantee of its own virtual cluster. What needs more devices fails as well.
+    A session that comes later in the order can preempt no session that an earlier one cannot
+    preempt, except within the guarantee of its own virtual cluster. Sessions that need more devices
+    fail, too.
     """
 
     def __init__(self, has_own: Callable[[str], bool], promised: bool) -> None:
@@ -103,17 +104,17 @@ class Blocked:
         self._clusters: dict[str, int] = {}
 
     def add(self, vc: str, gpus: int) -> None:
-        """Note that a session could not be served."""
+        """Record that a session could not be served."""
         self._clusters[vc] = min(gpus, self._clusters.get(vc, gpus))
         if self._common is None or gpus < self._common:
             self._common = gpus
 
     def holds_all(self, gpus: int) -> bool:
-        """Whether nobody of that size can be served: nothing is promised to anybody."""
+        """True if no session of that size can be served; only if there are no guarantees."""
         return not self.promised and self._common is not None and gpus >= self._common
 
     def holds(self, vc: str, gpus: int, below: bool) -> bool:
-        """Whether sessions of that virtual cluster and size would fail, too."""
+        """True if sessions of that virtual cluster and size would fail, too."""
         own = self._clusters.get(vc)
         if own is not None and gpus >= own:
             return True
@@ -125,8 +126,8 @@ class Blocked:
 class Waiting:
     """All waiting sessions.
 
-    `below` says whether a virtual cluster could have so many more guaranteed devices, and
-    `is_capped` who is at a limit: they are passed over.
+    `below` says whether a virtual cluster could have this many more guaranteed devices. `is_capped`
+    says whether a user or virtual cluster is at a limit: its sessions are passed over.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Waiting:
         return session in self._places
 
     def sessions(self) -> list[Session]:
-        """All that wait to be served."""
+        """Return all sessions that wait to be served."""
         return list(self._places)
 
     def add(self, session: Session, level: int, now: float) -> None:
@@ -176,21 +177,21 @@ class Waiting:
         self._counts[place] = self._counts.get(place, 0) + 1
 
     def remove(self, session: Session) -> None:
-        """Let a session wait no more."""
+        """Remove a session."""
         place = self._places.pop(session, None)
         if place is not None:
             session.version += 1
             self._counts[place] -= 1
 
     def wake(self, user: Flow, now: float) -> None:
-        """Take a user into account again who is at a limit no more."""
+        """Consider a user again who is no longer at a limit."""
         assert user.quota
         for bucket in list(user.quota.asleep):
             bucket.wake(user, now)
         user.quota.asleep.clear()
 
     def is_throttled(self, session: Session, level: int, now: float) -> bool:
-        """Whether its user or virtual cluster had so much that all others go first.
+        """True if its user or virtual cluster had so much service that all others go first.
 
         At the interactive levels, users have an allowance beyond that.
         """
@@ -205,7 +206,7 @@ class Waiting:
         return level > INTERACTIVE or self._ledger.burst(user, 0.0, now) > self.burst
 
     def would_throttle(self, session: Session, level: int, now: float) -> bool:
-        """The same for those who only look: nothing is noted."""
+        """Return `is_throttled` without side effects, for forecasts."""
         user = session.flow.parent
         assert user
         assert user.parent
@@ -215,7 +216,7 @@ class Waiting:
         return level > INTERACTIVE or self._ledger.unpaid(user, now) > self.burst
 
     def best(self, now: float, blocked: Blocked) -> Session | None:
-        """First of all that are not blocked."""
+        """Return the first of all sessions that are not blocked."""
         chosen: Session | None = None
         least: Key | None = None
         for gpus, by_index in self._buckets.items():
@@ -227,7 +228,7 @@ class Waiting:
         return chosen
 
     def best_within(self, flow: Flow, now: float) -> Session | None:
-        """First of the sessions of a user or virtual cluster, at its limit or not."""
+        """Return the first session of a user or virtual cluster, at its limit or not."""
         best: tuple[tuple[int, float, float, int], Session] | None = None
         for gpus, by_index in self._buckets.items():
             for index, buckets in enumerate(by_index):
@@ -245,7 +246,7 @@ class Waiting:
                 key = (index, user.at(now), session.flow.at(now), session.arrival)
                 if best is None or key < best[0]:
                     best = key, session
-                break  # whoever comes later of this size has a later index
+                break  # later sessions of this size have a later index
         return best[1] if best else None
 
     def _best_of(
@@ -261,7 +262,7 @@ class Waiting:
             if not self._counts.get((gpus, index)):
                 buckets.clear()
                 continue
-            # Whoever comes at a later index can only be better by a guarantee.
+            # Only a guarantee can put a session with a later index first.
             settled = candidate is not None
             if settled and not blocked.promised:
                 break
@@ -289,7 +290,7 @@ class Waiting:
         return candidate or throttled
 
     def _key(self, session: Session, index: int, below: bool, now: float) -> Key:
-        """Place of a session in the order; less is sooner."""
+        """Return the place of a session in the order; less is sooner."""
         user = session.flow.parent
         assert user
         assert user.parent
@@ -298,7 +299,7 @@ class Waiting:
         return (rank, index, *tags, session.arrival)
 
     def order(self, now: float) -> list[tuple[Key, Session]]:
-        """All who wait, in the order in which they are to be served, and their places in it."""
+        """Return all waiting sessions in the order of service, with their places in it."""
         found = []
         for each, (gpus, index) in self._places.items():
             key = self.place_of(each, index % LEVELS, each.urgent, now, now)
@@ -307,7 +308,7 @@ class Waiting:
         return found
 
     def place_of(self, session: Session, level: int, urgent: bool, at: float, now: float) -> Key:
-        """Place in the order of who would wait at a level from a time on."""
+        """Return the place that a session would have if it waited at a level from a time on."""
         user = session.flow.parent
         assert user
         assert user.parent

@@ -1,4 +1,4 @@
-"""What else is done today, with the engine's interface, so that it runs in the same simulation."""
+"""Baselines: schedulers in use today, with the engine's interface for the same simulation."""
 
 from __future__ import annotations
 

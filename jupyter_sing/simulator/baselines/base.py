@@ -1,4 +1,4 @@
-"""What all baselines share: leases of whole devices, and room for what is loaded."""
+"""Base of all baselines: leases of whole devices, and room for what is loaded."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Member:
 
 
 class Baseline:
-    """Cells lease whole devices; what was used longest ago makes room.
+    """Cells lease whole devices; the least recently used session makes room.
 
-    A subclass says who gets which devices in `schedule`, called after every event.
+    A subclass decides in `schedule`, called after every event, which session gets which devices.
 
     Parameters
     ----------
@@ -58,41 +58,41 @@ class Baseline:
         self.now = 0.0
         self._memory = {device.id: device.memory for device in devices}
         self._holder: dict[DeviceId, Member | None] = dict.fromkeys(self.order)
-        # What is on each device, in the order of use.
+        # Bytes on each device by session, in the order of use.
         self._held: dict[DeviceId, dict[SessionId, int]] = {d: {} for d in self.order}
         self._decisions: list[Decision] = []
         self._token = 0
         self._arrivals = 0
 
-    # What a subclass adds.
+    # For subclasses to override.
 
     def schedule(self) -> None:
         """Lease what can be leased; called after every event."""
         raise NotImplementedError
 
     def next_tick(self) -> float | None:
-        """Return when it wants to be asked, if nothing happens before."""
+        """Return when it needs a `Tick`, if no event comes before."""
         return None
 
     def opened(self, member: Member) -> None:
-        """Note a new session."""
+        """Handle a new session."""
 
     def submitted(self, member: Member) -> None:
-        """Note that a session has a cell."""
+        """Handle a submitted cell."""
 
     def finished(self, member: Member) -> None:
-        """Note that its cell is done."""
+        """Handle a finished cell."""
 
     def released(self, member: Member) -> None:
-        """Note that it was stopped in the middle of its cell."""
+        """Handle the preemption of a cell."""
 
     def closed(self, member: Member) -> None:
-        """Note that a session is over."""
+        """Handle a closed session."""
 
-    # What it can use.
+    # For subclasses to use.
 
     def free(self) -> list[DeviceId]:
-        """Return the devices that nobody has a lease of."""
+        """Return the devices without a lease."""
         return [device for device in self.order if self._holder[device] is None]
 
     def choose(self, member: Member) -> tuple[DeviceId, ...] | None:
@@ -109,10 +109,10 @@ class Baseline:
         return tuple(free[: member.gpus])
 
     def lease(self, member: Member, devices: tuple[DeviceId, ...]) -> bool:
-        """Lease free devices to a session, as soon as there is room on them.
+        """Lease free devices to a session; they are granted once there is room.
 
-        Returns False, and does nothing, while the room is that of a session that is moving away,
-        or its own memory is.
+        Return False, and change nothing, while its own memory is being evicted, or while not enough
+        room can be made.
         """
         if member.evicted_from:
             return False
@@ -137,20 +137,20 @@ class Baseline:
         return True
 
     def preempt(self, member: Member) -> None:
-        """Stop a session that executes; a second order does nothing."""
+        """Preempt an executing session; idempotent."""
         if member.started is not None and not member.stopping:
             member.stopping = True
             self._decisions.append(Preempt(member.name, member.token, self.reason))
 
     def executed(self, member: Member) -> float:
-        """Return for how long the cell of a session has executed."""
+        """Return how long the cell of a session has executed."""
         running = 0.0 if member.started is None else self.now - member.started
         return member.attained + running
 
     # The engine's interface.
 
     def handle(self, event: Event) -> Sequence[Decision]:
-        """Take note of an event and say what is to be done."""
+        """Handle an event and return the decisions."""
         self.now = event.at
         self._decisions = []
         match event:
@@ -192,7 +192,7 @@ class Baseline:
         return self._decisions
 
     def _victims(self, member: Member, device: DeviceId) -> list[SessionId] | None:
-        """Name the sessions to evict so that there is room; None if not enough of them can go."""
+        """Return the sessions to evict to make room; None if that is not enough."""
         held = self._held[device]
         used = sum(size for name, size in held.items() if name != member.name)
         victims = []
@@ -222,7 +222,7 @@ class Baseline:
                 self._grant(holder)
 
     def _leave(self, member: Member) -> None:
-        """Note that a session that has started is nowhere else any more."""
+        """Record that a session that has started is on no other device any more."""
         for device, held in self._held.items():
             if device not in member.devices:
                 held.pop(member.name, None)

@@ -1,4 +1,4 @@
-"""Leases for whole cells, first come, first served; nobody is stopped in the middle of a cell.
+"""Leases for whole cells, first come, first served; no cell is preempted.
 
 After NotebookOS (Carver et al., 2025), without its replicas: there, too, a GPU is bound when a cell
 arrives and free when it ends.
@@ -21,7 +21,7 @@ class Fcfs(Baseline):
         self._queue: deque[Member] = deque()
 
     def submitted(self, member: Member) -> None:
-        """Join the queue at its end."""
+        """Append the session to the queue."""
         self._queue.append(member)
 
     def schedule(self) -> None:

@@ -1,8 +1,8 @@
 """Least attained service in two queues, decided anew in rounds.
 
 After Tiresias (Gu et al., NSDI 2019), whose job is a cell here: a cell that has had less than a
-threshold of device-seconds stands before all that have had more; within a queue, first come, first
-served. Cells are stopped at the borders of rounds only; in between, what is free is given away.
+threshold of device-seconds goes before all that have had more; within a queue, first come, first
+served. Cells are preempted only between rounds; during a round, free devices are leased.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ class Las(Baseline):
         super().__init__(devices)
         self._threshold, self._round = threshold, round_seconds
         self._active: dict[Member, None] = {}  # with a cell, in the order of arrival
-        self._chosen: set[Member] = set()  # of the last round, only asked for members
+        self._chosen: set[Member] = set()  # of the last round, only tested for membership
         self._next = round_seconds
 
     def submitted(self, member: Member) -> None:
-        """Take part from now on."""
-        if self.now > self._next:  # nobody waited at the borders in between
+        """Add a session with a cell."""
+        if self.now > self._next:  # no session waited at the borders in between
             self._next = (self.now // self._round + 1) * self._round
         self._active[member] = None
 
     def finished(self, member: Member) -> None:
-        """Take part no more."""
+        """Remove a session without a cell."""
         del self._active[member]
         self._chosen.discard(member)
 
     def next_tick(self) -> float | None:
-        """Return the next round, while somebody waits."""
+        """Return the next round, while any session waits."""
         waiting = any(not member.devices for member in self._active)
         return self._next if waiting else None
 
     def schedule(self) -> None:
-        """At the border of a round choose who executes; else only give away what is free."""
+        """Choose executing sessions at the border of a round; else lease free devices only."""
         ranked = sorted(self._active, key=self._rank)
         if self.now >= self._next:
             self._next = (self.now // self._round + 1) * self._round

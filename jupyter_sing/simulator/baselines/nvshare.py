@@ -1,8 +1,8 @@
 """One lock per device, passed around in turns, and a home that a session never leaves.
 
 After nvshare (Alexopoulos and Mitropoulos, 2024): the holder of a device's lock drops it after a
-time quantum and stands at the end of the queue again; a holder that does nothing is noticed by
-polling. Devices are chosen when a session opens, by the number of sessions alone.
+time quantum and joins the end of the queue again; an idle holder is detected by polling. Devices
+are chosen when a session opens, by the number of sessions alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Nvshare(Baseline):
     ----------
     devices : sequence of Device
     quantum : float
-        Seconds after which the lock is dropped, if somebody waits.
+        Seconds after which the lock is dropped, if a session waits.
     poll : float
-        Seconds until a holder without work is noticed.
+        Seconds until a holder without work is detected.
     """
 
     reason = "Its time quantum is over."
@@ -35,43 +35,43 @@ class Nvshare(Baseline):
         self._population = dict.fromkeys(self.order, 0)
         self._queues: dict[DeviceId, list[Member]] = {device: [] for device in self.order}
         self._until: dict[Member, float] = {}  # holders of locks: the end of their quantum
-        self._idle: dict[Member, float] = {}  # holders without work: when that is noticed
+        self._idle: dict[Member, float] = {}  # holders without work: when that is detected
         self._locks: dict[DeviceId, Member | None] = dict.fromkeys(self.order)
 
     def opened(self, member: Member) -> None:
-        """Give it the home with the fewest sessions."""
+        """Choose the home with the fewest sessions."""
         home = sorted(self.order, key=lambda device: self._population[device])[: member.gpus]
         self._homes[member] = tuple(home)
         for device in home:
             self._population[device] += 1
 
     def submitted(self, member: Member) -> None:
-        """Ask for the lock, unless it has it still."""
+        """Request the lock, unless the session still has it."""
         if self._idle.pop(member, None) is None:
             self._enqueue(member)
 
     def finished(self, member: Member) -> None:
-        """Keep the lock until somebody notices."""
+        """Keep the lock until the idle holder is detected."""
         self._idle[member] = self.now + self._poll
 
     def released(self, member: Member) -> None:
-        """Stand at the end of the queue again."""
+        """Join the end of the queue again."""
         self._unlock(member)
         self._enqueue(member)
 
     def closed(self, member: Member) -> None:
-        """Give everything back."""
+        """Release everything."""
         self._unlock(member)
         for device in self._homes.pop(member):
             self._population[device] -= 1
 
     def next_tick(self) -> float | None:
-        """Return when the next quantum ends that anybody waits for, or an idle one is noticed."""
+        """Return when the next quantum with a waiter ends, or an idle holder is detected."""
         ends = [until for member, until in self._due() if member.has_cell]
         return min([*ends, *self._idle.values()], default=None)
 
     def schedule(self) -> None:
-        """Take locks from those whose time is over, and give free ones to the first in line."""
+        """Revoke locks whose time is over, and give free ones to the first in line."""
         for member in [m for m, noticed in self._idle.items() if noticed <= self.now]:
             self._unlock(member)
         for member, until in self._due():
@@ -85,14 +85,14 @@ class Nvshare(Baseline):
                 self.lease(member, self._homes[member])
 
     def _due(self) -> list[tuple[Member, float]]:
-        """Return the holders that somebody waits for, and when their quantum ends."""
+        """Return the holders for which sessions wait, and when their quantum ends."""
         found = []
         for member, until in self._until.items():
             if member.stopping or not any(self._queues[d] for d in self._homes[member]):
                 continue
             if member.started is None and member.has_cell:
                 continue  # it is being loaded
-            while until < self.now:  # quanta that nobody waited for
+            while until < self.now:  # quanta without a waiter
                 until += self._quantum
             self._until[member] = until
             found.append((member, until))

@@ -1,7 +1,7 @@
 """Devices that belong to a session for its life, or until it was idle for too long.
 
 The first is what a hub without a scheduler does, the second what JupyterHub's and Colab's cullers
-do. A culled session keeps its state here, which a real one loses: it only has to queue again.
+do. A culled session keeps its state here, while a real one loses it: it only has to queue again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Reservation(Baseline):
     devices : sequence of Device
     cull : float, optional
         Seconds without a cell after which a session's devices are given to others. Without it,
-        they are when the session closes.
+        they are given to others when the session closes.
     """
 
     def __init__(self, devices: Sequence[Device], cull: float | None = None) -> None:
@@ -34,17 +34,17 @@ class Reservation(Baseline):
         self._unowned = list(self.order)
 
     def submitted(self, member: Member) -> None:
-        """Use what it has, or queue for admission."""
+        """Use the devices that it owns, or queue for admission."""
         self._idle.pop(member, None)
         if member not in self._owned:
             self._queue.append(member)
 
     def finished(self, member: Member) -> None:
-        """Begin to be idle."""
+        """Record that a session is idle."""
         self._idle[member] = self.now
 
     def closed(self, member: Member) -> None:
-        """Give its devices back."""
+        """Release its devices."""
         self._idle.pop(member, None)
         self._disown(member)
 

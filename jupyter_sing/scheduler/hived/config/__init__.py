@@ -1,1 +1,1 @@
-"""HiveD's cells as a configuration describes them."""
+"""Configuration of HiveD's cells."""

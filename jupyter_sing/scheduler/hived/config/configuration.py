@@ -1,16 +1,16 @@
-"""Cells as they are declared, what is promised of them, and whether that can be kept.
+"""Declared cells, the guarantees on them, and the check that those can be kept.
 
 The vocabulary is HiveD's (Zhao et al., OSDI 2020). A *cell* is a set of devices that belong
 together: a device, the devices of one switch, a node, a rack. All cells of one *chain* have the
 same shape: a cell of level l consists of `fanout` cells of level l - 1, and level 1 is one device.
-A virtual cluster is promised a number of cells of given levels, and perhaps *pinned* cells, which
+A virtual cluster is guaranteed a number of cells of given levels, and perhaps *pinned* cells, which
 are certain physical ones.
 
-Note "surplus". Sizes within a chain divide each other, so promised cells fit into free ones if and
-only if filling from the largest down works. With free[l] free cells of level l, and need[l]
-promised ones that are not handed out yet, surplus[l] = free[l] - need[l] + surplus[l + 1] *
+Note "surplus". Sizes within a chain divide each other, so guaranteed cells fit into free ones if
+and only if filling from the largest down works. With free[l] free cells of level l, and need[l]
+guaranteed ones that are not allocated yet, surplus[l] = free[l] - need[l] + surplus[l + 1] *
 fanout[l + 1] must nowhere be negative. It implies totalLeft[l] >= allVCFree[l] at every level, and
-is more than that: one cell of level 2 that has two of level 1 cannot be promised twice, as itself
+is more than that: one cell of level 2 that has two of level 1 cannot be guaranteed twice, as itself
 and as its parts, though each number alone would do.
 """
 
@@ -24,16 +24,16 @@ from jupyter_sing.scheduler.hived.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What all cells of one level of a chain have in common.
+    """Common properties of all cells of one level of a chain.
 
     Attributes
     ----------
     type
         Name of the cell type.
     leaves
-        Devices in such a cell.
+        Number of devices in such a cell.
     fanout
-        Cells of the level below in it; 0 for a device.
+        Number of cells of the level below in it; 0 for a device.
     """
 
     type: str
@@ -43,7 +43,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The shape of equal trees of cells, named by the type of their roots.
+    """Shape of equal trees of cells, named by the type of their roots.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Chain:
         return self.levels[0].type
 
     def level_of(self, cell_type: str) -> int | None:
-        """Level of a cell type in this chain, if it is there."""
+        """Return the level of a cell type in this chain; None if it is not there."""
         for number, level in enumerate(self.levels, 1):
             if level.type == cell_type:
                 return number
@@ -86,7 +86,7 @@ class CellSpec:
     device
         Name of the device, if it is one.
     pinned
-        Name by which a virtual cluster may ask for just this cell.
+        Name by which a virtual cluster may request just this cell.
     """
 
     chain: str
@@ -100,7 +100,7 @@ class CellSpec:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """So many cells of a level of a chain."""
+    """A number of guaranteed cells of a level of a chain."""
 
     chain: str
     level: int
@@ -109,7 +109,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class VirtualClusterSpec:
-    """What one virtual cluster is promised."""
+    """Guarantees of one virtual cluster."""
 
     name: str
     cells: tuple[Promise, ...] = ()
@@ -118,7 +118,7 @@ class VirtualClusterSpec:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A physical cluster and what is promised of it; keeps its promises or does not come to be.
+    """A physical cluster and the guarantees on it, which are checked on creation.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Configuration:
     Raises
     ------
     ConfigurationError
-        If something is named twice or not at all, or if the promises cannot all be kept at once;
+        If something is named twice or not at all, or if the guarantees cannot all be kept at once;
         then the message says chain, level and numbers.
     """
 
@@ -143,7 +143,7 @@ class Configuration:
         check_promises(self)
 
     def chain(self, name: str) -> Chain:
-        """Find a chain by its name.
+        """Return the chain of a name.
 
         Raises
         ------
@@ -158,10 +158,10 @@ class Configuration:
     def of_nodes(
         cls, nodes: Mapping[str, Sequence[str]], guarantees: Mapping[str, int]
     ) -> Configuration:
-        """Make cells for plain nodes, and promise numbers of devices.
+        """Create a configuration of cells for plain nodes, which guarantees numbers of devices.
 
         The devices of a node are halved (or divided by the smallest prime that divides them) until
-        single devices are left, and a number of devices is promised in cells as large as it allows:
+        single devices are left. A number of devices is guaranteed in cells as large as it allows:
         of nodes with 8 devices, 13 are a node, a half of a node, and a device. A lease of several
         devices lies within one such cell.
 
@@ -175,7 +175,7 @@ class Configuration:
         Raises
         ------
         ConfigurationError
-            If more devices are promised than there are, or names are not unique.
+            If more devices are guaranteed than there are, or names are not unique.
         """
         sizes = sorted({len(devices) for devices in nodes.values()}, reverse=True)
         if 0 in sizes:
@@ -215,7 +215,7 @@ def free_cells(chain: Chain, cells: Sequence[CellSpec], pinned: frozenset[str]) 
 
 
 def check_promises(configuration: Configuration) -> None:
-    """Check that all promised cells exist at once; see the note "surplus".
+    """Check that all guaranteed cells exist at once; see the note "surplus".
 
     Raises
     ------
@@ -300,7 +300,7 @@ def _once(known: set[object], name: object, problem: str) -> None:
 
 
 def _divided(size: int) -> Chain:
-    """Chain of nodes with so many devices, divided by ever larger primes from the top down."""
+    """Return a chain of nodes of a size, divided by ever larger primes from the top down."""
     sizes = [size]
     while sizes[-1] > 1:
         rest = sizes[-1]

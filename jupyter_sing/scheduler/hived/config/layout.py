@@ -1,4 +1,4 @@
-"""The cells of a configuration, physical and promised, and how the hardware is."""
+"""Physical and guaranteed cells of a configuration, and the health of the hardware."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jupyter_sing.scheduler.hived.shadows import shadows
 
 @dataclass(frozen=True, slots=True)
 class PromisedCell:
-    """A promised cell, as it is shown.
+    """A guaranteed cell, as it is shown.
 
     Attributes
     ----------
     priority
-        The highest of who is in it; -2 if nobody is.
+        Highest priority of the groups in it; -2 if there is none.
     bad
-        Devices of it that cannot be used, or could not if it were needed now.
+        Number of devices of it that cannot be used, or could not if it were needed now.
     address
         Of the physical cell it is bound to.
     """
@@ -35,7 +35,7 @@ class PromisedCell:
 
 
 class VirtualCluster:
-    """What one virtual cluster is promised: by chain, and by name of pinned cells."""
+    """Guarantees of one virtual cluster: by chain, and by name of pinned cells."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class VirtualCluster:
 
 
 class Layout:
-    """Cells without anybody in them.
+    """Cells, without the groups that hold them.
 
     Attributes
     ----------
@@ -69,9 +69,9 @@ class Layout:
         self._build()
 
     def set_health(self, name: str, good: bool) -> None:
-        """Note whether a device, or whatever is on a node, can be used.
+        """Mark a device, or all devices of a node, as usable or not.
 
-        A device is good if neither it nor its node was said to be bad. Who holds it keeps it.
+        A device is good if neither it nor its node was marked as bad. Its holder keeps it.
 
         Raises
         ------
@@ -93,11 +93,11 @@ class Layout:
 
     @property
     def bad_names(self) -> tuple[str, ...]:
-        """Devices and nodes that were said to be bad."""
+        """Devices and nodes that were marked as bad."""
         return tuple(self._bad_names)
 
     def promised(self, vc: str) -> list[PromisedCell]:
-        """All cells that a virtual cluster is promised.
+        """Return all cells that a virtual cluster is guaranteed.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Layout:
         return cells
 
     def unused(self, vc: str) -> int:
-        """Number of promised devices of a virtual cluster that are not held and can be used.
+        """Return the number of guaranteed devices of a virtual cluster that are unheld and usable.
 
         Raises
         ------
@@ -140,12 +140,12 @@ class Layout:
         return total
 
     def admit(self, vc: str) -> None:
-        """Know a virtual cluster; one that the configuration does not have is promised nothing."""
+        """Add a virtual cluster; one that is not in the configuration is guaranteed nothing."""
         if vc not in self.virtual_clusters:
             self.virtual_clusters[vc] = VirtualCluster(vc)
 
     def virtual_cluster(self, name: str) -> VirtualCluster:
-        """Find a virtual cluster.
+        """Return the virtual cluster of a name.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class Layout:
 
 
 def _pinned_holding(vc: str, pid: str, cell: PhysicalCell) -> Holding:
-    """What the promise of a pinned cell amounts to: bound for ever."""
+    """Return the guarantee of a pinned cell: bound for ever."""
     holding = Holding(vc, cell.chain, pid)
     root = holding.add(cell.level)
     root.fixed = True

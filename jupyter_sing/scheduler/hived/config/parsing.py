@@ -12,7 +12,7 @@ The document is the mapping that a YAML reader makes of such a file::
     virtualClusters:
       A: {virtualCells: [{cellType: RACK.NODE, cellNumber: 1}], pinnedCells: [{pinnedCellId: lab}]}
 
-What is not said below a cell is counted: devices of a node from 0, other cells among those of their
+Cells without an address are numbered: devices of a node from 0, other cells among those of their
 level in the same top-level cell.
 """
 
@@ -47,7 +47,7 @@ def configuration_of(document: Document) -> Configuration:
     Raises
     ------
     ConfigurationError
-        If the document is malformed, or the configuration promises more than there is.
+        If the document is malformed, or the configuration guarantees more than there is.
     """
     _known(document, "The document", "physicalCluster", "virtualClusters")
     physical = document["physicalCluster"]
@@ -88,7 +88,7 @@ def _types(entries: Mapping[str, Document]) -> dict[str, _CellType]:
 
 
 def _chain(name: str, types: Mapping[str, _CellType]) -> Chain:
-    """The levels below a type; a type that is not declared is a device."""
+    """Return the levels below a type; a type that is not declared is a device."""
     names = [name]
     while names[-1] in types:
         below = types[names[-1]].child

@@ -1,8 +1,8 @@
-"""Another configuration under running groups: they keep devices, and rights where possible.
+"""Change of the configuration under running groups: they keep devices, and rights where possible.
 
-A group whose devices are not what its virtual cluster is promised any more becomes opportunistic;
-so does one for which less is promised now than is held, those of the lowest priorities first.
-Reservations end, as in a restart; who had one asks again.
+A group whose devices no longer match the guarantees of its virtual cluster becomes opportunistic;
+so does one for which less is guaranteed now than is held, those of the lowest priorities first.
+Reservations end, as in a restart; their groups have to request again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from jupyter_sing.scheduler.hived.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a new configuration meant to those who were there.
+    """Effects of a new configuration on the groups that were present.
 
     Attributes
     ----------
     downgraded
         Groups that are opportunistic now and were not.
     lost
-        Groups that hold devices that are in no cell any more. They go on; the devices are not
+        Groups that hold devices that are no longer in any cell. They continue; the devices are not
         counted.
     cancelled
         Groups whose reservations ended.
@@ -38,17 +38,17 @@ class Changes:
 
 
 def reconfigured(old: Cluster, configuration: Configuration) -> tuple[Cluster, Changes]:
-    """Make a cluster of another configuration with the groups of an old one.
+    """Create a cluster of another configuration with the groups of an old one.
 
     Parameters
     ----------
     old
-        Is not to be used afterwards.
+        Must not be used afterwards.
 
     Returns
     -------
     Cluster, Changes
-        The groups have their names, requests and pods; devices are recognised by their names.
+        The groups have their names, requests and pods; devices are matched by their names.
     """
     cancelled = tuple(name for name, group in old.groups.items() if group.preempting)
     for name in cancelled:
@@ -58,7 +58,7 @@ def reconfigured(old: Cluster, configuration: Configuration) -> tuple[Cluster, C
         try:
             new.set_health(name, good=False)
         except RequestError:
-            continue  # it is not there any more
+            continue  # it no longer exists
     moved = {name: _moved(group, new) for name, group in old.groups.items()}
     for group in moved.values():
         new.adopt(group)
@@ -76,7 +76,7 @@ def reconfigured(old: Cluster, configuration: Configuration) -> tuple[Cluster, C
 
 
 def regain(cluster: Cluster, group: Group) -> bool:
-    """Let a group that borrows its devices have them by promise, if one promised cell has room."""
+    """Let a group that borrows its devices hold them by guarantee, if one cell has room for all."""
     devices = [seat.physical for seat in group.seats]
     for holding in cluster.virtual_cluster(group.request.vc).all_holdings:
         if any(device.chain is not holding.chain for device in devices):
@@ -90,7 +90,7 @@ def regain(cluster: Cluster, group: Group) -> bool:
 
 
 def _moved(group: Group, new: Cluster) -> Group:
-    """The group in the new cluster, opportunistic, with the devices that are still there."""
+    """Return the group in the new cluster, opportunistic, with the devices that still exist."""
     places = [
         [
             (new.devices[seat.physical.device], None)
@@ -106,7 +106,7 @@ def _moved(group: Group, new: Cluster) -> Group:
 
 
 def _regained(new: Cluster, old: Group, group: Group) -> bool:
-    """Let a group hold its devices by promise again, if there is one for each of its pods."""
+    """Let a group hold its devices by guarantee again, if there is one for each of its pods."""
     vc = new.virtual_clusters.get(group.request.vc)
     if vc is None:
         return False
@@ -132,7 +132,7 @@ def _promises_for(
     devices: list[PhysicalCell],
     before: list[VirtualCell],
 ) -> list[VirtualCell] | None:
-    """Promised devices for those of a pod, in cells as before or else in no more than before."""
+    """Return guaranteed devices for those of a pod, in the same or no more cells than before."""
     if not devices:
         return []
     pinned = vc.pinned.get(before[0].holding.pinned or "")
