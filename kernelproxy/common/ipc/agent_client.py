@@ -347,7 +347,7 @@ def _connect_soon(sock: socket.socket, name: str) -> None:
             if time.monotonic() > end:
                 raise
         time.sleep(pause * (0.5 + random.random()))
-        pause = min(2 * pause, 0.02)
+        pause = min(2 * pause, 0.002)
 
 
 def _connect_to_system(path: Path) -> Control:
