@@ -3,7 +3,7 @@
 Two imports are watched. ``torch``: before its module executes, the native client is loaded and the
 session joined, because torch latches its device hooks during its initialisation. ``torch._C``:
 after it executed and before ``torch`` uses it, it gets the names that builds without CUDA lack
-(`bindings`), so that ``torch.cuda`` finds them.
+(`torch_c_names`), so that ``torch.cuda`` finds them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Dynamo and autograd run here, with inductor's decompositions, passes and partitioner, as without a
 proxy. The graph of aten operators, which inductor would then compile for a device of this process,
-is described (`kernelproxy.graphs`), written to the device's memory, and compiled by the worker.
+is described (`graph_export`), written to the device's memory, and compiled by the worker.
 Each call of it is one record.
 
 A graph that cannot be shipped or compiled runs eagerly, operator by operator, as the program was

@@ -145,6 +145,17 @@ def test_a_folder_is_small_and_says_what_it_is() -> None:
     assert {each: count for each, count in lines.items() if count > README_LINES_MAX} == {}
 
 
+def test_a_table_of_a_package_names_its_modules() -> None:
+    gone = {
+        f"{file.parent.name}/{name}"
+        for file in modules("jupyter_sing", "kernelproxy")
+        if file.name == "__init__.py"
+        for name in re.findall(r"^`([a-z_]+)`", file.read_text("utf-8"), re.MULTILINE)
+        if not (file.parent / name).exists() and not file.with_name(f"{name}.py").exists()
+    }
+    assert gone == set()
+
+
 def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
