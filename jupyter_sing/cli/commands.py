@@ -610,7 +610,3 @@ def _done(options: argparse.Namespace, text: str) -> None:
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=1))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

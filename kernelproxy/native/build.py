@@ -345,7 +345,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(parts.client, parts.worker, sep="\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -349,6 +349,14 @@ def with_named_torches(clone: Path, command: list[str], fake_torch: Path, tmp_pa
         assert sorted(pair.split("-")[0] for pair in pairs) == [f"torch{name}" for name in names]
 
 
+def test_a_build_that_fails_is_one_line_and_status_1() -> None:
+    command = [sys.executable, "-m", "kernelproxy.native", "--python", "/nowhere/python"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("python -m kernelproxy.native: ")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_installed_wheel_builds_for_an_environment_without_our_package(
     fake_torch: Path, tmp_path: Path
