@@ -445,7 +445,7 @@ class Controller:
                     return  # it no longer waits
                 why = outlook.reason
                 self._hands.explain(session, why)
-        self._note(session, type(decision).__name__.lower(), why)
+        self._note(session, decision.kind, why)
 
     def _note(self, session: str, kind: str, why: str) -> None:
         """Log a decision about a session."""
@@ -462,7 +462,7 @@ class Controller:
 
     def _note_company(self, decision: Pack | Unpack) -> None:
         """Log that sessions share a device, or no longer do: once for each of them."""
-        kind = type(decision).__name__.lower()
+        kind = decision.kind
         for session in decision.sessions:
             why = self._named(decision.reason, session)
             others = [self._named(each, session) for each in decision.sessions if each != session]

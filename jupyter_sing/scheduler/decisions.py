@@ -1,14 +1,15 @@
 """Decisions of the engine, and its requests to the guarantees.
 
-`reason` is one user-facing sentence. The decisions of a list must be begun in order, but need not
-finish in order: a decision that depends on another one is only made when that one was answered.
+`kind` is the word for a decision in logs, `reason` one user-facing sentence. The decisions of a
+list must be begun in order, but need not finish in order: a decision that depends on another one is
+only made when that one was answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from jupyter_sing.scheduler.ids import DeviceId, SessionId
 
@@ -22,6 +23,7 @@ class Grant:
     it runs before sessions of equal rank get their turn; the engine sends the `Preempt` itself.
     """
 
+    kind: ClassVar[str] = "grant"
     session: SessionId
     devices: tuple[DeviceId, ...]
     token: int
@@ -37,6 +39,7 @@ class Preempt:
     to be moved then.
     """
 
+    kind: ClassVar[str] = "preempt"
     session: SessionId
     token: int
     reason: str
@@ -50,6 +53,7 @@ class Evict:
     Answered by `Evicted` or `Stayed`.
     """
 
+    kind: ClassVar[str] = "evict"
     session: SessionId
     device: DeviceId
     to: Literal["host", "disk"]
@@ -60,6 +64,7 @@ class Evict:
 class Migrate:
     """Move the memory of a session that holds no lease. Answered by `Moved` or `Stayed`."""
 
+    kind: ClassVar[str] = "migrate"
     session: SessionId
     source: DeviceId
     target: DeviceId
@@ -70,6 +75,7 @@ class Migrate:
 class Pack:
     """Let these sessions execute on the device at the same time (their grants come separately)."""
 
+    kind: ClassVar[str] = "pack"
     sessions: tuple[SessionId, ...]
     device: DeviceId
     reason: str
@@ -79,6 +85,7 @@ class Pack:
 class Unpack:
     """End a `Pack`: the sessions take turns again; one that has to stop gets a `Preempt`."""
 
+    kind: ClassVar[str] = "unpack"
     sessions: tuple[SessionId, ...]
     device: DeviceId
     reason: str
@@ -91,6 +98,7 @@ class Queued:
     `Engine.outlooks` returns how long it is likely to wait.
     """
 
+    kind: ClassVar[str] = "queued"
     session: SessionId
     reason: str
 
@@ -102,6 +110,7 @@ class Promised:
     Sent when this changes. Initially it is kept.
     """
 
+    kind: ClassVar[str] = "promised"
     session: SessionId
     kept: bool
     reason: str
