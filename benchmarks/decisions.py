@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.decisions import Evict, Grant, Migrate, Preempt
+from jupyter_sing.scheduler.decisions import Evict, Grant, MigrateMemory, Preempt
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.settings import Device, Tier
+from jupyter_sing.scheduler.settings import DeviceSpec, Tier
 
 GB = 10**9
 
@@ -43,7 +43,7 @@ class _Load:
     def __init__(self, sessions: int, devices: int, seed: int) -> None:
         self.random = random.Random(seed)
         places = [
-            Device(f"node{i // 8}/gpu{i % 8}", 80 * GB, f"node{i // 8}", constant_seconds=0.1)
+            DeviceSpec(f"node{i // 8}/gpu{i % 8}", 80 * GB, f"node{i // 8}", constant_seconds=0.1)
             for i in range(devices)
         ]
         self.engine = Engine(places)
@@ -62,7 +62,7 @@ class _Load:
             memory = int(self.random.lognormvariate(2.1, 0.5) * GB)
             user = f"u{i % (sessions // 3 + 1)}"
             self.tell(
-                events.SessionOpened(
+                events.SessionAdded(
                     0.0, name, f"vc{i % 20}", user, tier, gpus=gpus, memory=min(memory, 60 * GB)
                 )
             )
@@ -85,7 +85,7 @@ class _Load:
                 self.after(0.01, self._stop(decision.session, decision.token))
             elif isinstance(decision, Evict):
                 self.after(0.2, self._evicted(decision.session, decision.device))
-            elif isinstance(decision, Migrate):
+            elif isinstance(decision, MigrateMemory):
                 self.after(0.4, self._moved(decision.session, decision.target))
 
     def step(self) -> None:

@@ -23,9 +23,9 @@ from jupyter_sing.cli.progress import Line
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.simulator import openb, plot, report
 from jupyter_sing.simulator.baselines import BASELINES
-from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.generator import PILOT, PILOT_WITH_BURSTS, Parameters, generate
-from jupyter_sing.simulator.outcome import Outcome
+from jupyter_sing.simulator.outcome import SimulationOutcome
 from jupyter_sing.simulator.report import Result
 from jupyter_sing.simulator.run import Simulation
 from jupyter_sing.simulator.sharing import RULES, pack
@@ -37,8 +37,8 @@ TUNED = range(10)
 """Seeds of the weeks by which the engine's numbers were chosen."""
 FIRST = 100
 """The first seed that is reported."""
-FAST = Cluster(GPUS)
-SLOW = Cluster(GPUS, switch=1.0, bandwidth=4.0 * GB)
+FAST = SimulatedCluster(GPUS)
+SLOW = SimulatedCluster(GPUS, switch=1.0, bandwidth=4.0 * GB)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Setting:
 
     title: str
     parameters: Parameters
-    cluster: Cluster
+    cluster: SimulatedCluster
     claims: tuple[Claim, ...] = ()
 
 
@@ -81,11 +81,11 @@ class Run:
 
     seed: int
     result: Result
-    outcome: Outcome
+    outcome: SimulationOutcome
     seconds: float
 
 
-def simulate(name: str, workload: Workload, cluster: Cluster, seed: int) -> Run:
+def simulate(name: str, workload: Workload, cluster: SimulatedCluster, seed: int) -> Run:
     """Run one scheduler; ``sing`` is ours."""
     devices = cluster.devices()
     scheduler = Engine(devices) if name == "sing" else BASELINES[name](devices)

@@ -23,7 +23,7 @@ from jupyter_sing import queries
 from jupyter_sing.cli import activity, doctor, policy, simulate
 from jupyter_sing.cli.output import until_nobody_reads
 from jupyter_sing.cli.progress import Line
-from jupyter_sing.cli.wait_lines import Waiting
+from jupyter_sing.cli.wait_lines import WaitLines
 from jupyter_sing.controller import decision_log
 from jupyter_sing.notebook import status_text
 from jupyter_sing.notebook.checkpoint_outcome import Outcome
@@ -263,7 +263,7 @@ def suspend(options: argparse.Namespace) -> int:
 
 def resume(options: argparse.Namespace) -> int:
     """``resume S``: return when the session is on its device."""
-    waiting = Waiting(options.session, wanted=not options.json)
+    waiting = WaitLines(options.session, wanted=not options.json)
     with connect(start=False) as control, waiting:
         reply = control.expect(SessionReply, Resume(options.session))
     return _show_session(options, reply)
@@ -272,7 +272,7 @@ def resume(options: argparse.Namespace) -> int:
 def migrate(options: argparse.Namespace) -> int:
     """``migrate S DEVICE``: return when the session is on that device."""
     request = Migrate(options.session, options.device)
-    waiting = Waiting(options.session, wanted=not options.json)
+    waiting = WaitLines(options.session, wanted=not options.json)
     with connect(start=False) as control, waiting:
         reply = control.expect(SessionReply, request)
     if options.json:
@@ -320,7 +320,7 @@ def checkpoint(options: argparse.Namespace) -> int:
     with connect(start=False) as control, Line("Saving", wanted=not options.json) as line:
         name = options.name or options.called or ""
         request = Checkpoint(options.session, name, form=options.form)
-        with Waiting(options.session, wanted=not options.json):
+        with WaitLines(options.session, wanted=not options.json):
             try:
                 made = control.expect(CheckpointReply, request, show=line.show_bytes).checkpoint
             except ControlError as error:
@@ -353,7 +353,7 @@ def restore(options: argparse.Namespace) -> int:
             session = options.last or options.session or _only_session(control)
             name = control.expect(CheckpointReply, LastCheckpoint(session)).checkpoint["name"]
         request = Restore(session, name, options.form)
-        with Waiting(session, wanted=not options.json):
+        with WaitLines(session, wanted=not options.json):
             outcome = control.expect(RestoreReply, request, show=line.show_bytes).outcome
     if options.json:
         _print_json(outcome)

@@ -15,15 +15,15 @@ from jupyter_sing.controller.guarantees import leaves
 from jupyter_sing.notebook.status_text import Table
 from jupyter_sing.scheduler.fairness.tier_targets import most
 from jupyter_sing.scheduler.policy import (
-    Effective,
     Policy,
     PolicyError,
+    UserPolicy,
     configuration,
     document,
     parse,
     resolve,
 )
-from jupyter_sing.scheduler.policy.model import Terms, VirtualCluster
+from jupyter_sing.scheduler.policy.model import UserTerms, VirtualCluster
 from jupyter_sing.scheduler.policy.phrases import (
     NAMES,
     cluster_text,
@@ -39,7 +39,7 @@ from jupyter_sing.scheduler.policy.resolve import (
     tier_terms,
 )
 from jupyter_sing.scheduler.policy.yaml_reader import TEXT_BYTES_MAX
-from jupyter_sing.scheduler.settings import Settings, Tier
+from jupyter_sing.scheduler.settings import EngineSettings, Tier
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import Control, connect
 from kernelproxy.common.protocol import PolicyApplied, SetPolicy
@@ -168,7 +168,7 @@ def _parsed(what: str, text: bytes) -> Policy:
         raise ControlError(f"{what}: {error}", "bad-policy") from None
 
 
-def effective_document(found: Effective) -> dict[str, Any]:
+def effective_document(found: UserPolicy) -> dict[str, Any]:
     """Return a user's effective policy as JSON values; null: no limit, or never."""
     plain = asdict(found)
     for key in ("quotas", "cluster_quotas", "terms"):
@@ -176,7 +176,7 @@ def effective_document(found: Effective) -> dict[str, Any]:
     return plain
 
 
-def _user(found: Effective) -> str:
+def _user(found: UserPolicy) -> str:
     """Return a user's effective policy as text, with the lines that decided it."""
     values = {
         "virtual_cluster": found.virtual_cluster,
@@ -243,7 +243,7 @@ def _promises(policy: Policy) -> str:
     count = _devices(policy)
     where = f"{count} device{'' if count == 1 else 's'}"
     found = " or ".join(
-        f"{most(tier, count, targets, Settings().duty):,} {tier}"
+        f"{most(tier, count, targets, EngineSettings().duty):,} {tier}"
         for tier in Tier
         if targets[tier] > 0.0
     )
@@ -280,7 +280,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(shown)
 
 
-def _terms_text(terms: Terms) -> str:
+def _terms_text(terms: UserTerms) -> str:
     """Return terms as text."""
     said = [(key, getattr(terms, key)) for key in ("tier", "weight", "packing")]
     said += [(key, getattr(terms.quotas, key)) for key in QUOTAS]

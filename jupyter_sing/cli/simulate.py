@@ -15,10 +15,10 @@ from jupyter_sing.notebook.status_text import Table
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.policy import Policy
 from jupyter_sing.scheduler.policy.numbers import numbers
-from jupyter_sing.scheduler.settings import TARGETS, Settings
+from jupyter_sing.scheduler.settings import TARGETS, EngineSettings
 from jupyter_sing.simulator import openb, plot, report, workload
 from jupyter_sing.simulator.baselines import BASELINES
-from jupyter_sing.simulator.cluster import Cluster, SimulationError
+from jupyter_sing.simulator.cluster import SimulatedCluster, SimulationError
 from jupyter_sing.simulator.generator import Parameters, generate
 from jupyter_sing.simulator.people import NOT_SIMULATED, described, people
 from jupyter_sing.simulator.run import Scheduler, Simulation, equals
@@ -69,7 +69,7 @@ def simulate(options: argparse.Namespace) -> int:
             f"{options.policy}: it describes {len(names)} devices, not {options.gpus}.",
             "cannot-simulate",
         )
-    cluster = Cluster(
+    cluster = SimulatedCluster(
         gpus=options.gpus,
         names=names,
         memory=int(options.memory * GB),
@@ -77,7 +77,7 @@ def simulate(options: argparse.Namespace) -> int:
         switch=options.switch,
     )
     found = _workload(options, cluster)
-    targets = TARGETS if policy is None else numbers(policy, (), Settings()).targets
+    targets = TARGETS if policy is None else numbers(policy, (), EngineSettings()).targets
     results, curves = [], []
     for name in ("sing", *(BASELINES if options.baselines else ())):
         try:
@@ -112,7 +112,7 @@ def simulate(options: argparse.Namespace) -> int:
 def _simulation(
     name: str,
     found: Workload,
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     policy: Policy | None,
     show: Callable[[int, int], None],
 ) -> Simulation:
@@ -129,7 +129,7 @@ def _simulation(
     return Simulation(found, cluster, scheduler, terms, show)
 
 
-def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
+def _workload(options: argparse.Namespace, cluster: SimulatedCluster) -> Workload:
     """Read or generate the workload."""
     try:
         if options.workload == GENERATOR:

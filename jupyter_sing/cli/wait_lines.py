@@ -15,7 +15,7 @@ from kernelproxy.common.readable import without_turn
 SAID_AFTER_SECONDS = 1.0
 
 
-class Waiting:
+class WaitLines:
     """Reporter of the state of the session for which a command waits, at each change.
 
     Parameters
@@ -35,7 +35,7 @@ class Waiting:
         self._timer = threading.Timer(SAID_AFTER_SECONDS, self._watch)
         self._timer.daemon = True
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> WaitLines:
         if self._wanted:
             self._timer.start()
         return self

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jupyter_sing.controller.decision_log import Accounts, Journal
+from jupyter_sing.controller.decision_log import DecisionLog, SavedAccounts
 
 #: Seconds between two writes.
 KEEP_SECONDS = 2.0
@@ -17,7 +17,7 @@ TOKENS_MAX = 1_000_000
 
 
 @dataclass(frozen=True)
-class Taken:
+class AccountsUpdate:
     """Content of one write.
 
     Parameters
@@ -35,12 +35,12 @@ class Taken:
     goes_on: bool
 
 
-class Bookkeeping:
+class AccountsWriter:
     """Writes accounts while they change, but at most every two seconds.
 
     Parameters
     ----------
-    journal : Journal
+    journal : DecisionLog
     take : callable
         Returns the content to write, at a time of the clock.
     clock : callable
@@ -48,7 +48,10 @@ class Bookkeeping:
     """
 
     def __init__(
-        self, journal: Journal, take: Callable[[float], Taken], clock: Callable[[], float]
+        self,
+        journal: DecisionLog,
+        take: Callable[[float], AccountsUpdate],
+        clock: Callable[[], float],
     ) -> None:
         self._journal, self._take, self._clock = journal, take, clock
         self._timer: asyncio.TimerHandle | None = None
@@ -70,7 +73,7 @@ class Bookkeeping:
         self._last = self._clock()
         taken = self._take(self._last)
         accounts = {**taken.accounts, "token": taken.accounts["token"] + TOKENS_MAX}
-        self._journal.keep(Accounts(time.time(), taken.sessions, accounts))
+        self._journal.keep(SavedAccounts(time.time(), taken.sessions, accounts))
         return taken.goes_on
 
     def close(self) -> None:

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_sing.controller import decision_log, policy_file
-from jupyter_sing.controller.accounts_writer import Bookkeeping, Taken
-from jupyter_sing.controller.decision_log import Entry, Journal, read_accounts
-from jupyter_sing.controller.effective_policy import Rules, Standing
-from jupyter_sing.controller.session_entry import Known
+from jupyter_sing.controller.accounts_writer import AccountsUpdate, AccountsWriter
+from jupyter_sing.controller.decision_log import DecisionEntry, DecisionLog, read_accounts
+from jupyter_sing.controller.effective_policy import EffectiveTerms, HostPolicy
+from jupyter_sing.controller.session_entry import SessionEntry
 from jupyter_sing.controller.switch_cost import Bandwidth, Rate
 from jupyter_sing.controller.time_to_gpu import TimeToGpu
-from jupyter_sing.controller.wait_estimates import Outlooks
+from jupyter_sing.controller.wait_estimates import WaitEstimates
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import (
     Decision,
     Evict,
     Grant,
-    Migrate,
+    MigrateMemory,
     Pack,
     Preempt,
     Promised,
@@ -37,7 +37,7 @@ from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.fairness.tier_targets import admit
 from jupyter_sing.scheduler.persistence import AccountsError
 from jupyter_sing.scheduler.policy import differences
-from jupyter_sing.scheduler.settings import Device, Settings, Tier
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.readable import device_name, devices_named
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 COPY_RATE, SWITCH_SECONDS = 2e9, 0.05
 
 #: Sessions that fit onto a device together are switched in milliseconds, so quanta are short.
-LIVE = Settings(
+LIVE = EngineSettings(
     quanta=(0.5, 1.0, 4.0, 4.0),
     compare_after=0.5,
     run_min=0.5,
@@ -69,7 +69,7 @@ class Controller:
 
     Parameters
     ----------
-    settings : Settings, optional
+    settings : EngineSettings, optional
         Of the engine.
     clock : callable, optional
         Seconds; the monotonic clock by default.
@@ -81,29 +81,29 @@ class Controller:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        settings: EngineSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
         directory: Path | None = None,
     ) -> None:
         self._base, self._clock = settings or LIVE, clock
         self._directory = directory or paths.runtime_dir()
-        self._journal = Journal(self._directory)
-        self._sessions: dict[str, Known] = {}
+        self._journal = DecisionLog(self._directory)
+        self._sessions: dict[str, SessionEntry] = {}
         self._users: dict[str, None] = {}
         self._told: deque[events.Event] = deque()
         self._waits = TimeToGpu()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
-        self._books = Bookkeeping(self._journal, self._take, clock)
+        self._books = AccountsWriter(self._journal, self._take, clock)
         self._before: frozenset[str] = frozenset()  # sessions of the previous controller
         self._gathering = False
-        self._outlooks = Outlooks(lambda now: self._engine.outlooks(now), self._named, clock)
+        self._outlooks = WaitEstimates(lambda now: self._engine.outlooks(now), self._named, clock)
 
     def begin(self, hands: Hands, devices: dict[str, int]) -> None:
         """See `Arbiter`."""
         self._hands = hands
         found = [
-            Device(name, memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
+            DeviceSpec(name, memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
             for name, memory in devices.items()
         ]
         self._bandwidths = {each: Bandwidth(Rate(COPY_RATE, SWITCH_SECONDS)) for each in devices}
@@ -128,7 +128,7 @@ class Controller:
         if terms.session in self._before and not self._gathering:
             self._gathering = True
             self._gather()
-        known = Known(terms, self._standing(terms), terms.memory)
+        known = SessionEntry(terms, self._standing(terms), terms.memory)
         self._sessions[terms.session] = known
         if terms.user not in self._users:
             self._users[terms.user] = None
@@ -136,7 +136,7 @@ class Controller:
                 self._tell(events.Reconfigured(self._clock(), self._settings()))
         standing = known.standing
         self._tell(
-            events.SessionOpened(
+            events.SessionAdded(
                 self._clock(), terms.session, standing.vc, terms.user, standing.tier,
                 memory=terms.memory, pinned=terms.pinned, may_pack=standing.may_pack,
                 device=terms.device, bound=terms.device if terms.bound else None,
@@ -162,11 +162,11 @@ class Controller:
         before, known.terms = known.terms, terms
         self._revise(known, anyway=before.pinned != terms.pinned)
 
-    def _standing(self, terms: Terms) -> Standing:
+    def _standing(self, terms: Terms) -> EffectiveTerms:
         """Return the effective terms of a session: the policy's, and its user's own choice."""
         return self._rules.standing(terms.user, terms.tier)
 
-    def _revise(self, known: Known, *, anyway: bool = False) -> None:
+    def _revise(self, known: SessionEntry, *, anyway: bool = False) -> None:
         """Re-apply the current policy to a session; `anyway`: even if its terms are the same."""
         standing, before = self._standing(known.terms), known.standing
         known.standing = standing
@@ -181,7 +181,7 @@ class Controller:
             )  # fmt: skip
         self._allow(known, said=anyway or standing != before)
 
-    def _allow(self, known: Known, *, said: bool) -> None:
+    def _allow(self, known: SessionEntry, *, said: bool) -> None:
         """Send the present limits of a session to the agent; with `said`, also log them."""
         terms, standing = known.terms, known.standing
         allowance = self._rules.allowance(terms.user, standing.tier)
@@ -199,7 +199,7 @@ class Controller:
             why = f"It is served as {standing}, for {terms.user}{stays}. {shortfall}".rstrip()
             self._note(terms.session, "terms", why)
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> EngineSettings:
         """Return the settings of the engine, for all users that it knows."""
         return self._rules.settings(self._base, self._users)
 
@@ -210,7 +210,7 @@ class Controller:
     def closed(self, session: str) -> None:
         """See `Arbiter`."""
         self._waits.forget(session)
-        self._tell(events.SessionClosed(self._clock(), session))
+        self._tell(events.SessionRemoved(self._clock(), session))
         self._sessions.pop(session, None)
 
     def wants(self, session: str) -> None:
@@ -257,7 +257,7 @@ class Controller:
         """See `Arbiter`."""
         log.warning("Session %s could not use its turn: %s", session, why)
         self._note_end(session)
-        self._tell(events.Refused(self._clock(), session, token, why))
+        self._tell(events.GrantRefused(self._clock(), session, token, why))
 
     def stayed(self, session: str, device: str, why: str) -> None:
         """See `Arbiter`."""
@@ -328,7 +328,7 @@ class Controller:
 
     def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
         """See `Arbiter`."""
-        rules = Rules(text, self._nodes)
+        rules = HostPolicy(text, self._nodes)
         views = [known.view() for known in self._sessions.values()]
         found = differences(self._rules.policy, rules.policy, views)
         if not dry:
@@ -342,7 +342,7 @@ class Controller:
         affected = [{**asdict(each), "text": str(each)} for each in found]
         return {"affected": affected, "notes": [*rules.notes(), *self._shortfalls(rules)]}
 
-    def _shortfalls(self, rules: Rules) -> list[str]:
+    def _shortfalls(self, rules: HostPolicy) -> list[str]:
         """Return for which sessions a policy has tier targets that cannot be kept here."""
         devices = len(self._engine.devices())
         settings = rules.settings(self._base, self._users)
@@ -436,7 +436,7 @@ class Controller:
                 self._hands.evict(session, device, f"{why[:1].upper()}{why[1:]}")
                 where = "host memory" if to == "host" else to
                 why = f"Its memory goes from {device_name(device)} to {where}: {why}."
-            case Migrate(session, source, target):
+            case MigrateMemory(session, source, target):
                 why = f"It moves from {device_name(source)} to {device_name(target)}: {why}."
                 self._hands.migrate(session, source, target)
             case Queued(session):
@@ -449,7 +449,7 @@ class Controller:
 
     def _note(self, session: str, kind: str, why: str) -> None:
         """Log a decision about a session."""
-        self._journal.note(Entry(time.time(), session, self._name(session), kind, why))
+        self._journal.note(DecisionEntry(time.time(), session, self._name(session), kind, why))
 
     def _note_end(self, session: str, *, resident: bool = True) -> None:
         """Record that a session no longer holds a device."""
@@ -492,13 +492,13 @@ class Controller:
 
         return devices_named(_ID.sub(name, reason)).rstrip(". ")
 
-    def _take(self, now: float) -> Taken:
+    def _take(self, now: float) -> AccountsUpdate:
         """Return what to save, and send all waiting sessions their current outlook."""
         for session in self._outlooks.waiting():
             if outlook := self._outlooks.of(session):
                 self._hands.explain(session, outlook.reason)
         goes_on = any(known.holds for known in self._sessions.values())
-        return Taken(list(self._sessions), self._engine.accounts(now), goes_on)
+        return AccountsUpdate(list(self._sessions), self._engine.accounts(now), goes_on)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

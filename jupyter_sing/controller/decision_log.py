@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS accounts (
 
 
 @dataclass(frozen=True)
-class Entry:
+class DecisionEntry:
     """One decision.
 
     Parameters
@@ -67,7 +67,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Accounts:
+class SavedAccounts:
     """State that a controller leaves to the next one.
 
     Parameters
@@ -85,7 +85,7 @@ class Accounts:
     accounts: dict[str, Any]
 
 
-class Journal:
+class DecisionLog:
     """Writes decisions and accounts until `close`.
 
     Parameters
@@ -99,7 +99,7 @@ class Journal:
         self._scribe = Scribe(directory / NAME, _SCHEMA, "Decisions")
         self._noted = 0
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: DecisionEntry) -> None:
         """Write a decision asynchronously."""
         self._scribe.put(
             "INSERT INTO decisions (at, session, name, kind, reason) VALUES (?, ?, ?, ?, ?)",
@@ -114,7 +114,7 @@ class Journal:
         oldest = "(SELECT max(number) FROM decisions) - ?"
         self._scribe.put(f"DELETE FROM decisions WHERE number <= {oldest}", KEPT)
 
-    def keep(self, accounts: Accounts) -> None:
+    def keep(self, accounts: SavedAccounts) -> None:
         """Write accounts asynchronously, replacing the previous ones."""
         self._scribe.put(
             "REPLACE INTO accounts (only, at, sessions, accounts) VALUES (0, ?, ?, ?)",
@@ -129,7 +129,7 @@ class Journal:
         self._scribe.close()
 
 
-def read_accounts(directory: Path) -> Accounts | None:
+def read_accounts(directory: Path) -> SavedAccounts | None:
     """Return the accounts of the previous controller; None if missing or damaged (logged)."""
     path = directory / NAME
     if not path.exists():
@@ -142,13 +142,13 @@ def read_accounts(directory: Path) -> Accounts | None:
             row = database.execute("SELECT at, sessions, accounts FROM accounts").fetchone()
         if row is None:
             return None
-        return Accounts(float(row[0]), list(json.loads(row[1])), dict(json.loads(row[2])))
+        return SavedAccounts(float(row[0]), list(json.loads(row[1])), dict(json.loads(row[2])))
     except (sqlite3.Error, ValueError, TypeError) as error:
         log.warning("What everybody has had is forgotten: %s cannot be read: %s", path, error)
         return None
 
 
-def read(directory: Path, session: str, count: int) -> list[Entry]:
+def read(directory: Path, session: str, count: int) -> list[DecisionEntry]:
     """Return the last decisions about a session, the oldest of them first.
 
     Parameters
@@ -191,4 +191,4 @@ def read(directory: Path, session: str, count: int) -> list[Entry]:
             ).fetchall()
     except sqlite3.Error as error:
         raise ControlError(f"The decisions in {path} cannot be read: {error}", "failed") from error
-    return [Entry(*row) for row in reversed(rows)]
+    return [DecisionEntry(*row) for row in reversed(rows)]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from jupyter_sing.controller.guarantees import Nodes, promised
 from jupyter_sing.scheduler.decisions import Guarantees
-from jupyter_sing.scheduler.hived import Configuration, Leases
-from jupyter_sing.scheduler.no_guarantees import Flat
-from jupyter_sing.scheduler.policy import Effective, Policy, PolicyError, Resolver, parse
+from jupyter_sing.scheduler.hived import Configuration, HivedGuarantees
+from jupyter_sing.scheduler.no_guarantees import NoGuarantees
+from jupyter_sing.scheduler.policy import Policy, PolicyError, Resolver, UserPolicy, parse
 from jupyter_sing.scheduler.policy.numbers import numbers
 from jupyter_sing.scheduler.policy.phrases import cluster_text
 from jupyter_sing.scheduler.policy.resolve import tier_terms
-from jupyter_sing.scheduler.settings import Settings, Tier
+from jupyter_sing.scheduler.settings import EngineSettings, Tier
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.scheduler_api import Allowance
 
@@ -21,13 +21,13 @@ _ORDER = tuple(Tier)  # the highest tier first
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EffectiveTerms:
     """Effective terms of one session.
 
     Attributes
     ----------
     vc, tier, may_pack
-        See `scheduler.events.SessionOpened`.
+        See `scheduler.events.SessionAdded`.
     weight
         Share of its user.
     """
@@ -41,7 +41,7 @@ class Standing:
         return f"{self.tier} with weight {self.weight:g}, in {self.vc}"
 
 
-class Rules:
+class HostPolicy:
     """Effective policy on this host.
 
     Parameters
@@ -69,11 +69,11 @@ class Rules:
         #: Guarantees of the policy; None: nothing is guaranteed.
         self.promised: Configuration | None = promised(self.policy, nodes) if guarantee else None
 
-    def effective(self, user: str) -> Effective:
+    def effective(self, user: str) -> UserPolicy:
         """Return the effective policy of a user."""
         return self._resolver.resolve(user)
 
-    def standing(self, user: str, wished: str | None) -> Standing:
+    def standing(self, user: str, wished: str | None) -> EffectiveTerms:
         """Return the effective terms of a session.
 
         Parameters
@@ -86,7 +86,7 @@ class Rules:
         """
         found = self.effective(user)
         tier = found.tier if wished is None else max(found.tier, Tier(wished), key=_ORDER.index)
-        return Standing(found.virtual_cluster, tier, found.packing, found.weight)
+        return EffectiveTerms(found.virtual_cluster, tier, found.packing, found.weight)
 
     def denied(self, user: str) -> str:
         """Return why a user may use no device at all, in a sentence; empty: they may."""
@@ -115,7 +115,7 @@ class Rules:
             device_memory=min(found.quotas.device_memory, found.cluster_quotas.device_memory),
         )
 
-    def settings(self, base: Settings, users: Iterable[str]) -> Settings:
+    def settings(self, base: EngineSettings, users: Iterable[str]) -> EngineSettings:
         """Return settings of the engine, with entries for these users."""
         if not self.text:
             return base
@@ -124,8 +124,8 @@ class Rules:
     def guarantees(self) -> Guarantees:
         """Create the guarantees of the policy; without any, all devices are one pool."""
         if self.promised is None:
-            return Flat([device for devices in self._nodes.values() for device in devices])
-        return Leases(self.promised)
+            return NoGuarantees([device for devices in self._nodes.values() for device in devices])
+        return HivedGuarantees(self.promised)
 
     def notes(self) -> list[str]:
         """Return how the cluster that the policy describes differs from this host."""

@@ -8,7 +8,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from jupyter_sing.controller.effective_policy import Rules
+from jupyter_sing.controller.effective_policy import HostPolicy
 from jupyter_sing.controller.guarantees import Nodes
 from jupyter_sing.scheduler.policy.yaml_reader import TEXT_BYTES_MAX
 from kernelproxy.common.errors import ControlError
@@ -68,7 +68,7 @@ def _read(path: Path, remedy: str = "remove it") -> str:
         return file.read(TEXT_BYTES_MAX + 1).decode("utf-8")
 
 
-def begin(directory: Path, nodes: Nodes) -> Rules:
+def begin(directory: Path, nodes: Nodes) -> HostPolicy:
     """Return the policy with which a daemon starts.
 
     It is the file that the environment variable names, which is then also saved; else the policy
@@ -83,7 +83,7 @@ def begin(directory: Path, nodes: Nodes) -> Rules:
     if named := os.environ.get(VARIABLE):
         try:
             text = _read(_absolute(named), f"name a copy of your own in {VARIABLE}")
-            rules = Rules(text, nodes)
+            rules = HostPolicy(text, nodes)
             keep(directory, text)
             return rules
         except (ControlError, OSError, ValueError) as error:
@@ -92,12 +92,12 @@ def begin(directory: Path, nodes: Nodes) -> Rules:
                 raise ControlError(problem, "bad-policy") from None
             log.warning("%s The policy that was applied last holds.", problem)
     try:
-        return Rules(kept(directory), nodes)
+        return HostPolicy(kept(directory), nodes)
     except ControlError as error:
         log.warning("The policy that was applied last cannot hold: %s", error)
     with suppress(ControlError):
-        return Rules(kept(directory), nodes, guarantee=False)
-    return Rules("", nodes)
+        return HostPolicy(kept(directory), nodes, guarantee=False)
+    return HostPolicy("", nodes)
 
 
 def _absolute(name: str) -> Path:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jupyter_sing.controller.effective_policy import Standing
-from jupyter_sing.scheduler.policy import SessionView
+from jupyter_sing.controller.effective_policy import EffectiveTerms
+from jupyter_sing.scheduler.policy import SessionUse
 from kernelproxy.common.scheduler_api import Terms
 
 
 @dataclass(slots=True)
-class Known:
+class SessionEntry:
     """Description of a session by the agent, its effective terms, and what it holds.
 
     Parameters
     ----------
     terms : Terms
-    standing : Standing
+    standing : EffectiveTerms
     memory : int
         Bytes that it used at the last report.
     holds : bool
@@ -30,14 +30,14 @@ class Known:
     """
 
     terms: Terms
-    standing: Standing
+    standing: EffectiveTerms
     memory: int
     holds: bool = False
     resident: bool = False
     shortfall: str = ""
     said: bool = False
 
-    def view(self) -> SessionView:
+    def view(self) -> SessionUse:
         """Return the session as `differences` of policies need it."""
         memory = self.memory if self.resident else 0
-        return SessionView(self.terms.user, self.holds, int(self.holds), memory)
+        return SessionUse(self.terms.user, self.holds, int(self.holds), memory)

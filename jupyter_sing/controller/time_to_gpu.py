@@ -15,7 +15,7 @@ RECENT = 1000
 """Number of latest waits from which quantiles are computed."""
 
 
-class Waits:
+class WaitTimes:
     """The waits of one tier."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class TimeToGpu:
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
-        self._tiers: dict[str, Waits] = {}
+        self._tiers: dict[str, WaitTimes] = {}
 
     def begin(self, session: str, at: float) -> None:
         """Record that a cell needs a device."""
@@ -74,12 +74,12 @@ class TimeToGpu:
         """Record that a session of this tier executes; it is counted only after a `begin`."""
         since = self._since.pop(session, None)
         if since is not None:
-            self._tiers.setdefault(tier, Waits()).note(at - since)
+            self._tiers.setdefault(tier, WaitTimes()).note(at - since)
 
     def forget(self, session: str) -> None:
         """Forget a session: its cell is over, or it is closed."""
         self._since.pop(session, None)
 
     def figures(self) -> dict[str, Any]:
-        """Return `Waits.figures` by tier."""
+        """Return `WaitTimes.figures` by tier."""
         return {tier: waits.figures() for tier, waits in sorted(self._tiers.items())}

@@ -13,7 +13,7 @@ from kernelproxy.common.scheduler_api import Outlook
 KEEP_SECONDS = 0.1
 
 
-class Outlooks:
+class WaitEstimates:
     """Cached outlooks of all waiting sessions at once: callers mostly ask for all of them.
 
     Parameters
@@ -28,12 +28,12 @@ class Outlooks:
 
     def __init__(
         self,
-        look: Callable[[float], dict[str, explain.Outlook]],
+        look: Callable[[float], dict[str, explain.WaitOutlook]],
         named: Callable[[str, str], str],
         clock: Callable[[], float],
     ) -> None:
         self._look, self._named, self._clock = look, named, clock
-        self._found: dict[str, explain.Outlook] = {}
+        self._found: dict[str, explain.WaitOutlook] = {}
         self._at = -math.inf
 
     def forget(self) -> None:
@@ -53,13 +53,13 @@ class Outlooks:
         known = None if seconds is None or seconds == math.inf else seconds
         return Outlook(found.position, known, self._sentence(session, found))
 
-    def _all(self) -> dict[str, explain.Outlook]:
+    def _all(self) -> dict[str, explain.WaitOutlook]:
         now = self._clock()
         if now - self._at > KEEP_SECONDS:
             self._found, self._at = self._look(now), now
         return self._found
 
-    def _sentence(self, session: str, found: explain.Outlook) -> str:
+    def _sentence(self, session: str, found: explain.WaitOutlook) -> str:
         if found.expected_wait == math.inf:
             return f"Cannot run: {self._named(found.reason, session)}."
         turn = readable.turn(found.position, found.expected_wait)

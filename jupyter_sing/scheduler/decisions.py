@@ -18,7 +18,7 @@ from jupyter_sing.scheduler.ids import DeviceId, SessionId
 class Grant:
     """Load the session on these devices, unless it is resident there, and open its gate.
 
-    Answered by `Started` or `Refused`. There is room for its memory already. If it is resident
+    Answered by `Started` or `GrantRefused`. There is room for its memory already. If it is resident
     elsewhere, it migrates: its memory there is free once it has started here. `quantum` is how long
     it runs before sessions of equal rank get their turn; the engine sends the `Preempt` itself.
     """
@@ -33,7 +33,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Close the gate between two operators. Answered by `Released`, `CellFinished` or `Refused`.
+    """Close the gate between two operators.
+
+    Answered by `Released`, `CellFinished` or `GrantRefused`.
 
     If the memory nadir of a step comes within `at_nadir_within` seconds, close it there: less has
     to be moved then.
@@ -61,7 +63,7 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
-class Migrate:
+class MigrateMemory:
     """Move the memory of a session that holds no lease. Answered by `Moved` or `Stayed`."""
 
     kind: ClassVar[str] = "migrate"
@@ -116,7 +118,7 @@ class Promised:
     reason: str
 
 
-Decision: TypeAlias = Grant | Preempt | Evict | Migrate | Pack | Unpack | Queued | Promised
+Decision: TypeAlias = Grant | Preempt | Evict | MigrateMemory | Pack | Unpack | Queued | Promised
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class Victims:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class NoPlacement:
     """Nothing suits now; a retry after a release may succeed. Nothing is reserved."""
 
     reason: str
@@ -148,13 +150,13 @@ class Wait:
 class Guarantees(Protocol):
     """Rights of requests to devices: which request may hold which devices, guaranteed or borrowed.
 
-    A request is named by its session. A call that returns `Wait` has changed nothing. All methods
-    are deterministic.
+    A request is named by its session. A call that returns `NoPlacement` has changed nothing. All
+    methods are deterministic.
     """
 
     def place(
         self, request: str, vc: str, priority: int, leaves: int, prefer: Sequence[DeviceId]
-    ) -> Bound | Victims | Wait:
+    ) -> Bound | Victims | NoPlacement:
         """Find devices for a request.
 
         Parameters

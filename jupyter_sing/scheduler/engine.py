@@ -12,21 +12,21 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler import persistence as past
 from jupyter_sing.scheduler.decisions import Decision, Guarantees, Promised, Queued
 from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.explain.explain import Explaining, Outlook
-from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger
+from jupyter_sing.scheduler.explain.explain import Explainer, WaitOutlook
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger
 from jupyter_sing.scheduler.fairness.tier_targets import Admission, Tally, admit
 from jupyter_sing.scheduler.ids import SessionId
-from jupyter_sing.scheduler.no_guarantees import Flat
-from jupyter_sing.scheduler.queue.cell_lifecycle import Cells
-from jupyter_sing.scheduler.queue.dispatcher import Serving
-from jupyter_sing.scheduler.queue.lease_table import Leases
+from jupyter_sing.scheduler.no_guarantees import NoGuarantees
+from jupyter_sing.scheduler.queue.cell_lifecycle import CellLifecycle
+from jupyter_sing.scheduler.queue.dispatcher import Dispatcher
+from jupyter_sing.scheduler.queue.lease_table import LeaseTable
 from jupyter_sing.scheduler.queue.packing import Packing
-from jupyter_sing.scheduler.queue.timers import Agenda
-from jupyter_sing.scheduler.settings import Device, Settings, Tier
-from jupyter_sing.scheduler.state import Phase, Session
+from jupyter_sing.scheduler.queue.timers import Timers
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
+from jupyter_sing.scheduler.state import EngineSession, Phase
 from jupyter_sing.scheduler.statistics import Statistics
 
-ANNOUNCED = (events.CellSubmitted, events.Released, events.WorkerDied, events.Refused)
+ANNOUNCED = (events.CellSubmitted, events.Released, events.WorkerDied, events.GrantRefused)
 """Events after which a session may have to wait, which is announced to its user."""
 
 
@@ -54,15 +54,15 @@ class Engine:
 
     def __init__(
         self,
-        devices: Sequence[Device],
-        settings: Settings | None = None,
+        devices: Sequence[DeviceSpec],
+        settings: EngineSettings | None = None,
         guarantees: Guarantees | None = None,
         accounts: object = None,
         now: float = 0.0,
     ) -> None:
-        self._settings = settings or Settings()
-        self._ledger = Ledger(len(devices))
-        self._agenda = Agenda(
+        self._settings = settings or EngineSettings()
+        self._ledger = ServiceLedger(len(devices))
+        self._agenda = Timers(
             self._settings,
             self._ledger,
             lambda vc, gpus: self._leases.below(vc, gpus),
@@ -71,10 +71,10 @@ class Engine:
         self._limiter = self._agenda.limiter
         self._waiting = self._agenda.waiting
         self._running = self._agenda.running
-        self._leases = Leases(
+        self._leases = LeaseTable(
             devices,
             self._settings,
-            guarantees or Flat([device.id for device in devices]),
+            guarantees or NoGuarantees([device.id for device in devices]),
             self._ledger,
             self._limiter,
             lambda session, now: self._cells.wait_again(session, now),
@@ -82,11 +82,11 @@ class Engine:
         )
         self._sessions = self._leases.sessions
         self._packing = Packing(self._may_share)
-        self._serving = Serving(
+        self._serving = Dispatcher(
             self._agenda, self._ledger, self._leases, self._packing, guarantees is not None
         )
-        self._explaining = Explaining(self._agenda, self._leases, self._serving)
-        self._cells = Cells(
+        self._explaining = Explainer(self._agenda, self._leases, self._serving)
+        self._cells = CellLifecycle(
             self._ledger,
             self._agenda,
             self._leases,
@@ -96,14 +96,14 @@ class Engine:
         )
         self._order = 0
         self._tally = Tally()
-        self._unpromised: dict[Session, None] = {}
-        self._past: dict[str, past.Past] = {}
+        self._unpromised: dict[EngineSession, None] = {}
+        self._past: dict[str, past.SessionHistory] = {}
         if accounts is not None:
             self._restore(accounts, now)
         self._tiers: dict[Tier, float] = dict.fromkeys(Tier, 0.0)
         self._handlers: dict[type, Callable[..., None]] = {
-            events.SessionOpened: self._opened,
-            events.SessionClosed: self._closed,
+            events.SessionAdded: self._opened,
+            events.SessionRemoved: self._closed,
             events.TermsChanged: self._changed,
             events.CellSubmitted: self._cells.submitted,
             events.CellFinished: self._cells.finished,
@@ -111,7 +111,7 @@ class Engine:
             events.Released: self._cells.released,
             events.Evicted: self._cells.evicted,
             events.Moved: self._cells.moved,
-            events.Refused: self._cells.refused,
+            events.GrantRefused: self._cells.refused,
             events.Stayed: self._cells.stayed,
             events.WorkerDied: self._cells.worker_died,
             events.DeviceFailed: self._cells.device_failed,
@@ -142,14 +142,14 @@ class Engine:
         self._leases.out = []
         return decided
 
-    def outlooks(self, now: float) -> dict[SessionId, Outlook]:
+    def outlooks(self, now: float) -> dict[SessionId, WaitOutlook]:
         """Return for each waiting session its position, its expected wait, and why it waits.
 
         This takes time in proportion to the number of sessions, and changes nothing.
         """
         return self._explaining.outlooks(now)
 
-    def explain(self, session: SessionId, now: float) -> Outlook | None:
+    def explain(self, session: SessionId, now: float) -> WaitOutlook | None:
         """Return the outlook of one session; None if it does not wait."""
         return self.outlooks(now).get(session)
 
@@ -200,10 +200,10 @@ class Engine:
             },
         )
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[DeviceSpec]:
         """Return the devices, with the current estimates of their switching times."""
         return [
-            Device(
+            DeviceSpec(
                 d.id,
                 d.memory,
                 d.node,
@@ -236,13 +236,13 @@ class Engine:
 
     # Sessions.
 
-    def _opened(self, event: events.SessionOpened) -> None:
+    def _opened(self, event: events.SessionAdded) -> None:
         if event.session in self._sessions:
             return
         user = self._user(event.vc, event.user, event.at)
         self._order += 1
         flow = self._ledger.session(event.session, user, event.weight)
-        session = Session(event, self._order, flow)
+        session = EngineSession(event, self._order, flow)
         session.account.tally = self._tally
         self._sessions[event.session] = session
         shapes = self._serving.placement.shapes
@@ -276,7 +276,7 @@ class Engine:
             self._limiter.apply(flow.parent, now)
         return flow
 
-    def _promise(self, session: Session, now: float) -> None:
+    def _promise(self, session: EngineSession, now: float) -> None:
         """Admit a session to its tier, if the tier target can be kept."""
         before, found = session.admission, self._admit(session)
         session.admission = found
@@ -290,7 +290,7 @@ class Engine:
         if found.kept != before.kept or (not found.kept and found.tier is not before.tier):
             self._leases.out.append(Promised(session.id, found.kept, found.reason))
 
-    def _withdraw_promise(self, session: Session) -> None:
+    def _withdraw_promise(self, session: EngineSession) -> None:
         """Withdraw the tier target of a session; `_promise_again` may then admit others."""
         if session.admission.kept:
             self._count_promise(session, -1)
@@ -301,11 +301,11 @@ class Engine:
         for session in sorted(self._unpromised, key=lambda each: each.number):
             self._promise(session, now)
 
-    def _count_promise(self, session: Session, times: int) -> None:
+    def _count_promise(self, session: EngineSession, times: int) -> None:
         """Add what a session is expected to keep busy, or, with -1, subtract it."""
         self._tiers[session.tier] += times * session.gpus * self._settings.duty
 
-    def _pin(self, session: Session, pinned: bool, device: str | None) -> None:
+    def _pin(self, session: EngineSession, pinned: bool, device: str | None) -> None:
         """Pin a session to the device that it holds or is on, or unpin it."""
         if session.pinned and not pinned:
             for home in session.homes:
@@ -317,13 +317,13 @@ class Engine:
             here = [*session.devices, *session.homes][:1]
             session.pinned_on = self._leases.devices.get(device or "", here[0] if here else None)
 
-    def _admit(self, session: Session) -> Admission:
+    def _admit(self, session: EngineSession) -> Admission:
         healthy = sum(device.healthy for device in self._leases.devices.values())
         return admit(
             session.tier, session.gpus, self._tiers, healthy, healthy, self._settings.targets
         )
 
-    def _closed(self, event: events.SessionClosed) -> None:
+    def _closed(self, event: events.SessionRemoved) -> None:
         session = self._sessions.get(event.session)
         if session is None:
             return
@@ -356,7 +356,7 @@ class Engine:
         self._packing.offer(session)
         self._agenda.review(session, now)
 
-    def _move(self, session: Session, vc: str | None, name: str | None, now: float) -> None:
+    def _move(self, session: EngineSession, vc: str | None, name: str | None, now: float) -> None:
         """Move a session to another virtual cluster or user, with all that it has."""
         before = session.flow.parent
         assert before
@@ -426,7 +426,7 @@ class Engine:
             self._promise(session, now)
         if event.guarantees is not None:
             self._leases.govern(event.guarantees, now)
-            self._serving.begin_again(not isinstance(event.guarantees, Flat), now)
+            self._serving.begin_again(not isinstance(event.guarantees, NoGuarantees), now)
         self._running.put_all(now)
         for session in self._sessions.values():
             self._agenda.review(session, now)
@@ -436,7 +436,7 @@ class Engine:
 
     # Limits.
 
-    def _may_share(self, session: Session, now: float) -> bool:
+    def _may_share(self, session: EngineSession, now: float) -> bool:
         return (
             not self._limiter.holds_back(session, now) and self._limiter.leaving(session, now) == []
         )

@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 from jupyter_sing.scheduler.decisions import Guarantees
 from jupyter_sing.scheduler.ids import DeviceId, SessionId
-from jupyter_sing.scheduler.settings import Settings, Tier
+from jupyter_sing.scheduler.settings import EngineSettings, Tier
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOpened:
+class SessionAdded:
     """A session was opened. It needs no device until its first `CellSubmitted`.
 
     Attributes
@@ -38,7 +38,7 @@ class SessionOpened:
         impossible, it is scheduled between cells.
     bound
         The one device that its user has chosen. It is granted only there, and never moved by the
-        engine; a `Moved` without a `Migrate` binds it to another one.
+        engine; a `Moved` without a `MigrateMemory` binds it to another one.
     """
 
     at: float
@@ -58,7 +58,7 @@ class SessionOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionClosed:
+class SessionRemoved:
     """The session was closed: its lease and its memory are free, without further answers."""
 
     at: float
@@ -130,10 +130,10 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Answer to `Migrate`: the session belongs to `device`.
+    """Answer to `MigrateMemory`: the session belongs to `device`.
 
-    Its memory is there, if it is `resident`, and on no other device. Without a `Migrate`, it also
-    ends a lease of another device.
+    Its memory is there, if it is `resident`, and on no other device. Without a `MigrateMemory`, it
+    also ends a lease of another device.
     """
 
     at: float
@@ -143,7 +143,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class GrantRefused:
     """A `Grant` failed: its lease is over, and the memory of the session is where it was before.
 
     Also the answer to a `Preempt` that has overtaken the grant.
@@ -157,7 +157,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Stayed:
-    """An `Evict` or `Migrate` failed: the session is still on `device`, which it was to leave."""
+    """An `Evict` or `MigrateMemory` failed: the session is still on `device`."""
 
     at: float
     session: SessionId
@@ -232,7 +232,7 @@ class Reconfigured:
     """
 
     at: float
-    settings: Settings
+    settings: EngineSettings
     guarantees: Guarantees | None = None
 
 
@@ -244,8 +244,8 @@ class Tick:
 
 
 Event: TypeAlias = (
-    SessionOpened
-    | SessionClosed
+    SessionAdded
+    | SessionRemoved
     | TermsChanged
     | CellSubmitted
     | CellFinished
@@ -253,7 +253,7 @@ Event: TypeAlias = (
     | Released
     | Evicted
     | Moved
-    | Refused
+    | GrantRefused
     | Stayed
     | WorkerDied
     | DeviceFailed

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jupyter_sing.scheduler.decisions import Bound, Victims, Wait
+from jupyter_sing.scheduler.decisions import Bound, NoPlacement, Victims
 from jupyter_sing.scheduler.ids import DeviceId
 
 
-class Flat:
+class NoGuarantees:
     """One pool of devices, all opportunistic. See `Guarantees` for the contract."""
 
     def __init__(self, devices: Sequence[DeviceId]) -> None:
@@ -22,7 +22,7 @@ class Flat:
 
     def place(
         self, request: str, vc: str, priority: int, leaves: int, prefer: Sequence[DeviceId]
-    ) -> Bound | Victims | Wait:
+    ) -> Bound | Victims | NoPlacement:
         """Take preferred devices that are free, then the first free ones."""
         del vc, priority  # they give no precedence here
         chosen = [device for device in prefer if device in self._free][:leaves]
@@ -34,7 +34,7 @@ class Flat:
                     if len(chosen) == leaves:
                         break
         if len(chosen) < leaves:
-            return Wait(f"{leaves} devices are needed, {len(self._free)} are free")
+            return NoPlacement(f"{leaves} devices are needed, {len(self._free)} are free")
         for device in chosen:
             del self._free[device]
         self._held[request] = tuple(chosen)

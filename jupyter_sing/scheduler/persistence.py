@@ -26,11 +26,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger, Siblings
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger, Siblings
 from jupyter_sing.scheduler.fairness.quotas import DAY, SLOT
 from jupyter_sing.scheduler.fairness.tier_targets import WINDOW
-from jupyter_sing.scheduler.settings import Settings
-from jupyter_sing.scheduler.state import DeviceState, Phase, Session
+from jupyter_sing.scheduler.settings import EngineSettings
+from jupyter_sing.scheduler.state import EngineDevice, EngineSession, Phase
 
 VERSION = 1
 LARGEST = 1e15
@@ -44,13 +44,13 @@ class AccountsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class SessionHistory:
     """History of a session that was open before; `at` is when that was read."""
 
     at: float
     entry: Document
 
-    def apply(self, session: Session, now: float) -> None:
+    def apply(self, session: EngineSession, now: float) -> None:
         """Restore the history of a session that is opened again."""
         entry, passed = self.entry, now - self.at
         flow = session.flow
@@ -77,10 +77,10 @@ def export(
     token: int,
     turn: float,
     violations: int,
-    ledger: Ledger,
-    sessions: Iterable[Session],
-    past: Iterable[Past],
-    devices: Iterable[DeviceState],
+    ledger: ServiceLedger,
+    sessions: Iterable[EngineSession],
+    past: Iterable[SessionHistory],
+    devices: Iterable[EngineDevice],
     now: float,
 ) -> Document:
     """Return the history as a document."""
@@ -133,7 +133,7 @@ def _flow(flow: Flow, now: float) -> Document:
     }
 
 
-def _session(session: Session, now: float) -> Document:
+def _session(session: EngineSession, now: float) -> Document:
     flow = session.flow
     assert flow.parent
     assert flow.parent.parent
@@ -159,22 +159,22 @@ def _session(session: Session, now: float) -> Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredAccounts:
     """Restored values that are not part of flows or devices."""
 
     token: int
     turn: float
     violations: int
-    sessions: dict[str, Past]
+    sessions: dict[str, SessionHistory]
 
 
 def restore(
     document: object,
-    ledger: Ledger,
-    devices: dict[str, DeviceState],
-    settings: Settings,
+    ledger: ServiceLedger,
+    devices: dict[str, EngineDevice],
+    settings: EngineSettings,
     now: float,
-) -> Restored:
+) -> RestoredAccounts:
     """Restore the document of an earlier engine into an empty ledger and into devices.
 
     Raises
@@ -213,8 +213,8 @@ def restore(
     past = {}
     for entry in top.entries("sessions"):
         known = _restore_session(entry)
-        past[known["session"]] = Past(now, known)
-    return Restored(
+        past[known["session"]] = SessionHistory(now, known)
+    return RestoredAccounts(
         int(top.number("token")), top.number("turn"), int(top.number("violations")), past
     )
 

@@ -20,7 +20,7 @@ TARGETS: Mapping[Tier, float] = {Tier.PREMIUM: 0.95, Tier.STANDARD: 0.70, Tier.B
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceSpec:
     """One device, as the engine sees it.
 
     `node` is its host; `kind` distinguishes unequal devices. A switch to it takes `constant_seconds
@@ -36,7 +36,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QuotaLimits:
     """Limits of all sessions of a user or virtual cluster together; `math.inf`: unlimited.
 
     Attributes
@@ -55,7 +55,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EngineSettings:
     """Settings of an administrator, in seconds and bytes; the defaults are the recommended policy.
 
     Attributes
@@ -105,8 +105,8 @@ class Settings:
     throttle: float = 10.0
     vc_weights: Mapping[str, float] = field(default_factory=dict)
     user_weights: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    vc_limits: Mapping[str, Limits] = field(default_factory=dict)
-    user_limits: Mapping[tuple[str, str], Limits] = field(default_factory=dict)
+    vc_limits: Mapping[str, QuotaLimits] = field(default_factory=dict)
+    user_limits: Mapping[tuple[str, str], QuotaLimits] = field(default_factory=dict)
     targets: Mapping[Tier, float] = field(default_factory=lambda: dict(TARGETS))
     max_hold: Mapping[Tier, float] = field(default_factory=dict)
     host_memory: int = 1 << 50

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import TypeAlias
 
-from jupyter_sing.scheduler.events import SessionOpened
+from jupyter_sing.scheduler.events import SessionAdded
 from jupyter_sing.scheduler.fairness.fair_queue import Flow
 from jupyter_sing.scheduler.fairness.mlfq import Gaps, SwapBudget
 from jupyter_sing.scheduler.fairness.quotas import Quota
 from jupyter_sing.scheduler.fairness.tier_targets import Account, Admission
-from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.scheduler.settings import DeviceSpec
 
 
 class Phase(Enum):
@@ -34,7 +34,7 @@ class Phase(Enum):
 HOLDING = (Phase.LOADING, Phase.RUNNING, Phase.STOPPING)
 
 
-class Session:
+class EngineSession:
     """One session. `number` is its order of arrival, which breaks all ties.
 
     Attributes
@@ -138,7 +138,7 @@ class Session:
         "waiting_since",
     )
 
-    def __init__(self, event: SessionOpened, number: int, flow: Flow) -> None:
+    def __init__(self, event: SessionAdded, number: int, flow: Flow) -> None:
         self.id = event.session
         self.number = number
         self.vc = event.vc
@@ -154,22 +154,22 @@ class Session:
         self.phase = Phase.IDLE
         self.attained = 0.0
         self.aged = False
-        self.arriving: tuple[DeviceState, ...] = ()
+        self.arriving: tuple[EngineDevice, ...] = ()
         self.arrival = number
         self.boost = 0
-        self.bound: DeviceState | None = None
+        self.bound: EngineDevice | None = None
         self.clean_at = event.at
-        self.devices: tuple[DeviceState, ...] = ()
+        self.devices: tuple[EngineDevice, ...] = ()
         self.admission = Admission(event.tier, True, "")
         self.exposed_at = 0.0
         self.goal = 0.0
         self.granted_at = 0.0
-        self.homes: list[DeviceState] = []
+        self.homes: list[EngineDevice] = []
         self.measured_at = event.at
         self.migrated_at = float("-inf")
-        self.moving: dict[DeviceState, DeviceState | None] = {}
+        self.moving: dict[EngineDevice, EngineDevice | None] = {}
         self.nadir: float | None = None
-        self.pinned_on: DeviceState | None = None
+        self.pinned_on: EngineDevice | None = None
         self.protected_until = 0.0
         self.quantum_end = 0.0
         self.quotas: tuple[SessionQuota, SessionQuota] = flow.quotas
@@ -193,7 +193,7 @@ class Session:
         self.waiting_since = event.at
 
     @property
-    def only(self) -> DeviceState | None:
+    def only(self) -> EngineDevice | None:
         """Device to which its execution is restricted; None: it may execute on any."""
         return self.pinned_on or self.bound
 
@@ -203,10 +203,10 @@ class Session:
         return self.attained + (now - self.run_since if running else 0.0)
 
 
-SessionQuota: TypeAlias = Quota[Flow, Session]
+SessionQuota: TypeAlias = Quota[Flow, EngineSession]
 
 
-class DeviceState:
+class EngineDevice:
     """One device.
 
     Attributes
@@ -234,7 +234,7 @@ class DeviceState:
         "used",
     )
 
-    def __init__(self, device: Device, number: int, swap_share: float) -> None:
+    def __init__(self, device: DeviceSpec, number: int, swap_share: float) -> None:
         self.id = device.id
         self.number = number
         self.node = device.node
@@ -242,9 +242,9 @@ class DeviceState:
         self.bytes_per_second = device.bytes_per_second
         self.constant_seconds = device.constant_seconds
         self.healthy = True
-        self.lessees: list[Session] = []
-        self.incoming: Session | None = None
-        self.residents: dict[Session, int] = {}
+        self.lessees: list[EngineSession] = []
+        self.incoming: EngineSession | None = None
+        self.residents: dict[EngineSession, int] = {}
         self.used = 0
         self.budget = SwapBudget(swap_share)
 
@@ -257,13 +257,13 @@ class DeviceState:
         """Seconds to transfer this many bytes to or from this device."""
         return self.constant_seconds + size / self.bytes_per_second if size else 0.0
 
-    def switch(self, session: Session) -> float:
+    def switch(self, session: EngineSession) -> float:
         """Seconds until the session could execute here, not counting room that has to be made."""
         if session in self.residents:
             return 0.0
         return self.constant_seconds + session.memory / self.bytes_per_second
 
-    def put(self, session: Session, size: int) -> None:
+    def put(self, session: EngineSession, size: int) -> None:
         """Set the bytes of a session here, replacing what was counted for it."""
         change = size - self.residents.get(session, 0)
         self.used += change
@@ -272,7 +272,7 @@ class DeviceState:
             for quota in session.quotas:
                 quota.count(session, change)
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: EngineSession) -> None:
         """Count no bytes for a session here."""
         size = self.residents.pop(session, 0)
         self.used -= size
@@ -286,13 +286,13 @@ class FreeDevices:
 
     def __init__(self) -> None:
         self._order: list[tuple[int, int]] = []
-        self._entries: dict[int, tuple[DeviceState, int]] = {}
-        self.per_node: dict[str, dict[int, DeviceState]] = {}
+        self._entries: dict[int, tuple[EngineDevice, int]] = {}
+        self.per_node: dict[str, dict[int, EngineDevice]] = {}
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def update(self, device: DeviceState) -> None:
+    def update(self, device: EngineDevice) -> None:
         """Insert, remove or reorder a device, by its present state."""
         entry = self._entries.get(device.number)
         size = device.memory - device.used
@@ -309,7 +309,7 @@ class FreeDevices:
             del self._entries[device.number]
             del self.per_node[device.node][device.number]
 
-    def roomiest(self, count: int) -> Iterator[DeviceState]:
+    def roomiest(self, count: int) -> Iterator[EngineDevice]:
         """Yield those with most free bytes, most first."""
         for _, number in self._order[: -count - 1 : -1]:
             yield self._entries[number][0]

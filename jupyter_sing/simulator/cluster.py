@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jupyter_sing.scheduler.ids import DeviceId, SessionId
-from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.scheduler.settings import DeviceSpec
 from jupyter_sing.simulator.fragmentation import fragment
 from jupyter_sing.simulator.workload import GB
 
@@ -16,7 +16,7 @@ class SimulationError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Cluster:
+class SimulatedCluster:
     """The hardware.
 
     Parameters
@@ -50,14 +50,14 @@ class Cluster:
     names: tuple[tuple[str, str], ...] = ()
     copy_behind: bool = True
 
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[DeviceSpec, ...]:
         """Return the devices as the engine receives them."""
         size = self.gpus_per_node
         names = self.names or tuple(
             (f"node{i // size}", f"node{i // size}/gpu{i % size}") for i in range(self.gpus)
         )
         return tuple(
-            Device(
+            DeviceSpec(
                 id=name,
                 memory=self.memory,
                 node=node,
@@ -80,17 +80,17 @@ class _State:
     link_free: float = 0.0
 
 
-class Devices:
+class SimulatedDevices:
     """All devices of a simulation; refuses impossible decisions.
 
     Parameters
     ----------
-    cluster : Cluster
+    cluster : SimulatedCluster
     classes : sequence of (int, float)
         Number of devices that a cell needs, and the share of the cells that need so many.
     """
 
-    def __init__(self, cluster: Cluster, classes: Sequence[tuple[int, float]]) -> None:
+    def __init__(self, cluster: SimulatedCluster, classes: Sequence[tuple[int, float]]) -> None:
         self.cluster, self._classes = cluster, classes
         described = cluster.devices()
         self._states = {device.id: _State(device.node) for device in described}

@@ -28,7 +28,7 @@ from jupyter_sing.simulator.quantiles import (
     strata,
 )
 from jupyter_sing.simulator.week import Placed, parted, placed
-from jupyter_sing.simulator.workload import GB, MINUTE, Cell, Session, Workload, arranged
+from jupyter_sing.simulator.workload import GB, MINUTE, Cell, SimulatedSession, Workload, arranged
 
 DAY = 86_400.0
 
@@ -126,7 +126,7 @@ def generate(parameters: Parameters = PILOT, seed: int = 0) -> Workload:
     memories = sample(lognormal(p.memory, p.memory_sigma), len(parts), random)
     digits = len(str(p.sessions - 1))
     return arranged(
-        Session(f"notebook{i:0{digits}}", 1, int(min(memory, p.memory_max)), _cells(part))
+        SimulatedSession(f"notebook{i:0{digits}}", 1, int(min(memory, p.memory_max)), _cells(part))
         for i, (part, memory) in enumerate(zip(parts, memories, strict=True))
     )
 

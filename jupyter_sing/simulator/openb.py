@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jupyter_sing.simulator.fragmentation import WHOLE
-from jupyter_sing.simulator.workload import Cell, Session, Workload, WorkloadError, arranged, shown
+from jupyter_sing.simulator.workload import (
+    Cell,
+    SimulatedSession,
+    Workload,
+    WorkloadError,
+    arranged,
+    shown,
+)
 
 POD_COLUMNS = ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
 NODE_COLUMNS = ("sn", "gpu")
@@ -81,7 +88,7 @@ def workload(pods: Sequence[Pod], memory: int) -> Workload:
         No pod ran.
     """
     sessions = [
-        Session(
+        SimulatedSession(
             pod.name,
             pod.gpus,
             memory * pod.share // WHOLE,

@@ -94,7 +94,7 @@ def _by_hour(begin: float, end: float) -> Iterator[tuple[int, float]]:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulationOutcome:
     """A whole simulation. Device-seconds count a second on n devices n times.
 
     Parameters

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 
-from jupyter_sing.scheduler.hived import ConfigurationError, Leases
+from jupyter_sing.scheduler.hived import ConfigurationError, HivedGuarantees
 from jupyter_sing.scheduler.policy import Policy, Resolver, configuration
 from jupyter_sing.scheduler.policy.numbers import numbers
 from jupyter_sing.scheduler.policy.resolve import is_pattern
-from jupyter_sing.scheduler.settings import Device, Settings
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings
 from jupyter_sing.simulator.cluster import SimulationError
-from jupyter_sing.simulator.run import Terms
-from jupyter_sing.simulator.workload import Session, Workload
+from jupyter_sing.simulator.run import SimulatedTerms
+from jupyter_sing.simulator.workload import SimulatedSession, Workload
 
 NOT_SIMULATED = "packing, idle times and quotas of disks are not simulated"
 
@@ -32,23 +32,23 @@ class People:
 
     Parameters
     ----------
-    terms : dict of str to Terms
+    terms : dict of str to SimulatedTerms
         Of each session.
-    settings : Settings
-    leases : Leases or None
+    settings : EngineSettings
+    leases : HivedGuarantees or None
         None if nothing is guaranteed.
     """
 
-    terms: Mapping[str, Terms]
-    settings: Settings
-    leases: Leases | None
+    terms: Mapping[str, SimulatedTerms]
+    settings: EngineSettings
+    leases: HivedGuarantees | None
 
-    def of(self, session: Session) -> Terms:
+    def of(self, session: SimulatedSession) -> SimulatedTerms:
         """Return the terms of a session."""
         return self.terms[session.name]
 
 
-def people(policy: Policy, workload: Workload, devices: Sequence[Device]) -> People:
+def people(policy: Policy, workload: Workload, devices: Sequence[DeviceSpec]) -> People:
     """Apply a policy to a workload on these devices; call it again for each run.
 
     Raises
@@ -67,9 +67,9 @@ def people(policy: Policy, workload: Workload, devices: Sequence[Device]) -> Peo
         found = resolver.resolve(asked)
         if not found.admitted:
             raise SimulationError(f"The policy does not admit {user}.")
-        terms[session.name] = Terms(found.virtual_cluster, user, found.tier, found.weight)
+        terms[session.name] = SimulatedTerms(found.virtual_cluster, user, found.tier, found.weight)
         everybody[user] = replace(found, user=user)
-    settings = numbers(policy, everybody.values(), Settings())
+    settings = numbers(policy, everybody.values(), EngineSettings())
     return People(terms, settings, _leases(policy, devices))
 
 
@@ -93,10 +93,12 @@ def described(policy: Policy) -> tuple[tuple[str, str], ...]:
     found = configuration(policy)
     if found is None:
         return ()
-    return tuple((cell.node, device) for device, cell in Leases(found).cluster.devices.items())
+    return tuple(
+        (cell.node, device) for device, cell in HivedGuarantees(found).cluster.devices.items()
+    )
 
 
-def _leases(policy: Policy, devices: Sequence[Device]) -> Leases | None:
+def _leases(policy: Policy, devices: Sequence[DeviceSpec]) -> HivedGuarantees | None:
     nodes: dict[str, list[str]] = {}
     for device in devices:
         nodes.setdefault(device.node, []).append(device.id)
@@ -110,4 +112,4 @@ def _leases(policy: Policy, devices: Sequence[Device]) -> Leases | None:
         found = configuration(policy, nodes)
     except ConfigurationError as error:
         raise SimulationError(f"These devices are too few for the policy: {error}") from None
-    return None if found is None else Leases(found)
+    return None if found is None else HivedGuarantees(found)

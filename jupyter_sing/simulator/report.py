@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from jupyter_sing.scheduler.fairness.tier_targets import LOST_MIN
 from jupyter_sing.scheduler.settings import TARGETS, Tier
-from jupyter_sing.simulator.outcome import Outcome, SessionRecord
+from jupyter_sing.simulator.outcome import SessionRecord, SimulationOutcome
 from jupyter_sing.simulator.quantiles import quantile
 
 SHORT_MAX = 60.0
@@ -78,7 +78,9 @@ class Result:
     fragmentation: float
 
 
-def measure(scheduler: str, outcome: Outcome, targets: Mapping[Tier, float] = TARGETS) -> Result:
+def measure(
+    scheduler: str, outcome: SimulationOutcome, targets: Mapping[Tier, float] = TARGETS
+) -> Result:
     """Compute the figures of an outcome; `targets` are the target fractions by tier."""
     waits = sorted(cell.time_to_gpu for cell in outcome.cells)
     short = [cell.time_to_gpu for cell in outcome.cells if cell.duration <= SHORT_MAX]

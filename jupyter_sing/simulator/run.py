@@ -18,7 +18,7 @@ from jupyter_sing.scheduler.decisions import (
     Decision,
     Evict,
     Grant,
-    Migrate,
+    MigrateMemory,
     Pack,
     Preempt,
     Promised,
@@ -32,16 +32,16 @@ from jupyter_sing.scheduler.events import (
     Evicted,
     Moved,
     Released,
-    SessionClosed,
-    SessionOpened,
+    SessionAdded,
+    SessionRemoved,
     Started,
     Tick,
 )
 from jupyter_sing.scheduler.ids import DeviceId, SessionId
 from jupyter_sing.scheduler.settings import Tier
-from jupyter_sing.simulator.cluster import Cluster, Devices, SimulationError
-from jupyter_sing.simulator.outcome import CellRecord, Outcome, SessionRecord
-from jupyter_sing.simulator.workload import Session, Workload
+from jupyter_sing.simulator.cluster import SimulatedCluster, SimulatedDevices, SimulationError
+from jupyter_sing.simulator.outcome import CellRecord, SessionRecord, SimulationOutcome
+from jupyter_sing.simulator.workload import SimulatedSession, Workload
 
 TICKS_IN_VAIN_MAX = 10_000
 
@@ -59,7 +59,7 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True)
-class Terms:
+class SimulatedTerms:
     """Owner of a session, its tier and its weight."""
 
     vc: str
@@ -68,17 +68,17 @@ class Terms:
     weight: float = 1.0
 
 
-def equals(session: Session) -> Terms:
+def equals(session: SimulatedSession) -> SimulatedTerms:
     """Return the terms of a session with a user of its own; all have the same rights."""
-    return Terms("default", session.name)
+    return SimulatedTerms("default", session.name)
 
 
 @dataclass
 class _Run:
     """State of a session on its way through its cells."""
 
-    session: Session
-    terms: Terms
+    session: SimulatedSession
+    terms: SimulatedTerms
     record: SessionRecord
     index: int = 0
     waiting: bool = False  # has a cell that is not finished
@@ -104,11 +104,11 @@ class Simulation:
     Parameters
     ----------
     workload : Workload
-    cluster : Cluster
+    cluster : SimulatedCluster
     scheduler : Scheduler
         A new one: it has received no event.
     terms : callable, optional
-        Returns the `Terms` of a session.
+        Returns the `SimulatedTerms` of a session.
     show : callable, optional
         Called with the number of finished cells and of all, now and then.
 
@@ -121,9 +121,9 @@ class Simulation:
     def __init__(
         self,
         workload: Workload,
-        cluster: Cluster,
+        cluster: SimulatedCluster,
         scheduler: Scheduler,
-        terms: Callable[[Session], Terms] = equals,
+        terms: Callable[[SimulatedSession], SimulatedTerms] = equals,
         show: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         widest = max(Counter(device.node for device in cluster.devices()).values())
@@ -144,7 +144,7 @@ class Simulation:
                 )
         self._workload, self._cluster, self._scheduler = workload, cluster, scheduler
         self._terms, self._show, self._total = terms, show, workload.cells
-        self._devices = Devices(cluster, _classes(workload))
+        self._devices = SimulatedDevices(cluster, _classes(workload))
         self._runs: dict[SessionId, _Run] = {}
         self._said: dict[SessionId, str] = {}  # why a session waits
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -152,11 +152,11 @@ class Simulation:
         self._now = 0.0
         self._token = 0
         self._demand, self._demand_seconds = 0, 0.0
-        self._outcome = Outcome(cluster.gpus)
+        self._outcome = SimulationOutcome(cluster.gpus)
         for each in workload.sessions:
             self._at(each.cells[0].think, partial(self._open, each))
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         """Run to the end of the last session.
 
         Raises
@@ -218,7 +218,7 @@ class Simulation:
                 self._preempt(decision)
             case Evict():
                 self._evict(decision)
-            case Migrate():
+            case MigrateMemory():
                 self._migrate(decision)
             case Pack() | Unpack():
                 raise SimulationError(f"No session here may be packed: {decision.reason}")
@@ -229,7 +229,7 @@ class Simulation:
 
     # The life of a session.
 
-    def _open(self, session: Session) -> None:
+    def _open(self, session: SimulatedSession) -> None:
         terms = self._terms(session)
         record = SessionRecord(
             session.name, session.gpus, terms.tier, terms.weight, self._now, vc=terms.vc
@@ -239,7 +239,7 @@ class Simulation:
         self._runs[session.name] = run
         self._outcome.sessions.append(record)
         self._tell(
-            SessionOpened(
+            SessionAdded(
                 self._now,
                 session.name,
                 terms.vc,
@@ -291,7 +291,7 @@ class Simulation:
         for device in run.resident:
             self._devices.unload(device, run.session.name)
         run.resident.clear()
-        self._tell(SessionClosed(self._now, run.session.name))
+        self._tell(SessionRemoved(self._now, run.session.name))
 
     # Leases.
 
@@ -409,7 +409,7 @@ class Simulation:
         self._tell(Evicted(self._now, run.session.name, device))
         self._close(run)
 
-    def _migrate(self, move: Migrate) -> None:
+    def _migrate(self, move: MigrateMemory) -> None:
         run = self._run(move.session)
         if run.token is not None or move.source not in run.resident or run.evicting:
             raise SimulationError(f"{move.session} cannot be moved from {move.source} now.")
@@ -423,7 +423,7 @@ class Simulation:
         done = self._devices.transfer(move.target, out, loading)
         self._at(done, lambda: self._moved(run, move))
 
-    def _moved(self, run: _Run, move: Migrate) -> None:
+    def _moved(self, run: _Run, move: MigrateMemory) -> None:
         run.evicting.discard(move.source)
         self._devices.unload(move.source, move.session)
         del run.resident[move.source]

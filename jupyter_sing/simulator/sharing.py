@@ -22,7 +22,7 @@ Rule: TypeAlias = Callable[[Remainders, Remainders, Classes], float]
 
 
 @dataclass(frozen=True)
-class Packed:
+class SharingResult:
     """Result of the packing; shares of the devices.
 
     Parameters
@@ -64,7 +64,7 @@ def classes_of(pods: Sequence[Pod]) -> list[tuple[int, int, float]]:
     return [(gpus, share, count / len(pods)) for (gpus, share), count in sorted(counts.items())]
 
 
-def pack(pods: Sequence[Pod], nodes: Sequence[int], rule: Rule) -> Packed:
+def pack(pods: Sequence[Pod], nodes: Sequence[int], rule: Rule) -> SharingResult:
     """Place requests one after the other; none ever leaves.
 
     Parameters
@@ -100,7 +100,7 @@ def pack(pods: Sequence[Pod], nodes: Sequence[int], rule: Rule) -> Packed:
         free -= pod.gpus * pod.share
     total = WHOLE * sum(nodes)
     lost = sum(count * node_fragment(state, classes) for state, count in states.items())
-    return Packed(placed, len(pods) - placed, 1 - free / total, lost / total)
+    return SharingResult(placed, len(pods) - placed, 1 - free / total, lost / total)
 
 
 def _choice(

@@ -41,7 +41,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SimulatedSession:
     """One notebook.
 
     Parameters
@@ -70,7 +70,7 @@ class Session:
 class Workload:
     """Sessions, in the order of their first cells."""
 
-    sessions: tuple[Session, ...]
+    sessions: tuple[SimulatedSession, ...]
 
     @property
     def cells(self) -> int:
@@ -137,17 +137,19 @@ def read(lines: Iterable[str]) -> Workload:
     return arranged(_session(name, cells) for name, cells in found.items())
 
 
-def arranged(sessions: Iterable[Session]) -> Workload:
+def arranged(sessions: Iterable[SimulatedSession]) -> Workload:
     """Create a workload of sessions in any order."""
     return Workload(tuple(sorted(sessions, key=lambda session: session.cells[0].think)))
 
 
-def _session(name: str, rows: Sequence[tuple[float, float, int, int]]) -> Session:
+def _session(name: str, rows: Sequence[tuple[float, float, int, int]]) -> SimulatedSession:
     cells, end = [], 0.0
     for start, duration, _, _ in sorted(rows, key=lambda row: row[0]):
         cells.append(Cell(max(0.0, start - end), duration))
         end = max(start, end) + duration
-    return Session(name, max(row[2] for row in rows), max(row[3] for row in rows), tuple(cells))
+    return SimulatedSession(
+        name, max(row[2] for row in rows), max(row[3] for row in rows), tuple(cells)
+    )
 
 
 def _number(line: int, name: str, text: str) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jupyter_sing.controller import Controller
 from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.settings import Settings
+from jupyter_sing.scheduler.settings import EngineSettings
 
 
 class Audited(Controller):
@@ -16,12 +16,12 @@ class Audited(Controller):
 
     Parameters
     ----------
-    settings : Settings
+    settings : EngineSettings
     path : Path
         Of the file, in JSON.
     """
 
-    def __init__(self, settings: Settings, path: Path) -> None:
+    def __init__(self, settings: EngineSettings, path: Path) -> None:
         super().__init__(settings)
         self._path, self._wrong = path, list[Any]()
         if path.exists():  # of an agent that died

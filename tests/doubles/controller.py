@@ -11,7 +11,7 @@ from jupyter_sing.scheduler.decisions import (
     Decision,
     Evict,
     Grant,
-    Migrate,
+    MigrateMemory,
     Pack,
     Preempt,
     Promised,
@@ -20,7 +20,7 @@ from jupyter_sing.scheduler.decisions import (
 )
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.scheduler.settings import DeviceSpec
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Notebook:
 class Controller:
     """Answers as a controller would, after `delay` seconds, and moves memory at device speed."""
 
-    def __init__(self, engine: Engine, devices: Sequence[Device], delay: float = 0.0) -> None:
+    def __init__(self, engine: Engine, devices: Sequence[DeviceSpec], delay: float = 0.0) -> None:
         self.engine = engine
         self.devices = {device.id: device for device in devices}
         self.delay = delay
@@ -78,7 +78,7 @@ class Controller:
         if isinstance(home := terms.get("device"), str):
             self._put(session, home)
         given: dict[str, object] = {"vc": "default", "user": session, **terms}
-        self.tell(events.SessionOpened(self.now, session, memory=memory, **given))  # type: ignore[arg-type]
+        self.tell(events.SessionAdded(self.now, session, memory=memory, **given))  # type: ignore[arg-type]
 
     def submit(self, session: str, seconds: float) -> None:
         notebook = self.notebooks[session]
@@ -134,7 +134,7 @@ class Controller:
             self.later(self.delay, lambda: self._release(decision.session, decision.token))
         elif isinstance(decision, Evict):
             self._leave(decision.session, decision.device)
-        elif isinstance(decision, Migrate):
+        elif isinstance(decision, MigrateMemory):
             self._migrate(decision)
         elif isinstance(decision, Pack):
             self.packs[decision.device] = decision.sessions
@@ -227,7 +227,7 @@ class Controller:
             self._drop(session, device)
             self.tell(events.Evicted(self.now, session, device))
 
-    def _migrate(self, move: Migrate) -> None:
+    def _migrate(self, move: MigrateMemory) -> None:
         notebook = self.notebooks[move.session]
         assert move.source in notebook.homes
         assert not notebook.devices, "who executes is not migrated"
@@ -236,7 +236,7 @@ class Controller:
         seconds = known.constant_seconds + notebook.memory / known.bytes_per_second
         self.later(seconds, lambda: self._moved(move))
 
-    def _moved(self, move: Migrate) -> None:
+    def _moved(self, move: MigrateMemory) -> None:
         if move.session in self.notebooks and move.target in self.notebooks[move.session].homes:
             self._drop(move.session, move.source)
             self.tell(events.Moved(self.now, move.session, move.target))

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_sing.controller import Controller
-from jupyter_sing.scheduler.settings import Settings as EngineSettings
+from jupyter_sing.scheduler.settings import EngineSettings as EngineSettings
 from kernelproxy.agent.api import daemon
 from kernelproxy.agent.api.daemon import Daemon, run
 from kernelproxy.agent.process.sandbox_probe import Forms

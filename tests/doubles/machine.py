@@ -514,7 +514,7 @@ class Machine:
 def patch(monkeypatch: Any) -> None:
     """Replace by doubles what a machine does not need for real."""
     store = Store()
-    monkeypatch.setattr(live, "Journal", lambda directory: store)
+    monkeypatch.setattr(live, "DecisionLog", lambda directory: store)
     monkeypatch.setattr(live, "read_accounts", lambda directory: store.accounts)
 
     def now() -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from jupyter_sing.scheduler.hived import CellState, Cluster, GroupState
+from jupyter_sing.scheduler.hived import CellState, GroupState, HivedCluster
 from jupyter_sing.scheduler.hived.cells import Holding, PhysicalCell, VirtualCell
 from jupyter_sing.scheduler.hived.pool import Pool
 
 
-def check(cluster: Cluster) -> None:
+def check(cluster: HivedCluster) -> None:
     """Assert that the cluster's state is consistent."""
     for pool in cluster.pools.values():
         _check_pool(cluster, pool)
@@ -35,7 +35,7 @@ def check(cluster: Cluster) -> None:
         assert len(rights) <= 1, "a group holds all of its devices by one right"
 
 
-def pictured(cluster: Cluster) -> object:
+def pictured(cluster: HivedCluster) -> object:
     """Return the state of a cluster as a value: equal values behave the same in all later calls."""
     return (
         [
@@ -65,7 +65,7 @@ def _parts(cell: VirtualCell) -> list[VirtualCell]:
     return [cell, *(c for child in cell.children for c in _parts(child))]
 
 
-def _check_pool(cluster: Cluster, pool: Pool) -> None:
+def _check_pool(cluster: HivedCluster, pool: Pool) -> None:
     levels = range(1, pool.chain.top + 1)
     cells = [cell for root in pool.roots for cell in _inside(root)]
     holdings = [

@@ -9,19 +9,19 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
 from jupyter_sing.scheduler.policy.model import (
-    Cells,
     CellType,
     ChildCell,
-    Cluster,
-    Group,
+    ClusterPolicy,
+    GuaranteedCells,
     Others,
     Policy,
     Quotas,
-    Terms,
     Tiers,
     TierTerms,
     TopCell,
     User,
+    UserGroup,
+    UserTerms,
     VirtualCluster,
 )
 from jupyter_sing.scheduler.settings import Tier
@@ -68,7 +68,7 @@ _terms = {
     "packing": _maybe(st.booleans()),
     "quotas": quotas,
 }
-terms = st.builds(Terms, **_terms)
+terms = st.builds(UserTerms, **_terms)
 
 
 @st.composite
@@ -84,7 +84,7 @@ def tier_terms(draw: st.DrawFn) -> TierTerms:
 
 
 _OTHER_NODES = tuple(ChildCell(cell_address=f"1.0.0.{i}") for i in range(3))
-_RACK = Cluster(
+_RACK = ClusterPolicy(
     cell_types=(
         CellType(name="node", child_cell_type="gpu", child_cell_number=2, is_node_level=True),
         CellType(name="rack", child_cell_type="node", child_cell_number=3),
@@ -118,7 +118,9 @@ def policies(draw: st.DrawFn) -> Policy:
             VirtualCluster(
                 name=name,
                 guaranteed_devices=draw(_maybe(st.integers(0, 2))) if form == "hosts" else None,
-                guaranteed_cells=(Cells(cell_type="rack.node", cell_number=draw(st.just(2))),)
+                guaranteed_cells=(
+                    GuaranteedCells(cell_type="rack.node", cell_number=draw(st.just(2))),
+                )
                 if form == "cells" and draw(st.booleans()) and first
                 else (),
                 pinned_cells=("mine",) if form == "cells" and draw(st.booleans()) and first else (),
@@ -126,7 +128,7 @@ def policies(draw: st.DrawFn) -> Policy:
                 quotas=draw(quotas),
                 each=draw(terms),
                 users=tuple(draw(st.builds(User, name=st.just(n), **_terms)) for n in mine[:cut]),
-                groups=(draw(st.builds(Group, name=names, members=st.just(tuple(mine[cut:])))),)
+                groups=(draw(st.builds(UserGroup, name=names, members=st.just(tuple(mine[cut:])))),)
                 if mine[cut:]
                 else (),
             )
@@ -137,7 +139,7 @@ def policies(draw: st.DrawFn) -> Policy:
     return Policy(
         cluster={
             "none": None,
-            "hosts": Cluster(hosts=draw(_maybe(st.integers(2, 4))), devices_per_host=6),
+            "hosts": ClusterPolicy(hosts=draw(_maybe(st.integers(2, 4))), devices_per_host=6),
             "cells": _RACK,
         }[form],
         tiers=Tiers(

@@ -13,28 +13,30 @@ from jupyter_sing.scheduler.events import (
     Started,
 )
 from jupyter_sing.scheduler.ids import DeviceId, SessionId
-from jupyter_sing.simulator.cluster import Cluster
-from jupyter_sing.simulator.outcome import CellRecord, Outcome
+from jupyter_sing.simulator.cluster import SimulatedCluster
+from jupyter_sing.simulator.outcome import CellRecord, SimulationOutcome
 from jupyter_sing.simulator.run import Scheduler, Simulation
-from jupyter_sing.simulator.workload import GB, Cell, Session, Workload, arranged
+from jupyter_sing.simulator.workload import GB, Cell, SimulatedSession, Workload, arranged
 
 
-def session(name: str, *cells: tuple[float, float], gpus: int = 1, memory: int = GB) -> Session:
+def session(
+    name: str, *cells: tuple[float, float], gpus: int = 1, memory: int = GB
+) -> SimulatedSession:
     """A session of (think, duration) in seconds."""
-    return Session(name, gpus, memory, tuple(Cell(*cell) for cell in cells))
+    return SimulatedSession(name, gpus, memory, tuple(Cell(*cell) for cell in cells))
 
 
-def instant(gpus: int, **changes: float) -> Cluster:
+def instant(gpus: int, **changes: float) -> SimulatedCluster:
     """Return a cluster on which only cells take time; `changes` overrides that."""
     values = {"switch": 0.0, "suspend": 0.0, "bandwidth": 1e30, **changes}
-    return Cluster(gpus, **values)  # type: ignore[arg-type]
+    return SimulatedCluster(gpus, **values)  # type: ignore[arg-type]
 
 
 def chance(seed: int, sessions: int = 12, gpus_max: int = 1) -> Workload:
     """Return a workload under contention, with memory that does not fit all at once."""
     random = Random(seed)
 
-    def one(index: int) -> Session:
+    def one(index: int) -> SimulatedSession:
         cells = [
             (60 * random.random(), 0.5 + 200 * random.random() ** 4)
             for _ in range(1 + int(12 * random.random()))
@@ -88,21 +90,21 @@ class Audit:
         return decisions
 
 
-def run(workload: Workload, cluster: Cluster, scheduler: Scheduler) -> Outcome:
+def run(workload: Workload, cluster: SimulatedCluster, scheduler: Scheduler) -> SimulationOutcome:
     """Run to the end."""
     return Simulation(workload, cluster, scheduler).run()
 
 
-def cells_of(outcome: Outcome, name: str) -> list[CellRecord]:
+def cells_of(outcome: SimulationOutcome, name: str) -> list[CellRecord]:
     """The cells of a session, in order."""
     return [cell for cell in outcome.cells if cell.session == name]
 
 
-def waits(outcome: Outcome, name: str) -> list[float]:
+def waits(outcome: SimulationOutcome, name: str) -> list[float]:
     """Return the times to GPU of a session's cells."""
     return [round(cell.time_to_gpu, 6) for cell in cells_of(outcome, name)]
 
 
-def ends(outcome: Outcome, name: str) -> list[float]:
+def ends(outcome: SimulationOutcome, name: str) -> list[float]:
     """Return when a session's cells ended."""
     return [round(cell.finished, 6) for cell in cells_of(outcome, name)]

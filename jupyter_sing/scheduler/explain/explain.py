@@ -10,15 +10,15 @@ from jupyter_sing.scheduler.explain.wait_forecast import Expected, Forecast
 from jupyter_sing.scheduler.fairness.fair_queue import Flow
 from jupyter_sing.scheduler.fairness.limits import Held, size_text
 from jupyter_sing.scheduler.ids import SessionId
-from jupyter_sing.scheduler.queue.dispatcher import Serving
-from jupyter_sing.scheduler.queue.lease_table import Leases
-from jupyter_sing.scheduler.queue.timers import Agenda
+from jupyter_sing.scheduler.queue.dispatcher import Dispatcher
+from jupyter_sing.scheduler.queue.lease_table import LeaseTable
+from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.queue.wait_queue import Key
-from jupyter_sing.scheduler.state import DeviceState, Phase, Session
+from jupyter_sing.scheduler.state import EngineDevice, EngineSession, Phase
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class WaitOutlook:
     """Prospects of a waiting session.
 
     Attributes
@@ -41,7 +41,7 @@ class Outlook:
     where: str = ""
 
 
-class Explaining:
+class Explainer:
     """Explains to users why their sessions wait, and for how long.
 
     Attributes
@@ -50,7 +50,7 @@ class Explaining:
         Moving average of how long leases last, in seconds.
     """
 
-    def __init__(self, agenda: Agenda, leases: Leases, serving: Serving) -> None:
+    def __init__(self, agenda: Timers, leases: LeaseTable, serving: Dispatcher) -> None:
         self._agenda = agenda
         self._waiting, self._limiter = agenda.waiting, agenda.limiter
         self._leases = leases
@@ -62,7 +62,7 @@ class Explaining:
         """Record how long a lease has lasted."""
         self.turn += 0.05 * (seconds - self.turn)
 
-    def why(self, session: Session, now: float) -> str:
+    def why(self, session: EngineSession, now: float) -> str:
         """Return why a session waits, as a clause."""
         never = self._never(session)
         if never is not None:
@@ -70,19 +70,19 @@ class Explaining:
         limit = self._limiter.reason(session, now)
         return self._usual(session, now) if limit is None else limit.text
 
-    def outlooks(self, now: float) -> dict[SessionId, Outlook]:
+    def outlooks(self, now: float) -> dict[SessionId, WaitOutlook]:
         """Return the outlook of every waiting session."""
-        found: dict[SessionId, Outlook] = {}
+        found: dict[SessionId, WaitOutlook] = {}
         line = _Line()
         for session in self._leases.sessions.values():
             if session.phase is Phase.RESERVED:
                 rest, why = self._leases.awaited(session)
                 place = line.place(self._leases.reserved(session)[0])
-                found[session.id] = Outlook(place, rest, why)
+                found[session.id] = WaitOutlook(place, rest, why)
             elif session.phase is Phase.WAITING and session not in self._waiting:
                 found[session.id] = self._aside(session, now)
-        free: list[tuple[Key, Session]] = []
-        limited: dict[Flow, list[tuple[Key, Session, Held]]] = {}
+        free: list[tuple[Key, EngineSession]] = []
+        limited: dict[Flow, list[tuple[Key, EngineSession, Held]]] = {}
         for key, session in self._waiting.order(now):
             limit = self._limiter.reason(session, now)
             if self._never(session) is not None:
@@ -96,21 +96,21 @@ class Explaining:
             held_up = session.moving or self._leases.tried_again(session, now) > now
             where = "" if held_up else _where(expected[session].devices)
             place, seconds = line.place(session.only), expected[session].seconds
-            found[session.id] = Outlook(place, seconds, self._usual(session, now), where)
+            found[session.id] = WaitOutlook(place, seconds, self._usual(session, now), where)
         for flow, those in limited.items():
             found |= self._within(flow, those, now)
         return found
 
     def _look(
-        self, order: list[tuple[Key, Session]], devices: Iterable[DeviceState], now: float
-    ) -> dict[Session, Expected]:
+        self, order: list[tuple[Key, EngineSession]], devices: Iterable[EngineDevice], now: float
+    ) -> dict[EngineSession, Expected]:
         if not order:
             return {}
         return Forecast(self._agenda, self._leases, self.turn, devices, now).run(order)
 
     def _within(
-        self, flow: Flow, those: list[tuple[Key, Session, Held]], now: float
-    ) -> dict[SessionId, Outlook]:
+        self, flow: Flow, those: list[tuple[Key, EngineSession, Held]], now: float
+    ) -> dict[SessionId, WaitOutlook]:
         """Return the outlooks of sessions that wait for a limit of `flow`.
 
         They can only get devices that sessions of that user or virtual cluster hold.
@@ -122,15 +122,15 @@ class Explaining:
         found = {}
         for index, (_, session, limit) in enumerate(those):
             seconds = expected[session].seconds if limit.seconds is None else limit.seconds
-            found[session.id] = Outlook(index + 1, seconds, limit.text)
+            found[session.id] = WaitOutlook(index + 1, seconds, limit.text)
         return found
 
-    def _held(self, holder: Session) -> tuple[DeviceState, ...]:
+    def _held(self, holder: EngineSession) -> tuple[EngineDevice, ...]:
         if holder.phase is Phase.RESERVED:
             return self._leases.reserved(holder)
         return holder.devices
 
-    def _aside(self, session: Session, now: float) -> Outlook:
+    def _aside(self, session: EngineSession, now: float) -> WaitOutlook:
         """Return the outlook of a session that waits for room within a limit, or for ever."""
         limit, place = self._limiter.reason(session, now), 1
         seconds: float | None = None
@@ -140,9 +140,9 @@ class Explaining:
             seconds = limit.seconds
         if session.short is not None:
             place += list(session.short.short).index(session)
-        return Outlook(place, seconds, self.why(session, now))
+        return WaitOutlook(place, seconds, self.why(session, now))
 
-    def _never(self, session: Session) -> str | None:
+    def _never(self, session: EngineSession) -> str | None:
         """Return what has to change before it can have a device at all; None: nothing."""
         if session in self._serving.hopeless:
             widest = self._serving.widest
@@ -155,7 +155,7 @@ class Explaining:
             )
         return None
 
-    def _usual(self, session: Session, now: float) -> str:
+    def _usual(self, session: EngineSession, now: float) -> str:
         if session.moving:
             return "its memory is moving"
         if self._leases.tried_again(session, now) > now:
@@ -171,9 +171,9 @@ class _Line:
 
     def __init__(self) -> None:
         self._all = self._anywhere = 0
-        self._only: dict[DeviceState, int] = {}
+        self._only: dict[EngineDevice, int] = {}
 
-    def place(self, only: DeviceState | None) -> int:
+    def place(self, only: EngineDevice | None) -> int:
         """Return the next position."""
         self._all += 1
         if only is None:
@@ -183,7 +183,7 @@ class _Line:
         return self._anywhere + self._only[only]
 
 
-def _where(devices: tuple[DeviceState, ...]) -> str:
+def _where(devices: tuple[EngineDevice, ...]) -> str:
     """Return the devices that a session is likely to get, and who uses the device if it is one."""
     if len(devices) != 1:
         return f"{len(devices)} devices" if devices else ""

@@ -21,13 +21,17 @@ from typing import TypeAlias
 
 from jupyter_sing.scheduler.fairness.mlfq import AGING, level_of, run_min, turn_of
 from jupyter_sing.scheduler.fairness.tier_targets import threshold
-from jupyter_sing.scheduler.queue.lease_table import Leases
-from jupyter_sing.scheduler.queue.preemption_forecast import Turn, Wish, gives_way
+from jupyter_sing.scheduler.queue.lease_table import LeaseTable
+from jupyter_sing.scheduler.queue.preemption_forecast import (
+    ExpectedLease,
+    WaitingRequest,
+    gives_way,
+)
 from jupyter_sing.scheduler.queue.residency import room
-from jupyter_sing.scheduler.queue.timers import Agenda
+from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE, Key
-from jupyter_sing.scheduler.settings import Settings
-from jupyter_sing.scheduler.state import DeviceState, Phase, Session
+from jupyter_sing.scheduler.settings import EngineSettings
+from jupyter_sing.scheduler.state import EngineDevice, EngineSession, Phase
 
 CANDIDATES = 16
 """Devices that are compared for a waiting session."""
@@ -41,20 +45,20 @@ class Expected:
     """Seconds until a session is likely to be granted these devices; None and empty if unknown."""
 
     seconds: float | None = None
-    devices: tuple[DeviceState, ...] = ()
+    devices: tuple[EngineDevice, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
     """A device, and the lease that holds it or will hold it; None if it is free."""
 
-    device: DeviceState
-    turn: Turn | None
+    device: EngineDevice
+    turn: ExpectedLease | None
     order: tuple[float, int]  # about when it is free, for any session
 
 
-_Chosen: TypeAlias = tuple[float, tuple[DeviceState, ...]]
-_Entry: TypeAlias = tuple[Key, int, Wish, float]  # the last: not before then
+_Chosen: TypeAlias = tuple[float, tuple[EngineDevice, ...]]
+_Entry: TypeAlias = tuple[Key, int, WaitingRequest, float]  # the last: not before then
 
 
 class Forecast:
@@ -71,10 +75,10 @@ class Forecast:
 
     def __init__(
         self,
-        agenda: Agenda,
-        leases: Leases,
+        agenda: Timers,
+        leases: LeaseTable,
         typical: float,
-        devices: Iterable[DeviceState],
+        devices: Iterable[EngineDevice],
         now: float,
     ) -> None:
         self._agenda = agenda
@@ -82,19 +86,19 @@ class Forecast:
         self._nodes = leases.nodes
         self._typical = typical
         self._now = now
-        self._places: dict[DeviceState, _Place] = {}
+        self._places: dict[EngineDevice, _Place] = {}
         self._soonest: list[_Place] = []
         for device in devices:
             if device.healthy:
                 self._occupy(device, self._present(device))
 
     @property
-    def _settings(self) -> Settings:
+    def _settings(self) -> EngineSettings:
         return self._agenda.settings
 
-    def run(self, order: Sequence[tuple[Key, Session]]) -> dict[Session, Expected]:
+    def run(self, order: Sequence[tuple[Key, EngineSession]]) -> dict[EngineSession, Expected]:
         """Serve all waiting sessions, in their order."""
-        found: dict[Session, Expected] = {}
+        found: dict[EngineSession, Expected] = {}
         queue: list[_Entry] = []
         for number, (key, session) in enumerate(order):
             leaving = (device.transfer(session.memory) for device in session.moving)
@@ -122,7 +126,7 @@ class Forecast:
 
     # Leases.
 
-    def _occupy(self, device: DeviceState, turn: Turn | None) -> None:
+    def _occupy(self, device: EngineDevice, turn: ExpectedLease | None) -> None:
         """Assign a device to a lease, instead of the present one; None: it is free."""
         place = self._places.get(device)
         if place is not None:
@@ -131,10 +135,12 @@ class Forecast:
         place = self._places[device] = _Place(device, turn, (free, device.number))
         insort(self._soonest, place, key=_order)
 
-    def _give(self, wish: Wish, at: float, devices: tuple[DeviceState, ...]) -> list[Turn]:
+    def _give(
+        self, wish: WaitingRequest, at: float, devices: tuple[EngineDevice, ...]
+    ) -> list[ExpectedLease]:
         """Assign devices to a session from a time on; return the unfinished leases it stops."""
         switch = max(device.switch(wish.session) for device in devices)
-        stopped: dict[Session, Turn] = {}
+        stopped: dict[EngineSession, ExpectedLease] = {}
         for device in devices:
             turn = self._places[device].turn
             if turn is not None and at < turn.end:
@@ -142,7 +148,7 @@ class Forecast:
             self._occupy(device, self._turn(wish.session, at + switch, switch, wish.attained))
         return list(stopped.values())
 
-    def _present(self, device: DeviceState) -> Turn | None:
+    def _present(self, device: EngineDevice) -> ExpectedLease | None:
         """Return the lease that has a device now, or is about to; None if it is free."""
         if device.incoming is not None:
             coming = device.incoming
@@ -155,7 +161,7 @@ class Forecast:
             start = max(self._now, session.granted_at + session.switch)
             return self._turn(session, start, session.switch, session.attained)
         had, level = session.attained_at(self._now), session.running_level
-        return Turn(
+        return ExpectedLease(
             session=session,
             start=session.run_since,
             attained=session.attained,
@@ -168,11 +174,13 @@ class Forecast:
             end=self._now + self._left(had),
         )
 
-    def _turn(self, session: Session, start: float, switch: float, attained: float) -> Turn:
+    def _turn(
+        self, session: EngineSession, start: float, switch: float, attained: float
+    ) -> ExpectedLease:
         """Return a future lease."""
         settings, level = self._settings, level_of(attained, self._settings)
         protected = start + run_min(level, switch, settings)
-        return Turn(
+        return ExpectedLease(
             session=session,
             start=start,
             attained=attained,
@@ -189,10 +197,12 @@ class Forecast:
         """Seconds that a cell is expected to last still."""
         return max(self._typical, attained)
 
-    def _is_throttled(self, session: Session, level: int) -> bool:
+    def _is_throttled(self, session: EngineSession, level: int) -> bool:
         return self._agenda.waiting.would_throttle(session, level, self._now)
 
-    def _urgent_until(self, session: Session, level: int, at: float, attained: float) -> float:
+    def _urgent_until(
+        self, session: EngineSession, level: int, at: float, attained: float
+    ) -> float:
         """Return until when its tier puts an executing cell before others.
 
         `attained` is what the cell has had by `at`.
@@ -206,7 +216,7 @@ class Forecast:
             return -math.inf if spare >= 0.0 else math.inf
         return at - spare / (1.0 - session.goal)  # what it gains by executing
 
-    def _spare(self, session: Session, level: int) -> float:
+    def _spare(self, session: EngineSession, level: int) -> float:
         """Seconds that a session can lose until its tier target is about to be missed."""
         least = threshold(session.switch, self._settings.quanta[level])
         return session.account.slack_at(session.goal, self._now) - least
@@ -214,8 +224,8 @@ class Forecast:
     # Requests.
 
     def _wish(
-        self, session: Session, attained: float, since: float, boost: int, urgent: bool
-    ) -> Wish:
+        self, session: EngineSession, attained: float, since: float, boost: int, urgent: bool
+    ) -> WaitingRequest:
         """Return the request of a session that waits since a time and has risen `boost` levels."""
         own = level_of(attained, self._settings)
         patience = AGING * self._settings.quanta[own]
@@ -229,9 +239,9 @@ class Forecast:
                 spare = max(0.0, self._spare(session, levels[0][0]))
                 early = [at for level, at in levels if level <= INTERACTIVE and not throttled]
                 urgent_at = min(urgent_at, self._now + spare / session.goal, *early)
-        return Wish(session, attained, tuple(levels), urgent_at, throttled)
+        return WaitingRequest(session, attained, tuple(levels), urgent_at, throttled)
 
-    def _again(self, turn: Turn, at: float, number: int) -> _Entry:
+    def _again(self, turn: ExpectedLease, at: float, number: int) -> _Entry:
         """Return the request of a session that was stopped at a time."""
         session, attained = turn.session, turn.attained_at(at)
         level = level_of(attained, self._settings)
@@ -241,7 +251,7 @@ class Forecast:
 
     # Devices.
 
-    def _choose(self, wish: Wish, since: float) -> _Chosen | None:
+    def _choose(self, wish: WaitingRequest, since: float) -> _Chosen | None:
         """Return the earliest time for a session, and on which devices; None: unknown."""
         session = wish.session
         if session.gpus > 1:
@@ -261,7 +271,7 @@ class Forecast:
                 return at + made.seconds, (place.device,)
         return None
 
-    def _several(self, wish: Wish, since: float) -> _Chosen | None:
+    def _several(self, wish: WaitingRequest, since: float) -> _Chosen | None:
         """Do the same for a session that needs several devices of a node at once."""
         wanted, best = wish.session.gpus, None
         for devices in self._nodes.values():
@@ -274,7 +284,7 @@ class Forecast:
                 best = times[-1][0], tuple(device for *_, device in times)
         return best
 
-    def _available(self, place: _Place, wish: Wish, since: float) -> float:
+    def _available(self, place: _Place, wish: WaitingRequest, since: float) -> float:
         if place.turn is None:
             return since
         return gives_way(place.turn, wish, self._settings, since)

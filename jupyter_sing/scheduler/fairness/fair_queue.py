@@ -198,7 +198,7 @@ class Flow:
         return self.day.used(now) + self.devices * (now - self.since)
 
 
-class Ledger:
+class ServiceLedger:
     """The tree of flows, and the operations on a session that concern the path to the root."""
 
     def __init__(self, devices: int) -> None:

@@ -17,8 +17,8 @@ from itertools import islice
 from jupyter_sing.scheduler.fairness.fair_queue import Flow
 from jupyter_sing.scheduler.fairness.quotas import UNLIMITED
 from jupyter_sing.scheduler.queue.residency import may_leave
-from jupyter_sing.scheduler.settings import Settings
-from jupyter_sing.scheduler.state import DeviceState, Session, SessionQuota
+from jupyter_sing.scheduler.settings import EngineSettings
+from jupyter_sing.scheduler.state import EngineDevice, EngineSession, SessionQuota
 
 LOOKS = 64
 """Sessions of a user that are examined for eviction when a memory limit is reached."""
@@ -30,7 +30,7 @@ RETRY = 5.0
 """Retry interval for sessions that wait for memory; unpinning and failures send no event."""
 
 
-Leaving = list[tuple[Session, DeviceState]]
+Leaving = list[tuple[EngineSession, EngineDevice]]
 
 
 class Limiter:
@@ -42,14 +42,14 @@ class Limiter:
         Called with a time at which the engine needs a tick.
     """
 
-    def __init__(self, settings: Settings, look_again: Callable[[float], None]) -> None:
+    def __init__(self, settings: EngineSettings, look_again: Callable[[float], None]) -> None:
         self._settings = settings
         self._look_again = look_again
         self._alarms: list[tuple[float, int, Flow]] = []
 
     # Settings.
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: EngineSettings) -> None:
         """Use other settings for new users and clusters; `apply` updates a known one."""
         self._settings = settings
 
@@ -93,12 +93,12 @@ class Limiter:
             self._alarm(flow, quota.returns_at)
         return True
 
-    def holds_back(self, session: Session, now: float) -> bool:
+    def holds_back(self, session: EngineSession, now: float) -> bool:
         """True if its user or virtual cluster is at a limit of devices or device time."""
         user, cluster = _flows(session)
         return self.is_capped(user, session.gpus, now) or self.is_capped(cluster, session.gpus, now)
 
-    def has_ended(self, session: Session, now: float) -> bool:
+    def has_ended(self, session: EngineSession, now: float) -> bool:
         """True if the device time of its user or virtual cluster is used up."""
         return any(q.bounded and self.is_exhausted(q.flow, now) for q in session.quotas)
 
@@ -118,9 +118,9 @@ class Limiter:
         heapq.heappush(self._alarms, (at, flow.number, flow))
         self._look_again(at)
 
-    def due(self, now: float) -> list[Session]:
+    def due(self, now: float) -> list[EngineSession]:
         """Check the flows that are due; return sessions whose device time is used up."""
-        ending: dict[Session, None] = {}
+        ending: dict[EngineSession, None] = {}
         while self._alarms and self._alarms[0][0] <= now:
             _, _, flow = heapq.heappop(self._alarms)
             quota = flow.quota
@@ -136,13 +136,13 @@ class Limiter:
 
     # Memory.
 
-    def leaving(self, session: Session, now: float) -> Leaving | None:
+    def leaving(self, session: EngineSession, now: float) -> Leaving | None:
         """Find what has to leave devices before a session can be loaded; None: it has to wait.
 
         Only idle sessions of the same user, or virtual cluster, are chosen, least recently used
         first. What is on devices already may stay, even beyond the limit.
         """
-        found: dict[tuple[Session, DeviceState], None] = {}
+        found: dict[tuple[EngineSession, EngineDevice], None] = {}
         for quota in session.quotas:
             if quota.limits.device_memory == math.inf:
                 continue
@@ -161,7 +161,7 @@ class Limiter:
                 return None
         return list(found)
 
-    def put_aside(self, session: Session, now: float) -> None:
+    def put_aside(self, session: EngineSession, now: float) -> None:
         """Let a session wait for room within the limit of its user or virtual cluster."""
         user, cluster = _flows(session)
         assert user.quota
@@ -174,17 +174,17 @@ class Limiter:
             self._alarm(flow, flow.quota.retry_at)
 
     @staticmethod
-    def _lacks(session: Session, quota: SessionQuota) -> bool:
+    def _lacks(session: EngineSession, quota: SessionQuota) -> bool:
         adding = _counted(session, quota) - quota.residents.get(session, 0)
         return quota.memory + quota.coming + adding > quota.limits.device_memory
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: EngineSession) -> None:
         """Record that a session no longer waits for room."""
         if session.short is not None:
             session.short.short.pop(session, None)
             session.short = None
 
-    def woken(self, flow: Flow, now: float) -> list[Session]:
+    def woken(self, flow: Flow, now: float) -> list[EngineSession]:
         """Remove and return some sessions that waited for room, those retried longest ago first."""
         quota = flow.quota
         assert quota
@@ -198,7 +198,7 @@ class Limiter:
 
     # Texts.
 
-    def reason(self, session: Session, now: float) -> Held | None:
+    def reason(self, session: EngineSession, now: float) -> Held | None:
         """Return the limit that a session waits for."""
         for flow in _flows(session):
             quota = flow.quota
@@ -235,7 +235,7 @@ class Held:
     devices: float
 
 
-def _about_devices(session: Session, quota: SessionQuota) -> Held | None:
+def _about_devices(session: EngineSession, quota: SessionQuota) -> Held | None:
     most, seconds = quota.limits.devices, None
     if most <= 0:
         text, seconds = f"The policy does not let {quota.whose} use devices", math.inf
@@ -265,7 +265,7 @@ def _about_time(flow: Flow, now: float) -> Held:
     return Held(flow, text, seconds, quota.limits.devices)
 
 
-def _counted(session: Session, quota: SessionQuota) -> float:
+def _counted(session: EngineSession, quota: SessionQuota) -> float:
     """Return the bytes of a session that count, at most the limit.
 
     A session that exceeds the limit by itself, as the limit was lowered, is resumed once all others
@@ -274,7 +274,7 @@ def _counted(session: Session, quota: SessionQuota) -> float:
     return min(session.memory * session.gpus, quota.limits.device_memory)
 
 
-def _about_memory(session: Session, quota: SessionQuota) -> Held:
+def _about_memory(session: EngineSession, quota: SessionQuota) -> Held:
     most, size = quota.limits.device_memory, session.memory * session.gpus
     text = (
         f"{quota.whose} has {size_text(quota.memory + quota.coming)} of {size_text(most)} on"
@@ -283,7 +283,7 @@ def _about_memory(session: Session, quota: SessionQuota) -> Held:
     return Held(quota.flow, text, None, quota.limits.devices)
 
 
-def _flows(session: Session) -> tuple[Flow, Flow]:
+def _flows(session: EngineSession) -> tuple[Flow, Flow]:
     user = session.flow.parent
     assert user
     assert user.parent

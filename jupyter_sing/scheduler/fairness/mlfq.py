@@ -10,24 +10,26 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from jupyter_sing.scheduler.settings import Settings
+from jupyter_sing.scheduler.settings import EngineSettings
 
 AGING = 10.0
 """Waiting time, in quanta, after which a session rises one level."""
 
 
-def level_of(attained: float, settings: Settings) -> int:
+def level_of(attained: float, settings: EngineSettings) -> int:
     """Return the level of a cell that has attained this many seconds."""
     return bisect_right(settings.levels, attained)
 
 
-def level_end(attained: float, settings: Settings) -> float | None:
+def level_end(attained: float, settings: EngineSettings) -> float | None:
     """Return the seconds that a cell can still run until it sinks; None at the last level."""
     level = level_of(attained, settings)
     return settings.levels[level] - attained if level < len(settings.levels) else None
 
 
-def run_min(level: int, switch: float, settings: Settings, floor: float | None = None) -> float:
+def run_min(
+    level: int, switch: float, settings: EngineSettings, floor: float | None = None
+) -> float:
     """Return the minimum run time of a lease in seconds, given the switch that it has cost.
 
     At the interactive levels a switch may cost half of the time that follows; below, by default, a
@@ -38,7 +40,7 @@ def run_min(level: int, switch: float, settings: Settings, floor: float | None =
     return max(settings.run_min if floor is None else floor, factor * switch)
 
 
-def turn_of(level: int, switch: float, settings: Settings) -> float:
+def turn_of(level: int, switch: float, settings: EngineSettings) -> float:
     """Return the quantum at a level in seconds, given the switch that it has cost."""
     return max(settings.quanta[level], settings.turn_switches * switch)
 

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from jupyter_sing.scheduler.settings import Limits
+from jupyter_sing.scheduler.settings import QuotaLimits
 
 DAY = 86_400.0
 SLOT = 600.0
 """Length of a slot in seconds. A slot is dropped as a whole, a day after its end."""
 
-UNLIMITED = Limits()
+UNLIMITED = QuotaLimits()
 
 
 class Day:

@@ -1,66 +1,66 @@
 """Guarantees: which virtual cluster may rely on which part of the devices, after HiveD.
 
 `Configuration` declares the cells and the guarantees, and is refused if it guarantees too much. The
-engine calls `Leases`; `Cluster` and `Pods` do the same for groups of pods.
+engine calls `HivedGuarantees`; `HivedCluster` and `Pods` do the same for groups of pods.
 """
 
-from jupyter_sing.scheduler.hived.allocation import Cluster
+from jupyter_sing.scheduler.hived.allocation import HivedCluster
 from jupyter_sing.scheduler.hived.cells import (
+    AffinityGroup,
     CellState,
-    Group,
+    GroupMember,
     GroupRequest,
     GroupState,
-    Member,
+    GroupWaiting,
     Placed,
     Reserved,
-    Waiting,
 )
 from jupyter_sing.scheduler.hived.config.configuration import (
     CellSpec,
     Chain,
     Configuration,
     Level,
-    Promise,
+    VirtualCellSpec,
     VirtualClusterSpec,
 )
-from jupyter_sing.scheduler.hived.config.layout import PromisedCell
+from jupyter_sing.scheduler.hived.config.layout import VirtualCellStatus
 from jupyter_sing.scheduler.hived.config.parsing import configuration_of
 from jupyter_sing.scheduler.hived.config.reconfiguration import Changes, reconfigured
 from jupyter_sing.scheduler.hived.errors import (
     ConfigurationError,
     GuaranteesError,
-    InternalError,
+    HivedInternalError,
     RequestError,
 )
-from jupyter_sing.scheduler.hived.leases import Leases
+from jupyter_sing.scheduler.hived.leases import HivedGuarantees
 from jupyter_sing.scheduler.hived.pods import PodBound, Pods, PodVictims
 
 __all__ = [
+    "AffinityGroup",
     "CellSpec",
     "CellState",
     "Chain",
     "Changes",
-    "Cluster",
     "Configuration",
     "ConfigurationError",
-    "Group",
+    "GroupMember",
     "GroupRequest",
     "GroupState",
+    "GroupWaiting",
     "GuaranteesError",
-    "InternalError",
-    "Leases",
+    "HivedCluster",
+    "HivedGuarantees",
+    "HivedInternalError",
     "Level",
-    "Member",
     "Placed",
     "PodBound",
     "PodVictims",
     "Pods",
-    "Promise",
-    "PromisedCell",
     "RequestError",
     "Reserved",
+    "VirtualCellSpec",
+    "VirtualCellStatus",
     "VirtualClusterSpec",
-    "Waiting",
     "configuration_of",
     "reconfigured",
 ]

@@ -17,26 +17,26 @@ from dataclasses import dataclass
 
 from jupyter_sing.scheduler.hived.cells import (
     OPPORTUNISTIC,
-    Group,
+    AffinityGroup,
     GroupRequest,
     GroupState,
+    GroupWaiting,
     Holding,
     PhysicalCell,
     Placed,
     Reserved,
     VirtualCell,
-    Waiting,
 )
 from jupyter_sing.scheduler.hived.claiming import claims
 from jupyter_sing.scheduler.hived.config.configuration import Chain, Configuration
 from jupyter_sing.scheduler.hived.config.layout import Layout
-from jupyter_sing.scheduler.hived.errors import InternalError, RequestError
+from jupyter_sing.scheduler.hived.errors import HivedInternalError, RequestError
 from jupyter_sing.scheduler.hived.mapping import Bindings, Favour, Mapper
 from jupyter_sing.scheduler.hived.pool import Pool
 from jupyter_sing.scheduler.hived.search import Suggested, VirtualSearch, find_unused, usable
 from jupyter_sing.scheduler.hived.seating import Seating
 
-Outcome = Placed | Reserved | Waiting
+Outcome = Placed | Reserved | GroupWaiting
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Plan:
     leaving: int  # groups that would have to leave
 
 
-class Cluster(Layout):
+class HivedCluster(Layout):
     """Cells of a configuration, and the groups that hold them.
 
     Every call is complete when it returns, and one that is refused or has to wait changes nothing.
@@ -62,7 +62,7 @@ class Cluster(Layout):
 
     def __init__(self, configuration: Configuration) -> None:
         super().__init__(configuration)
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, AffinityGroup] = {}
         self.seating = Seating(self.pools)
 
     def schedule(
@@ -107,14 +107,14 @@ class Cluster(Layout):
         if not request.guaranteed:
             return self._opportunistic(request, sizes, suggested, prefer)
         if not holdings:
-            return Waiting(f"{request.vc} is promised no such devices.")
+            return GroupWaiting(f"{request.vc} is promised no such devices.")
         if prefer:
             chains = {device.chain.name: None for device in prefer}
             holdings.sort(key=lambda holding: holding.chain.name not in chains)
         plan = self._undisturbing(holdings, sizes, suggested, prefer)
         if plan is not None:
             if plan.leaving and not preempt:
-                return Waiting(f"{plan.leaving} opportunistic groups would have to leave.")
+                return GroupWaiting(f"{plan.leaving} opportunistic groups would have to leave.")
             return self._commit(request, plan, [])
         return self._disturbing(request, holdings, sizes, suggested, preempt=preempt)
 
@@ -155,7 +155,7 @@ class Cluster(Layout):
         group = self.groups.get(name)
         return GroupState.PENDING if group is None else group.state
 
-    def adopt(self, group: Group) -> None:
+    def adopt(self, group: AffinityGroup) -> None:
         """Assign its seats, which are free, to a group."""
         for seat in group.seats:
             seat.physical.user = seat
@@ -182,12 +182,12 @@ class Cluster(Layout):
             holdings += [h for h in vc.pinned.values() if h.chain in chains]
         return holdings
 
-    def _group(self, name: str) -> Group:
+    def _group(self, name: str) -> AffinityGroup:
         if name not in self.groups:
             raise RequestError(f"{name} holds nothing.")
         return self.groups[name]
 
-    def _continued(self, group: Group) -> Outcome:
+    def _continued(self, group: AffinityGroup) -> Outcome:
         victims = _users(seat.physical for seat in group.seats)
         if victims:
             return Reserved(group, tuple(victims))
@@ -211,10 +211,12 @@ class Cluster(Layout):
                 self._nodes[chain.name], sizes, suggested, near, self._node_of.__getitem__
             )
             if places is not None:
-                group = Group(request, [[(device, None) for device in place] for place in places])
+                group = AffinityGroup(
+                    request, [[(device, None) for device in place] for place in places]
+                )
                 self.adopt(group)
                 return Placed(group)
-        return Waiting("There are not enough devices together that nobody holds.")
+        return GroupWaiting("There are not enough devices together that nobody holds.")
 
     def _undisturbing(
         self,
@@ -291,13 +293,15 @@ class Cluster(Layout):
                 return self._commit(request, plan, downgraded)
             for group, virtuals in reversed(downgraded):
                 if not self.seating.upgrade(group, virtuals):
-                    raise InternalError(f"{group.request.name} could not get back what it had.")
+                    raise HivedInternalError(
+                        f"{group.request.name} could not get back what it had."
+                    )
             reason = "Bad or cordoned nodes would be needed." if plan is None else "Others hold it."
-        return Waiting(reason)
+        return GroupWaiting(reason)
 
     def _downgraded(
         self, places: Sequence[Sequence[VirtualCell]]
-    ) -> list[tuple[Group, list[VirtualCell]]]:
+    ) -> list[tuple[AffinityGroup, list[VirtualCell]]]:
         """Make the holders of these devices opportunistic if they allow it (lazy preemption)."""
         downgraded = []
         for place in places:
@@ -326,19 +330,19 @@ class Cluster(Layout):
         self,
         request: GroupRequest,
         plan: _Plan,
-        downgraded: list[tuple[Group, list[VirtualCell]]],
+        downgraded: list[tuple[AffinityGroup, list[VirtualCell]]],
     ) -> Outcome:
-        overtaken: dict[Group, None] = {}
+        overtaken: dict[AffinityGroup, None] = {}
         for physical in plan.bindings.values():
             if physical.reserver is not None:
                 overtaken[physical.reserver.group] = None
         lost = tuple(group.request.name for group, _ in downgraded)
-        inherited: list[tuple[Group, list[VirtualCell]]] = []
+        inherited: list[tuple[AffinityGroup, list[VirtualCell]]] = []
         for group in overtaken:
             self._cancel(group)
             inherited += group.downgraded
         places = [[(plan.bindings[v], v) for v in place] for place in plan.places]
-        group = Group(request, places)
+        group = AffinityGroup(request, places)
         cancelled = tuple(other.request.name for other in overtaken)
         victims = _users(seat.physical for seat in group.seats)
         if not victims:
@@ -357,7 +361,7 @@ class Cluster(Layout):
         self._restore(inherited)
         return Reserved(group, tuple(victims), cancelled, lost)
 
-    def _cancel(self, group: Group) -> None:
+    def _cancel(self, group: AffinityGroup) -> None:
         """End a reservation; downgraded groups stay so."""
         for seat in group.seats:
             self.seating.leave(seat)
@@ -367,7 +371,7 @@ class Cluster(Layout):
                 self.seating.sit(seat.physical.user)
         del self.groups[group.request.name]
 
-    def _restore(self, downgraded: Sequence[tuple[Group, list[VirtualCell]]]) -> None:
+    def _restore(self, downgraded: Sequence[tuple[AffinityGroup, list[VirtualCell]]]) -> None:
         """Give groups their guarantees back, as far as those are not held by other groups now."""
         for group, virtuals in downgraded:
             known = self.groups.get(group.request.name) is group
@@ -382,7 +386,7 @@ class Cluster(Layout):
         ]
 
 
-def _users(devices: Iterable[PhysicalCell]) -> dict[Group, None]:
+def _users(devices: Iterable[PhysicalCell]) -> dict[AffinityGroup, None]:
     """Return the groups that hold devices (an ordered set)."""
     return {device.user.group: None for device in devices if device.user is not None}
 

@@ -46,7 +46,9 @@ class Seat:
 
     __slots__ = ("group", "physical", "virtual")
 
-    def __init__(self, group: Group, physical: PhysicalCell, virtual: VirtualCell | None) -> None:
+    def __init__(
+        self, group: AffinityGroup, physical: PhysicalCell, virtual: VirtualCell | None
+    ) -> None:
         self.group = group
         self.physical = physical
         self.virtual = virtual
@@ -272,7 +274,7 @@ HIGHEST_PRIORITY = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A number of pods with a number of devices each; the devices of a pod are on one node."""
 
     pods: int
@@ -304,7 +306,7 @@ class GroupRequest:
     name: str
     vc: str
     priority: int
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
     leaf_type: str | None = None
     pinned: str | None = None
     lazy_preemption: bool = True
@@ -353,7 +355,7 @@ class Slot:
         self.pod: str | None = None
 
 
-class Group:
+class AffinityGroup:
     """A group that has its place, or waits for it.
 
     Attributes
@@ -375,7 +377,7 @@ class Group:
             for place in places
         )
         self.preempting = False
-        self.downgraded: list[tuple[Group, list[VirtualCell]]] = []
+        self.downgraded: list[tuple[AffinityGroup, list[VirtualCell]]] = []
 
     @property
     def seats(self) -> Iterator[Seat]:
@@ -412,7 +414,7 @@ class Placed:
         Groups that are opportunistic from now on.
     """
 
-    group: Group
+    group: AffinityGroup
     cancelled: tuple[str, ...] = ()
     downgraded: tuple[str, ...] = ()
 
@@ -421,14 +423,14 @@ class Placed:
 class Reserved:
     """The place of the group is reserved; these groups must be released first. See `Placed`."""
 
-    group: Group
-    victims: tuple[Group, ...]
+    group: AffinityGroup
+    victims: tuple[AffinityGroup, ...]
     cancelled: tuple[str, ...] = ()
     downgraded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class GroupWaiting:
     """There is no place now; nothing was changed."""
 
     reason: str

@@ -23,5 +23,5 @@ class RequestError(GuaranteesError):
     """The request could never be served as it stands. Nothing was changed."""
 
 
-class InternalError(GuaranteesError):
+class HivedInternalError(GuaranteesError):
     """An invariant is broken: a bug of this package."""

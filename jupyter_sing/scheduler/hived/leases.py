@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from jupyter_sing.scheduler.decisions import Bound, Guarantees, Victims, Wait
-from jupyter_sing.scheduler.hived.allocation import Cluster
-from jupyter_sing.scheduler.hived.cells import Group, GroupRequest, Member, Placed, Waiting
+from jupyter_sing.scheduler.decisions import Bound, Guarantees, NoPlacement, Victims
+from jupyter_sing.scheduler.hived.allocation import HivedCluster
+from jupyter_sing.scheduler.hived.cells import (
+    AffinityGroup,
+    GroupMember,
+    GroupRequest,
+    GroupWaiting,
+    Placed,
+)
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.config.reconfiguration import Changes, reconfigured, regain
 from jupyter_sing.scheduler.hived.errors import RequestError
 from jupyter_sing.scheduler.ids import DeviceId
 
 
-class Leases(Guarantees):
+class HivedGuarantees(Guarantees):
     """Devices that requests hold or have reserved. The contract is that of `Guarantees`.
 
     A lease with a guarantee can become opportunistic while it is held: when a request of its
@@ -23,11 +29,11 @@ class Leases(Guarantees):
     """
 
     def __init__(self, configuration: Configuration) -> None:
-        self.cluster = Cluster(configuration)
+        self.cluster = HivedCluster(configuration)
 
     def place(
         self, request: str, vc: str, priority: int, leaves: int, prefer: Sequence[DeviceId]
-    ) -> Bound | Victims | Wait:
+    ) -> Bound | Victims | NoPlacement:
         """Find devices for a request; see `Guarantees.place`.
 
         A reservation that was made with other parameters, or has lost a device, is cancelled first.
@@ -40,14 +46,14 @@ class Leases(Guarantees):
         """
         cluster = self.cluster
         cluster.admit(vc)
-        asked = GroupRequest(request, vc, priority, (Member(1, leaves),), any_pinned=True)
+        asked = GroupRequest(request, vc, priority, (GroupMember(1, leaves),), any_pinned=True)
         known = cluster.groups.get(request)
         if known is not None and known.preempting and known.request != asked:
             cluster.cancel(request)
         near = [cluster.devices[name] for name in prefer if name in cluster.devices]
         outcome = cluster.schedule(asked, prefer=near)
-        if isinstance(outcome, Waiting):
-            return Wait(outcome.reason)
+        if isinstance(outcome, GroupWaiting):
+            return NoPlacement(outcome.reason)
         devices = _devices(outcome.group)
         if isinstance(outcome, Placed):
             return Bound(devices, guaranteed=outcome.group.guaranteed)
@@ -92,8 +98,8 @@ class Leases(Guarantees):
         cluster = self.cluster
         cluster.admit(vc)
         known = [(cluster.devices[name], None) for name in devices if name in cluster.devices]
-        asked = GroupRequest(request, vc, 0, (Member(1, len(devices)),), any_pinned=True)
-        group = Group(asked, [known])
+        asked = GroupRequest(request, vc, 0, (GroupMember(1, len(devices)),), any_pinned=True)
+        group = AffinityGroup(asked, [known])
         group.slots[0].leaves = len(devices)
         cluster.adopt(group)
         return len(known) == len(devices) and regain(cluster, group)
@@ -121,5 +127,5 @@ class Leases(Guarantees):
         return changes
 
 
-def _devices(group: Group) -> tuple[DeviceId, ...]:
+def _devices(group: AffinityGroup) -> tuple[DeviceId, ...]:
     return tuple(str(seat.physical.device) for seat in group.seats)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jupyter_sing.scheduler.hived.allocation import Cluster
-from jupyter_sing.scheduler.hived.cells import Group, GroupRequest, PhysicalCell, Reserved, Waiting
+from jupyter_sing.scheduler.hived.allocation import HivedCluster
+from jupyter_sing.scheduler.hived.cells import (
+    AffinityGroup,
+    GroupRequest,
+    GroupWaiting,
+    PhysicalCell,
+    Reserved,
+)
 from jupyter_sing.scheduler.hived.errors import RequestError
 from jupyter_sing.scheduler.hived.search import Suggested
 
@@ -28,7 +34,7 @@ class PodVictims:
 class Pods:
     """Pods of a cluster's groups."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: HivedCluster) -> None:
         self.cluster = cluster
         self._groups: dict[str, str] = {}  # of pods with a place
         self._awaiting: dict[str, dict[str, None]] = {}  # pods of groups with a reservation
@@ -41,8 +47,8 @@ class Pods:
         suggested: Suggested = None,
         *,
         preempt: bool = True,
-    ) -> PodBound | PodVictims | Waiting:
-        """Place a pod, and its group if it is the first; see `Cluster.schedule`.
+    ) -> PodBound | PodVictims | GroupWaiting:
+        """Place a pod, and its group if it is the first; see `HivedCluster.schedule`.
 
         Raises
         ------
@@ -55,7 +61,7 @@ class Pods:
         if group is None or group.preempting:
             outcome = self.cluster.schedule(request, suggested, preempt=preempt)
             self._awaiting = {n: p for n, p in self._awaiting.items() if n in self.cluster.groups}
-            if isinstance(outcome, Waiting):
+            if isinstance(outcome, GroupWaiting):
                 return outcome
             group = outcome.group
             if isinstance(outcome, Reserved):
@@ -89,7 +95,7 @@ class Pods:
         if not waiting and self._awaiting.pop(group, None) is not None:
             self.cluster.cancel(group)
 
-    def _bound(self, pod: str, leaves: int, group: Group) -> PodBound:
+    def _bound(self, pod: str, leaves: int, group: AffinityGroup) -> PodBound:
         slot = next((s for s in group.slots if s.leaves == leaves and s.pod is None), None)
         if slot is None:
             raise RequestError(

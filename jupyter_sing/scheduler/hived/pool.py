@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from jupyter_sing.scheduler.hived.cells import PhysicalCell
 from jupyter_sing.scheduler.hived.config.configuration import Chain
-from jupyter_sing.scheduler.hived.errors import InternalError
+from jupyter_sing.scheduler.hived.errors import HivedInternalError
 
 
 def _order(cell: PhysicalCell) -> int:
@@ -63,7 +63,7 @@ class Pool:
             surplus = len(self.free[index]) - self.need[index] + surplus * above
             self.left[index], self.surplus[index] = left, surplus
             if surplus < 0:
-                raise InternalError(f"Chain {chain.name} was promised away beyond its cells.")
+                raise HivedInternalError(f"Chain {chain.name} was promised away beyond its cells.")
 
     def level_if_free(self, cell: PhysicalCell) -> int | None:
         """Return the level of the free cell that contains or is this one; None if not free."""
@@ -107,7 +107,7 @@ class Pool:
         upper = self._carve(cell)
         self._account(cell, upper, -1)
         if min(self.surplus) < 0 or self.need[cell.level - 1] < 0:
-            raise InternalError(f"Handing out {cell.address} breaks a promise.")
+            raise HivedInternalError(f"Handing out {cell.address} breaks a promise.")
 
     def give(self, cell: PhysicalCell) -> None:
         """Take a cell back; it is owed again."""
@@ -164,5 +164,5 @@ class Pool:
         cells = self.free[cell.level - 1]
         index = bisect_left(cells, cell.order, key=_order)
         if index == len(cells) or cells[index] is not cell:
-            raise InternalError(f"{cell.address} is not free.")
+            raise HivedInternalError(f"{cell.address} is not free.")
         del cells[index]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jupyter_sing.scheduler.hived.cells import Group, PhysicalCell, Seat, VirtualCell
-from jupyter_sing.scheduler.hived.errors import InternalError
+from jupyter_sing.scheduler.hived.cells import AffinityGroup, PhysicalCell, Seat, VirtualCell
+from jupyter_sing.scheduler.hived.errors import HivedInternalError
 from jupyter_sing.scheduler.hived.pool import Pool
 
 
@@ -58,7 +58,7 @@ class Seating:
         seat.virtual = virtual
         self.sit(seat)
 
-    def downgrade(self, group: Group) -> list[VirtualCell]:
+    def downgrade(self, group: AffinityGroup) -> list[VirtualCell]:
         """Let a group keep its devices, but not its guarantees.
 
         Returns
@@ -69,12 +69,12 @@ class Seating:
         virtuals = []
         for seat in group.seats:
             if seat.virtual is None:
-                raise InternalError(f"{group.request.name} has nothing to lose.")
+                raise HivedInternalError(f"{group.request.name} has nothing to lose.")
             virtuals.append(seat.virtual)
             self.reseat(seat, None)
         return virtuals
 
-    def upgrade(self, group: Group, virtuals: list[VirtualCell]) -> bool:
+    def upgrade(self, group: AffinityGroup, virtuals: list[VirtualCell]) -> bool:
         """Let an opportunistic group hold its devices by right of guarantees, if they allow it.
 
         Returns
@@ -113,21 +113,21 @@ class Seating:
         cell: PhysicalCell | None = at
         while virtual is not None and virtual.physical is None:
             if cell is None or cell.virtual is not None or cell.level != virtual.level:
-                raise InternalError(f"{at.address} cannot be bound.")
+                raise HivedInternalError(f"{at.address} cannot be bound.")
             virtual.physical, cell.virtual = cell, virtual
             if virtual.parent is None:
                 self.pools[cell.chain.name].take(cell)
                 virtual.holding.unbound[virtual.level - 1] -= 1
             virtual, cell = virtual.parent, cell.parent
         if virtual is not None and virtual.physical is not cell:
-            raise InternalError(f"{at.address} is not where its virtual cell is bound.")
+            raise HivedInternalError(f"{at.address} is not where its virtual cell is bound.")
 
     def _unbind(self, device: VirtualCell) -> None:
         virtual: VirtualCell | None = device
         while virtual is not None and not virtual.busy and not virtual.fixed:
             cell = virtual.physical
             if cell is None:
-                raise InternalError("A virtual cell was held and bound to nothing.")
+                raise HivedInternalError("A virtual cell was held and bound to nothing.")
             virtual.physical = cell.virtual = None
             if virtual.parent is None:
                 self.pools[cell.chain.name].give(cell)

@@ -13,21 +13,21 @@ from types import MappingProxyType
 from typing import Any
 
 from jupyter_sing.scheduler.policy.checks import check
-from jupyter_sing.scheduler.policy.diff import Difference, SessionView, differences
+from jupyter_sing.scheduler.policy.diff import Difference, SessionUse, differences
 from jupyter_sing.scheduler.policy.errors import PolicyError
 from jupyter_sing.scheduler.policy.guaranteed import configuration
 from jupyter_sing.scheduler.policy.model import Policy
-from jupyter_sing.scheduler.policy.resolve import Effective, Resolver, resolve
+from jupyter_sing.scheduler.policy.resolve import Resolver, UserPolicy, resolve
 from jupyter_sing.scheduler.policy.schema import POLICY
 from jupyter_sing.scheduler.policy.yaml_reader import lines, read, resolved
 
 __all__ = [
     "Difference",
-    "Effective",
     "Policy",
     "PolicyError",
     "Resolver",
-    "SessionView",
+    "SessionUse",
+    "UserPolicy",
     "configuration",
     "differences",
     "document",

@@ -15,14 +15,14 @@ from jupyter_sing.scheduler.policy.phrases import (
     quotas_text,
     value_text,
 )
-from jupyter_sing.scheduler.policy.resolve import QUOTAS, TIER_TERMS, Effective, Resolver, limits
+from jupyter_sing.scheduler.policy.resolve import QUOTAS, TIER_TERMS, Resolver, UserPolicy, limits
 
 NAMES_SHOWN_MAX = 5
 _NOBODY = ""  # a user that no name refers to; a pattern may
 
 
 @dataclass(frozen=True, slots=True)
-class SessionView:
+class SessionUse:
     """State of a session that determines what a change means for it.
 
     Attributes
@@ -71,9 +71,7 @@ class Difference:
         return f"{names}{place}: {'; '.join((*self.changes, *self.consequences))}"
 
 
-def differences(
-    old: Policy, new: Policy, sessions: Sequence[SessionView]
-) -> tuple[Difference, ...]:
+def differences(old: Policy, new: Policy, sessions: Sequence[SessionUse]) -> tuple[Difference, ...]:
     """Return which users a new policy would affect, and how.
 
     Those are the users of sessions, every user and pattern that one of the policies names, and the
@@ -82,7 +80,7 @@ def differences(
     Parameters
     ----------
     old, new : Policy
-    sessions : sequence of SessionView
+    sessions : sequence of SessionUse
         All present sessions.
 
     Returns
@@ -90,7 +88,7 @@ def differences(
     tuple of Difference
         Clusters first, then users with sessions, by name, then the rest in the order of `new`.
     """
-    of_user: dict[str, list[SessionView]] = {}
+    of_user: dict[str, list[SessionUse]] = {}
     for session in sessions:
         of_user.setdefault(session.user, []).append(session)
     named = dict.fromkeys((*sorted(of_user), *_names(new), *_names(old), _NOBODY))
@@ -144,7 +142,7 @@ def _cluster_changes(was: VirtualCluster, will: VirtualCluster) -> Iterator[str]
             yield f"{what} {before} -> {after}"
 
 
-def _changes(was: Effective, will: Effective) -> Iterator[str]:
+def _changes(was: UserPolicy, will: UserPolicy) -> Iterator[str]:
     """Yield what changes for one user; for an unchanged tier, also the terms of the tier."""
     if was.admitted != will.admitted:
         yield "admitted" if will.admitted else "not admitted any more"
@@ -164,7 +162,7 @@ def _changes(was: Effective, will: Effective) -> Iterator[str]:
 
 
 def _consequences(
-    was: Effective, will: Effective, sessions: Sequence[SessionView]
+    was: UserPolicy, will: UserPolicy, sessions: Sequence[SessionUse]
 ) -> Iterator[str]:
     """Yield what a change means for what runs now; nothing that runs is taken away."""
     running = sum(session.running for session in sessions)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jupyter_sing.scheduler.hived import Configuration, ConfigurationError, configuration_of
 from jupyter_sing.scheduler.policy.errors import PolicyError, quoted
-from jupyter_sing.scheduler.policy.model import ChildCell, Cluster, Policy, VirtualCluster
+from jupyter_sing.scheduler.policy.model import ChildCell, ClusterPolicy, Policy, VirtualCluster
 from jupyter_sing.scheduler.policy.resolve import home_of_others
 from jupyter_sing.scheduler.policy.schema import DEVICES_MAX
 
@@ -77,7 +77,7 @@ def check_guarantees(policy: Policy) -> None:
     raise PolicyError(path, problem, policy.lines.get(path))
 
 
-def _problem(cluster: Cluster, described: Sequence[VirtualCluster]) -> str | None:
+def _problem(cluster: ClusterPolicy, described: Sequence[VirtualCluster]) -> str | None:
     """Return why this cannot be guaranteed; None if it can."""
     try:
         _configuration(cluster, described)
@@ -86,13 +86,13 @@ def _problem(cluster: Cluster, described: Sequence[VirtualCluster]) -> str | Non
     return None
 
 
-def device_count(cluster: Cluster) -> int:
+def device_count(cluster: ClusterPolicy) -> int:
     """Return the number of devices of a cluster of equal hosts."""
     return (cluster.hosts or 1) * (cluster.devices_per_host or 0)
 
 
 def _configuration(
-    cluster: Cluster | None,
+    cluster: ClusterPolicy | None,
     described: Sequence[VirtualCluster],
     nodes: Mapping[str, Sequence[str]] | None = None,
 ) -> Configuration | None:
@@ -107,7 +107,7 @@ def _configuration(
     return Configuration.of_nodes(nodes, {vc.name: vc.guaranteed_devices or 0 for vc in described})
 
 
-def _check_size(policy: Policy, cluster: Cluster) -> None:
+def _check_size(policy: Policy, cluster: ClusterPolicy) -> None:
     """Refuse clusters that would take long to build, before they are built, and unknown types."""
     path, count = "cluster", device_count(cluster)
     sizes: dict[str, int] = {}
@@ -135,7 +135,7 @@ def _check_size(policy: Policy, cluster: Cluster) -> None:
         raise PolicyError(path, problem, policy.lines.get(path))
 
 
-def _hived(cluster: Cluster, described: Sequence[VirtualCluster]) -> dict[str, Any]:
+def _hived(cluster: ClusterPolicy, described: Sequence[VirtualCluster]) -> dict[str, Any]:
     """Convert cells and guarantees to a document in HiveD's form."""
     return {
         "physicalCluster": {

@@ -36,7 +36,7 @@ class Quotas:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class UserTerms:
     """Rights of a user.
 
     Attributes
@@ -58,14 +58,14 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class User(Terms):
+class User(UserTerms):
     """The user of a name, or all users whose names match a pattern (``*``, ``?``, ``[0-9]``)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(Terms):
+class UserGroup(UserTerms):
     """Users with the same terms, each of them individually."""
 
     name: str
@@ -73,7 +73,7 @@ class Group(Terms):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
+class GuaranteedCells:
     """A number of cells of one type; the type is given by its path from a top cell."""
 
     cell_type: str
@@ -100,17 +100,17 @@ class VirtualCluster:
 
     name: str
     guaranteed_devices: int | None = None
-    guaranteed_cells: tuple[Cells, ...] = ()
+    guaranteed_cells: tuple[GuaranteedCells, ...] = ()
     pinned_cells: tuple[str, ...] = ()
     weight: float | None = None
     quotas: Quotas = Quotas()
-    each: Terms = Terms()
+    each: UserTerms = UserTerms()
     users: tuple[User, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[UserGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Others(Terms):
+class Others(UserTerms):
     """Terms of users that no virtual cluster names."""
 
     admitted: bool | None = None
@@ -173,7 +173,7 @@ class TopCell(ChildCell):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterPolicy:
     """Hosts of equal devices, or cells."""
 
     hosts: int | None = None
@@ -192,9 +192,9 @@ class Policy:
         Line in the text of every path of the document; ignored when policies are compared.
     """
 
-    cluster: Cluster | None = None
+    cluster: ClusterPolicy | None = None
     tiers: Tiers = Tiers()
-    defaults: Terms = Terms()
+    defaults: UserTerms = UserTerms()
     others: Others = Others()
     virtual_clusters: tuple[VirtualCluster, ...] = ()
     lines: Mapping[str, int] = field(

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jupyter_sing.scheduler.policy.model import Policy
-from jupyter_sing.scheduler.policy.resolve import Effective, tier_terms
-from jupyter_sing.scheduler.policy.resolve import Limits as Quotas
-from jupyter_sing.scheduler.settings import Limits, Settings, Tier
+from jupyter_sing.scheduler.policy.resolve import EffectiveQuotas, UserPolicy, tier_terms
+from jupyter_sing.scheduler.settings import EngineSettings, QuotaLimits, Tier
 
 _HOUR = 3600.0
 
 
-def numbers(policy: Policy, people: Iterable[Effective], base: Settings) -> Settings:
+def numbers(policy: Policy, people: Iterable[UserPolicy], base: EngineSettings) -> EngineSettings:
     """Convert a policy to settings.
 
     Parameters
@@ -33,7 +32,7 @@ def numbers(policy: Policy, people: Iterable[Effective], base: Settings) -> Sett
         vc_limits={each.virtual_cluster: _limits(each.cluster_quotas) for each in found},
         user_limits={
             (each.virtual_cluster, each.user): (
-                _limits(each.quotas) if each.admitted else Limits(devices=0)
+                _limits(each.quotas) if each.admitted else QuotaLimits(devices=0)
             )
             for each in found
         },
@@ -42,5 +41,5 @@ def numbers(policy: Policy, people: Iterable[Effective], base: Settings) -> Sett
     )
 
 
-def _limits(quotas: Quotas) -> Limits:
-    return Limits(quotas.devices, quotas.device_memory, quotas.gpu_hours_per_day * _HOUR)
+def _limits(quotas: EffectiveQuotas) -> QuotaLimits:
+    return QuotaLimits(quotas.devices, quotas.device_memory, quotas.gpu_hours_per_day * _HOUR)

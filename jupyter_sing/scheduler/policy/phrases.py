@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from jupyter_sing.scheduler.policy.guaranteed import device_count
-from jupyter_sing.scheduler.policy.model import Cluster, VirtualCluster
-from jupyter_sing.scheduler.policy.resolve import QUOTAS, Limits
+from jupyter_sing.scheduler.policy.model import ClusterPolicy, VirtualCluster
+from jupyter_sing.scheduler.policy.resolve import QUOTAS, EffectiveQuotas
 from jupyter_sing.scheduler.policy.schema import KINDS
 
 NAMES: Mapping[str, str] = MappingProxyType(
@@ -40,7 +40,7 @@ def value_text(key: str, value: Any) -> str:
     return f"{written:g}" if isinstance(written, float) else str(written)
 
 
-def quotas_text(quotas: Limits) -> str:
+def quotas_text(quotas: EffectiveQuotas) -> str:
     """Format the quotas that limit anything; ``unlimited`` if none does."""
     said = [
         f"{NAMES[key]} {value_text(key, value)}"
@@ -60,7 +60,7 @@ def guarantee_text(cluster: VirtualCluster) -> str:
     return ", ".join(parts) or "nothing"
 
 
-def cluster_text(cluster: Cluster | None) -> str:
+def cluster_text(cluster: ClusterPolicy | None) -> str:
     """Format the devices of a cluster."""
     if cluster is None:
         return "what the machine has"

@@ -18,12 +18,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from jupyter_sing.scheduler.policy.model import (
-    Group,
     Policy,
     Quotas,
-    Terms,
     TierTerms,
     User,
+    UserGroup,
+    UserTerms,
     VirtualCluster,
 )
 from jupyter_sing.scheduler.settings import Tier
@@ -37,14 +37,14 @@ _TIER_TERMS = {
 }
 # Defaults of sessions without any policy.
 _PATIENCE = TierTerms(suspend_after=600.0, hibernate_after=math.inf, max_hold=math.inf)
-_TERMS = Terms(tier=Tier.STANDARD, weight=1.0, packing=False)
+_TERMS = UserTerms(tier=Tier.STANDARD, weight=1.0, packing=False)
 
 QUOTAS = ("devices", "device_memory", "gpu_hours_per_day", "disk")
 TIER_TERMS = ("gpu_percent", "suspend_after", "hibernate_after", "max_hold")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EffectiveQuotas:
     """Effective quotas; `math.inf`: unlimited. Bytes, hours, devices as in `Quotas`."""
 
     devices: float = math.inf
@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class TierLimits:
+class EffectiveTier:
     """Effective terms of a tier; seconds, `math.inf`: never."""
 
     gpu_percent: float
@@ -81,7 +81,7 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Effective:
+class UserPolicy:
     """Effective policy of one user.
 
     Attributes
@@ -106,10 +106,10 @@ class Effective:
     tier: Tier
     weight: float
     packing: bool
-    quotas: Limits
+    quotas: EffectiveQuotas
     cluster_weight: float
-    cluster_quotas: Limits
-    terms: TierLimits
+    cluster_quotas: EffectiveQuotas
+    terms: EffectiveTier
     decided: tuple[Decided, ...]
 
 
@@ -120,7 +120,7 @@ class _Mention:
     cluster: VirtualCluster
     path: str
     name: str
-    terms: User | Group
+    terms: User | UserGroup
     terms_path: str
 
 
@@ -141,7 +141,7 @@ class Resolver:
             if is_pattern(mention.name):
                 self._patterns.append(mention)
 
-    def resolve(self, user: str) -> Effective:
+    def resolve(self, user: str) -> UserPolicy:
         """Return the effective policy of a user; the document need not name them."""
         policy, mentions = self.policy, self._find(user)
         cluster = mentions[0].cluster if mentions else home_of_others(policy)
@@ -159,15 +159,15 @@ class Resolver:
         for key in TIER_TERMS:
             said = getattr(getattr(policy.tiers, tier.value), key) is not None
             decided.append(_decided(policy, key, f"tiers.{tier}.{key}" if said else None))
-        return Effective(
+        return UserPolicy(
             user=user,
             admitted=bool(mentions) or policy.others.admitted is not False,
             virtual_cluster=cluster.name,
-            group=next((m.terms.name for m in mentions if isinstance(m.terms, Group)), None),
+            group=next((m.terms.name for m in mentions if isinstance(m.terms, UserGroup)), None),
             guaranteed=bool(
                 cluster.guaranteed_devices or cluster.guaranteed_cells or cluster.pinned_cells
             ),
-            quotas=Limits(**quotas),
+            quotas=EffectiveQuotas(**quotas),
             cluster_weight=1.0 if cluster.weight is None else cluster.weight,
             cluster_quotas=limits(cluster.quotas),
             terms=tier_terms(policy, tier),
@@ -188,7 +188,7 @@ class Resolver:
         return list(nearest.values())
 
 
-def resolve(policy: Policy, user: str) -> Effective:
+def resolve(policy: Policy, user: str) -> UserPolicy:
     """Return the effective policy of one user; `user` is the name in the server or system."""
     return Resolver(policy).resolve(user)
 
@@ -200,19 +200,19 @@ def home_of_others(policy: Policy) -> VirtualCluster:
     return next(described, VirtualCluster(name=name))
 
 
-def tier_terms(policy: Policy, tier: Tier) -> TierLimits:
+def tier_terms(policy: Policy, tier: Tier) -> EffectiveTier:
     """Return the effective terms of a tier."""
     said: TierTerms = getattr(policy.tiers, tier.value)
     found = {}
     for key in TIER_TERMS:
         layers = (said, _TIER_TERMS[tier], _PATIENCE)
         found[key] = next(v for each in layers if (v := getattr(each, key)) is not None)
-    return TierLimits(**found)
+    return EffectiveTier(**found)
 
 
-def limits(quotas: Quotas) -> Limits:
+def limits(quotas: Quotas) -> EffectiveQuotas:
     """Return the effective quotas without any defaults."""
-    return Limits(**{k: v for k in QUOTAS if (v := getattr(quotas, k)) is not None})
+    return EffectiveQuotas(**{k: v for k in QUOTAS if (v := getattr(quotas, k)) is not None})
 
 
 def _mentions(policy: Policy) -> Iterator[_Mention]:
@@ -230,7 +230,7 @@ def _mentions(policy: Policy) -> Iterator[_Mention]:
 
 def _sources(
     policy: Policy, cluster: VirtualCluster, mentions: Sequence[_Mention]
-) -> Iterator[tuple[str, Terms]]:
+) -> Iterator[tuple[str, UserTerms]]:
     """Yield the paths and terms that apply to a user, from the nearest to the farthest."""
     if mentions:
         yield from ((each.terms_path, each.terms) for each in mentions)

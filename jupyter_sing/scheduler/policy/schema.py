@@ -84,7 +84,7 @@ _USER_ENTRY = Record(
 
 _GROUP = Record(
     "group",
-    model.Group,
+    model.UserGroup,
     {
         "members": Field(
             ListOf(_USER, minimum=1), "Users, or patterns with *, ? or [0-9].", required=True
@@ -105,7 +105,7 @@ _VIRTUAL_CLUSTER = Record(
             ListOf(
                 Record(
                     "cells",
-                    model.Cells,
+                    model.GuaranteedCells,
                     {
                         "cell_type": Field(
                             _TYPE_PATH, "Path from a top cell's type down, such as RACK.NODE.", True
@@ -124,7 +124,7 @@ _VIRTUAL_CLUSTER = Record(
         ),
         "quotas": Field(_QUOTAS, "What all its users may have together."),
         "each": Field(
-            Record("each", model.Terms, _TERMS),
+            Record("each", model.UserTerms, _TERMS),
             "What each of its users gets, where neither their entry nor their group says it.",
         ),
         "users": Field(
@@ -171,7 +171,7 @@ _CHILD_FIELDS["cell_children"] = Field(
 
 _CLUSTER = Record(
     "cluster",
-    model.Cluster,
+    model.ClusterPolicy,
     {
         "hosts": Field(_COUNT, "Hosts with equal devices. Built in: 1."),
         "devices_per_host": Field(_COUNT, "Devices of each host."),
@@ -224,7 +224,7 @@ POLICY = Record(
             "What the three tiers mean.",
         ),
         "defaults": Field(
-            Record("defaults", model.Terms, _TERMS),
+            Record("defaults", model.UserTerms, _TERMS),
             "What everybody gets, where nothing nearer to them says it.",
         ),
         "others": Field(

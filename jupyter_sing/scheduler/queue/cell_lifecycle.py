@@ -7,29 +7,29 @@ nothing.
 from __future__ import annotations
 
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.explain.explain import Explaining
-from jupyter_sing.scheduler.fairness.fair_queue import Ledger
+from jupyter_sing.scheduler.explain.explain import Explainer
+from jupyter_sing.scheduler.fairness.fair_queue import ServiceLedger
 from jupyter_sing.scheduler.fairness.mlfq import level_of, run_min
-from jupyter_sing.scheduler.queue.dispatcher import Serving
-from jupyter_sing.scheduler.queue.lease_table import Leases
+from jupyter_sing.scheduler.queue.dispatcher import Dispatcher
+from jupyter_sing.scheduler.queue.lease_table import LeaseTable
 from jupyter_sing.scheduler.queue.packing import Packing
-from jupyter_sing.scheduler.queue.timers import Agenda
+from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
-from jupyter_sing.scheduler.settings import Settings, Tier
-from jupyter_sing.scheduler.state import HOLDING, Phase, Session
+from jupyter_sing.scheduler.settings import EngineSettings, Tier
+from jupyter_sing.scheduler.state import HOLDING, EngineSession, Phase
 
 
-class Cells:
+class CellLifecycle:
     """State changes of cells, event by event."""
 
     def __init__(
         self,
-        ledger: Ledger,
-        agenda: Agenda,
-        leases: Leases,
-        serving: Serving,
+        ledger: ServiceLedger,
+        agenda: Timers,
+        leases: LeaseTable,
+        serving: Dispatcher,
         packing: Packing,
-        explaining: Explaining,
+        explaining: Explainer,
     ) -> None:
         self._ledger = ledger
         self._agenda = agenda
@@ -43,7 +43,7 @@ class Cells:
         self._order = 0
 
     @property
-    def _settings(self) -> Settings:
+    def _settings(self) -> EngineSettings:
         return self._agenda.settings
 
     def submitted(self, event: events.CellSubmitted) -> None:
@@ -58,7 +58,7 @@ class Cells:
         self.wait_again(session, now)
         session.resumes, session.waited = False, 0.0
 
-    def wait_again(self, session: Session, now: float) -> None:
+    def wait_again(self, session: EngineSession, now: float) -> None:
         """Let a session wait."""
         self._serving.yielded[session] = None
         self._order += 1
@@ -80,7 +80,7 @@ class Cells:
         self.stop(session, now)
         self.rest(session, now)
 
-    def rest(self, session: Session, now: float) -> None:
+    def rest(self, session: EngineSession, now: float) -> None:
         """Record that a session without a lease has no cell."""
         session.phase = Phase.IDLE
         session.timers += 1
@@ -88,7 +88,7 @@ class Cells:
         session.account.rest(now)
         self._ledger.deactivate(session.flow, now)
 
-    def stop(self, session: Session, now: float, *, turned_back: bool = False) -> None:
+    def stop(self, session: EngineSession, now: float, *, turned_back: bool = False) -> None:
         """End whatever a session holds or waits for; the caller sets its phase.
 
         `turned_back`: its memory has not come to the devices of its lease.
@@ -113,14 +113,14 @@ class Cells:
         if pack is not None:
             self._packing.offer(pack.guest if session is pack.host else pack.host)
 
-    def _note_burst(self, session: Session, before: float, now: float) -> None:
+    def _note_burst(self, session: EngineSession, before: float, now: float) -> None:
         """Charge what a lease has attained at the interactive levels to the user's allowance."""
         edge = self._settings.levels[INTERACTIVE]
         seconds = min(edge, session.attained) - min(edge, before)
         if seconds > 0.0 and session.flow.parent:
             self._ledger.burst(session.flow.parent, seconds * session.gpus, now)
 
-    def lose(self, session: Session, now: float, *, turned_back: bool = False) -> None:
+    def lose(self, session: EngineSession, now: float, *, turned_back: bool = False) -> None:
         """Let a session that held a lease or a reservation wait again."""
         if session.phase in HOLDING or session.phase is Phase.RESERVED:
             self.stop(session, now, turned_back=turned_back)
@@ -128,7 +128,7 @@ class Cells:
 
     # Answers.
 
-    def _current(self, name: str, token: int) -> Session | None:
+    def _current(self, name: str, token: int) -> EngineSession | None:
         session = self._sessions.get(name)
         if session is None or session.phase not in HOLDING or session.token != token:
             return None
@@ -186,14 +186,14 @@ class Cells:
             self.lose(session, event.at)
         self._leases.moved(session, device, event.at, resident=event.resident)
 
-    def _arrived(self, session: Session, *, resident: bool) -> None:
+    def _arrived(self, session: EngineSession, *, resident: bool) -> None:
         self._leases.arrived(session, resident=resident)
         if resident:
             self._leases.refusals.forget(session)
         if session.pinned_on is not None:
             (session.pinned_on,) = session.devices
 
-    def refused(self, event: events.Refused) -> None:
+    def refused(self, event: events.GrantRefused) -> None:
         session, now = self._current(event.session, event.token), event.at
         if session is not None:
             for device in session.devices:
@@ -226,7 +226,7 @@ class Cells:
         if device is not None:
             self._leases.heal(device)
 
-    def time_is_up(self, session: Session, now: float) -> None:
+    def time_is_up(self, session: EngineSession, now: float) -> None:
         """End the lease of a session whose user or virtual cluster has used up its device time."""
         if session.phase is Phase.RUNNING:
             self._running.remove(session)

@@ -6,13 +6,13 @@ sessions may preempt another one.
 
 from __future__ import annotations
 
-from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger
-from jupyter_sing.scheduler.queue.lease_table import Leases
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger
+from jupyter_sing.scheduler.queue.lease_table import LeaseTable
 from jupyter_sing.scheduler.queue.packing import Packing
-from jupyter_sing.scheduler.queue.placement import Choice, Later, Placement
-from jupyter_sing.scheduler.queue.timers import Agenda
+from jupyter_sing.scheduler.queue.placement import Later, Placement, PlacementChoice
+from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.queue.wait_queue import Blocked
-from jupyter_sing.scheduler.state import Phase, Session
+from jupyter_sing.scheduler.state import EngineSession, Phase
 
 GANGS_PAUSE = 0.2
 """Seconds between two searches for several devices at once that found none."""
@@ -27,7 +27,7 @@ SKIPS_MAX = 32
 """Sessions that may be passed over in one round because waiting is better for them."""
 
 
-class Serving:
+class Dispatcher:
     """Dispatcher: finds which session is served next, and on which devices.
 
     Attributes
@@ -41,7 +41,12 @@ class Serving:
     """
 
     def __init__(
-        self, agenda: Agenda, ledger: Ledger, leases: Leases, packing: Packing, promised: bool
+        self,
+        agenda: Timers,
+        ledger: ServiceLedger,
+        leases: LeaseTable,
+        packing: Packing,
+        promised: bool,
     ) -> None:
         self._agenda = agenda
         self._ledger = ledger
@@ -52,12 +57,12 @@ class Serving:
         self.placement = Placement(leases.nodes, leases.free, agenda.running, leases.refusals)
         self.promised = promised
         self.widest = leases.widest()
-        self.yielded: dict[Session, None] = {}
-        self.hopeless: dict[Session, None] = {}
+        self.yielded: dict[EngineSession, None] = {}
+        self.hopeless: dict[EngineSession, None] = {}
         self._gangs_after = float("-inf")
         self._compared_after = float("-inf")
 
-    def let_wait(self, session: Session, now: float) -> None:
+    def let_wait(self, session: EngineSession, now: float) -> None:
         """Add a session to those that wait to be served."""
         if session.gpus > self.widest:
             self.hopeless[session] = None
@@ -65,7 +70,7 @@ class Serving:
         self._waiting.add(session, self._agenda.level(session, now), now)
         self._agenda.take_turns(session)
 
-    def withdraw(self, session: Session) -> None:
+    def withdraw(self, session: EngineSession) -> None:
         """Record that a session no longer waits."""
         self._waiting.remove(session)
         self._limiter.forget(session)
@@ -100,7 +105,7 @@ class Serving:
 
     def _serve(self, now: float) -> None:
         blocked = Blocked(self._running.has_own, self.promised)
-        passed: list[Session] = []
+        passed: list[EngineSession] = []
         self.yielded.clear()
         while len(self._waiting) and (len(self._leases.free) or len(self._running)):
             session = self._waiting.best(now, blocked)
@@ -133,14 +138,14 @@ class Serving:
         for session in passed:
             self._waiting.add(session, self._agenda.level(session, now), now)
 
-    def _is_ready(self, session: Session, now: float) -> bool:
+    def _is_ready(self, session: EngineSession, now: float) -> bool:
         """True if a session could use a lease now, if it had one."""
         if session in self.yielded:
             self._agenda.look_again(now + YIELD_PAUSE)
             return False
         return not session.moving
 
-    def _put_aside(self, session: Session, now: float) -> None:
+    def _put_aside(self, session: EngineSession, now: float) -> None:
         """Let a session wait for room within its limits."""
         self._waiting.remove(session)
         self._limiter.put_aside(session, now)
@@ -183,12 +188,14 @@ class Serving:
             self._packing.join(host, guest)
             self._leases.pack(host, guest, now)
 
-    def _pass_over(self, session: Session, passed: list[Session]) -> None:
+    def _pass_over(self, session: EngineSession, passed: list[EngineSession]) -> None:
         """Leave a session out of the rest of this round."""
         self._waiting.remove(session)
         passed.append(session)
 
-    def _carry_out(self, session: Session, choice: Choice | None, now: float) -> bool:
+    def _carry_out(
+        self, session: EngineSession, choice: PlacementChoice | None, now: float
+    ) -> bool:
         self._waiting.remove(session)
         aged = session.boost > 0
         for victim in choice.victims if choice else ():

@@ -17,22 +17,22 @@ from jupyter_sing.scheduler.decisions import (
     Evict,
     Grant,
     Guarantees,
-    Migrate,
+    MigrateMemory,
+    NoPlacement,
     Pack,
     Preempt,
     Unpack,
     Victims,
-    Wait,
 )
-from jupyter_sing.scheduler.fairness.fair_queue import Ledger
+from jupyter_sing.scheduler.fairness.fair_queue import ServiceLedger
 from jupyter_sing.scheduler.fairness.limits import Limiter
 from jupyter_sing.scheduler.hived.errors import RequestError
 from jupyter_sing.scheduler.queue.packing import TURNS
 from jupyter_sing.scheduler.queue.refusals import Refusals
-from jupyter_sing.scheduler.queue.residency import NO_VICTIMS, HostMemory, room
+from jupyter_sing.scheduler.queue.residency import NO_VICTIMS, HostMemoryEstimate, room
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
-from jupyter_sing.scheduler.settings import Device, Settings
-from jupyter_sing.scheduler.state import HOLDING, DeviceState, FreeDevices, Phase, Session
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings
+from jupyter_sing.scheduler.state import HOLDING, EngineDevice, EngineSession, FreeDevices, Phase
 
 FAILURE_PAUSE = 1.0
 """Seconds before a failed eviction or migration is retried."""
@@ -45,22 +45,22 @@ MIGRATION_PAUSE = 60.0
 
 
 @dataclass(slots=True)
-class Reservation:
+class DeviceReservation:
     """Reservation of a session: the conditions of its grant.
 
     `victims` have to stop, `leaving` (per session and device) to leave. `bound`: the guarantees
     have given it the devices, and it is charged for them.
     """
 
-    devices: tuple[DeviceState, ...]
+    devices: tuple[EngineDevice, ...]
     reason: str
-    victims: dict[Session, None] = field(default_factory=dict)
-    leaving: dict[tuple[Session, DeviceState], None] = field(default_factory=dict)
+    victims: dict[EngineSession, None] = field(default_factory=dict)
+    leaving: dict[tuple[EngineSession, EngineDevice], None] = field(default_factory=dict)
     bound: bool = False
     asked: bool = False
 
 
-class Leases:
+class LeaseTable:
     """Devices with their present and future holders.
 
     Parameters
@@ -73,27 +73,27 @@ class Leases:
 
     def __init__(
         self,
-        devices: Sequence[Device],
-        settings: Settings,
+        devices: Sequence[DeviceSpec],
+        settings: EngineSettings,
         guarantees: Guarantees,
-        ledger: Ledger,
+        ledger: ServiceLedger,
         limiter: Limiter,
-        requeue: Callable[[Session, float], None],
-        quantum: Callable[[Session, float], float],
+        requeue: Callable[[EngineSession, float], None],
+        quantum: Callable[[EngineSession, float], float],
     ) -> None:
         self.devices = {
-            device.id: DeviceState(device, number, settings.swap_share)
+            device.id: EngineDevice(device, number, settings.swap_share)
             for number, device in enumerate(devices)
         }
-        self.nodes: dict[str, list[DeviceState]] = {}
+        self.nodes: dict[str, list[EngineDevice]] = {}
         self.free = FreeDevices()
         for device in self.devices.values():
             self.nodes.setdefault(device.node, []).append(device)
             self.free.update(device)
-        self.host = HostMemory(settings.host_memory)
+        self.host = HostMemoryEstimate(settings.host_memory)
         self.refusals = Refusals()
         self.out: list[Decision] = []
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, EngineSession] = {}
         self.switches = 0
         self.preemptions = 0
         self.evictions = 0
@@ -105,8 +105,8 @@ class Leases:
         self._limiter = limiter
         self._requeue = requeue
         self._quantum = quantum
-        self._reservations: dict[Session, Reservation] = {}
-        self._partings: dict[Session, str] = {}  # guests that must stop, and why
+        self._reservations: dict[EngineSession, DeviceReservation] = {}
+        self._partings: dict[EngineSession, str] = {}  # guests that must stop, and why
         self._entitled: dict[str, int] = {}
 
     def below(self, vc: str, gpus: int) -> bool:
@@ -116,7 +116,7 @@ class Leases:
             known = self._entitled[vc] = self._guarantees.free(vc)
         return known >= gpus
 
-    def awaited(self, session: Session) -> tuple[float, str]:
+    def awaited(self, session: EngineSession) -> tuple[float, str]:
         """Return about how long a session with a reservation waits, and what it waits for."""
         reservation = self._reservations[session]
         sizes = [(d, d.residents.get(leaving, 0)) for leaving, d in reservation.leaving]
@@ -128,12 +128,12 @@ class Leases:
             return seconds, f"the memory of {first.id} makes room first"
         return seconds, "its devices are being prepared"
 
-    def tried_again(self, session: Session, now: float) -> float:
+    def tried_again(self, session: EngineSession, now: float) -> float:
         """Return when a session may be granted a device: after now only if grants failed on all."""
         usable = self.devices.values() if session.only is None else [session.only]
         return self.refusals.until(session, (d for d in usable if d.healthy), now)
 
-    def reserved(self, session: Session) -> tuple[DeviceState, ...]:
+    def reserved(self, session: EngineSession) -> tuple[EngineDevice, ...]:
         """Return the devices of a session with a reservation."""
         return self._reservations[session].devices
 
@@ -141,14 +141,14 @@ class Leases:
 
     def take(
         self,
-        session: Session,
-        devices: tuple[DeviceState, ...],
-        victims: Sequence[Session],
+        session: EngineSession,
+        devices: tuple[EngineDevice, ...],
+        victims: Sequence[EngineSession],
         reason: str,
         now: float,
     ) -> bool:
         """Reserve devices for a waiting session; if impossible, change nothing and return False."""
-        reservation = Reservation(devices, reason)
+        reservation = DeviceReservation(devices, reason)
         if victims:
             self._enter(session, reservation)
             self._reserve(session, devices)
@@ -156,20 +156,22 @@ class Leases:
             return True
         return self._bind(session, reservation, now)
 
-    def entitle(self, session: Session, now: float) -> bool:
+    def entitle(self, session: EngineSession, now: float) -> bool:
         """Let the guarantees choose devices that the virtual cluster is entitled to."""
         homes = session.homes if session.only is None else [session.only]
         prefer = tuple(home for home in homes if home.healthy)
-        return self._bind(session, Reservation(prefer, "its virtual cluster's guarantee"), now)
+        return self._bind(
+            session, DeviceReservation(prefer, "its virtual cluster's guarantee"), now
+        )
 
-    def _bind(self, session: Session, reservation: Reservation, now: float) -> bool:
+    def _bind(self, session: EngineSession, reservation: DeviceReservation, now: float) -> bool:
         prefer = [device.id for device in reservation.devices]
         priority = 0 if self.below(session.vc, session.gpus) or reservation.asked else -1
         answer = self._guarantees.place(session.id, session.vc, priority, session.gpus, prefer)
-        if isinstance(answer, Wait) and priority == 0:
+        if isinstance(answer, NoPlacement) and priority == 0:
             answer = self._guarantees.place(session.id, session.vc, -1, session.gpus, prefer)
         self._entitled.clear()
-        if isinstance(answer, Wait):
+        if isinstance(answer, NoPlacement):
             return False
         devices = tuple(self.devices[name] for name in answer.devices)
         elsewhere = session.only is not None and devices != (session.only,)
@@ -195,7 +197,7 @@ class Leases:
         self._hold(session, session.gpus, now)
         return self._make_room(session, reservation, now)
 
-    def _undo(self, session: Session, answer: Bound | Victims) -> None:
+    def _undo(self, session: EngineSession, answer: Bound | Victims) -> None:
         if isinstance(answer, Bound):
             self._guarantees.release(session.id)
         else:
@@ -203,7 +205,10 @@ class Leases:
         self._entitled.clear()
 
     def _move(
-        self, session: Session, reservation: Reservation, devices: tuple[DeviceState, ...]
+        self,
+        session: EngineSession,
+        reservation: DeviceReservation,
+        devices: tuple[EngineDevice, ...],
     ) -> None:
         """Reserve these devices instead of the previous ones."""
         for device in reservation.devices:
@@ -214,14 +219,14 @@ class Leases:
         self._enter(session, reservation)
         self._reserve(session, devices)
 
-    def _enter(self, session: Session, reservation: Reservation) -> None:
+    def _enter(self, session: EngineSession, reservation: DeviceReservation) -> None:
         """Record that a session waits for nothing but its grant."""
         session.phase = Phase.RESERVED
         self._reservations[session] = reservation
         for quota in session.quotas:
             quota.claim(session)
 
-    def _hold(self, session: Session, devices: float, now: float) -> None:
+    def _hold(self, session: EngineSession, devices: float, now: float) -> None:
         """Charge a session for this many more devices from now on."""
         if session.phase is Phase.RESERVED:
             session.account.hold(now)
@@ -230,13 +235,17 @@ class Leases:
             if quota.bounded:
                 self._limiter.watch(quota.flow, now)
 
-    def _reserve(self, session: Session, devices: tuple[DeviceState, ...]) -> None:
+    def _reserve(self, session: EngineSession, devices: tuple[EngineDevice, ...]) -> None:
         for device in devices:
             device.incoming = session
             self.free.update(device)
 
     def _stop(
-        self, session: Session, reservation: Reservation, victims: Sequence[Session], now: float
+        self,
+        session: EngineSession,
+        reservation: DeviceReservation,
+        victims: Sequence[EngineSession],
+        now: float,
     ) -> None:
         for victim in victims:
             reservation.victims[victim] = None
@@ -246,7 +255,7 @@ class Leases:
             elif victim.phase is Phase.RESERVED:
                 self.give_up(victim, now)
 
-    def preempt(self, session: Session, reason: str, now: float, nadir: float = 0.0) -> None:
+    def preempt(self, session: EngineSession, reason: str, now: float, nadir: float = 0.0) -> None:
         """Request the end of a lease."""
         if session.phase is Phase.LOADING:
             session.run_since = now
@@ -254,7 +263,7 @@ class Leases:
         self.preemptions += 1
         self.out.append(Preempt(session.id, session.token, reason, nadir))
 
-    def _nadir(self, session: Session, victim: Session) -> float:
+    def _nadir(self, session: EngineSession, victim: EngineSession) -> float:
         """Return the seconds that a victim may take to reach the memory nadir of its step.
 
         An interactive cell waits for the nadir only if its user cannot notice that.
@@ -265,7 +274,9 @@ class Leases:
         limit = NADIR_UNNOTICED if interactive else self._settings.nadir_wait
         return victim.step_seconds if victim.step_seconds <= limit else 0.0
 
-    def _make_room(self, session: Session, reservation: Reservation, now: float) -> bool:
+    def _make_room(
+        self, session: EngineSession, reservation: DeviceReservation, now: float
+    ) -> bool:
         beyond = self._limiter.leaving(session, now)
         plans = [
             room(
@@ -296,7 +307,7 @@ class Leases:
         return True
 
     def _send_away(
-        self, victim: Session, device: DeviceState, session: Session, now: float
+        self, victim: EngineSession, device: EngineDevice, session: EngineSession, now: float
     ) -> None:
         """Move the memory of an idle session to another device that has room, or to the host."""
         size = device.residents[victim]
@@ -310,12 +321,14 @@ class Leases:
                     victim.migrated_at = now
                     self.migrations += 1
                     self.out.append(
-                        Migrate(victim.id, device.id, other.id, f"makes room for {session.id}")
+                        MigrateMemory(
+                            victim.id, device.id, other.id, f"makes room for {session.id}"
+                        )
                     )
                     return
         self._park(victim, device, session)
 
-    def _park(self, victim: Session, device: DeviceState, session: Session) -> None:
+    def _park(self, victim: EngineSession, device: EngineDevice, session: EngineSession) -> None:
         """Take the memory of an idle session off a device."""
         victim.moving[device] = None
         size = device.residents[victim]
@@ -325,7 +338,7 @@ class Leases:
         )
         self.out.append(Evict(victim.id, device.id, to, f"makes room for {session.id}"))
 
-    def _grant_if_ready(self, session: Session, now: float) -> None:
+    def _grant_if_ready(self, session: EngineSession, now: float) -> None:
         reservation = self._reservations[session]
         if reservation.victims or reservation.leaving or not reservation.bound:
             return
@@ -367,7 +380,7 @@ class Leases:
 
     # Giving devices back.
 
-    def arrived(self, session: Session, *, resident: bool = True) -> None:
+    def arrived(self, session: EngineSession, *, resident: bool = True) -> None:
         """Record that a session has left its former devices for those of its lease.
 
         If it is not `resident`, its memory is yet to come.
@@ -380,7 +393,7 @@ class Leases:
         if resident:
             session.arriving = ()
 
-    def turn_back(self, session: Session, now: float) -> None:
+    def turn_back(self, session: EngineSession, now: float) -> None:
         """Record that the memory of a session does not come to the devices of its lease."""
         for device in session.arriving:
             device.drop(session)
@@ -388,7 +401,7 @@ class Leases:
             self.free.update(device)
         session.arriving = ()
 
-    def end(self, session: Session, now: float) -> None:
+    def end(self, session: EngineSession, now: float) -> None:
         """End the lease or reservation of a session; reservations that waited for it continue."""
         if session.phase is Phase.RESERVED:
             self._cancel(session, now)
@@ -414,11 +427,11 @@ class Leases:
 
     # Sharing.
 
-    def pack(self, host: Session, guest: Session, now: float) -> None:
+    def pack(self, host: EngineSession, guest: EngineSession, now: float) -> None:
         """Grant a waiting session the device that another one executes on; both memories fit."""
         (device,) = host.devices
         self._ledger.hold(host.flow, -0.5, now)
-        self._enter(guest, Reservation((device,), f"it shares it with {host.id}", bound=True))
+        self._enter(guest, DeviceReservation((device,), f"it shares it with {host.id}", bound=True))
         self._hold(guest, 0.5, now)
         host.share = guest.share = 0.5
         guest.rides = True
@@ -427,18 +440,18 @@ class Leases:
         self.out.append(Pack(names, device.id, reason))
         self._grant_if_ready(guest, now)
 
-    def keep(self, host: Session, guest: Session, total: float) -> None:
+    def keep(self, host: EngineSession, guest: EngineSession, total: float) -> None:
         """Announce that a pair stays together, and why."""
         reason = f"{_worth(total)}, so that it is kept"
         self.out.append(Pack((host.id, guest.id), host.devices[0].id, reason))
 
-    def part(self, guest: Session, total: float, now: float) -> None:
+    def part(self, guest: EngineSession, total: float, now: float) -> None:
         """Stop a guest because sharing is no faster than taking turns."""
         self._partings[guest] = _worth(total)
         self.preempt(guest, f"sharing is not worth it: {self._partings[guest]}", now)
 
     def _leave_alone(
-        self, other: Session, gone: Session, device: DeviceState, why: str, now: float
+        self, other: EngineSession, gone: EngineSession, device: EngineDevice, why: str, now: float
     ) -> None:
         """Give a session all of the device that it shared; stop it if guarantees forbid that."""
         self._hold(other, 1.0 - other.share, now)
@@ -453,17 +466,17 @@ class Leases:
             other.rides, other.right = False, other.vc if answer.guaranteed else ""
             self._entitled.clear()
             return
-        if not isinstance(answer, Wait):
+        if not isinstance(answer, NoPlacement):
             self._undo(other, answer)
         self.preempt(other, f"the device was {gone.id}'s", now)
 
-    def _freed(self, waiting: Session, victim: Session, now: float) -> None:
+    def _freed(self, waiting: EngineSession, victim: EngineSession, now: float) -> None:
         reservation = self._reservations[waiting]
         del reservation.victims[victim]
         if not reservation.victims and not self._bind(waiting, reservation, now):
             self.give_up(waiting, now)
 
-    def _cancel(self, session: Session, now: float) -> None:
+    def _cancel(self, session: EngineSession, now: float) -> None:
         reservation = self._reservations.pop(session)
         if reservation.bound:
             self._ledger.hold(session.flow, -session.gpus, now)
@@ -481,14 +494,14 @@ class Leases:
         for waiting in [s for s, r in self._reservations.items() if session in r.victims]:
             self._freed(waiting, session, now)
 
-    def give_up(self, session: Session, now: float) -> None:
+    def give_up(self, session: EngineSession, now: float) -> None:
         """Cancel a reservation; the session waits again."""
         self._cancel(session, now)
         self._requeue(session, now)
 
     # Memory.
 
-    def left(self, session: Session, device: DeviceState, now: float) -> None:
+    def left(self, session: EngineSession, device: EngineDevice, now: float) -> None:
         """Record that the bytes of a session are off a device."""
         device.drop(session)
         session.moving.pop(device, None)
@@ -498,7 +511,9 @@ class Leases:
         self.refusals.relent(device)
         self._settle(session, now)
 
-    def moved(self, session: Session, target: DeviceState, now: float, *, resident: bool) -> None:
+    def moved(
+        self, session: EngineSession, target: EngineDevice, now: float, *, resident: bool
+    ) -> None:
         """Record that a session belongs to a device from now on, and is `resident` there or not."""
         session.moving.clear()
         if resident:
@@ -520,7 +535,7 @@ class Leases:
                 self.refusals.relent(device)
         self._settle(session, now)
 
-    def stayed(self, session: Session, device: DeviceState, now: float) -> None:
+    def stayed(self, session: EngineSession, device: EngineDevice, now: float) -> None:
         """Record a failed eviction or migration; sessions that needed the room wait again."""
         target = session.moving.pop(device)
         session.stays_until = now + FAILURE_PAUSE
@@ -530,7 +545,7 @@ class Leases:
             self.free.update(target)
         self._settle(session, now)
 
-    def _settle(self, session: Session, now: float) -> None:
+    def _settle(self, session: EngineSession, now: float) -> None:
         """Continue reservations whose device a session has left; if it stays, give them up."""
         for waiting, reservation in list(self._reservations.items()):
             for device in [d for leaving, d in reservation.leaving if leaving is session]:
@@ -542,7 +557,7 @@ class Leases:
                 del reservation.leaving[session, device]
                 self._grant_if_ready(waiting, now)
 
-    def forget(self, session: Session, now: float) -> None:
+    def forget(self, session: EngineSession, now: float) -> None:
         """Drop all memory of a session: its worker is gone."""
         session.moving.clear()
         self.host.leave(session)
@@ -554,7 +569,7 @@ class Leases:
                 self.refusals.relent(device)
         self._settle(session, now)
 
-    def resize(self, session: Session, memory: int) -> None:
+    def resize(self, session: EngineSession, memory: int) -> None:
         """Set how many bytes per device a session holds."""
         less, session.memory = memory < session.memory, memory
         for device in session.homes:
@@ -566,7 +581,7 @@ class Leases:
 
     # Health.
 
-    def fail(self, device: DeviceState, now: float) -> list[Session]:
+    def fail(self, device: EngineDevice, now: float) -> list[EngineSession]:
         """Mark a device as failed; return the sessions that were resident or held leases there."""
         if not device.healthy:
             return []
@@ -579,7 +594,7 @@ class Leases:
             self.give_up(device.incoming, now)
         return list(concerned)
 
-    def heal(self, device: DeviceState) -> None:
+    def heal(self, device: EngineDevice) -> None:
         """Mark a device as usable again."""
         if not device.healthy:
             device.healthy = True
@@ -587,7 +602,7 @@ class Leases:
             self._set_health(device, True)
             self._entitled.clear()
 
-    def _set_health(self, device: DeviceState, good: bool) -> None:
+    def _set_health(self, device: EngineDevice, good: bool) -> None:
         with suppress(RequestError):  # no cell contains it, so no guarantee can give it out
             self._guarantees.set_health(device.id, good)
 
@@ -609,7 +624,7 @@ class Leases:
             kept = guarantees.adopt(session.id, session.vc, names)
             session.right = session.vc if kept else ""
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: EngineSettings) -> None:
         """Use other settings from now on."""
         self._settings = settings
         self.host.budget = settings.host_memory

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from jupyter_sing.scheduler.queue.residency import NO_VICTIMS, room
-from jupyter_sing.scheduler.state import DeviceState, Phase, Session
+from jupyter_sing.scheduler.state import EngineDevice, EngineSession, Phase
 
 TURNS = 1.13
 """Worth of time slicing; a pair that was kept is separated below it."""
@@ -31,16 +31,16 @@ LOOKS = 16
 """Sessions of either side that are compared for a pair."""
 
 
-class Pack:
+class PackedPair:
     """Two sessions on one device. `kept`: sharing was measured to be worth it."""
 
     __slots__ = ("device", "guest", "host", "kept", "rates")
 
-    def __init__(self, host: Session, guest: Session, device: DeviceState) -> None:
+    def __init__(self, host: EngineSession, guest: EngineSession, device: EngineDevice) -> None:
         self.host = host
         self.guest = guest
         self.device = device
-        self.rates: dict[Session, float] = {}
+        self.rates: dict[EngineSession, float] = {}
         self.kept = False
 
 
@@ -50,14 +50,14 @@ class Packing:
     `may_come` says whether limits allow a waiting session to be loaded on a device.
     """
 
-    def __init__(self, may_come: Callable[[Session, float], bool]) -> None:
+    def __init__(self, may_come: Callable[[EngineSession, float], bool]) -> None:
         self._may_come = may_come
-        self.packs: dict[Session, Pack] = {}  # by host and by guest
-        self._hosts: dict[Session, None] = {}
-        self._guests: dict[Session, None] = {}
+        self.packs: dict[EngineSession, PackedPair] = {}  # by host and by guest
+        self._hosts: dict[EngineSession, None] = {}
+        self._guests: dict[EngineSession, None] = {}
         self._pauses: dict[tuple[int, int], tuple[float, float]] = {}  # until, and how long
 
-    def offer(self, session: Session) -> None:
+    def offer(self, session: EngineSession) -> None:
         """Register a session that begins to wait, or to execute alone, if it may share."""
         self.withdraw(session)
         if session.may_pack and session.gpus == 1 and session.rate_alone is not None:
@@ -66,12 +66,12 @@ class Packing:
             elif session.phase is Phase.RUNNING and len(session.devices[0].lessees) == 1:
                 self._hosts[session] = None
 
-    def withdraw(self, session: Session) -> None:
+    def withdraw(self, session: EngineSession) -> None:
         """Remove a session that neither waits nor executes alone any more."""
         self._hosts.pop(session, None)
         self._guests.pop(session, None)
 
-    def pair(self, now: float) -> tuple[Session, Session] | None:
+    def pair(self, now: float) -> tuple[EngineSession, EngineSession] | None:
         """Find (host, guest), the least utilised of both sides that fit."""
         if not self._hosts or not self._guests:
             return None
@@ -85,7 +85,7 @@ class Packing:
                     return host, guest
         return None
 
-    def _suits(self, host: Session, guest: Session, now: float) -> bool:
+    def _suits(self, host: EngineSession, guest: EngineSession, now: float) -> bool:
         device = host.devices[0]
         until, _ = self._pauses.get(_key(host, guest), (now, 0.0))
         return (
@@ -97,15 +97,15 @@ class Packing:
             and room(guest, device, now) == NO_VICTIMS
         )
 
-    def join(self, host: Session, guest: Session) -> Pack:
+    def join(self, host: EngineSession, guest: EngineSession) -> PackedPair:
         """Record that two sessions share a device from now on."""
-        pack = Pack(host, guest, host.devices[0])
+        pack = PackedPair(host, guest, host.devices[0])
         self.packs[host] = self.packs[guest] = pack
         self.withdraw(host)
         self.withdraw(guest)
         return pack
 
-    def part(self, pack: Pack, now: float, failed: bool) -> None:
+    def part(self, pack: PackedPair, now: float, failed: bool) -> None:
         """Record that a pair no longer shares its device; `failed`: because it was not worth it."""
         del self.packs[pack.host], self.packs[pack.guest]
         key = _key(pack.host, pack.guest)
@@ -116,10 +116,10 @@ class Packing:
         elif pack.kept:
             self._pauses.pop(key, None)
 
-    def measured(self, session: Session) -> float | None:
+    def measured(self, session: EngineSession) -> float | None:
         """Record the progress of a packed session; return the sum as soon as both are known.
 
-        Then `Pack.kept` says whether they stay together.
+        Then `PackedPair.kept` says whether they stay together.
         """
         pack = self.packs[session]
         if session.step_seconds is None or session.rate_alone is None:
@@ -132,12 +132,12 @@ class Packing:
         pack.kept = total >= (TURNS if pack.kept else KEEP)
         return total
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: EngineSession) -> None:
         """Forget a session that is closed."""
         self.withdraw(session)
         for key in [key for key in self._pauses if session.number in key]:
             del self._pauses[key]
 
 
-def _key(one: Session, other: Session) -> tuple[int, int]:
+def _key(one: EngineSession, other: EngineSession) -> tuple[int, int]:
     return min(one.number, other.number), max(one.number, other.number)

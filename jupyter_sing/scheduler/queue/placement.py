@@ -11,11 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jupyter_sing.scheduler.queue.preemption import Running, behind
+from jupyter_sing.scheduler.queue.preemption import RunningSessions, behind
 from jupyter_sing.scheduler.queue.refusals import Refusals
 from jupyter_sing.scheduler.queue.residency import room
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
-from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session, SessionQuota
+from jupyter_sing.scheduler.state import (
+    EngineDevice,
+    EngineSession,
+    FreeDevices,
+    Phase,
+    SessionQuota,
+)
 
 CANDIDATES = 16
 """Number of devices, or nodes, that are compared."""
@@ -30,11 +36,11 @@ ANTICIPATION_MAX = 50.0
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlacementChoice:
     """Devices to take, and the sessions that have to stop for that."""
 
-    devices: tuple[DeviceState, ...]
-    victims: tuple[Session, ...]
+    devices: tuple[EngineDevice, ...]
+    victims: tuple[EngineSession, ...]
     reason: str
 
 
@@ -65,9 +71,9 @@ class Placement:
 
     def __init__(
         self,
-        nodes: Mapping[str, list[DeviceState]],
+        nodes: Mapping[str, list[EngineDevice]],
         free: FreeDevices,
-        running: Running,
+        running: RunningSessions,
         refusals: Refusals,
     ) -> None:
         self._nodes = nodes
@@ -77,7 +83,9 @@ class Placement:
         self.shapes: dict[int, int] = {}
         self.cramped = False  # the last choice failed for lack of memory, not of devices
 
-    def choose(self, session: Session, level: int, now: float) -> Choice | Later | None:
+    def choose(
+        self, session: EngineSession, level: int, now: float
+    ) -> PlacementChoice | Later | None:
         """Return devices for a waiting session; None if it can only wait."""
         self.cramped = False
         if session.gpus > 1:
@@ -86,7 +94,7 @@ class Placement:
             return self._bound(session, level, session.only, now)
         home = session.homes[0] if session.homes else None
         if home is not None and self._is_free(session, home, now):
-            return Choice((home,), (), "its memory is there")
+            return PlacementChoice((home,), (), "its memory is there")
         at_home = self._at_home(session, level, home, now)
         if at_home is not None and level <= 1:
             return at_home
@@ -96,7 +104,7 @@ class Placement:
             cost = free.switch(session)
             if patience is not None and patience < cost:
                 return Later(now + max(WAIT_MIN, patience))
-            return Choice((free,), (), "the device is free")
+            return PlacementChoice((free,), (), "the device is free")
         if at_home is not None:
             return at_home
         lag = self._lag(session, home, now)
@@ -108,9 +116,11 @@ class Placement:
         device = victim.devices[0]
         if patience is not None and patience < device.switch(session):
             return Later(now + max(WAIT_MIN, patience))
-        return Choice((device,), tuple(device.lessees), "it goes before what runs there")
+        return PlacementChoice((device,), tuple(device.lessees), "it goes before what runs there")
 
-    def swap(self, session: Session, level: int, quota: SessionQuota, now: float) -> Choice | None:
+    def swap(
+        self, session: EngineSession, level: int, quota: SessionQuota, now: float
+    ) -> PlacementChoice | None:
         """Return devices for a session at a limit: other sessions of its user or cluster stop."""
         lacking = quota.taken + session.gpus - int(quota.limits.devices)
         gone = self._running.within(session, level, quota, lacking, now)
@@ -119,7 +129,7 @@ class Placement:
         reason = f"it takes the place of another session of {quota.whose}"
         if session.gpus > 1:
             choice = self._several(session, level, now, gone)
-            return choice and Choice(choice.devices, choice.victims, reason)
+            return choice and PlacementChoice(choice.devices, choice.victims, reason)
         freed = [
             device
             for victim in gone
@@ -143,21 +153,21 @@ class Placement:
                     continue
                 victims = tuple(dict.fromkeys([*gone, *others]))
             if room(session, device, now, leaving=victims) is not None:
-                return Choice((device,), victims, reason)
+                return PlacementChoice((device,), victims, reason)
         return None
 
     def _bound(
-        self, session: Session, level: int, device: DeviceState, now: float
-    ) -> Choice | None:
+        self, session: EngineSession, level: int, device: EngineDevice, now: float
+    ) -> PlacementChoice | None:
         """Choose the only device that it can use; that it is taken says nothing about others."""
         self.cramped = True
         if self._is_free(session, device, now):
             pinned = device is session.pinned_on
             why = "it is pinned to it" if pinned else "it is the device that was asked for"
-            return Choice((device,), (), why)
+            return PlacementChoice((device,), (), why)
         return self._at_home(session, level, device, now)
 
-    def _lag(self, session: Session, home: DeviceState | None, now: float) -> float:
+    def _lag(self, session: EngineSession, home: EngineDevice | None, now: float) -> float:
         """Return by how much a session has to be behind one elsewhere to preempt it, in seconds.
 
         A session that takes turns with others at home moves when it misses its share, not for a
@@ -174,7 +184,7 @@ class Placement:
             return 0.0
         return min(self._running.settings.move_lag, session.attained_at(now))
 
-    def _is_free(self, session: Session, device: DeviceState, now: float) -> bool:
+    def _is_free(self, session: EngineSession, device: EngineDevice, now: float) -> bool:
         """True if a device is free for a session, and has room for it or can make it."""
         return (
             device.is_free
@@ -183,7 +193,12 @@ class Placement:
         )
 
     def _cost(
-        self, session: Session, level: int, victim: Session, now: float, lag: float = 0.0
+        self,
+        session: EngineSession,
+        level: int,
+        victim: EngineSession,
+        now: float,
+        lag: float = 0.0,
     ) -> float | None:
         device = victim.devices[0]
         alike = victim.tier is session.tier and victim.running_level <= max(level, INTERACTIVE)
@@ -199,8 +214,8 @@ class Placement:
         return made.seconds + device.switch(session)
 
     def _stoppable(
-        self, session: Session, level: int, device: DeviceState, now: float
-    ) -> tuple[Session, ...] | None:
+        self, session: EngineSession, level: int, device: EngineDevice, now: float
+    ) -> tuple[EngineSession, ...] | None:
         """Return all sessions that execute on a device, if the session goes before each of them."""
         if not device.lessees or device.incoming is not None or not device.healthy:
             return None
@@ -213,18 +228,20 @@ class Placement:
         return tuple(device.lessees)
 
     def _at_home(
-        self, session: Session, level: int, home: DeviceState | None, now: float
-    ) -> Choice | None:
+        self, session: EngineSession, level: int, home: EngineDevice | None, now: float
+    ) -> PlacementChoice | None:
         """Choose its home, preempting the sessions that execute there."""
         if home is None:
             return None
         victims = self._stoppable(session, level, home, now)
         if victims is None or room(session, home, now, leaving=victims) is None:
             return None
-        return Choice((home,), victims, "its memory is there, and it goes before what runs there")
+        return PlacementChoice(
+            (home,), victims, "its memory is there, and it goes before what runs there"
+        )
 
     def _patience(
-        self, session: Session, level: int, home: DeviceState | None, now: float
+        self, session: EngineSession, level: int, home: EngineDevice | None, now: float
     ) -> float | None:
         """Return the seconds until its home is likely to be free; None if waiting is pointless.
 
@@ -248,15 +265,15 @@ class Placement:
         return wait if now - session.waiting_since + wait < home.transfer(session.memory) else None
 
     def _cheapest(
-        self, session: Session, level: int, now: float
-    ) -> tuple[DeviceState | None, float | None]:
+        self, session: EngineSession, level: int, now: float
+    ) -> tuple[EngineDevice | None, float | None]:
         """Return the free device with the least switch, room to be made included.
 
         If all that suit are kept free for others, return when the first of them will not be.
         """
         held: float | None = None
         best: tuple[float, float, int, int] | None = None
-        chosen: DeviceState | None = None
+        chosen: EngineDevice | None = None
         for device in self._free.roomiest(CANDIDATES):
             held_back = self._refusals.holds(session, device, now)
             made = None if held_back else room(session, device, now)
@@ -276,7 +293,11 @@ class Placement:
         return chosen, held if chosen is None else None
 
     def _kept_free(
-        self, session: Session, level: int, device: DeviceState, victims: tuple[Session, ...]
+        self,
+        session: EngineSession,
+        level: int,
+        device: EngineDevice,
+        victims: tuple[EngineSession, ...],
     ) -> float:
         """Return until when a device is kept free for the next cells of its idle residents.
 
@@ -295,15 +316,15 @@ class Placement:
         )
 
     def _several(
-        self, session: Session, level: int, now: float, gone: tuple[Session, ...] = ()
-    ) -> Choice | None:
+        self, session: EngineSession, level: int, now: float, gone: tuple[EngineSession, ...] = ()
+    ) -> PlacementChoice | None:
         """Choose devices of one node, with the fewest victims; `gone` sessions stop anyway."""
         wanted = session.gpus
         best: tuple[int, float, float, int] | None = None
-        chosen: Choice | None = None
+        chosen: PlacementChoice | None = None
         order = sorted(self._nodes, key=lambda node: -len(self._free.per_node.get(node, ())))
         for position, node in enumerate(order[:CANDIDATES]):
-            picked: list[tuple[int, float, int, DeviceState]] = []
+            picked: list[tuple[int, float, int, EngineDevice]] = []
             for device in self._nodes[node]:
                 ranked = self._rank(session, level, device, now, gone)
                 if ranked is not None:
@@ -326,18 +347,18 @@ class Placement:
             )
             if best is None or key < best:
                 best = key
-                chosen = Choice(
+                chosen = PlacementChoice(
                     tuple(device for *_, device in picked), victims, f"{wanted} devices of {node}"
                 )
         return chosen
 
     def _rank(
         self,
-        session: Session,
+        session: EngineSession,
         level: int,
-        device: DeviceState,
+        device: EngineDevice,
         now: float,
-        gone: tuple[Session, ...],
+        gone: tuple[EngineSession, ...],
     ) -> tuple[int, float] | None:
         if self._refusals.holds(session, device, now):
             self.cramped = True

@@ -14,18 +14,18 @@ from typing import TypeAlias
 
 from jupyter_sing.scheduler.fairness.tier_targets import threshold
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE, LEVELS
-from jupyter_sing.scheduler.settings import Settings, Tier
-from jupyter_sing.scheduler.state import Phase, Session, SessionQuota
+from jupyter_sing.scheduler.settings import EngineSettings, Tier
+from jupyter_sing.scheduler.state import EngineSession, Phase, SessionQuota
 
 ORDER = {Tier.BASIC: 0, Tier.STANDARD: 1, Tier.PREMIUM: 2}
 PROBES = 8
 """Victims per tier and level that are examined more closely."""
 
-Entry: TypeAlias = tuple[int, float, int, int, int, Session]
+Entry: TypeAlias = tuple[int, float, int, int, int, EngineSession]
 Pool: TypeAlias = list[list[Entry]]
 
 
-def misses(session: Session, quantum: float, now: float) -> bool:
+def misses(session: EngineSession, quantum: float, now: float) -> bool:
     """True if a session misses its tier target unless it executes soon, or continues to execute."""
     if session.goal == 0.0:
         return False
@@ -33,7 +33,7 @@ def misses(session: Session, quantum: float, now: float) -> bool:
     return session.account.slack(session.goal) < threshold(session.switch, quantum)
 
 
-def behind(one: Session, other: Session, now: float) -> float:
+def behind(one: EngineSession, other: EngineSession, now: float) -> float:
     """Return the weighted service in seconds by which `one` is behind `other`; negative: ahead.
 
     The two flows are compared below their common parent.
@@ -46,7 +46,7 @@ def behind(one: Session, other: Session, now: float) -> float:
     return theirs.at(now) - mine.at(now)
 
 
-class Running:
+class RunningSessions:
     """Sessions that execute.
 
     Attributes
@@ -57,8 +57,8 @@ class Running:
 
     def __init__(
         self,
-        settings: Settings,
-        is_throttled: Callable[[Session, int, float], bool],
+        settings: EngineSettings,
+        is_throttled: Callable[[EngineSession, int, float], bool],
     ) -> None:
         self.settings = settings
         self._is_throttled = is_throttled
@@ -66,7 +66,7 @@ class Running:
         self._pools: dict[str, Pool] = {}
         # The same for each user or virtual cluster with a device limit.
         self._limited: dict[SessionQuota, Pool] = {}
-        self._here: dict[Session, None] = {}
+        self._here: dict[EngineSession, None] = {}
 
     def __len__(self) -> int:
         return len(self._here)
@@ -75,7 +75,7 @@ class Running:
         """True if sessions execute, or did, within the guarantee of a virtual cluster."""
         return vc in self._pools
 
-    def put(self, session: Session, now: float) -> None:
+    def put(self, session: EngineSession, now: float) -> None:
         """Add a session, or bring its place in the order up to date."""
         session.version += 1
         self._here[session] = None
@@ -114,17 +114,17 @@ class Running:
         for session in list(self._here):
             self.put(session, now)
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: EngineSession) -> None:
         """Remove a session that stops; no effect if it is not here."""
         if session in self._here:
             del self._here[session]
             session.version += 1
 
-    def hold_end(self, session: Session) -> float:
+    def hold_end(self, session: EngineSession) -> float:
         """Return when a session has held its lease so long that any waiting session goes first."""
         return session.granted_at + self.settings.max_hold.get(session.tier, math.inf)
 
-    def is_urgent(self, session: Session, level: int, now: float) -> bool:
+    def is_urgent(self, session: EngineSession, level: int, now: float) -> bool:
         """True if its tier puts it before others.
 
         An interactive cell with a tier target is urgent from the beginning: time until it has a
@@ -136,11 +136,13 @@ class Running:
             return True
         return misses(session, self.settings.quanta[level], now)
 
-    def is_reachable(self, waiting: Session, victim: Session) -> bool:
+    def is_reachable(self, waiting: EngineSession, victim: EngineSession) -> bool:
         """True if no guarantee of another virtual cluster protects the victim."""
         return victim.right in ("", waiting.vc)
 
-    def _outranks(self, waiting: Session, level: int, victim: Session, now: float) -> bool:
+    def _outranks(
+        self, waiting: EngineSession, level: int, victim: EngineSession, now: float
+    ) -> bool:
         """True if an interactive cell of a premium session waits while a basic one executes."""
         return (
             waiting.tier is Tier.PREMIUM
@@ -149,7 +151,9 @@ class Running:
             and (waiting.urgent or not self._is_throttled(waiting, level, now))
         )
 
-    def may_preempt(self, waiting: Session, level: int, victim: Session, now: float) -> bool:
+    def may_preempt(
+        self, waiting: EngineSession, level: int, victim: EngineSession, now: float
+    ) -> bool:
         """True if a waiting session may preempt one that executes."""
         if (
             victim.phase is not Phase.RUNNING
@@ -177,13 +181,13 @@ class Running:
         return expired and behind(waiting, victim, now) > 0.0
 
     def within(
-        self, waiting: Session, level: int, quota: SessionQuota, devices: int, now: float
-    ) -> tuple[Session, ...]:
+        self, waiting: EngineSession, level: int, quota: SessionQuota, devices: int, now: float
+    ) -> tuple[EngineSession, ...]:
         """Return sessions of one user or virtual cluster that may be preempted.
 
         They have at least this many devices together; empty if that is impossible.
         """
-        found: list[Session] = []
+        found: list[EngineSession] = []
         for heap in _in_order(self._limited.get(quota)):
             seen: list[Entry] = []
             while heap and devices > 0 and len(seen) < PROBES:
@@ -203,11 +207,11 @@ class Running:
 
     def find(
         self,
-        waiting: Session,
+        waiting: EngineSession,
         level: int,
         now: float,
-        cost: Callable[[Session], float | None],
-    ) -> Session | None:
+        cost: Callable[[EngineSession], float | None],
+    ) -> EngineSession | None:
         """Return the first victim in order that may be preempted.
 
         `cost` returns the seconds to make room on the victim's device; None if that is impossible.
@@ -222,14 +226,14 @@ class Running:
     def _probe(
         self,
         heap: list[Entry],
-        waiting: Session,
+        waiting: EngineSession,
         level: int,
         now: float,
-        cost: Callable[[Session], float | None],
-    ) -> Session | None:
+        cost: Callable[[EngineSession], float | None],
+    ) -> EngineSession | None:
         """Return the cheapest of the first few victims of one tier and level."""
         seen: list[Entry] = []
-        found: Session | None = None
+        found: EngineSession | None = None
         least = float("inf")
         while heap and len(seen) < PROBES:
             entry = heapq.heappop(heap)

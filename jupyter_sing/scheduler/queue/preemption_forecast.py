@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from jupyter_sing.scheduler.fairness.fair_queue import Flow
 from jupyter_sing.scheduler.fairness.mlfq import level_of
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
-from jupyter_sing.scheduler.settings import Settings, Tier
-from jupyter_sing.scheduler.state import Session
+from jupyter_sing.scheduler.settings import EngineSettings, Tier
+from jupyter_sing.scheduler.state import EngineSession
 
 
 @dataclass(slots=True)
-class Turn:
+class ExpectedLease:
     """A present or expected lease.
 
     Attributes
@@ -39,7 +39,7 @@ class Turn:
         When its cell is likely to finish.
     """
 
-    session: Session
+    session: EngineSession
     start: float
     attained: float
     protected: float
@@ -54,7 +54,7 @@ class Turn:
         """Return the seconds that its cell will have attained."""
         return self.attained + max(0.0, at - self.start)
 
-    def sinks(self, level: int, settings: Settings) -> float:
+    def sinks(self, level: int, settings: EngineSettings) -> float:
         """Return when its cell sinks to a level; `math.inf`: never."""
         if level == 0:
             return -math.inf
@@ -64,7 +64,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WaitingRequest:
     """Request of a waiting session.
 
     Attributes
@@ -76,17 +76,19 @@ class Wish:
     urgent_at
         When its tier, or how long it has waited, puts it before others.
     throttled
-        As in `Turn`.
+        As in `ExpectedLease`.
     """
 
-    session: Session
+    session: EngineSession
     attained: float
     levels: tuple[tuple[int, float], ...]
     urgent_at: float
     throttled: bool
 
 
-def gives_way(turn: Turn, wish: Wish, settings: Settings, now: float) -> float:
+def gives_way(
+    turn: ExpectedLease, wish: WaitingRequest, settings: EngineSettings, now: float
+) -> float:
     """Return when a lease is likely to end, be it only for the sake of a waiting session."""
     victim, waiting = turn.session, wish.session
     if not victim.may_preempt or victim.right not in ("", waiting.vc):
@@ -99,7 +101,9 @@ def gives_way(turn: Turn, wish: Wish, settings: Settings, now: float) -> float:
     return max(now, min(when, turn.end))
 
 
-def _comes_first(turn: Turn, wish: Wish, settings: Settings, now: float) -> Iterator[float]:
+def _comes_first(
+    turn: ExpectedLease, wish: WaitingRequest, settings: EngineSettings, now: float
+) -> Iterator[float]:
     """Yield the times from which a waiting session precedes an executing one, one per reason."""
     yield max(wish.urgent_at, turn.urgent_until)
     alike = min(wish.urgent_at, turn.urgent_until)  # until both are urgent, or neither is

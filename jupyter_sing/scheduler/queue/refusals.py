@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jupyter_sing.scheduler.state import DeviceState, Session
+from jupyter_sing.scheduler.state import EngineDevice, EngineSession
 
 PAUSE = 1.0
 PAUSE_MAX = 16.0
@@ -28,31 +28,31 @@ class Refusals:
     """Recent failures of grants, by session and device."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Session, DeviceState], Refusal] = {}
+        self._known: dict[tuple[EngineSession, EngineDevice], Refusal] = {}
 
-    def note(self, session: Session, device: DeviceState, now: float) -> float:
+    def note(self, session: EngineSession, device: EngineDevice, now: float) -> float:
         """Record that a lease failed; return when the device may be tried again."""
         before = self._known.get((session, device))
         pause = min(PAUSE_MAX, 2.0 * before.pause) if before else PAUSE
         self._known[session, device] = Refusal(now + pause, pause)
         return now + pause
 
-    def holds(self, session: Session, device: DeviceState, now: float) -> bool:
+    def holds(self, session: EngineSession, device: EngineDevice, now: float) -> bool:
         """True if a session must not be granted a device yet."""
         found = self._known.get((session, device))
         return found is not None and now < found.until
 
-    def until(self, session: Session, devices: Iterable[DeviceState], now: float) -> float:
+    def until(self, session: EngineSession, devices: Iterable[EngineDevice], now: float) -> float:
         """Return when the first of these devices may be tried; now, if one of them may be."""
         known = [self._known.get((session, device)) for device in devices]
         return max(now, min((r.until if r else now for r in known), default=now))
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: EngineSession) -> None:
         """Forget the failures of a session that executes, or was closed."""
         for key in [key for key in self._known if key[0] is session]:
             del self._known[key]
 
-    def relent(self, device: DeviceState) -> None:
+    def relent(self, device: EngineDevice) -> None:
         """Record that there is more room on a device: it may be tried again at once."""
         for (_, other), found in self._known.items():
             if other is device:

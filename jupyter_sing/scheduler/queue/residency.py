@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jupyter_sing.scheduler.state import HOLDING, DeviceState, Phase, Session
+from jupyter_sing.scheduler.state import HOLDING, EngineDevice, EngineSession, Phase
 
 MARGIN = 0.05
 """Part of a device that is left free, if possible: working sets grow between measurements."""
@@ -21,17 +21,17 @@ HORIZON = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RoomPlan:
     """Plan to make room: sessions to evict, and the seconds until their bytes are out."""
 
-    victims: tuple[Session, ...]
+    victims: tuple[EngineSession, ...]
     seconds: float
 
 
-NO_VICTIMS = Room((), 0.0)
+NO_VICTIMS = RoomPlan((), 0.0)
 
 
-def may_leave(session: Session, now: float) -> bool:
+def may_leave(session: EngineSession, now: float) -> bool:
     """True if the memory of a session may be taken off its device now."""
     return (
         not session.pinned
@@ -42,7 +42,7 @@ def may_leave(session: Session, now: float) -> bool:
     )
 
 
-def missed(session: Session, device: DeviceState, now: float, dirty: bool) -> float:
+def missed(session: EngineSession, device: EngineDevice, now: float, dirty: bool) -> float:
     """Return the cost of an eviction, in seconds per byte: likely reload, and copy if dirty."""
     size = max(1, device.residents[session])
     back = device.constant_seconds + size / device.bytes_per_second
@@ -51,20 +51,20 @@ def missed(session: Session, device: DeviceState, now: float, dirty: bool) -> fl
     return (min(1.0, rate * HORIZON) * back + out) / size
 
 
-def shortage(session: Session, device: DeviceState) -> int:
+def shortage(session: EngineSession, device: EngineDevice) -> int:
     """Return the bytes that are missing for a session, with the margin."""
     here = device.residents.get(session, 0)
     return device.used - here + session.memory - int(device.memory / (1.0 + MARGIN))
 
 
 def room(
-    session: Session,
-    device: DeviceState,
+    session: EngineSession,
+    device: EngineDevice,
     now: float,
-    leaving: tuple[Session, ...] = (),
+    leaving: tuple[EngineSession, ...] = (),
     freed: int = 0,
-    spared: tuple[Session, ...] = (),
-) -> Room | None:
+    spared: tuple[EngineSession, ...] = (),
+) -> RoomPlan | None:
     """Find sessions to evict for a session; None if it cannot fit.
 
     `leaving` sessions hold leases now, but will not when this is carried out; `freed` bytes leave
@@ -73,7 +73,7 @@ def room(
     wanted = shortage(session, device) - freed
     if wanted <= 0:
         return NO_VICTIMS
-    chosen: list[Session] = []
+    chosen: list[EngineSession] = []
     seconds = 0.0
     candidates = [
         (missed(other, device, now, _is_dirty(other, leaving, now)), other.number, other)
@@ -93,27 +93,27 @@ def room(
             seconds += device.transfer(size)
     if wanted > int(device.memory * MARGIN / (1.0 + MARGIN)) + 1:
         return None
-    return Room(tuple(chosen), seconds)
+    return RoomPlan(tuple(chosen), seconds)
 
 
-def _is_dirty(session: Session, leaving: tuple[Session, ...], now: float) -> bool:
+def _is_dirty(session: EngineSession, leaving: tuple[EngineSession, ...], now: float) -> bool:
     """True if it has executed so recently that its memory is not copied yet."""
     return session in leaving or now < session.clean_at
 
 
-class HostMemory:
+class HostMemoryEstimate:
     """Bytes of suspended sessions per node. What exceeds the budget is spilled to disk."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self._used: dict[str, int] = {}
-        self._sizes: dict[Session, tuple[str, int]] = {}
+        self._sizes: dict[EngineSession, tuple[str, int]] = {}
 
     def used(self, node: str) -> int:
         """Return the bytes that are suspended, or about to be, on a node."""
         return self._used.get(node, 0)
 
-    def try_park(self, session: Session, node: str, size: int) -> bool:
+    def try_park(self, session: EngineSession, node: str, size: int) -> bool:
         """Reserve host memory for a session; False if the budget does not allow it."""
         self.leave(session)
         if self.used(node) + size > self.budget:
@@ -122,7 +122,7 @@ class HostMemory:
         self._sizes[session] = (node, size)
         return True
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: EngineSession) -> None:
         """Release the reservation of a session; no effect if it has none."""
         known = self._sizes.pop(session, None)
         if known is not None:

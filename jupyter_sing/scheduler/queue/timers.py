@@ -10,20 +10,20 @@ import heapq
 import math
 from collections.abc import Callable
 
-from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger
 from jupyter_sing.scheduler.fairness.limits import Limiter
 from jupyter_sing.scheduler.fairness.mlfq import AGING, level_end, level_of, turn_of
 from jupyter_sing.scheduler.fairness.tier_targets import threshold
-from jupyter_sing.scheduler.queue.preemption import Running
-from jupyter_sing.scheduler.queue.wait_queue import LEVELS, Waiting
-from jupyter_sing.scheduler.settings import Settings
-from jupyter_sing.scheduler.state import Phase, Session
+from jupyter_sing.scheduler.queue.preemption import RunningSessions
+from jupyter_sing.scheduler.queue.wait_queue import LEVELS, WaitQueue
+from jupyter_sing.scheduler.settings import EngineSettings
+from jupyter_sing.scheduler.state import EngineSession, Phase
 
 LOOK_MIN = 0.5
 """Minimum seconds between two reviews of the same waiting session."""
 
 
-class Agenda:
+class Timers:
     """Timers, and the sessions that wait and execute, whose order depends on time.
 
     Attributes
@@ -35,24 +35,24 @@ class Agenda:
 
     def __init__(
         self,
-        settings: Settings,
-        ledger: Ledger,
+        settings: EngineSettings,
+        ledger: ServiceLedger,
         below: Callable[[str, int], bool],
-        stop: Callable[[Session, float], None],
+        stop: Callable[[EngineSession, float], None],
     ) -> None:
         self.settings = settings
         self.limiter = Limiter(settings, self.look_again)
-        self.waiting = Waiting(
+        self.waiting = WaitQueue(
             ledger, settings.throttle, settings.burst, below, self.limiter.is_capped
         )
-        self.running = Running(settings, self.waiting.is_throttled)
+        self.running = RunningSessions(settings, self.waiting.is_throttled)
         self.turns: dict[Flow, None] = {}
         self._stop = stop
         # (time, order, session, its `timers` at that time); None: a tick only.
-        self._timers: list[tuple[float, int, Session | None, int]] = []
+        self._timers: list[tuple[float, int, EngineSession | None, int]] = []
         self._order = 0
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: EngineSettings) -> None:
         """Use other settings from now on."""
         self.settings = self.running.settings = settings
         self.waiting.throttle, self.waiting.burst = settings.throttle, settings.burst
@@ -67,23 +67,23 @@ class Agenda:
             heapq.heappop(self._timers)
         return None
 
-    def quantum_of(self, session: Session, now: float) -> float:
+    def quantum_of(self, session: EngineSession, now: float) -> float:
         """Return the quantum, in seconds, of a lease that begins now."""
         level = level_of(session.attained_at(now), self.settings)
         stretch = max((device.budget.stretch(now) for device in session.devices), default=1.0)
         return turn_of(level, session.switch, self.settings) * stretch
 
-    def level(self, session: Session, now: float) -> int:
+    def level(self, session: EngineSession, now: float) -> int:
         """Return the level at which a session waits or executes, including its rise by waiting."""
         return max(0, level_of(session.attained_at(now), self.settings) - session.boost)
 
-    def is_urgent(self, session: Session, now: float) -> bool:
+    def is_urgent(self, session: EngineSession, now: float) -> bool:
         """True if a waiting session goes before those without a tier target."""
         if session.boost > level_of(session.attained, self.settings):
             return True  # it has waited long enough, regardless of the targets of others
         return self.running.is_urgent(session, self.level(session, now), now)
 
-    def set_timer(self, session: Session, at: float | None) -> None:
+    def set_timer(self, session: EngineSession, at: float | None) -> None:
         """Set the time of the next review of a session, replacing an earlier one."""
         session.timers += 1
         if at is not None:
@@ -104,13 +104,13 @@ class Agenda:
         for session in self.limiter.due(now):
             self.review(session, now)
 
-    def take_turns(self, session: Session) -> None:
+    def take_turns(self, session: EngineSession) -> None:
         """Record that a session might replace another one of its user, or be replaced."""
         for quota in session.quotas:
             if quota.limits.devices < math.inf:
                 self.turns[quota.flow] = None
 
-    def review(self, session: Session, now: float) -> None:
+    def review(self, session: EngineSession, now: float) -> None:
         """Bring level, urgency and place in the order up to date, and set the next timer."""
         self.take_turns(session)
         if session.phase is Phase.WAITING:
@@ -137,12 +137,12 @@ class Agenda:
                 self.running.put(session, now)
             self.set_timer(session, self._next_change(session, now))
 
-    def _rises_at(self, session: Session, boost: int) -> float:
+    def _rises_at(self, session: EngineSession, boost: int) -> float:
         """Return when a waiting session rises for the next time."""
         quantum = self.settings.quanta[level_of(session.attained, self.settings)]
         return session.waiting_since + (boost + 1) * AGING * quantum
 
-    def next_look(self, session: Session, now: float) -> float | None:
+    def next_look(self, session: EngineSession, now: float) -> float | None:
         """Return when a waiting session rises a level or becomes urgent."""
         times = []
         if session.boost <= level_of(session.attained, self.settings):
@@ -155,7 +155,7 @@ class Agenda:
             times.append(now + max(LOOK_MIN, spare / goal))
         return min(times, default=None)
 
-    def _next_change(self, session: Session, now: float) -> float | None:
+    def _next_change(self, session: EngineSession, now: float) -> float | None:
         """Return when an executing session may be stopped, sinks, or ends its quantum."""
         hold = self.running.hold_end(session)
         marks = (session.exposed_at, session.protected_until, session.quantum_end, hold)

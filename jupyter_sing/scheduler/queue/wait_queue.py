@@ -13,8 +13,8 @@ import heapq
 from collections.abc import Callable
 from typing import TypeAlias
 
-from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger
-from jupyter_sing.scheduler.state import Session
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger
+from jupyter_sing.scheduler.state import EngineSession
 
 LEVELS = 4
 INTERACTIVE = 1
@@ -38,9 +38,9 @@ class _Bucket:
         self.asleep: dict[Flow, None] = {}
         self.users: list[tuple[float, int, Flow]] = []
         # By user: (tag, arrival, version, session); entries of older versions are stale.
-        self.sessions: dict[Flow, list[tuple[float, int, int, Session]]] = {}
+        self.sessions: dict[Flow, list[tuple[float, int, int, EngineSession]]] = {}
 
-    def add(self, session: Session, now: float) -> None:
+    def add(self, session: EngineSession, now: float) -> None:
         user = session.flow.parent
         assert user
         heap = self.sessions.get(user)
@@ -49,7 +49,7 @@ class _Bucket:
             heapq.heappush(self.users, (user.at(now), user.number, user))
         heapq.heappush(heap, (session.flow.at(now), session.arrival, session.version, session))
 
-    def first(self, gpus: int, now: float, is_capped: IsCapped) -> Session | None:
+    def first(self, gpus: int, now: float, is_capped: IsCapped) -> EngineSession | None:
         """Return the session that is owed the most, of the user that is owed the most."""
         while self.users:
             tag, number, user = self.users[0]
@@ -73,7 +73,7 @@ class _Bucket:
             return heap[0][3]
         return None
 
-    def of(self, user: Flow) -> Session | None:
+    def of(self, user: Flow) -> EngineSession | None:
         """Return the session of a user that is owed the most."""
         heap = self.sessions.get(user)
         while heap:
@@ -123,7 +123,7 @@ class Blocked:
         return not self._has_own(vc)
 
 
-class Waiting:
+class WaitQueue:
     """All waiting sessions.
 
     `below` says whether a virtual cluster could have this many more guaranteed devices. `is_capped`
@@ -132,7 +132,7 @@ class Waiting:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ServiceLedger,
         throttle: float,
         burst: float,
         below: Callable[[str, int], bool],
@@ -145,19 +145,19 @@ class Waiting:
         self._below = below
         self._buckets: dict[int, list[dict[Flow, _Bucket]]] = {}
         self._counts: dict[tuple[int, int], int] = {}
-        self._places: dict[Session, tuple[int, int]] = {}
+        self._places: dict[EngineSession, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, session: Session) -> bool:
+    def __contains__(self, session: EngineSession) -> bool:
         return session in self._places
 
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[EngineSession]:
         """Return all sessions that wait to be served."""
         return list(self._places)
 
-    def add(self, session: Session, level: int, now: float) -> None:
+    def add(self, session: EngineSession, level: int, now: float) -> None:
         """Let a session wait."""
         index = (0 if session.urgent else LEVELS) + level
         by_index = self._buckets.get(session.gpus)
@@ -176,7 +176,7 @@ class Waiting:
         bucket.add(session, now)
         self._counts[place] = self._counts.get(place, 0) + 1
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: EngineSession) -> None:
         """Remove a session."""
         place = self._places.pop(session, None)
         if place is not None:
@@ -190,7 +190,7 @@ class Waiting:
             bucket.wake(user, now)
         user.quota.asleep.clear()
 
-    def is_throttled(self, session: Session, level: int, now: float) -> bool:
+    def is_throttled(self, session: EngineSession, level: int, now: float) -> bool:
         """True if its user or virtual cluster had so much service that all others go first.
 
         At the interactive levels, users have an allowance beyond that.
@@ -205,7 +205,7 @@ class Waiting:
             return False
         return level > INTERACTIVE or self._ledger.burst(user, 0.0, now) > self.burst
 
-    def would_throttle(self, session: Session, level: int, now: float) -> bool:
+    def would_throttle(self, session: EngineSession, level: int, now: float) -> bool:
         """Return `is_throttled` without side effects, for forecasts."""
         user = session.flow.parent
         assert user
@@ -215,9 +215,9 @@ class Waiting:
             return False
         return level > INTERACTIVE or self._ledger.unpaid(user, now) > self.burst
 
-    def best(self, now: float, blocked: Blocked) -> Session | None:
+    def best(self, now: float, blocked: Blocked) -> EngineSession | None:
         """Return the first of all sessions that are not blocked."""
-        chosen: Session | None = None
+        chosen: EngineSession | None = None
         least: Key | None = None
         for gpus, by_index in self._buckets.items():
             if blocked.holds_all(gpus):
@@ -227,9 +227,9 @@ class Waiting:
                 least, chosen = found
         return chosen
 
-    def best_within(self, flow: Flow, now: float) -> Session | None:
+    def best_within(self, flow: Flow, now: float) -> EngineSession | None:
         """Return the first session of a user or virtual cluster, at its limit or not."""
-        best: tuple[tuple[int, float, float, int], Session] | None = None
+        best: tuple[tuple[int, float, float, int], EngineSession] | None = None
         for gpus, by_index in self._buckets.items():
             for index, buckets in enumerate(by_index):
                 bucket = buckets.get(flow.parent or flow)
@@ -255,9 +255,9 @@ class Waiting:
         by_index: list[dict[Flow, _Bucket]],
         now: float,
         blocked: Blocked,
-    ) -> tuple[Key, Session] | None:
-        throttled: tuple[Key, Session] | None = None
-        candidate: tuple[Key, Session] | None = None
+    ) -> tuple[Key, EngineSession] | None:
+        throttled: tuple[Key, EngineSession] | None = None
+        candidate: tuple[Key, EngineSession] | None = None
         for index, buckets in enumerate(by_index):
             if not self._counts.get((gpus, index)):
                 buckets.clear()
@@ -289,7 +289,7 @@ class Waiting:
                 del buckets[cluster]
         return candidate or throttled
 
-    def _key(self, session: Session, index: int, below: bool, now: float) -> Key:
+    def _key(self, session: EngineSession, index: int, below: bool, now: float) -> Key:
         """Return the place of a session in the order; less is sooner."""
         user = session.flow.parent
         assert user
@@ -298,7 +298,7 @@ class Waiting:
         tags = (user.parent.at(now), user.at(now), session.flow.at(now))
         return (rank, index, *tags, session.arrival)
 
-    def order(self, now: float) -> list[tuple[Key, Session]]:
+    def order(self, now: float) -> list[tuple[Key, EngineSession]]:
         """Return all waiting sessions in the order of service, with their places in it."""
         found = []
         for each, (gpus, index) in self._places.items():
@@ -307,7 +307,9 @@ class Waiting:
         found.sort(key=lambda each: each[0])
         return found
 
-    def place_of(self, session: Session, level: int, urgent: bool, at: float, now: float) -> Key:
+    def place_of(
+        self, session: EngineSession, level: int, urgent: bool, at: float, now: float
+    ) -> Key:
         """Return the place that a session would have if it waited at a level from a time on."""
         user = session.flow.parent
         assert user
@@ -317,7 +319,7 @@ class Waiting:
         tags = (user.parent.at(at), user.at(at), session.flow.at(at))
         return (rank, index, *tags, session.arrival)
 
-    def _class(self, session: Session, level: int, now: float) -> int:
+    def _class(self, session: EngineSession, level: int, now: float) -> int:
         if session.urgent:
             return 1
         return 3 if self.is_throttled(session, level, now) else 2

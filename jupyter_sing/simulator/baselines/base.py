@@ -12,17 +12,17 @@ from jupyter_sing.scheduler.events import (
     Event,
     Evicted,
     Released,
-    SessionClosed,
-    SessionOpened,
+    SessionAdded,
+    SessionRemoved,
     Started,
     Tick,
 )
 from jupyter_sing.scheduler.ids import DeviceId, SessionId
-from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.scheduler.settings import DeviceSpec
 
 
 @dataclass(eq=False)
-class Member:
+class BaselineSession:
     """A session, as a baseline sees it."""
 
     name: SessionId
@@ -47,17 +47,17 @@ class Baseline:
 
     Parameters
     ----------
-    devices : sequence of Device
+    devices : sequence of DeviceSpec
     """
 
     reason = "Its turn."
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(self, devices: Sequence[DeviceSpec]) -> None:
         self.order = [device.id for device in devices]
-        self.members: dict[SessionId, Member] = {}
+        self.members: dict[SessionId, BaselineSession] = {}
         self.now = 0.0
         self._memory = {device.id: device.memory for device in devices}
-        self._holder: dict[DeviceId, Member | None] = dict.fromkeys(self.order)
+        self._holder: dict[DeviceId, BaselineSession | None] = dict.fromkeys(self.order)
         # Bytes on each device by session, in the order of use.
         self._held: dict[DeviceId, dict[SessionId, int]] = {d: {} for d in self.order}
         self._decisions: list[Decision] = []
@@ -74,19 +74,19 @@ class Baseline:
         """Return when it needs a `Tick`, if no event comes before."""
         return None
 
-    def opened(self, member: Member) -> None:
+    def opened(self, member: BaselineSession) -> None:
         """Handle a new session."""
 
-    def submitted(self, member: Member) -> None:
+    def submitted(self, member: BaselineSession) -> None:
         """Handle a submitted cell."""
 
-    def finished(self, member: Member) -> None:
+    def finished(self, member: BaselineSession) -> None:
         """Handle a finished cell."""
 
-    def released(self, member: Member) -> None:
+    def released(self, member: BaselineSession) -> None:
         """Handle the preemption of a cell."""
 
-    def closed(self, member: Member) -> None:
+    def closed(self, member: BaselineSession) -> None:
         """Handle a closed session."""
 
     # For subclasses to use.
@@ -95,7 +95,7 @@ class Baseline:
         """Return the devices without a lease."""
         return [device for device in self.order if self._holder[device] is None]
 
-    def choose(self, member: Member) -> tuple[DeviceId, ...] | None:
+    def choose(self, member: BaselineSession) -> tuple[DeviceId, ...] | None:
         """Choose free devices: where it is resident, then where most memory is free."""
         free = self.free()
         if len(free) < member.gpus:
@@ -108,7 +108,7 @@ class Baseline:
         )
         return tuple(free[: member.gpus])
 
-    def lease(self, member: Member, devices: tuple[DeviceId, ...]) -> bool:
+    def lease(self, member: BaselineSession, devices: tuple[DeviceId, ...]) -> bool:
         """Lease free devices to a session; they are granted once there is room.
 
         Return False, and change nothing, while its own memory is being evicted, or while not enough
@@ -136,13 +136,13 @@ class Baseline:
             self._grant(member)
         return True
 
-    def preempt(self, member: Member) -> None:
+    def preempt(self, member: BaselineSession) -> None:
         """Preempt an executing session; idempotent."""
         if member.started is not None and not member.stopping:
             member.stopping = True
             self._decisions.append(Preempt(member.name, member.token, self.reason))
 
-    def executed(self, member: Member) -> float:
+    def executed(self, member: BaselineSession) -> float:
         """Return how long the cell of a session has executed."""
         running = 0.0 if member.started is None else self.now - member.started
         return member.attained + running
@@ -154,8 +154,8 @@ class Baseline:
         self.now = event.at
         self._decisions = []
         match event:
-            case SessionOpened():
-                member = Member(event.session, event.gpus, event.memory)
+            case SessionAdded():
+                member = BaselineSession(event.session, event.gpus, event.memory)
                 self.members[event.session] = member
                 self.opened(member)
             case CellSubmitted():
@@ -179,7 +179,7 @@ class Baseline:
                 self.released(member)
             case Evicted():
                 self._evicted(event.session, event.device)
-            case SessionClosed():
+            case SessionRemoved():
                 member = self.members.pop(event.session)
                 for held in self._held.values():
                     held.pop(member.name, None)
@@ -191,7 +191,7 @@ class Baseline:
         self.schedule()
         return self._decisions
 
-    def _victims(self, member: Member, device: DeviceId) -> list[SessionId] | None:
+    def _victims(self, member: BaselineSession, device: DeviceId) -> list[SessionId] | None:
         """Return the sessions to evict to make room; None if that is not enough."""
         held = self._held[device]
         used = sum(size for name, size in held.items() if name != member.name)
@@ -205,7 +205,7 @@ class Baseline:
                 used -= size
         return victims if used + member.memory <= self._memory[device] else None
 
-    def _grant(self, member: Member) -> None:
+    def _grant(self, member: BaselineSession) -> None:
         self._token += 1
         member.token, member.leased = self._token, True
         self._decisions.append(
@@ -221,13 +221,13 @@ class Baseline:
             if not holder.awaited:
                 self._grant(holder)
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: BaselineSession) -> None:
         """Record that a session that has started is on no other device any more."""
         for device, held in self._held.items():
             if device not in member.devices:
                 held.pop(member.name, None)
 
-    def _end(self, member: Member) -> None:
+    def _end(self, member: BaselineSession) -> None:
         self._leave(member)
         for device in member.devices:
             self._holder[device] = None

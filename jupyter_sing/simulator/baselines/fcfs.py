@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from jupyter_sing.scheduler.settings import Device
-from jupyter_sing.simulator.baselines.base import Baseline, Member
+from jupyter_sing.scheduler.settings import DeviceSpec
+from jupyter_sing.simulator.baselines.base import Baseline, BaselineSession
 
 
 class Fcfs(Baseline):
     """First come, first served: the first in the queue is not overtaken."""
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(self, devices: Sequence[DeviceSpec]) -> None:
         super().__init__(devices)
-        self._queue: deque[Member] = deque()
+        self._queue: deque[BaselineSession] = deque()
 
-    def submitted(self, member: Member) -> None:
+    def submitted(self, member: BaselineSession) -> None:
         """Append the session to the queue."""
         self._queue.append(member)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jupyter_sing.scheduler.settings import Device
-from jupyter_sing.simulator.baselines.base import Baseline, Member
+from jupyter_sing.scheduler.settings import DeviceSpec
+from jupyter_sing.simulator.baselines.base import Baseline, BaselineSession
 
 
 class Las(Baseline):
@@ -18,7 +18,7 @@ class Las(Baseline):
 
     Parameters
     ----------
-    devices : sequence of Device
+    devices : sequence of DeviceSpec
     threshold : float
         Device-seconds after which a cell is in the second queue.
     round_seconds : float
@@ -27,21 +27,21 @@ class Las(Baseline):
     reason = "Another cell has had less."
 
     def __init__(
-        self, devices: Sequence[Device], threshold: float = 3200.0, round_seconds: float = 60.0
+        self, devices: Sequence[DeviceSpec], threshold: float = 3200.0, round_seconds: float = 60.0
     ) -> None:
         super().__init__(devices)
         self._threshold, self._round = threshold, round_seconds
-        self._active: dict[Member, None] = {}  # with a cell, in the order of arrival
-        self._chosen: set[Member] = set()  # of the last round, only tested for membership
+        self._active: dict[BaselineSession, None] = {}  # with a cell, in the order of arrival
+        self._chosen: set[BaselineSession] = set()  # of the last round, only tested for membership
         self._next = round_seconds
 
-    def submitted(self, member: Member) -> None:
+    def submitted(self, member: BaselineSession) -> None:
         """Add a session with a cell."""
         if self.now > self._next:  # no session waited at the borders in between
             self._next = (self.now // self._round + 1) * self._round
         self._active[member] = None
 
-    def finished(self, member: Member) -> None:
+    def finished(self, member: BaselineSession) -> None:
         """Remove a session without a cell."""
         del self._active[member]
         self._chosen.discard(member)
@@ -67,7 +67,7 @@ class Las(Baseline):
                     self.lease(member, devices)
                 spare -= member.gpus
 
-    def _choose_round(self, ranked: Sequence[Member]) -> None:
+    def _choose_round(self, ranked: Sequence[BaselineSession]) -> None:
         left = len(self.order)
         self._chosen = set()
         for member in ranked:
@@ -78,5 +78,5 @@ class Las(Baseline):
             if member not in self._chosen:
                 self.preempt(member)
 
-    def _rank(self, member: Member) -> tuple[bool, int]:
+    def _rank(self, member: BaselineSession) -> tuple[bool, int]:
         return self.executed(member) * member.gpus >= self._threshold, member.arrival

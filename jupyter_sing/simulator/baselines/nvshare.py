@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jupyter_sing.scheduler.ids import DeviceId
-from jupyter_sing.scheduler.settings import Device
-from jupyter_sing.simulator.baselines.base import Baseline, Member
+from jupyter_sing.scheduler.settings import DeviceSpec
+from jupyter_sing.simulator.baselines.base import Baseline, BaselineSession
 
 
 class Nvshare(Baseline):
@@ -19,7 +19,7 @@ class Nvshare(Baseline):
 
     Parameters
     ----------
-    devices : sequence of Device
+    devices : sequence of DeviceSpec
     quantum : float
         Seconds after which the lock is dropped, if a session waits.
     poll : float
@@ -28,38 +28,40 @@ class Nvshare(Baseline):
 
     reason = "Its time quantum is over."
 
-    def __init__(self, devices: Sequence[Device], quantum: float = 30.0, poll: float = 5.0) -> None:
+    def __init__(
+        self, devices: Sequence[DeviceSpec], quantum: float = 30.0, poll: float = 5.0
+    ) -> None:
         super().__init__(devices)
         self._quantum, self._poll = quantum, poll
-        self._homes: dict[Member, tuple[DeviceId, ...]] = {}
+        self._homes: dict[BaselineSession, tuple[DeviceId, ...]] = {}
         self._population = dict.fromkeys(self.order, 0)
-        self._queues: dict[DeviceId, list[Member]] = {device: [] for device in self.order}
-        self._until: dict[Member, float] = {}  # holders of locks: the end of their quantum
-        self._idle: dict[Member, float] = {}  # holders without work: when that is detected
-        self._locks: dict[DeviceId, Member | None] = dict.fromkeys(self.order)
+        self._queues: dict[DeviceId, list[BaselineSession]] = {device: [] for device in self.order}
+        self._until: dict[BaselineSession, float] = {}  # holders of locks: the end of their quantum
+        self._idle: dict[BaselineSession, float] = {}  # holders without work: when that is detected
+        self._locks: dict[DeviceId, BaselineSession | None] = dict.fromkeys(self.order)
 
-    def opened(self, member: Member) -> None:
+    def opened(self, member: BaselineSession) -> None:
         """Choose the home with the fewest sessions."""
         home = sorted(self.order, key=lambda device: self._population[device])[: member.gpus]
         self._homes[member] = tuple(home)
         for device in home:
             self._population[device] += 1
 
-    def submitted(self, member: Member) -> None:
+    def submitted(self, member: BaselineSession) -> None:
         """Request the lock, unless the session still has it."""
         if self._idle.pop(member, None) is None:
             self._enqueue(member)
 
-    def finished(self, member: Member) -> None:
+    def finished(self, member: BaselineSession) -> None:
         """Keep the lock until the idle holder is detected."""
         self._idle[member] = self.now + self._poll
 
-    def released(self, member: Member) -> None:
+    def released(self, member: BaselineSession) -> None:
         """Join the end of the queue again."""
         self._unlock(member)
         self._enqueue(member)
 
-    def closed(self, member: Member) -> None:
+    def closed(self, member: BaselineSession) -> None:
         """Release everything."""
         self._unlock(member)
         for device in self._homes.pop(member):
@@ -84,7 +86,7 @@ class Nvshare(Baseline):
             if member.has_cell and not member.devices:
                 self.lease(member, self._homes[member])
 
-    def _due(self) -> list[tuple[Member, float]]:
+    def _due(self) -> list[tuple[BaselineSession, float]]:
         """Return the holders for which sessions wait, and when their quantum ends."""
         found = []
         for member, until in self._until.items():
@@ -98,7 +100,7 @@ class Nvshare(Baseline):
             found.append((member, until))
         return found
 
-    def _lock(self, member: Member) -> None:
+    def _lock(self, member: BaselineSession) -> None:
         """Give a session its locks, if it is the first in line for all of them."""
         home = self._homes[member]
         if all(self._locks[d] is None and self._queues[d][0] is member for d in home):
@@ -107,12 +109,12 @@ class Nvshare(Baseline):
                 self._queues[device].pop(0)
             self._until[member] = self.now + self._quantum
 
-    def _unlock(self, member: Member) -> None:
+    def _unlock(self, member: BaselineSession) -> None:
         self._idle.pop(member, None)
         if self._until.pop(member, None) is not None:
             for device in self._homes[member]:
                 self._locks[device] = None
 
-    def _enqueue(self, member: Member) -> None:
+    def _enqueue(self, member: BaselineSession) -> None:
         for device in self._homes[member]:
             self._queues[device].append(member)

@@ -10,40 +10,40 @@ from collections import deque
 from collections.abc import Sequence
 
 from jupyter_sing.scheduler.ids import DeviceId
-from jupyter_sing.scheduler.settings import Device
-from jupyter_sing.simulator.baselines.base import Baseline, Member
+from jupyter_sing.scheduler.settings import DeviceSpec
+from jupyter_sing.simulator.baselines.base import Baseline, BaselineSession
 
 
-class Reservation(Baseline):
+class ReservationBaseline(Baseline):
     """Sessions are admitted first come, first served.
 
     Parameters
     ----------
-    devices : sequence of Device
+    devices : sequence of DeviceSpec
     cull : float, optional
         Seconds without a cell after which a session's devices are given to others. Without it,
         they are given to others when the session closes.
     """
 
-    def __init__(self, devices: Sequence[Device], cull: float | None = None) -> None:
+    def __init__(self, devices: Sequence[DeviceSpec], cull: float | None = None) -> None:
         super().__init__(devices)
         self._cull = cull
-        self._queue: deque[Member] = deque()
-        self._owned: dict[Member, tuple[DeviceId, ...]] = {}
-        self._idle: dict[Member, float] = {}  # since when; the longest idle first
+        self._queue: deque[BaselineSession] = deque()
+        self._owned: dict[BaselineSession, tuple[DeviceId, ...]] = {}
+        self._idle: dict[BaselineSession, float] = {}  # since when; the longest idle first
         self._unowned = list(self.order)
 
-    def submitted(self, member: Member) -> None:
+    def submitted(self, member: BaselineSession) -> None:
         """Use the devices that it owns, or queue for admission."""
         self._idle.pop(member, None)
         if member not in self._owned:
             self._queue.append(member)
 
-    def finished(self, member: Member) -> None:
+    def finished(self, member: BaselineSession) -> None:
         """Record that a session is idle."""
         self._idle[member] = self.now
 
-    def closed(self, member: Member) -> None:
+    def closed(self, member: BaselineSession) -> None:
         """Release its devices."""
         self._idle.pop(member, None)
         self._disown(member)
@@ -68,5 +68,5 @@ class Reservation(Baseline):
             if member.has_cell and not member.devices:
                 self.lease(member, devices)
 
-    def _disown(self, member: Member) -> None:
+    def _disown(self, member: BaselineSession) -> None:
         self._unowned += self._owned.pop(member, ())

@@ -30,7 +30,7 @@ def _one_device(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path, tmp_path: Pa
     monkeypatch.setenv("JUPYTER_SING_DEVICES", "cpu:384MiB@1")
 
 
-def decided(trainer: Program) -> list[decision_log.Entry]:
+def decided(trainer: Program) -> list[decision_log.DecisionEntry]:
     """Return the decisions about a session, oldest first."""
     try:
         return decision_log.read(paths.runtime_dir(), trainer.session, 10_000)

@@ -483,7 +483,7 @@ def open_ones() -> set[str]:
     return set() if found is None else {each["session"] for each in found.accounts["sessions"]}
 
 
-def after_restart(client: ToyClient) -> list[decision_log.Entry]:
+def after_restart(client: ToyClient) -> list[decision_log.DecisionEntry]:
     """Return the grants of the restarted controller."""
     found = decision_log.read(paths.runtime_dir(), client.session, 1000)
     begun = [number for number, each in enumerate(found) if each.kind == "restart"]

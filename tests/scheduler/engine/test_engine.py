@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jupyter_sing.scheduler import events
-from jupyter_sing.scheduler.decisions import Evict, Grant, Migrate, Preempt, Queued
+from jupyter_sing.scheduler.decisions import Evict, Grant, MigrateMemory, Preempt, Queued
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.settings import Device, Settings, Tier
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
 from tests.doubles.controller import Controller
 
 GB = 10**9
@@ -16,12 +16,12 @@ GB = 10**9
 def controller(
     count: int = 1,
     memory: int = 24 * GB,
-    settings: Settings | None = None,
+    settings: EngineSettings | None = None,
     per_node: int = 8,
     constant: float = 0.0,
 ) -> Controller:
     devices = [
-        Device(
+        DeviceSpec(
             f"node{index // per_node}/gpu{index % per_node}",
             memory,
             f"node{index // per_node}",
@@ -128,7 +128,7 @@ def test_a_session_that_was_just_resumed_runs_for_a_second() -> None:
 
 
 def test_long_cells_of_two_users_get_equal_service() -> None:
-    host = controller(settings=Settings(quanta=(2.0, 4.0, 4.0, 4.0)))
+    host = controller(settings=EngineSettings(quanta=(2.0, 4.0, 4.0, 4.0)))
     for name in ("a", "b"):
         host.open(name, GB)
         host.submit(name, 10_000.0)
@@ -138,7 +138,7 @@ def test_long_cells_of_two_users_get_equal_service() -> None:
 
 
 def test_service_follows_weights() -> None:
-    settings = Settings(
+    settings = EngineSettings(
         quanta=(2.0, 4.0, 4.0, 4.0), user_weights={("default", "a"): 3.0}, throttle=5.0
     )
     host = controller(settings=settings)
@@ -150,7 +150,7 @@ def test_service_follows_weights() -> None:
 
 
 def test_many_sessions_of_one_user_gain_nothing() -> None:
-    host = controller(settings=Settings(quanta=(2.0, 4.0, 4.0, 4.0)))
+    host = controller(settings=EngineSettings(quanta=(2.0, 4.0, 4.0, 4.0)))
     host.open("honest", GB)
     host.submit("honest", 100_000.0)
     for index in range(4):
@@ -161,7 +161,7 @@ def test_many_sessions_of_one_user_gain_nothing() -> None:
 
 
 def test_cutting_work_into_short_cells_gains_nothing() -> None:
-    host = controller(settings=Settings(quanta=(2.0, 10.0, 20.0, 20.0)))
+    host = controller(settings=EngineSettings(quanta=(2.0, 10.0, 20.0, 20.0)))
     host.finished = lambda name: host.submit(name, 1.0)
     host.open("honest", GB)
     host.submit("honest", 100_000.0)
@@ -254,7 +254,7 @@ def test_pinned_memory_stays() -> None:
 
 
 def test_evicted_sessions_go_to_disk_when_the_host_is_full() -> None:
-    host = controller(memory=10 * GB, settings=Settings(host_memory=9 * GB))
+    host = controller(memory=10 * GB, settings=EngineSettings(host_memory=9 * GB))
     for index in range(3):
         host.open(f"s{index}", 8 * GB)
         host.submit(f"s{index}", 1.0)
@@ -269,7 +269,7 @@ def test_an_idle_neighbour_moves_to_where_there_is_room() -> None:
     host.open("big", 9 * GB)
     host.submit("big", 1.0)
     host.run_until(20.0)
-    assert any(isinstance(d, Migrate) for _, d in host.decided)
+    assert any(isinstance(d, MigrateMemory) for _, d in host.decided)
     assert not any(isinstance(d, Evict) for _, d in host.decided)
 
 
@@ -308,9 +308,9 @@ def test_stale_tokens_and_unknown_sessions_change_nothing() -> None:
     for event in (
         events.Released(5.0, "a", token - 1),
         events.Started(5.0, "a", token + 7),
-        events.Refused(5.0, "a", token + 1, "late"),
+        events.GrantRefused(5.0, "a", token + 1, "late"),
         events.CellFinished(5.0, "nobody"),
-        events.SessionClosed(5.0, "nobody"),
+        events.SessionRemoved(5.0, "nobody"),
         events.Evicted(5.0, "a", "node0/gpu0"),
         events.Stayed(5.0, "a", "node0/gpu0", "nobody asked"),
         events.Moved(5.0, "nobody", "node0/gpu0"),
@@ -326,8 +326,8 @@ def test_stale_tokens_and_unknown_sessions_change_nothing() -> None:
 def test_closing_twice_is_closing_once() -> None:
     host = controller()
     host.open("a", GB)
-    host.tell(events.SessionClosed(0.0, "a"))
-    assert host.tell(events.SessionClosed(0.0, "a")) == []
+    host.tell(events.SessionRemoved(0.0, "a"))
+    assert host.tell(events.SessionRemoved(0.0, "a")) == []
 
 
 def test_a_waiting_cell_can_be_given_up() -> None:
@@ -403,7 +403,7 @@ def test_a_grant_that_failed_is_tried_again() -> None:
     host.notebooks["a"].left = 1.0
     (grant,) = host.engine.handle(events.CellSubmitted(0.0, "a"))
     assert isinstance(grant, Grant)
-    failed = events.Refused(0.1, "a", grant.token, "no process")
+    failed = events.GrantRefused(0.1, "a", grant.token, "no process")
     (queued,) = host.engine.handle(failed)
     assert isinstance(queued, Queued)
     tick = host.engine.next_tick()
@@ -414,7 +414,7 @@ def test_a_grant_that_failed_is_tried_again() -> None:
 
 
 def test_measured_bandwidth_changes_what_a_switch_costs() -> None:
-    host = controller(settings=Settings(quanta=(2.0, 10.0, 60.0, 60.0)))
+    host = controller(settings=EngineSettings(quanta=(2.0, 10.0, 60.0, 60.0)))
     host.open("a", 8 * GB)
     host.tell(events.BandwidthMeasured(0.0, "node0/gpu0", 1e9, 2.0))
     host.submit("a", 1.0)
@@ -431,7 +431,9 @@ def test_reconfiguration_keeps_running_cells() -> None:
     host.submit("b", 100.0)
     host.run_until(5.0)
     running = list(host.holders["node0/gpu0"])
-    decided = host.tell(events.Reconfigured(5.0, Settings(user_weights={("default", "a"): 5.0})))
+    decided = host.tell(
+        events.Reconfigured(5.0, EngineSettings(user_weights={("default", "a"): 5.0}))
+    )
     assert decided == []
     assert host.holders["node0/gpu0"] == running
 
@@ -462,7 +464,7 @@ def test_non_preemptible_sessions_run_to_the_end_of_their_cell() -> None:
     ("step", "attained", "within"), [(0.04, 0.0, 0.04), (0.5, 0.0, 0.0), (0.5, 20.0, 0.5)]
 )
 def test_only_long_cells_wait_for_the_nadir(step: float, attained: float, within: float) -> None:
-    host = controller(settings=Settings(quanta=(2.0, 10.0, 60.0, 60.0)))
+    host = controller(settings=EngineSettings(quanta=(2.0, 10.0, 60.0, 60.0)))
     host.open("victim", GB)
     host.open("next", GB)
     if attained:
@@ -602,7 +604,7 @@ def test_a_bound_session_waits_for_its_device() -> None:
 
 
 def test_nobody_waits_without_end() -> None:
-    host = controller(settings=Settings(quanta=(1.0, 2.0, 3.0, 4.0)))
+    host = controller(settings=EngineSettings(quanta=(1.0, 2.0, 3.0, 4.0)))
     host.finished = lambda name: host.submit(name, 0.5) if name != "basic" else None
     host.open("basic", GB, tier=Tier.BASIC)
     for index in range(4):
@@ -616,13 +618,13 @@ def test_nobody_waits_without_end() -> None:
 def test_who_was_refused_a_device_is_served_by_another_one() -> None:
     """The pause doubles from one attempt to the next, and the first device is not tried in it."""
     engine = controller(2).engine
-    engine.handle(events.SessionOpened(0.0, "a", "default", "a", device="node0/gpu0", memory=GB))
+    engine.handle(events.SessionAdded(0.0, "a", "default", "a", device="node0/gpu0", memory=GB))
     now, tried = 0.0, list[tuple[float, str]]()
     decisions = engine.handle(events.CellSubmitted(now, "a"))
     while len(tried) < 8:
         for grant in (each for each in decisions if isinstance(each, Grant)):
             tried.append((now, *grant.devices))
-            refused = events.Refused(now, "a", grant.token, "no room")
+            refused = events.GrantRefused(now, "a", grant.token, "no room")
             decisions = engine.handle(refused)
             break
         else:
@@ -643,7 +645,7 @@ def test_a_refused_session_is_where_it_was() -> None:
     (grant,) = host.engine.handle(events.CellSubmitted(0.1, "a"))
     assert isinstance(grant, Grant)
     assert grant.devices == (other.id,)
-    host.engine.handle(events.Refused(0.1, "a", grant.token, "no room"))
+    host.engine.handle(events.GrantRefused(0.1, "a", grant.token, "no room"))
     host.engine.handle(events.CellFinished(0.2, "a"))
     assert {each.id for each in home.residents} == {"a", "long"}
     assert not other.residents
@@ -658,12 +660,12 @@ def test_a_migration_is_answered_and_who_waits_for_it_goes_on(answer: str) -> No
     host.open("new", 6 * GB, bound="node0/gpu0")
     host.notebooks["new"].left = 1.0
     (move,) = host.engine.handle(events.CellSubmitted(5.0, "new"))
-    assert isinstance(move, Migrate)
+    assert isinstance(move, MigrateMemory)
     said = {
         "stays": events.Stayed(6.0, "idle", "node0/gpu0", "no room"),
         "moves": events.Moved(6.0, "idle", "node0/gpu1"),
         "died": events.WorkerDied(6.0, "idle"),
-        "closed": events.SessionClosed(6.0, "idle"),
+        "closed": events.SessionRemoved(6.0, "idle"),
     }[answer]
     decided = [*host.engine.handle(said), *host.engine.handle(events.Tick(8.0))]
     if answer == "stays":

@@ -14,12 +14,12 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Decision, Grant, Queued
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.persistence import AccountsError
-from jupyter_sing.scheduler.settings import Device, Limits, Settings, Tier
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
 from tests.doubles.controller import Controller
 
 GB = 10**9
-SETTINGS = Settings(quanta=(1.0, 2.0, 4.0, 8.0))
-DEVICES = [Device(f"node0/gpu{index}", 16 * GB) for index in range(2)]
+SETTINGS = EngineSettings(quanta=(1.0, 2.0, 4.0, 8.0))
+DEVICES = [DeviceSpec(f"node0/gpu{index}", 16 * GB) for index in range(2)]
 PEOPLE = {
     "a0": ("lab", "ann", Tier.STANDARD),
     "a1": ("lab", "ann", Tier.STANDARD),
@@ -37,7 +37,9 @@ def written(engine: Engine, now: float) -> dict[str, Any]:
     return document
 
 
-def host_of(accounts: object = None, now: float = 0.0, found: Settings = SETTINGS) -> Controller:
+def host_of(
+    accounts: object = None, now: float = 0.0, found: EngineSettings = SETTINGS
+) -> Controller:
     host = Controller(Engine(DEVICES, found, accounts=accounts, now=now), DEVICES, delay=0.25)
     host.now = now
     return host
@@ -166,7 +168,7 @@ def test_tokens_go_on() -> None:
 
 
 def test_who_had_a_day_of_device_time_waits_after_a_restart() -> None:
-    found = Settings(user_limits={("lab", "ann"): Limits(gpu_seconds_per_day=60.0)})
+    found = EngineSettings(user_limits={("lab", "ann"): QuotaLimits(gpu_seconds_per_day=60.0)})
     old = host_of(found=found)
     populate(old)
     play(old, [("a0", 2.0, 100.0), ("a0", 100.0, 200.0)])

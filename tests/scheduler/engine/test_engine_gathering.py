@@ -5,19 +5,19 @@ from __future__ import annotations
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Grant, Queued
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.settings import Device, Settings, Tier
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
 
-SETTINGS = Settings(quanta=(1000.0,) * 4)
+SETTINGS = EngineSettings(quanta=(1000.0,) * 4)
 NAMES = ("rich", "third", "poor")
 
 
 def engine(accounts: object = None, now: float = 0.0) -> Engine:
-    return Engine([Device("cpu:0", 1 << 30)], SETTINGS, None, accounts, now)
+    return Engine([DeviceSpec("cpu:0", 1 << 30)], SETTINGS, None, accounts, now)
 
 
 def opened(found: Engine, at: float) -> None:
     for name in NAMES:
-        found.handle(events.SessionOpened(at, name, "lab", name, Tier.BASIC))
+        found.handle(events.SessionAdded(at, name, "lab", name, Tier.BASIC))
 
 
 def before() -> dict[str, object]:

@@ -13,7 +13,7 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Decision, Evict, Grant, Preempt, Queued
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.fairness.quotas import DAY, SLOT, Day
-from jupyter_sing.scheduler.settings import Device, Limits, Settings, Tier
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
 from tests.doubles.controller import Controller
 
 GIB = 1 << 30
@@ -22,16 +22,16 @@ QUANTA = (2.0, 4.0, 4.0, 4.0)
 
 def machine(
     count: int,
-    grace: Limits | None = None,
-    vc: Limits | None = None,
+    grace: QuotaLimits | None = None,
+    vc: QuotaLimits | None = None,
     memory: int = 24 * GIB,
 ) -> Controller:
-    found = Settings(
+    found = EngineSettings(
         quanta=QUANTA,
         user_limits={("default", "grace"): grace} if grace else {},
         vc_limits={"default": vc} if vc else {},
     )
-    devices = [Device(f"node0/gpu{index}", memory) for index in range(count)]
+    devices = [DeviceSpec(f"node0/gpu{index}", memory) for index in range(count)]
     return Controller(Engine(devices, found), devices, delay=0.01)
 
 
@@ -54,7 +54,7 @@ def queued(host: Controller, session: str) -> list[Queued]:
 
 class TestDevices:
     def test_nobody_has_more_than_they_may(self) -> None:
-        host = machine(4, Limits(devices=2))
+        host = machine(4, QuotaLimits(devices=2))
         for index in range(4):
             begin(host, f"s{index}", 30.0)
         for _ in range(200):
@@ -63,7 +63,7 @@ class TestDevices:
         assert all(host.served(f"s{index}") == pytest.approx(30.0) for index in range(4))
 
     def test_the_reason_has_the_numbers(self) -> None:
-        host = machine(4, Limits(devices=3))
+        host = machine(4, QuotaLimits(devices=3))
         for index in range(4):
             begin(host, f"s{index}", 30.0)
         (said,) = queued(host, "s3")
@@ -73,7 +73,7 @@ class TestDevices:
         assert (explained.position, explained.reason) == (1, said.reason)
 
     def test_others_do_not_wait_for_who_is_at_a_limit(self) -> None:
-        host = machine(2, Limits(devices=1))
+        host = machine(2, QuotaLimits(devices=1))
         for index in range(40):  # more than a round skips
             begin(host, f"s{index}", 1000.0)
         begin(host, "other", 5.0, user="ada")
@@ -82,7 +82,7 @@ class TestDevices:
         assert held(host, "other") == 1
 
     def test_sessions_of_one_user_take_turns_within_a_limit(self) -> None:
-        host = machine(3, Limits(devices=1))
+        host = machine(3, QuotaLimits(devices=1))
         begin(host, "long", 1000.0)
         host.run_until(100.0)
         begin(host, "short", 1.0)
@@ -95,7 +95,7 @@ class TestDevices:
         assert held(host, "long", "second") == 1
 
     def test_users_of_a_virtual_cluster_take_turns_within_its_limit(self) -> None:
-        host = machine(3, vc=Limits(devices=1))
+        host = machine(3, vc=QuotaLimits(devices=1))
         for user in ("ann", "bob"):
             begin(host, user, 1000.0, user=user)
         host.open("free", GIB, vc="other")
@@ -106,14 +106,14 @@ class TestDevices:
         assert host.served("free") > 199.0
 
     def test_a_session_that_is_bound_takes_turns_elsewhere(self) -> None:
-        host = machine(2, Limits(devices=1))
+        host = machine(2, QuotaLimits(devices=1))
         begin(host, "one", 100.0, bound="node0/gpu0")
         begin(host, "two", 100.0, bound="node0/gpu1")
         host.run_until(60.0)
         assert min(host.served("one"), host.served("two")) > 20.0
 
     def test_a_gang_takes_the_place_of_several(self) -> None:
-        host = machine(4, Limits(devices=2))
+        host = machine(4, QuotaLimits(devices=2))
         begin(host, "one", 1000.0)
         begin(host, "two", 1000.0)
         host.run_until(100.0)
@@ -129,7 +129,7 @@ class TestDevices:
         ],
     )
     def test_what_can_never_be_is_said_at_once(self, limit: int, gpus: int, reason: str) -> None:
-        host = machine(4, Limits(devices=limit))
+        host = machine(4, QuotaLimits(devices=limit))
         begin(host, "s", 1.0, gpus=gpus)
         begin(host, "other", 1.0, user="ada")
         host.run_until(1000.0)
@@ -145,8 +145,8 @@ class TestDevices:
         for index in range(3):
             begin(host, f"s{index}", 50.0)
         host.run_until(5.0)
-        limits = {("default", "grace"): Limits(devices=1)}
-        assert host.tell(events.Reconfigured(5.0, Settings(user_limits=limits))) == []
+        limits = {("default", "grace"): QuotaLimits(devices=1)}
+        assert host.tell(events.Reconfigured(5.0, EngineSettings(user_limits=limits))) == []
         begin(host, "s3", 10.0)
         host.run_until(200.0)
         assert all(host.served(f"s{index}") == pytest.approx(50.0) for index in range(3))
@@ -157,16 +157,16 @@ class TestDevices:
         assert not any(isinstance(d, Grant) and d.session == "s3" for _, d in host.decided[:last])
 
     def test_a_higher_limit_holds_at_once(self) -> None:
-        host = machine(2, Limits(devices=0))
+        host = machine(2, QuotaLimits(devices=0))
         begin(host, "s", 10.0)
         assert held(host, "s") == 0
-        (grant,) = host.tell(events.Reconfigured(0.0, Settings()))
+        (grant,) = host.tell(events.Reconfigured(0.0, EngineSettings()))
         assert isinstance(grant, Grant)
 
 
 class TestDeviceTime:
     def test_at_the_limit_the_turn_ends_and_the_rest_waits_a_day(self) -> None:
-        host = machine(1, Limits(gpu_seconds_per_day=100.0))
+        host = machine(1, QuotaLimits(gpu_seconds_per_day=100.0))
         begin(host, "s", 300.0)
         host.run_until(1000.0)
         assert 99.0 <= host.served("s") <= 100.0 + max(QUANTA)
@@ -186,7 +186,7 @@ class TestDeviceTime:
         assert host.served("s") == pytest.approx(300.0)
 
     def test_others_go_on(self) -> None:
-        host = machine(1, Limits(gpu_seconds_per_day=50.0))
+        host = machine(1, QuotaLimits(gpu_seconds_per_day=50.0))
         begin(host, "s", 300.0)
         begin(host, "other", 300.0, user="ada")
         host.run_until(500.0)
@@ -194,7 +194,7 @@ class TestDeviceTime:
         assert host.served("s") < 60.0
 
     def test_all_sessions_of_a_virtual_cluster_count(self) -> None:
-        host = machine(2, vc=Limits(gpu_seconds_per_day=100.0))
+        host = machine(2, vc=QuotaLimits(gpu_seconds_per_day=100.0))
         for name in ("ann", "bob"):
             begin(host, name, 300.0, user=name)
         host.run_until(1000.0)
@@ -204,7 +204,7 @@ class TestDeviceTime:
         assert explained.reason.startswith("virtual cluster default has used")
 
     def test_none_at_all(self) -> None:
-        host = machine(1, Limits(gpu_seconds_per_day=0.0))
+        host = machine(1, QuotaLimits(gpu_seconds_per_day=0.0))
         begin(host, "s", 1.0)
         host.run_until(3 * DAY)
         assert host.served("s") == 0.0
@@ -234,7 +234,7 @@ class TestDeviceTime:
 
 class TestMemory:
     def test_idle_sessions_of_the_same_user_make_room(self) -> None:
-        host = machine(1, Limits(device_memory=10 * GIB))
+        host = machine(1, QuotaLimits(device_memory=10 * GIB))
         for name in ("first", "second"):
             begin(host, name, 1.0, memory=5 * GIB)
             host.run_until(host.now + 5.0)
@@ -246,7 +246,7 @@ class TestMemory:
         assert host.served("third") == 1.0
 
     def test_who_executes_is_waited_for(self) -> None:
-        host = machine(2, Limits(device_memory=10 * GIB))
+        host = machine(2, QuotaLimits(device_memory=10 * GIB))
         begin(host, "first", 20.0, memory=8 * GIB)
         host.run_until(1.0)
         begin(host, "second", 1.0, memory=8 * GIB)
@@ -262,7 +262,7 @@ class TestMemory:
         assert host.served("second") == 1.0
 
     def test_who_is_over_the_limit_alone_comes_back_when_all_others_have_left(self) -> None:
-        host = machine(2, Limits(device_memory=10 * GIB))
+        host = machine(2, QuotaLimits(device_memory=10 * GIB))
         begin(host, "other", 20.0, memory=1 * GIB)
         host.run_until(1.0)
         begin(host, "s", 1.0, memory=12 * GIB)
@@ -278,7 +278,7 @@ class TestMemory:
         assert [d.session for _, d in host.decided if isinstance(d, Evict)] == ["other"]
 
     def test_what_grew_where_it_is_may_go_on_there(self) -> None:
-        host = machine(1, Limits(device_memory=10 * GIB))
+        host = machine(1, QuotaLimits(device_memory=10 * GIB))
         begin(host, "s", 5.0, memory=8 * GIB)
         host.run_until(2.0)
         host.notebooks["s"].memory = 12 * GIB
@@ -289,7 +289,7 @@ class TestMemory:
         assert host.served("s") == pytest.approx(6.0)
 
     def test_who_is_about_to_come_counts(self) -> None:
-        host = machine(3, Limits(device_memory=10 * GIB))
+        host = machine(3, QuotaLimits(device_memory=10 * GIB))
         begin(host, "idle", 1.0, memory=5 * GIB)
         host.run_until(1.4)  # its memory takes a while to leave
         for name in ("one", "two"):
@@ -302,7 +302,7 @@ class TestMemory:
         assert host.served("one") == host.served("two") == 1.0
 
     def test_many_who_wait_for_room_come_all(self) -> None:
-        host = machine(8, Limits(device_memory=10 * GIB))
+        host = machine(8, QuotaLimits(device_memory=10 * GIB))
         for index in range(30):
             begin(host, f"s{index}", 2.0, memory=4 * GIB)
         host.run_until(120.0)
@@ -312,7 +312,7 @@ class TestMemory:
 class Book:
     """Sums up what each user has, from decisions and events only."""
 
-    def __init__(self, host: Controller, limits: Mapping[str, Limits]) -> None:
+    def __init__(self, host: Controller, limits: Mapping[str, QuotaLimits]) -> None:
         self.host = host
         self.limits = limits
         self.owner: dict[str, str] = {}
@@ -348,12 +348,12 @@ class Book:
 def test_limits_hold_whatever_happens_and_everybody_is_served(
     data: list[tuple[str, int, float, int, float, Tier]], count: int
 ) -> None:
-    limits = {"ann": Limits(devices=1), "bob": Limits(devices=2, device_memory=10 * GIB)}
-    devices = [Device(f"node0/gpu{index}", 16 * GIB) for index in range(count)]
-    found = Settings(
+    limits = {"ann": QuotaLimits(devices=1), "bob": QuotaLimits(devices=2, device_memory=10 * GIB)}
+    devices = [DeviceSpec(f"node0/gpu{index}", 16 * GIB) for index in range(count)]
+    found = EngineSettings(
         quanta=(1.0, 2.0, 4.0, 8.0),
         user_limits={("default", user): each for user, each in limits.items()},
-        vc_limits={"default": Limits(devices=2)},
+        vc_limits={"default": QuotaLimits(devices=2)},
     )
     host = Controller(Engine(devices, found), devices, delay=0.01)
     book = Book(host, limits)

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from jupyter_sing.controller.controller import COPY_RATE, LIVE, SWITCH_SECONDS
-from jupyter_sing.scheduler.decisions import Grant, Migrate
+from jupyter_sing.scheduler.decisions import Grant, MigrateMemory
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.scheduler.settings import DeviceSpec
 from tests.doubles.controller import Controller
 
 MB = 10**6
@@ -18,7 +18,7 @@ THINK_SECONDS = (0.1, 0.4, 1.0, 2.5)
 
 def machine(memory: int) -> Controller:
     devices = [
-        Device(f"cpu:{n}", memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
+        DeviceSpec(f"cpu:{n}", memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
         for n in range(2)
     ]
     return Controller(Engine(devices, LIVE), devices, delay=0.005)
@@ -29,7 +29,7 @@ def moves(host: Controller) -> list[float]:
     last: dict[str, tuple[str, ...]] = {}
     found = []
     for at, decision in host.decided:
-        if isinstance(decision, Migrate):
+        if isinstance(decision, MigrateMemory):
             found.append(at)
         elif isinstance(decision, Grant):
             if last.get(decision.session, decision.devices) != decision.devices:

@@ -18,9 +18,9 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Preempt
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
-from jupyter_sing.scheduler.hived.leases import Leases
-from jupyter_sing.scheduler.no_guarantees import Flat
-from jupyter_sing.scheduler.settings import Device, Limits, Settings, Tier
+from jupyter_sing.scheduler.hived.leases import HivedGuarantees
+from jupyter_sing.scheduler.no_guarantees import NoGuarantees
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
 from tests.doubles.controller import Controller
 
 GB = 10**9
@@ -34,9 +34,9 @@ class Cluster(RuleBasedStateMachine):
     @initialize(count=st.integers(1, 4), delay=st.sampled_from([0.0, 0.01, 2.0]))
     def begin(self, count: int, delay: float) -> None:
         self.places = [
-            Device(f"node{i // 2}/gpu{i % 2}", 16 * GB, f"node{i // 2}") for i in range(count)
+            DeviceSpec(f"node{i // 2}/gpu{i % 2}", 16 * GB, f"node{i // 2}") for i in range(count)
         ]
-        self.settings = Settings(quanta=(1.0, 2.0, 4.0, 8.0), host_memory=20 * GB)
+        self.settings = EngineSettings(quanta=(1.0, 2.0, 4.0, 8.0), host_memory=20 * GB)
         self.host = Controller(Engine(self.places, self.settings), self.places, delay)
         self.terms: dict[str, dict[str, object]] = {}
         self.checked = 0  # decisions may concern other sessions by now
@@ -85,8 +85,8 @@ class Cluster(RuleBasedStateMachine):
         self.host.lose(name)
         del self.host.notebooks[name]
         self.busy.discard(name)
-        self.host.tell(events.SessionClosed(self.host.now, name))
-        self.host.tell(events.SessionClosed(self.host.now, name))
+        self.host.tell(events.SessionRemoved(self.host.now, name))
+        self.host.tell(events.SessionRemoved(self.host.now, name))
 
     @precondition(lambda self: self.busy)
     @rule(data=st.data())
@@ -150,13 +150,13 @@ class Cluster(RuleBasedStateMachine):
         promised: str | int | None,
     ) -> None:
         running = {device: list(held) for device, held in self.host.holders.items()}
-        self.settings = Settings(
+        self.settings = EngineSettings(
             quanta=(1.0, 2.0, 4.0, 8.0),
             throttle=throttle,
             host_memory=20 * GB,
             user_weights={("default", "ann"): weight},
-            user_limits={("default", "ann"): Limits(devices, memory, seconds)},
-            vc_limits={"default": Limits(devices=devices)},
+            user_limits={("default", "ann"): QuotaLimits(devices, memory, seconds)},
+            vc_limits={"default": QuotaLimits(devices=devices)},
             max_hold={Tier.STANDARD: hold},
         )
         given = None if promised is None else self.guarantees(promised)
@@ -164,13 +164,13 @@ class Cluster(RuleBasedStateMachine):
         for device, held in running.items():
             assert set(held) <= set(self.host.holders[device])
 
-    def guarantees(self, promised: str | int) -> Flat | Leases:
+    def guarantees(self, promised: str | int) -> NoGuarantees | HivedGuarantees:
         if isinstance(promised, str):
-            return Flat([place.id for place in self.places])
+            return NoGuarantees([place.id for place in self.places])
         nodes: dict[str, list[str]] = {}
         for place in self.places:
             nodes.setdefault(place.node, []).append(place.id)
-        return Leases(Configuration.of_nodes(nodes, {"default": promised}))
+        return HivedGuarantees(Configuration.of_nodes(nodes, {"default": promised}))
 
     @precondition(lambda self: self.host.notebooks)
     @rule(
@@ -205,7 +205,7 @@ class Cluster(RuleBasedStateMachine):
             host.tell(events.DeviceFailed(host.now, device))
         for name, notebook in sorted(host.notebooks.items()):
             host.tell(
-                events.SessionOpened(
+                events.SessionAdded(
                     host.now,
                     name,
                     memory=notebook.memory,

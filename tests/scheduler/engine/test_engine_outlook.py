@@ -13,9 +13,9 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Decision, Grant
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.explain.explain import Outlook
-from jupyter_sing.scheduler.settings import Device, Limits, Settings
-from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.scheduler.explain.explain import WaitOutlook
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits
+from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.generator import Parameters, generate
 from jupyter_sing.simulator.run import Simulation
 from jupyter_sing.simulator.workload import Workload
@@ -24,9 +24,9 @@ from tests.doubles.controller import Controller
 GB = 10**9
 
 
-def machine(count: int = 1, found: Settings = LIVE, memory: int = 24 * GB) -> Controller:
+def machine(count: int = 1, found: EngineSettings = LIVE, memory: int = 24 * GB) -> Controller:
     devices = [
-        Device(f"cpu:{n}", memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
+        DeviceSpec(f"cpu:{n}", memory, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
         for n in range(count)
     ]
     return Controller(Engine(devices, found), devices, delay=0.01)
@@ -37,7 +37,7 @@ def begin(host: Controller, name: str, seconds: float, **terms: object) -> None:
     host.submit(name, seconds)
 
 
-def outlook(host: Controller, name: str) -> Outlook:
+def outlook(host: Controller, name: str) -> WaitOutlook:
     found = host.engine.explain(name, host.now)
     assert found is not None
     return found
@@ -122,8 +122,8 @@ class TestPlaces:
         assert found["right"].where == "cpu:1 (in use by b)"
 
     def test_within_a_limit_only_their_own_are_before(self) -> None:
-        limits = {("default", "grace"): Limits(devices=1)}
-        host = machine(2, Settings(quanta=(2.0, 2.0, 4.0, 4.0), user_limits=limits))
+        limits = {("default", "grace"): QuotaLimits(devices=1)}
+        host = machine(2, EngineSettings(quanta=(2.0, 2.0, 4.0, 4.0), user_limits=limits))
         for index in range(3):
             begin(host, f"s{index}", 10_000.0, user="grace")
         for name in ("x", "y"):
@@ -138,8 +138,8 @@ class TestPlaces:
 
 class TestNobodyCanSay:
     def test_when_room_within_a_limit_comes_back(self) -> None:
-        limits = {("default", "grace"): Limits(device_memory=10 * GB)}
-        host = machine(2, Settings(user_limits=limits))
+        limits = {("default", "grace"): QuotaLimits(device_memory=10 * GB)}
+        host = machine(2, EngineSettings(user_limits=limits))
         begin(host, "large", 1000.0, user="grace", memory=8 * GB)
         begin(host, "other", 1.0, user="grace", memory=8 * GB)
         host.run_until(20.0)
@@ -215,8 +215,8 @@ class Asked:
         return decisions
 
 
-def cluster(gpus: int) -> Cluster:
-    return Cluster(gpus, bandwidth=COPY_RATE, switch=SWITCH_SECONDS)
+def cluster(gpus: int) -> SimulatedCluster:
+    return SimulatedCluster(gpus, bandwidth=COPY_RATE, switch=SWITCH_SECONDS)
 
 
 def half_a_day(load: float) -> Workload:

@@ -20,10 +20,10 @@ from jupyter_sing.scheduler.events import (
 )
 from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.policy import parse
-from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.people import people
 from jupyter_sing.simulator.run import Simulation
-from jupyter_sing.simulator.workload import GB, Cell, Session, Workload, arranged
+from jupyter_sing.simulator.workload import GB, Cell, SimulatedSession, Workload, arranged
 
 LAB = Path(__file__).resolve().parents[3] / "docs" / "policies" / "lab.yaml"
 NAMES = [
@@ -38,7 +38,7 @@ def lab(days: float, load: float, seed: int) -> Workload:
     """Return twenty users who think and compute for some minutes each; `load` devices in total."""
     random = Random(seed)
 
-    def one(name: str) -> Session:
+    def one(name: str) -> SimulatedSession:
         cells, now = [], 0.0
         while now < days * DAY:
             seconds = min(4 * HOUR, random.lognormvariate(5.0, 1.6))
@@ -46,7 +46,7 @@ def lab(days: float, load: float, seed: int) -> Workload:
             think = random.expovariate(share / (1.0 - share) / 600.0)
             cells.append(Cell(think, seconds))
             now += think + seconds
-        return Session(f"{name}/1", 1, 6 * GB, tuple(cells))
+        return SimulatedSession(f"{name}/1", 1, 6 * GB, tuple(cells))
 
     return arranged(one(name) for name in NAMES)
 
@@ -90,7 +90,7 @@ class Patience:
 
 def simulated(days: float, seed: int = 1) -> Patience:
     """Return the users of the lab on two devices instead of four, at three times their capacity."""
-    workload, cluster = lab(days, 6.0, seed), Cluster(2)
+    workload, cluster = lab(days, 6.0, seed), SimulatedCluster(2)
     who = people(parse(LAB.read_text()), workload, cluster.devices())
     between = Patience(Engine(cluster.devices(), who.settings, who.leases))
     Simulation(workload, cluster, between, who.of).run()

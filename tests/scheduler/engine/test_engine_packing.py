@@ -7,7 +7,7 @@ import pytest
 from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Pack, Preempt, Unpack
 from jupyter_sing.scheduler.engine import Engine
-from jupyter_sing.scheduler.settings import Device, Settings
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings
 from tests.doubles.controller import Controller
 
 GB = 10**9
@@ -18,8 +18,8 @@ def two_programs(
     may_pack: tuple[bool, bool] = (True, True), memory: int = 4 * GB, packing: bool = True
 ) -> Controller:
     """Two training programs on one device, each measured alone at a step of 0.1 s."""
-    devices = [Device(DEVICE, 10 * GB)]
-    settings = Settings(quanta=(2.0, 4.0, 4.0, 4.0), packing=packing)
+    devices = [DeviceSpec(DEVICE, 10 * GB)]
+    settings = EngineSettings(quanta=(2.0, 4.0, 4.0, 4.0), packing=packing)
     host = Controller(Engine(devices, settings), devices, delay=0.01)
     for name, permitted in zip(("a", "b"), may_pack, strict=True):
         host.open(name, memory, may_pack=permitted)
@@ -66,7 +66,7 @@ def test_nobody_shares_against_permission_memory_or_policy(
 
 
 def test_who_was_never_measured_alone_does_not_share() -> None:
-    devices = [Device(DEVICE, 10 * GB)]
+    devices = [DeviceSpec(DEVICE, 10 * GB)]
     host = Controller(Engine(devices), devices)
     for name in ("a", "b"):
         host.open(name, GB, may_pack=True)
@@ -76,7 +76,7 @@ def test_who_was_never_measured_alone_does_not_share() -> None:
 
 
 def test_nobody_shares_while_devices_are_free() -> None:
-    devices = [Device(f"node0/gpu{i}", 10 * GB) for i in range(2)]
+    devices = [DeviceSpec(f"node0/gpu{i}", 10 * GB) for i in range(2)]
     host = Controller(Engine(devices), devices)
     for name in ("a", "b"):
         host.open(name, GB, may_pack=True)

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_sing.scheduler.decisions import Bound, Wait
-from jupyter_sing.scheduler.events import SessionOpened
-from jupyter_sing.scheduler.fairness.fair_queue import Flow, Ledger
+from jupyter_sing.scheduler.decisions import Bound, NoPlacement
+from jupyter_sing.scheduler.events import SessionAdded
+from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger
 from jupyter_sing.scheduler.fairness.mlfq import Gaps, SwapBudget, level_end, level_of, run_min
 from jupyter_sing.scheduler.fairness.tier_targets import Account, Tally, admit
-from jupyter_sing.scheduler.no_guarantees import Flat
+from jupyter_sing.scheduler.no_guarantees import NoGuarantees
 from jupyter_sing.scheduler.queue.placement import fragmentation
-from jupyter_sing.scheduler.queue.residency import HostMemory, room
-from jupyter_sing.scheduler.settings import Device, Settings, Tier
-from jupyter_sing.scheduler.state import DeviceState, FreeDevices, Phase, Session
+from jupyter_sing.scheduler.queue.residency import HostMemoryEstimate, room
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
+from jupyter_sing.scheduler.state import EngineDevice, EngineSession, FreeDevices, Phase
 
 GB = 10**9
-SETTINGS = Settings()
+SETTINGS = EngineSettings()
 
 
-def flow(ledger: Ledger, name: str, vc: str = "lab", weight: float = 1.0) -> Flow:
+def flow(ledger: ServiceLedger, name: str, vc: str = "lab", weight: float = 1.0) -> Flow:
     return ledger.session(name, ledger.user(vc, name, 1.0, weight), 1.0)
 
 
-def session(name: str, number: int, memory: int = 8 * GB, pinned: bool = False) -> Session:
-    opened = SessionOpened(0.0, name, "lab", name, memory=memory, pinned=pinned)
-    return Session(opened, number, flow(Ledger(1), name))
+def session(name: str, number: int, memory: int = 8 * GB, pinned: bool = False) -> EngineSession:
+    opened = SessionAdded(0.0, name, "lab", name, memory=memory, pinned=pinned)
+    return EngineSession(opened, number, flow(ServiceLedger(1), name))
 
 
-def device(memory: int = 24 * GB, number: int = 0, node: str = "node0") -> DeviceState:
-    return DeviceState(Device(f"{node}/gpu{number}", memory, node), number, 0.05)
+def device(memory: int = 24 * GB, number: int = 0, node: str = "node0") -> EngineDevice:
+    return EngineDevice(DeviceSpec(f"{node}/gpu{number}", memory, node), number, 0.05)
 
 
 class TestFairness:
     def test_tag_is_service_over_weight(self) -> None:
-        ledger = Ledger(2)
+        ledger = ServiceLedger(2)
         light, heavy = flow(ledger, "light"), flow(ledger, "heavy", weight=2.0)
         for each in (light, heavy):
             ledger.activate(each, 0.0)
@@ -45,7 +45,7 @@ class TestFairness:
         assert heavy.parent.at(10.0) == pytest.approx(5.0)
 
     def test_idleness_earns_nothing(self) -> None:
-        ledger = Ledger(1)
+        ledger = ServiceLedger(1)
         busy, idle = flow(ledger, "busy"), flow(ledger, "idle")
         ledger.activate(busy, 0.0)
         ledger.hold(busy, 1, 0.0)
@@ -54,7 +54,7 @@ class TestFairness:
         assert idle.parent.at(100.0) == pytest.approx(100.0)
 
     def test_waiting_flow_holds_virtual_time_back(self) -> None:
-        ledger = Ledger(1)
+        ledger = ServiceLedger(1)
         busy, waiting = flow(ledger, "busy"), flow(ledger, "waiting")
         ledger.activate(waiting, 0.0)
         ledger.activate(busy, 0.0)
@@ -65,7 +65,7 @@ class TestFairness:
         assert ledger.lead(busy.parent, 31.0) == pytest.approx(0.0)
 
     def test_debt_stays_while_others_are_busy_and_ends_with_them(self) -> None:
-        ledger = Ledger(1)
+        ledger = ServiceLedger(1)
         one, two, three = (flow(ledger, name) for name in ("one", "two", "three"))
         ledger.activate(one, 0.0)
         ledger.activate(two, 0.0)
@@ -82,7 +82,7 @@ class TestFairness:
         assert ledger.lead(one.parent, 23.0) == pytest.approx(0.0)
 
     def test_service_is_counted_on_the_whole_path(self) -> None:
-        ledger = Ledger(4)
+        ledger = ServiceLedger(4)
         one = flow(ledger, "one")
         ledger.activate(one, 0.0)
         ledger.hold(one, 4, 1.0)
@@ -91,7 +91,7 @@ class TestFairness:
         assert [node.served for node in path if node] == [10.0, 10.0, 10.0]
 
     def test_bursts_are_made_up_for_at_half_the_share(self) -> None:
-        ledger = Ledger(1)
+        ledger = ServiceLedger(1)
         user = flow(ledger, "one").parent
         assert user is not None
         assert ledger.burst(user, 30.0, 0.0) == 30.0
@@ -304,7 +304,7 @@ class TestMemory:
         assert clean.seconds == 0.0
 
     def test_host_budget_is_per_node(self) -> None:
-        host = HostMemory(10 * GB)
+        host = HostMemoryEstimate(10 * GB)
         one, two = session("one", 1), session("two", 2)
         assert host.try_park(one, "node0", 8 * GB)
         assert not host.try_park(two, "node0", 8 * GB)
@@ -336,12 +336,12 @@ class TestPlaces:
         assert fragmentation(free, shapes) == pytest.approx(useless)
 
     def test_flat_pool_honours_preference_and_health(self) -> None:
-        pool = Flat(["a", "b", "c"])
+        pool = NoGuarantees(["a", "b", "c"])
         assert pool.place("one", "vc", -1, 1, ["b"]) == Bound(("b",), guaranteed=False)
         assert pool.place("two", "vc", -1, 2, ["b"]) == Bound(("a", "c"), guaranteed=False)
-        assert isinstance(pool.place("three", "vc", -1, 1, []), Wait)
+        assert isinstance(pool.place("three", "vc", -1, 1, []), NoPlacement)
         pool.set_health("b", False)
         pool.release("one")
-        assert isinstance(pool.place("three", "vc", -1, 1, ["b"]), Wait)
+        assert isinstance(pool.place("three", "vc", -1, 1, ["b"]), NoPlacement)
         pool.set_health("b", True)
         assert pool.place("three", "vc", -1, 1, []) == Bound(("b",), guaranteed=False)

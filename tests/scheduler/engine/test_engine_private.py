@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
-from jupyter_sing.scheduler.hived.leases import Leases
-from jupyter_sing.scheduler.settings import Device, Settings, Tier
+from jupyter_sing.scheduler.hived.leases import HivedGuarantees
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
 from tests.doubles.controller import Controller
 
 GB = 10**9
 MEMORY = 16 * GB
 DELAY = 0.05
 # Others are stopped, their memory is evicted, one's own is loaded; no wait is longer than that.
-GRACE = Settings().run_min + 2 * DELAY + 2 * MEMORY / 20e9
+GRACE = EngineSettings().run_min + 2 * DELAY + 2 * MEMORY / 20e9
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ wishes = st.lists(
 
 def cluster(nodes: list[int], promised: dict[str, int]) -> Controller:
     names = {f"node{n}": [f"node{n}/gpu{i}" for i in range(count)] for n, count in enumerate(nodes)}
-    devices = [Device(name, MEMORY, node) for node, here in names.items() for name in here]
-    guarantees = Leases(Configuration.of_nodes(names, promised))
-    found = Settings(quanta=(1.0, 2.0, 4.0, 8.0))
+    devices = [DeviceSpec(name, MEMORY, node) for node, here in names.items() for name in here]
+    guarantees = HivedGuarantees(Configuration.of_nodes(names, promised))
+    found = EngineSettings(quanta=(1.0, 2.0, 4.0, 8.0))
     return Controller(Engine(devices, found, guarantees), devices, DELAY)
 
 

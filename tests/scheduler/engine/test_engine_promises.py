@@ -12,7 +12,7 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Promised
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.fairness.tier_targets import most
-from jupyter_sing.scheduler.settings import TARGETS, Device, Tier
+from jupyter_sing.scheduler.settings import TARGETS, DeviceSpec, Tier
 from tests.doubles.controller import Controller
 
 MIB = 1 << 20
@@ -21,7 +21,9 @@ MIB = 1 << 20
 def machine(count: int) -> Controller:
     """Return a controller double with the settings of the live controller."""
     devices = [
-        Device(f"gpu{n}", 256 * MIB, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS)
+        DeviceSpec(
+            f"gpu{n}", 256 * MIB, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS
+        )
         for n in range(count)
     ]
     return Controller(Engine(devices, LIVE), devices, delay=0.005)
@@ -84,7 +86,7 @@ def test_who_is_not_promised_what_its_tier_promises_is_told_and_is_next() -> Non
     ]
     kept = [host.engine.admission(name).kept for name in ("first", "second", "third")]
     assert kept == [True, False, False]
-    host.tell(events.SessionClosed(0.0, "first"))
+    host.tell(events.SessionRemoved(0.0, "first"))
     assert [kept for kept, _ in said(host, "second")] == [False, True]
     assert [kept for kept, _ in said(host, "third")] == [False]
     host.tell(events.TermsChanged(0.0, "second", Tier.BASIC, 1.0, False, False))

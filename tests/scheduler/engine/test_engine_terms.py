@@ -11,17 +11,17 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Grant, Preempt, Queued
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
-from jupyter_sing.scheduler.hived.leases import Leases
-from jupyter_sing.scheduler.no_guarantees import Flat
-from jupyter_sing.scheduler.settings import Device, Limits, Settings, Tier
+from jupyter_sing.scheduler.hived.leases import HivedGuarantees
+from jupyter_sing.scheduler.no_guarantees import NoGuarantees
+from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
 from tests.doubles.controller import Controller
 
 GB = 10**9
 
 
-def machine(count: int, found: Settings | None = None, per_node: int = 8) -> Controller:
+def machine(count: int, found: EngineSettings | None = None, per_node: int = 8) -> Controller:
     devices = [
-        Device(f"node{index // per_node}/gpu{index}", 24 * GB, f"node{index // per_node}")
+        DeviceSpec(f"node{index // per_node}/gpu{index}", 24 * GB, f"node{index // per_node}")
         for index in range(count)
     ]
     return Controller(Engine(devices, found), devices, delay=0.01)
@@ -37,8 +37,8 @@ def stopped(host: Controller) -> list[str]:
     return [d.session for _, d in host.decided if isinstance(d, Preempt)]
 
 
-def promised(host: Controller, **devices: int) -> Leases:
-    return Leases(Configuration.of_nodes({"node0": list(host.devices)}, devices))
+def promised(host: Controller, **devices: int) -> HivedGuarantees:
+    return HivedGuarantees(Configuration.of_nodes({"node0": list(host.devices)}, devices))
 
 
 def change(host: Controller, name: str, **changes: object) -> None:
@@ -52,13 +52,13 @@ class TestPremium:
     """Effects of a premium cell on a basic one that has just begun, with the daemon's settings."""
 
     def begun(self, tier: Tier, *, memory: int = 0, ago: float = 0.01) -> tuple[Engine, float]:
-        device = Device(
+        device = DeviceSpec(
             "cpu:0", 4 * GB, bytes_per_second=COPY_RATE, constant_seconds=SWITCH_SECONDS
         )
         engine = Engine([device], LIVE)
         home = "cpu:0" if memory else None
         engine.handle(
-            events.SessionOpened(0.0, "a", "default", "a", tier, memory=memory, device=home)
+            events.SessionAdded(0.0, "a", "default", "a", tier, memory=memory, device=home)
         )
         (grant,) = engine.handle(events.CellSubmitted(0.0, "a"))
         assert isinstance(grant, Grant)
@@ -66,7 +66,7 @@ class TestPremium:
         return engine, 0.005 + ago
 
     def comes(self, engine: Engine, tier: Tier, now: float) -> list[str]:
-        engine.handle(events.SessionOpened(now, "b", "default", "b", tier))
+        engine.handle(events.SessionAdded(now, "b", "default", "b", tier))
         return [type(d).__name__ for d in engine.handle(events.CellSubmitted(now, "b"))]
 
     @pytest.mark.parametrize("memory", [0, GB])
@@ -136,7 +136,7 @@ class TestPremium:
 
 class TestHold:
     def test_after_its_time_a_lease_is_whoevers_waits(self) -> None:
-        found = Settings(max_hold={Tier.STANDARD: 30.0})
+        found = EngineSettings(max_hold={Tier.STANDARD: 30.0})
         host = machine(1, found)
         begin(host, "first", 1000.0)
         host.run_until(20.0)
@@ -149,13 +149,13 @@ class TestHold:
                 assert at - begins[d.token] <= 30.0 + 1e-6
 
     def test_without_others_it_goes_on(self) -> None:
-        host = machine(1, Settings(max_hold={Tier.STANDARD: 5.0}))
+        host = machine(1, EngineSettings(max_hold={Tier.STANDARD: 5.0}))
         begin(host, "alone", 100.0)
         host.run_until(200.0)
         assert stopped(host) == []
 
     def test_even_a_longer_cell_of_a_lower_tier_goes_first_then(self) -> None:
-        host = machine(1, Settings(max_hold={Tier.PREMIUM: 20.0}))
+        host = machine(1, EngineSettings(max_hold={Tier.PREMIUM: 20.0}))
         begin(host, "basic", 1000.0, tier=Tier.BASIC)
         host.run_until(500.0)
         begin(host, "premium", 100.0, tier=Tier.PREMIUM)
@@ -169,18 +169,18 @@ class TestHold:
         begin(host, "second", 1000.0, tier=Tier.BASIC)
         host.run_until(81.0)
         before = len(stopped(host))
-        host.tell(events.Reconfigured(81.0, Settings(max_hold={Tier.BASIC: 10.0})))
+        host.tell(events.Reconfigured(81.0, EngineSettings(max_hold={Tier.BASIC: 10.0})))
         host.run_until(200.0)
         assert len(stopped(host)) - before >= 8
 
 
 def test_targets_are_those_of_the_settings() -> None:
-    host = machine(1, Settings(targets={Tier.PREMIUM: 0.5, Tier.BASIC: 0.0}))
+    host = machine(1, EngineSettings(targets={Tier.PREMIUM: 0.5, Tier.BASIC: 0.0}))
     host.open("premium", GB, tier=Tier.PREMIUM)
     host.open("standard", GB)
     assert host.engine.admission("premium").reason == "premium: 50% of what it asks for, hourly"
     assert host.engine.admission("standard").reason.startswith("standard: runs when there is room")
-    host.tell(events.Reconfigured(0.0, Settings()))
+    host.tell(events.Reconfigured(0.0, EngineSettings()))
     assert host.engine.admission("standard").reason == "standard: 70% of what it asks for, hourly"
 
 
@@ -217,8 +217,10 @@ class TestVirtualClusters:
         assert tags[0] - tags[1] == pytest.approx(300.0)
 
     def test_what_a_user_had_of_their_day_comes_along(self) -> None:
-        limits = {(vc, "ann"): Limits(gpu_seconds_per_day=50.0) for vc in ("physics", "biology")}
-        host = machine(1, Settings(quanta=(2.0, 4.0, 4.0, 4.0), user_limits=limits))
+        limits = {
+            (vc, "ann"): QuotaLimits(gpu_seconds_per_day=50.0) for vc in ("physics", "biology")
+        }
+        host = machine(1, EngineSettings(quanta=(2.0, 4.0, 4.0, 4.0), user_limits=limits))
         begin(host, "s", 200.0, vc="physics", user="ann")
         host.run_until(100.0)
         change(host, "s", vc="biology")
@@ -226,9 +228,9 @@ class TestVirtualClusters:
         assert host.served("s") < 60.0
 
     def test_limits_count_it_where_it_is_now(self) -> None:
-        found = Settings(
+        found = EngineSettings(
             quanta=(2.0, 4.0, 4.0, 4.0),
-            vc_limits={"biology": Limits(devices=1, device_memory=4 * GB)},
+            vc_limits={"biology": QuotaLimits(devices=1, device_memory=4 * GB)},
         )
         host = machine(2, found)
         begin(host, "b", 1000.0, vc="biology", memory=3 * GB)
@@ -242,7 +244,7 @@ class TestVirtualClusters:
 
     def test_its_guarantee_changes_at_the_next_grant(self) -> None:
         host = machine(2)
-        host.tell(events.Reconfigured(0.0, Settings(), promised(host, physics=1, biology=1)))
+        host.tell(events.Reconfigured(0.0, EngineSettings(), promised(host, physics=1, biology=1)))
         begin(host, "s", 1000.0, vc="physics", tier=Tier.BASIC)
         begin(host, "t", 1000.0, vc="biology", tier=Tier.BASIC)
         host.run_until(10.0)
@@ -261,7 +263,7 @@ class TestGuarantees:
         host.run_until(20.0)
         before = {device: list(held) for device, held in host.holders.items()}
         decided = host.tell(
-            events.Reconfigured(20.0, Settings(), promised(host, physics=2, biology=2))
+            events.Reconfigured(20.0, EngineSettings(), promised(host, physics=2, biology=2))
         )
         assert decided == []
         assert host.holders == before
@@ -279,8 +281,8 @@ class TestGuarantees:
                 begin(host, name, 30.0 + index, vc=vc)
             host.run_until(host.now + 10.0)
             running = {device: list(held) for device, held in host.holders.items()}
-            given = promised(host, **names) if names else Flat(list(host.devices))
-            host.tell(events.Reconfigured(host.now, Settings(), given))
+            given = promised(host, **names) if names else NoGuarantees(list(host.devices))
+            host.tell(events.Reconfigured(host.now, EngineSettings(), given))
             for device, held in running.items():
                 assert set(held) <= set(host.holders[device])
         host.run_until(1000.0)
@@ -296,7 +298,7 @@ class TestGuarantees:
         host.run_until(50.0)
         begin(host, "short", 1.0)
         assert stopped(host) == ["long"]
-        host.tell(events.Reconfigured(host.now, Settings(), promised(host, default=1)))
+        host.tell(events.Reconfigured(host.now, EngineSettings(), promised(host, default=1)))
         host.run_until(60.0)
         assert host.served("short") == 1.0
 
@@ -320,8 +322,8 @@ class TestWide:
     def test_cells_may_be_narrower_than_nodes(self) -> None:
         host = machine(8)
         part = list(host.devices)[:2]
-        few = Leases(Configuration.of_nodes({"node0": part}, {"physics": 1}))
-        host.tell(events.Reconfigured(0.0, Settings(), few))
+        few = HivedGuarantees(Configuration.of_nodes({"node0": part}, {"physics": 1}))
+        host.tell(events.Reconfigured(0.0, EngineSettings(), few))
         begin(host, "wide", 10.0, gpus=4)
         explained = host.engine.explain("wide", 0.0)
         assert explained is not None
@@ -329,7 +331,7 @@ class TestWide:
         outside = list(host.devices)[7]
         assert host.tell(events.DeviceFailed(0.0, outside)) == []
         assert host.tell(events.DeviceHealed(0.0, outside)) == []
-        host.tell(events.Reconfigured(0.0, Settings(), Flat(list(host.devices))))
+        host.tell(events.Reconfigured(0.0, EngineSettings(), NoGuarantees(list(host.devices))))
         host.run_until(30.0)
         assert host.served("wide") == 10.0
 

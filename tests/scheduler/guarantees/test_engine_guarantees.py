@@ -7,8 +7,8 @@ import pytest
 from jupyter_sing.scheduler.decisions import Grant, Preempt
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
-from jupyter_sing.scheduler.hived.leases import Leases
-from jupyter_sing.scheduler.settings import Device, Tier
+from jupyter_sing.scheduler.hived.leases import HivedGuarantees
+from jupyter_sing.scheduler.settings import DeviceSpec, Tier
 from tests.doubles.controller import Controller
 
 GB = 10**9
@@ -16,8 +16,8 @@ GB = 10**9
 
 def departments(promised: dict[str, int], count: int = 4) -> Controller:
     names = [f"node0/gpu{index}" for index in range(count)]
-    devices = [Device(name, 24 * GB) for name in names]
-    guarantees = Leases(Configuration.of_nodes({"node0": names}, promised))
+    devices = [DeviceSpec(name, 24 * GB) for name in names]
+    guarantees = HivedGuarantees(Configuration.of_nodes({"node0": names}, promised))
     return Controller(Engine(devices, guarantees=guarantees), devices, delay=0.01)
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing.scheduler.decisions import Bound, Victims, Wait
+from jupyter_sing.scheduler.decisions import Bound, NoPlacement, Victims
 from jupyter_sing.scheduler.hived import (
     CellState,
-    Cluster,
     Configuration,
     ConfigurationError,
     GroupState,
-    Leases,
-    Promise,
+    HivedCluster,
+    HivedGuarantees,
     RequestError,
+    VirtualCellSpec,
     configuration_of,
 )
 from jupyter_sing.scheduler.hived.mapping import Favour, Mapper
@@ -141,9 +141,17 @@ def test_a_number_of_devices_is_promised_in_large_cells() -> None:
     assert [level.leaves for level in configuration.chains[0].levels] == [1, 2, 4, 8]
     assert [level.leaves for level in configuration.chains[1].levels] == [1, 3, 6]
     eight, six = "node-of-8", "node-of-6"
-    assert promised["A"] == (Promise(eight, 4, 1), Promise(eight, 3, 1), Promise(eight, 1, 1))
+    assert promised["A"] == (
+        VirtualCellSpec(eight, 4, 1),
+        VirtualCellSpec(eight, 3, 1),
+        VirtualCellSpec(eight, 1, 1),
+    )
     assert promised["B"] == ()
-    assert promised["C"] == (Promise(eight, 2, 1), Promise(eight, 1, 1), Promise(six, 3, 1))
+    assert promised["C"] == (
+        VirtualCellSpec(eight, 2, 1),
+        VirtualCellSpec(eight, 1, 1),
+        VirtualCellSpec(six, 3, 1),
+    )
 
 
 def test_more_devices_than_there_are_cannot_be_promised() -> None:
@@ -153,15 +161,15 @@ def test_more_devices_than_there_are_cannot_be_promised() -> None:
         Configuration.of_nodes(nodes(a=0, b=4), {"A": 4})
 
 
-def leases(sizes: dict[str, int], guarantees: dict[str, int]) -> Leases:
-    return Leases(Configuration.of_nodes(nodes(**sizes), guarantees))
+def leases(sizes: dict[str, int], guarantees: dict[str, int]) -> HivedGuarantees:
+    return HivedGuarantees(Configuration.of_nodes(nodes(**sizes), guarantees))
 
 
 def test_one_device_of_one_host_has_the_name_it_was_given() -> None:
-    lease = Leases(Configuration.of_nodes({"host": ["cpu:0"]}, {"A": 1}))
+    lease = HivedGuarantees(Configuration.of_nodes({"host": ["cpu:0"]}, {"A": 1}))
     assert lease.place("s", "A", 0, 1, []) == Bound(("cpu:0",), guaranteed=True)
     assert lease.free("A") == 0
-    assert isinstance(lease.place("t", "A", 0, 1, []), Wait)
+    assert isinstance(lease.place("t", "A", 0, 1, []), NoPlacement)
     lease.release("s")
     assert lease.free("A") == 1
 
@@ -186,7 +194,7 @@ def test_who_has_a_promise_gets_it_back_from_opportunistic_ones() -> None:
     lease.release(victim)
     assert device.state is CellState.RESERVED
     # Other requests do not get what is reserved.
-    assert isinstance(lease.place("u", "A", -1, 1, []), Wait)
+    assert isinstance(lease.place("u", "A", -1, 1, []), NoPlacement)
     assert lease.place("t", "B", 0, 1, []) == Bound(answer.devices, guaranteed=True)
     check(lease.cluster)
 
@@ -195,7 +203,7 @@ def test_a_promise_is_never_at_another_virtual_clusters_cost() -> None:
     lease = leases({"a": 2, "b": 2}, {"A": 2, "B": 2})
     for index in range(2):
         assert isinstance(lease.place(f"s{index}", "A", 0, 1, []), Bound)
-    assert isinstance(lease.place("greedy", "A", 0, 1, []), Wait)
+    assert isinstance(lease.place("greedy", "A", 0, 1, []), NoPlacement)
     for index in range(2):
         assert isinstance(lease.place(f"t{index}", "B", 0, 1, []), Bound)
     answer = lease.place("important", "A", 1000, 1, [])
@@ -291,7 +299,7 @@ def test_bad_devices_are_left_out_and_the_rest_of_their_node_is_not() -> None:
     lease = leases({"a": 4}, {"A": 4})
     lease.set_health("a/gpu1", good=False)
     assert lease.free("A") == 3
-    assert isinstance(lease.place("four", "A", 0, 4, []), Wait)
+    assert isinstance(lease.place("four", "A", 0, 4, []), NoPlacement)
     answer = lease.place("three", "A", 0, 3, [])
     assert isinstance(answer, Bound)
     assert "a/gpu1" not in answer.devices
@@ -326,7 +334,7 @@ def test_requests_that_make_no_sense_are_refused() -> None:
         lease.guaranteed("s")
     with pytest.raises(RequestError, match="neither a device nor a node 'x'"):
         lease.set_health("x", good=False)
-    assert lease.place("s", "A", 0, 5, []) == Wait(
+    assert lease.place("s", "A", 0, 5, []) == NoPlacement(
         "A is promised no 5 devices together; 4 at most."
     )
     assert pictured(lease.cluster) == before
@@ -373,7 +381,7 @@ def test_when_less_is_promised_the_lowest_priorities_lose_it() -> None:
 def test_who_is_promised_nothing_can_be_opportunistic() -> None:
     lease = leases({"a": 2}, {"A": 1})
     assert lease.free("B") == 0
-    assert lease.place("s", "B", 0, 1, []) == Wait("B is promised no such devices.")
+    assert lease.place("s", "B", 0, 1, []) == NoPlacement("B is promised no such devices.")
     assert lease.place("s", "B", -1, 1, ["a/gpu1"]) == Bound(("a/gpu1",), guaranteed=False)
     lease.release("s")
     lease.release("s")
@@ -399,8 +407,8 @@ def test_several_preferred_devices_are_all_used(priority: int) -> None:
         assert lease.free("B") == 0
         assert lease.reconfigure(lease.cluster.configuration).downgraded == ()
         lease.release("t")
-        assert isinstance(lease.place("u", "B", 0, 3, ["a/gpu0"]), Wait)
-        assert isinstance(lease.place("u", "B", 0, 3, ["a/gpu0", "a/gpu2", "b/gpu3"]), Wait)
+        assert isinstance(lease.place("u", "B", 0, 3, ["a/gpu0"]), NoPlacement)
+        assert isinstance(lease.place("u", "B", 0, 3, ["a/gpu0", "a/gpu2", "b/gpu3"]), NoPlacement)
     check(lease.cluster)
 
 
@@ -447,7 +455,7 @@ def test_nobody_of_the_same_or_a_higher_priority_loses_the_promise() -> None:
     lease = leases({"a": 4}, {"A": 4})
     lease.place("high", "A", 5, 3, [])
     lease.place("low", "A", 0, 1, [])
-    assert isinstance(lease.place("two", "A", 5, 2, []), Wait)
+    assert isinstance(lease.place("two", "A", 5, 2, []), NoPlacement)
     assert lease.place("one", "A", 5, 1, []) == Victims(("a/gpu3",), ("low",))
 
 
@@ -466,7 +474,7 @@ def test_siblings_are_assigned_so_that_all_fit() -> None:
         "physicalCluster": {"cellTypes": TYPES, "physicalCells": [rack("n0", "n1")]},
         "virtualClusters": {"A": promise(rack=1)},
     }
-    cluster = Cluster(configuration_of(document))
+    cluster = HivedCluster(configuration_of(document))
     for device in ("n0/0", "n0/2"):
         cluster.set_health(device, good=False)
     first, second = cluster.virtual_cluster("A").holdings["rack"].nodes

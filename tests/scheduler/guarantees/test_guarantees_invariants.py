@@ -17,17 +17,17 @@ from hypothesis.stateful import (
 )
 
 from jupyter_sing.scheduler.hived import (
-    Cluster,
     Configuration,
     ConfigurationError,
+    GroupMember,
     GroupRequest,
     GroupState,
-    Member,
+    GroupWaiting,
+    HivedCluster,
     Placed,
-    Promise,
     Reserved,
+    VirtualCellSpec,
     VirtualClusterSpec,
-    Waiting,
     configuration_of,
     reconfigured,
 )
@@ -98,7 +98,7 @@ DEVICES = 22
 NODES = ["n0", "n1", "n2", "n3", "s0", "s1"]
 
 members = st.lists(
-    st.builds(Member, st.integers(1, 2), st.sampled_from([1, 1, 1, 2, 3, 4])),
+    st.builds(GroupMember, st.integers(1, 2), st.sampled_from([1, 1, 1, 2, 3, 4])),
     min_size=1,
     max_size=2,
 ).map(tuple)
@@ -111,7 +111,7 @@ class Arrival:
 
     vc: str
     priority: int
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
     lazy: bool
     pinned: bool
     suggested: frozenset[str] | None
@@ -155,7 +155,7 @@ class Guaranteed(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.cluster = Cluster(configuration(PROMISES))
+        self.cluster = HivedCluster(configuration(PROMISES))
         self.count = 0
         self.changes = 0
 
@@ -182,7 +182,7 @@ class Guaranteed(RuleBasedStateMachine):
         outcome = self.cluster.schedule(
             request, arrival.suggested, preempt=arrival.preempt, prefer=near
         )
-        if isinstance(outcome, Waiting):
+        if isinstance(outcome, GroupWaiting):
             assert pictured(self.cluster) == before
             assert name not in self.cluster.groups
             return
@@ -302,10 +302,10 @@ SHAPES = {
 }
 
 
-def served(cluster: Cluster, request: GroupRequest) -> list[str] | None:
+def served(cluster: HivedCluster, request: GroupRequest) -> list[str] | None:
     """Schedule, release opportunistic victims, and return the others, or None for waiting."""
     outcome = cluster.schedule(request)
-    if isinstance(outcome, Waiting):
+    if isinstance(outcome, GroupWaiting):
         return None
     lost: list[str] = []
     if isinstance(outcome, Reserved):
@@ -322,11 +322,11 @@ def served(cluster: Cluster, request: GroupRequest) -> list[str] | None:
 @BOUNDED
 @given(steps)
 def test_a_virtual_cluster_is_served_as_if_it_were_alone(
-    steps: list[tuple[str, int, tuple[Member, ...], bool] | int],
+    steps: list[tuple[str, int, tuple[GroupMember, ...], bool] | int],
 ) -> None:
     promises = {name: {"virtualCells": shape} for name, shape in SHAPES.items()}
-    shared = Cluster(configuration(promises))
-    alone = {name: Cluster(configuration({name: promises[name]})) for name in promises}
+    shared = HivedCluster(configuration(promises))
+    alone = {name: HivedCluster(configuration({name: promises[name]})) for name in promises}
     arrived: list[tuple[str, str]] = []
     for step in steps:
         if isinstance(step, int):
@@ -346,17 +346,17 @@ def test_a_virtual_cluster_is_served_as_if_it_were_alone(
             assert _guaranteed(shared, vc) == _guaranteed(alone[vc], vc)
 
 
-def _guaranteed(cluster: Cluster, vc: str) -> list[str]:
+def _guaranteed(cluster: HivedCluster, vc: str) -> list[str]:
     return [n for n, g in cluster.groups.items() if g.request.vc == vc and g.guaranteed]
 
 
 @BOUNDED
 @given(steps)
 def test_the_same_calls_give_the_same_answers(
-    steps: list[tuple[str, int, tuple[Member, ...], bool] | int],
+    steps: list[tuple[str, int, tuple[GroupMember, ...], bool] | int],
 ) -> None:
     def played() -> list[object]:
-        cluster = Cluster(configuration(PROMISES))
+        cluster = HivedCluster(configuration(PROMISES))
         log: list[object] = []
         for number, step in enumerate(steps):
             if isinstance(step, int):
@@ -386,7 +386,8 @@ def test_a_configuration_is_refused_exactly_if_it_cannot_be_kept(
     base = configuration({})
     specs = tuple(
         VirtualClusterSpec(
-            vc, tuple(Promise("rack", level, n) for name, level, n in promised if name == vc)
+            vc,
+            tuple(VirtualCellSpec("rack", level, n) for name, level, n in promised if name == vc),
         )
         for vc in ("A", "B")
     )
@@ -401,7 +402,7 @@ def test_a_configuration_is_refused_exactly_if_it_cannot_be_kept(
             else:
                 room[target] -= size
     try:
-        kept = Cluster(dataclasses.replace(base, virtual_clusters=specs))
+        kept = HivedCluster(dataclasses.replace(base, virtual_clusters=specs))
     except ConfigurationError:
         kept = None
     assert (kept is not None) == fits

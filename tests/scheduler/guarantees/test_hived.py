@@ -18,17 +18,17 @@ import yaml
 
 from jupyter_sing.scheduler.hived import (
     CellState,
-    Cluster,
     Configuration,
     ConfigurationError,
+    GroupMember,
     GroupRequest,
     GroupState,
-    Member,
+    GroupWaiting,
+    HivedCluster,
     PodBound,
     Pods,
     PodVictims,
     RequestError,
-    Waiting,
     configuration_of,
     reconfigured,
 )
@@ -63,7 +63,9 @@ def request_of(pod: str) -> GroupRequest:
         name=entry["group"],
         vc=entry["vc"],
         priority=entry["priority"],
-        members=tuple(Member(m["pods"], m["leafCells"]) for m in TABLE["groups"][entry["group"]]),
+        members=tuple(
+            GroupMember(m["pods"], m["leafCells"]) for m in TABLE["groups"][entry["group"]]
+        ),
         leaf_type=entry["leafCellType"] or None,
         pinned=entry["pinnedCell"] or None,
         lazy_preemption=entry["lazyPreemption"],
@@ -75,13 +77,13 @@ class Run:
 
     def __init__(self, changed: dict[str, Any] | None = None) -> None:
         configuration = in_order_of_test(configuration_of(changed or document()))
-        self.cluster = Cluster(configuration)
+        self.cluster = HivedCluster(configuration)
         self.pods = Pods(self.cluster)
         self.nodes = frozenset(device.node for device in self.cluster.devices.values())
 
     def schedule(
         self, pod: str, suggested: frozenset[str] | None = None, *, preempt: bool = True
-    ) -> PodBound | PodVictims | Waiting:
+    ) -> PodBound | PodVictims | GroupWaiting:
         """Schedule a pod, with any outcome."""
         answer = self.pods.schedule(
             pod, PODS[pod]["leafCells"], request_of(pod), suggested, preempt=preempt
@@ -106,7 +108,7 @@ class Run:
             assert sorted(answer.pods) == victims
             assert self.state(pod) is GroupState.PREEMPTING
         else:
-            assert isinstance(answer, Waiting), (pod, answer)
+            assert isinstance(answer, GroupWaiting), (pod, answer)
             assert self.state(pod) is GroupState.PENDING
 
     def release(self, pod: str) -> None:

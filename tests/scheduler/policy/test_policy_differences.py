@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from jupyter_sing.scheduler.policy import Policy, SessionView, differences, parse
+from jupyter_sing.scheduler.policy import Policy, SessionUse, differences, parse
 from tests.scheduler.policy_strategies import EXAMPLES, STEADY, policies
 
 HEAD = "cluster: {devices_per_host: 4}\n"
@@ -15,17 +15,17 @@ def vision(inside: str) -> str:
     return f"{HEAD}virtual_clusters: {{vision: {{{inside}}}}}"
 
 
-def running(user: str, devices: int = 1) -> SessionView:
-    return SessionView(user, running=True, devices=devices)
+def running(user: str, devices: int = 1) -> SessionUse:
+    return SessionUse(user, running=True, devices=devices)
 
 
-def resting(user: str, memory: int = 0) -> SessionView:
-    return SessionView(user, running=False, device_memory=memory)
+def resting(user: str, memory: int = 0) -> SessionUse:
+    return SessionUse(user, running=False, device_memory=memory)
 
 
 MANY = ", ".join(f"s{i}" for i in range(8))
 
-CASES: dict[str, tuple[str, str, list[SessionView], list[str]]] = {
+CASES: dict[str, tuple[str, str, list[SessionUse], list[str]]] = {
     "nothing": (vision("users: [ada]"), vision("users: [ada]"), [running("ada")], []),
     "another tier": (
         vision("users: [ada]"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_sing.scheduler.hived import ConfigurationError, Leases
+from jupyter_sing.scheduler.hived import ConfigurationError, HivedGuarantees
 from jupyter_sing.scheduler.policy import PolicyError, configuration, parse
 from jupyter_sing.scheduler.policy.schema import DEVICES_MAX
 from tests.scheduler.policy_strategies import EXAMPLES
@@ -13,7 +13,7 @@ from tests.scheduler.policy_strategies import EXAMPLES
 def test_devices_are_guaranteed_on_the_hosts_that_the_policy_counts() -> None:
     found = configuration(parse(EXAMPLES["course"]))
     assert found is not None
-    leases = Leases(found)
+    leases = HivedGuarantees(found)
     assert {vc.name: leases.free(vc.name) for vc in found.virtual_clusters} == {
         "teaching": 2,
         "course": 0,
@@ -28,7 +28,7 @@ def test_devices_are_guaranteed_on_the_hosts_that_there_are() -> None:
     here = {"here": ["cpu:0", "cpu:1"]}
     found = configuration(policy, here)
     assert found is not None
-    assert Leases(found).free("teaching") == 2
+    assert HivedGuarantees(found).free("teaching") == 2
     with pytest.raises(ConfigurationError, match="promised 2 devices, and there are 1"):
         configuration(policy, {"here": ["cpu:0"]})
 
@@ -36,7 +36,7 @@ def test_devices_are_guaranteed_on_the_hosts_that_there_are() -> None:
 def test_cells_are_guaranteed_by_level() -> None:
     found = configuration(parse(EXAMPLES["departments"]))
     assert found is not None
-    leases = Leases(found)
+    leases = HivedGuarantees(found)
     assert (leases.free("physics"), leases.free("biology")) == (16, 12)
 
 

@@ -10,14 +10,14 @@ from jupyter_sing.simulator import report
 from jupyter_sing.simulator.baselines import BASELINES
 from jupyter_sing.simulator.baselines.las import Las
 from jupyter_sing.simulator.baselines.nvshare import Nvshare
-from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.generator import Parameters, generate
-from jupyter_sing.simulator.outcome import Outcome
+from jupyter_sing.simulator.outcome import SimulationOutcome
 from jupyter_sing.simulator.workload import GB, Workload, arranged
 from tests.scheduler.simulated import Audit, ends, instant, run, session, waits
 
 
-def simulate(name: str, workload: Workload, cluster: Cluster) -> Outcome:
+def simulate(name: str, workload: Workload, cluster: SimulatedCluster) -> SimulationOutcome:
     return run(workload, cluster, BASELINES[name](cluster.devices()))
 
 
@@ -167,7 +167,7 @@ def test_a_baseline_knows_what_it_does_not_know() -> None:
 def test_the_pilots_order_of_the_baselines() -> None:
     """A small version of the pilot's week: only the order counts, not the figures."""
     workload = generate(Parameters(sessions=24, training=1500, days=3, load=2.4), seed=2)
-    cluster = Cluster(3)
+    cluster = SimulatedCluster(3)
     found = {name: report.measure(name, simulate(name, workload, cluster)) for name in BASELINES}
     # Reservations keep idle devices: the last ones are admitted days late.
     assert found["reserve"].finished_days > 1.5 * found["fcfs"].finished_days

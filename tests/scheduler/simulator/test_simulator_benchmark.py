@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks import scheduler
 from jupyter_sing.simulator.baselines import BASELINES
-from jupyter_sing.simulator.cluster import Cluster
+from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.generator import Parameters
 
 SMALL = scheduler.Setting(
     "Small",
     Parameters(sessions=8, training=80, quick=40, days=1, load=1.0),
-    Cluster(2),
+    SimulatedCluster(2),
     (
         scheduler.Claim("ttg_p99", operator.le, 60.0),
         scheduler.Claim("jain", operator.ge, 1.5),

@@ -10,10 +10,10 @@ import pytest
 from jupyter_sing.cli import commands
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.policy import parse
-from jupyter_sing.scheduler.settings import Limits, Tier
-from jupyter_sing.simulator.cluster import Cluster, SimulationError
+from jupyter_sing.scheduler.settings import QuotaLimits, Tier
+from jupyter_sing.simulator.cluster import SimulatedCluster, SimulationError
 from jupyter_sing.simulator.people import described, people
-from jupyter_sing.simulator.run import Simulation, Terms
+from jupyter_sing.simulator.run import SimulatedTerms, Simulation
 from jupyter_sing.simulator.workload import arranged
 from tests.scheduler.simulated import Audit, chance, ends, instant, session, waits
 
@@ -42,12 +42,12 @@ def test_sessions_are_those_of_their_users_or_go_around() -> None:
     workload = arranged(session(name, (i, 1)) for i, name in enumerate(names))
     found = people(policy, workload, instant(2).devices())
     assert dict(found.terms) == {
-        "ada/x": Terms("physics", "ada", Tier.PREMIUM, 3.0),
-        "a": Terms("physics", "ada", Tier.PREMIUM, 3.0),
-        "b": Terms("physics", "s* b", Tier.BASIC, 1.0),  # a user whom the pattern matches
-        "c": Terms("biology", "rosalind", Tier.STANDARD, 1.0),
-        "d": Terms("physics", "ada", Tier.PREMIUM, 3.0),
-        "rosalind/y": Terms("biology", "rosalind", Tier.STANDARD, 1.0),
+        "ada/x": SimulatedTerms("physics", "ada", Tier.PREMIUM, 3.0),
+        "a": SimulatedTerms("physics", "ada", Tier.PREMIUM, 3.0),
+        "b": SimulatedTerms("physics", "s* b", Tier.BASIC, 1.0),  # a user whom the pattern matches
+        "c": SimulatedTerms("biology", "rosalind", Tier.STANDARD, 1.0),
+        "d": SimulatedTerms("physics", "ada", Tier.PREMIUM, 3.0),
+        "rosalind/y": SimulatedTerms("biology", "rosalind", Tier.STANDARD, 1.0),
     }
     assert found.settings.vc_weights == {"physics": 2.0, "biology": 1.0}
     assert found.settings.user_weights["physics", "ada"] == 3.0
@@ -95,7 +95,7 @@ def test_a_guaranteed_device_is_given_back_when_it_is_wanted() -> None:
 def test_nothing_is_lost_under_guarantees() -> None:
     workload = chance(4, sessions=20)
     policy = parse(TEXT.replace("devices_per_host: 2", "devices_per_host: 3"))
-    cluster = Cluster(3, switch=0.5)
+    cluster = SimulatedCluster(3, switch=0.5)
     who = people(policy, workload, cluster.devices())
     engine = Engine(cluster.devices(), who.settings, who.leases)
     outcome = Simulation(workload, cluster, engine, who.of).run()
@@ -107,7 +107,7 @@ def test_devices_have_the_names_that_the_policy_gives_them() -> None:
     policy = parse((POLICIES / "departments.yaml").read_bytes())
     names = described(policy)
     assert (len(names), names[0], names[-1]) == (32, ("gpu1", "gpu1/0"), ("gpu4", "gpu4/7"))
-    cluster = Cluster(32, names=names)
+    cluster = SimulatedCluster(32, names=names)
     workload = arranged([session(f"s{i}", (i, 5)) for i in range(6)])
     who = people(policy, workload, cluster.devices())
     engine = Engine(cluster.devices(), who.settings, who.leases)
@@ -157,10 +157,12 @@ def test_quotas_holds_and_percentages_are_those_of_the_policy() -> None:
     names = ["ada/x", "grace/x", "robot/x", "eve/x"]
     workload = arranged(session(name, (0, 1)) for name in names)
     found = people(policy, workload, instant(4).devices()).settings
-    assert found.user_limits["lab", "ada"] == Limits(devices=2)
-    assert found.user_limits["lab", "grace"] == Limits(devices=3)
-    assert found.user_limits["lab", "robot"] == Limits(devices=4, gpu_seconds_per_day=86_400.0)
-    assert found.user_limits["default", "eve"] == Limits(devices=1, gpu_seconds_per_day=7_200.0)
+    assert found.user_limits["lab", "ada"] == QuotaLimits(devices=2)
+    assert found.user_limits["lab", "grace"] == QuotaLimits(devices=3)
+    assert found.user_limits["lab", "robot"] == QuotaLimits(devices=4, gpu_seconds_per_day=86_400.0)
+    assert found.user_limits["default", "eve"] == QuotaLimits(
+        devices=1, gpu_seconds_per_day=7_200.0
+    )
     assert found.targets == {Tier.PREMIUM: 0.9, Tier.STANDARD: 0.6, Tier.BASIC: 0.0}
     assert found.max_hold == {Tier.BASIC: 1800.0}
 

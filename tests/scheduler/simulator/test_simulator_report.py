@@ -12,7 +12,7 @@ from jupyter_sing.scheduler.settings import Tier
 from jupyter_sing.simulator import plot, report
 from jupyter_sing.simulator.baselines import BASELINES
 from jupyter_sing.simulator.fragmentation import fragment, node_fragment
-from jupyter_sing.simulator.outcome import CellRecord, Outcome, SessionRecord
+from jupyter_sing.simulator.outcome import CellRecord, SessionRecord, SimulationOutcome
 from jupyter_sing.simulator.workload import arranged
 from tests.scheduler.simulated import instant, run, session
 
@@ -33,7 +33,7 @@ def record(runnable: float, executed: float, tier: Tier = Tier.STANDARD) -> Sess
 
 def test_times_to_gpu_are_those_of_all_cells() -> None:
     cells = [cell(wait, 10.0) for wait in (*[0.0] * 50, *[0.5] * 48, 3.0, 100.0)]
-    found = report.measure("x", Outcome(2, cells, finished=864_000.0, executed=864_000.0))
+    found = report.measure("x", SimulationOutcome(2, cells, finished=864_000.0, executed=864_000.0))
     assert (found.ttg_p50, found.ttg_p99, found.ttg_max) == (0.0, 3.0, 100.0)
     assert found.short_cells_within_1s == 0.98
     assert (found.utilisation, found.finished_days) == (0.5, 10.0)
@@ -48,13 +48,13 @@ def test_short_and_long_cells_are_told_by_what_they_compute() -> None:
         cell(1000.0, 4000.0, slower=1000.0),
         cell(0.0, 4000.0),
     ]
-    found = report.measure("x", Outcome(1, cells))
+    found = report.measure("x", SimulationOutcome(1, cells))
     assert found.short_cells_within_1s == 0.5
     assert found.long_cell_slowdown == pytest.approx((1.5 + 1.0) / 2)
 
 
 def test_without_short_or_long_cells_nothing_is_wrong_with_them() -> None:
-    found = report.measure("x", Outcome(1))
+    found = report.measure("x", SimulationOutcome(1))
     assert (found.short_cells_within_1s, found.long_cell_slowdown, found.jain) == (1.0, 1.0, 1.0)
     assert (found.ttg_p99, found.utilisation) == (0.0, 0.0)
 
@@ -141,7 +141,7 @@ def test_demand_is_the_mean_of_what_was_asked_for() -> None:
 
 
 def test_json_has_the_keys_of_the_interface() -> None:
-    result = report.measure("sing", Outcome(6))
+    result = report.measure("sing", SimulationOutcome(6))
     shown = report.as_json(71, 7581, 6, [result])
     assert list(shown) == ["sessions", "cells", "gpus", "results"]
     (found,) = json.loads(json.dumps(shown))["results"]
@@ -150,7 +150,9 @@ def test_json_has_the_keys_of_the_interface() -> None:
 
 
 def test_the_table_has_a_line_for_each() -> None:
-    results = [report.measure(name, Outcome(1, [cell(1538.4, 10)])) for name in ("sing", "fcfs")]
+    results = [
+        report.measure(name, SimulationOutcome(1, [cell(1538.4, 10)])) for name in ("sing", "fcfs")
+    ]
     lines = report.markdown(results).splitlines()
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1

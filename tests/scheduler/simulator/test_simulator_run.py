@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from jupyter_sing.scheduler.decisions import Decision, Evict, Grant, Migrate, Pack, Preempt
+from jupyter_sing.scheduler.decisions import Decision, Evict, Grant, MigrateMemory, Pack, Preempt
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.events import (
     CellFinished,
@@ -16,18 +16,18 @@ from jupyter_sing.scheduler.events import (
     Evicted,
     Moved,
     Released,
-    SessionClosed,
-    SessionOpened,
+    SessionAdded,
+    SessionRemoved,
     Started,
 )
-from jupyter_sing.scheduler.settings import Device
+from jupyter_sing.scheduler.settings import DeviceSpec
 from jupyter_sing.simulator.baselines import BASELINES
-from jupyter_sing.simulator.cluster import Cluster, SimulationError
+from jupyter_sing.simulator.cluster import SimulatedCluster, SimulationError
 from jupyter_sing.simulator.run import TICKS_IN_VAIN_MAX, Scheduler, Simulation
 from jupyter_sing.simulator.workload import GB, Workload, arranged
 from tests.scheduler.simulated import Audit, cells_of, chance, ends, instant, run, session, waits
 
-SCHEDULERS: dict[str, Callable[[Sequence[Device]], Scheduler]] = {**BASELINES, "sing": Engine}
+SCHEDULERS: dict[str, Callable[[Sequence[DeviceSpec]], Scheduler]] = {**BASELINES, "sing": Engine}
 GPU = "node0/gpu0"
 OTHER = "node0/gpu1"
 
@@ -56,7 +56,7 @@ def grant(name: str, token: int, *devices: str) -> Grant:
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_nothing_is_lost_whoever_schedules(name: str, gpus_max: int, seed: int) -> None:
     workload = chance(seed, gpus_max=gpus_max)
-    cluster = Cluster(3, switch=0.5, bandwidth=4 * GB)
+    cluster = SimulatedCluster(3, switch=0.5, bandwidth=4 * GB)
     audit = Audit(SCHEDULERS[name](cluster.devices()))
     outcome = run(workload, cluster, audit)
     assert len(outcome.cells) == workload.cells
@@ -78,13 +78,13 @@ def test_nothing_is_lost_whoever_schedules(name: str, gpus_max: int, seed: int) 
     for (device, _, _, end), (following, _, begin, _) in pairwise(held):
         assert device != following or end <= begin
     assert [event.at for event in audit.events] == sorted(event.at for event in audit.events)
-    assert sum(isinstance(event, SessionClosed) for event in audit.events) == 12
+    assert sum(isinstance(event, SessionRemoved) for event in audit.events) == 12
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_the_same_run_is_the_same_again(name: str) -> None:
     def once() -> list[tuple[float, Decision]]:
-        cluster = Cluster(2)
+        cluster = SimulatedCluster(2)
         audit = Audit(SCHEDULERS[name](cluster.devices()))
         run(chance(5, gpus_max=2), cluster, audit)
         return audit.decisions
@@ -120,7 +120,7 @@ def test_what_was_copied_behind_need_not_be_written() -> None:
         ]
     )
     for behind, seconds in ((True, 1.0), (False, 4.0)):  # 3 of 4 s were copied
-        cluster = Cluster(1, bandwidth=4 * GB, switch=0.0, suspend=0.0, copy_behind=behind)
+        cluster = SimulatedCluster(1, bandwidth=4 * GB, switch=0.0, suspend=0.0, copy_behind=behind)
         outcome = run(workload, cluster, BASELINES["fcfs"](cluster.devices()))
         assert waits(outcome, "b") == [seconds + 4.0]
 
@@ -185,12 +185,12 @@ def test_idle_sessions_move_between_devices() -> None:
     script = Script(
         {
             (CellSubmitted, "a"): [grant("a", 1)],
-            (CellFinished, "a"): [Migrate("a", GPU, OTHER, "a test")],
+            (CellFinished, "a"): [MigrateMemory("a", GPU, OTHER, "a test")],
             (Moved, "a"): [],
         }
     )
     workload = Workload((session("a", (0, 5), (20, 1), memory=8 * GB),))
-    cluster = Cluster(2, switch=0.0, suspend=0.0, bandwidth=4 * GB, copy_behind=False)
+    cluster = SimulatedCluster(2, switch=0.0, suspend=0.0, bandwidth=4 * GB, copy_behind=False)
     simulation = Simulation(workload, cluster, script)
     with pytest.raises(SimulationError, match="Nothing is decided any more: 1 sessions wait"):
         simulation.run()
@@ -228,7 +228,7 @@ BIG = arranged([session("a", (0, 10), memory=20 * GB), session("b", (11, 10), me
             {(CellSubmitted, "a"): [grant("a", 2)], (CellFinished, "a"): [grant("b", 2)]},
             "Token 2 of b is not new",
         ),
-        (TWO, {(SessionOpened, "a"): [grant("a", 1)]}, "devices that it cannot use now"),
+        (TWO, {(SessionAdded, "a"): [grant("a", 1)]}, "devices that it cannot use now"),
         (TWO, {(CellSubmitted, "a"): [grant("a", 1, GPU, OTHER)]}, "a was granted 2 devices"),
         (TWO, {(CellSubmitted, "a"): [grant("a", 1, "node9/gpu0")]}, "no device node9/gpu0"),
         (TWO, {(CellSubmitted, "a"): [grant("c", 1)]}, "There is no session c"),
@@ -242,7 +242,7 @@ BIG = arranged([session("a", (0, 10), memory=20 * GB), session("b", (11, 10), me
         ),
         (
             TWO,
-            {(CellSubmitted, "a"): [Migrate("a", GPU, OTHER, "a test")]},
+            {(CellSubmitted, "a"): [MigrateMemory("a", GPU, OTHER, "a test")]},
             "a cannot be moved from node0/gpu0 now",
         ),
         (TWO, {(CellSubmitted, "a"): [Pack(("a", "b"), GPU, "a test")]}, "may be packed"),
@@ -289,10 +289,10 @@ def test_a_session_whose_memory_is_on_its_way_closes_when_it_is_there() -> None:
     )
     run(
         arranged([session("a", (0, 1), memory=8 * GB)]),
-        Cluster(1, switch=0.0, bandwidth=4 * GB),
+        SimulatedCluster(1, switch=0.0, bandwidth=4 * GB),
         script,
     )
-    assert [type(event) for event in script.events[-2:]] == [Evicted, SessionClosed]
+    assert [type(event) for event in script.events[-2:]] == [Evicted, SessionRemoved]
     assert script.events[-1].at == 2 + 1 + 2
 
 

@@ -10,22 +10,29 @@ from pathlib import Path
 import pytest
 
 from jupyter_sing.controller import decision_log
-from jupyter_sing.controller.decision_log import NAME, Accounts, Entry, Journal, read, read_accounts
+from jupyter_sing.controller.decision_log import (
+    NAME,
+    DecisionEntry,
+    DecisionLog,
+    SavedAccounts,
+    read,
+    read_accounts,
+)
 from kernelproxy.common.errors import ControlError
 
 ONE = "aa" * 6
 OTHER = "ab" * 6
 
 
-def write(directory: Path, *entries: Entry) -> None:
-    found = Journal(directory)
+def write(directory: Path, *entries: DecisionEntry) -> None:
+    found = DecisionLog(directory)
     for each in entries:
         found.note(each)
     found.close()
 
 
-def entry(number: int, session: str = ONE, name: str = "one") -> Entry:
-    return Entry(float(number), session, name, "grant", f"Reason {number}.")
+def entry(number: int, session: str = ONE, name: str = "one") -> DecisionEntry:
+    return DecisionEntry(float(number), session, name, "grant", f"Reason {number}.")
 
 
 def test_what_is_noted_is_read_in_its_order(tmp_path: Path) -> None:
@@ -97,15 +104,15 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
         assert database.execute("SELECT count(*) FROM decisions").fetchone() == before
 
 
-def accounts(number: int) -> Accounts:
-    return Accounts(float(number), [ONE], {"number": number})
+def accounts(number: int) -> SavedAccounts:
+    return SavedAccounts(float(number), [ONE], {"number": number})
 
 
 def test_the_last_accounts_are_read(tmp_path: Path) -> None:
     assert read_accounts(tmp_path) is None
     write(tmp_path, entry(1))
     assert read_accounts(tmp_path) is None
-    found = Journal(tmp_path)
+    found = DecisionLog(tmp_path)
     for number in range(3):
         found.keep(accounts(number))
     found.close()
@@ -117,7 +124,7 @@ def test_the_last_accounts_are_read(tmp_path: Path) -> None:
 def test_damaged_accounts_are_ignored_with_one_line(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = Journal(tmp_path)
+    found = DecisionLog(tmp_path)
     found.keep(accounts(1))
     found.close()
     if damage == "database":

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from jupyter_sing.controller import policy_file
-from jupyter_sing.controller.effective_policy import Rules, Standing
-from jupyter_sing.scheduler.hived import Leases
-from jupyter_sing.scheduler.no_guarantees import Flat
-from jupyter_sing.scheduler.settings import Limits, Settings, Tier
+from jupyter_sing.controller.effective_policy import EffectiveTerms, HostPolicy
+from jupyter_sing.scheduler.hived import HivedGuarantees
+from jupyter_sing.scheduler.no_guarantees import NoGuarantees
+from jupyter_sing.scheduler.settings import EngineSettings, QuotaLimits, Tier
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.scheduler_api import Allowance
 from tests.scheduler.policy_strategies import EXAMPLES
@@ -36,12 +36,12 @@ others: {admitted: false}
 
 
 def test_without_a_policy_everybody_is_equal() -> None:
-    rules, base = Rules("", TWO), Settings(throttle=3.0)
-    assert rules.standing("ada", None) == Standing("default", Tier.STANDARD, False, 1.0)
+    rules, base = HostPolicy("", TWO), EngineSettings(throttle=3.0)
+    assert rules.standing("ada", None) == EffectiveTerms("default", Tier.STANDARD, False, 1.0)
     assert rules.settings(base, ["ada"]) is base
     assert rules.allowance("ada", Tier.STANDARD) == Allowance(tier="standard")
     assert rules.notes() == []
-    assert isinstance(rules.guarantees(), Flat)
+    assert isinstance(rules.guarantees(), NoGuarantees)
 
 
 @pytest.mark.parametrize(
@@ -58,34 +58,34 @@ def test_without_a_policy_everybody_is_equal() -> None:
 def test_a_wish_is_for_what_the_policy_gives_or_less(
     user: str, wished: str | None, tier: Tier
 ) -> None:
-    found = Rules(LAB, TWO).standing(user, wished)
+    found = HostPolicy(LAB, TWO).standing(user, wished)
     assert (found.tier, found.vc, found.may_pack) == (tier, "lab", True)
 
 
 def test_the_engine_gets_the_numbers() -> None:
-    found = Rules(LAB, TWO).settings(Settings(throttle=3.0), ["ada", "bob", "eve"])
+    found = HostPolicy(LAB, TWO).settings(EngineSettings(throttle=3.0), ["ada", "bob", "eve"])
     assert found.throttle == 3.0
     assert found.user_weights == {("lab", "ada"): 2, ("lab", "bob"): 1, ("default", "eve"): 1}
     assert found.vc_weights == {"lab": 3, "default": 1}
     assert found.user_limits == {
-        ("lab", "ada"): Limits(device_memory=GIB, gpu_seconds_per_day=7200.0),
-        ("lab", "bob"): Limits(),
-        ("default", "eve"): Limits(devices=0),  # not admitted
+        ("lab", "ada"): QuotaLimits(device_memory=GIB, gpu_seconds_per_day=7200.0),
+        ("lab", "bob"): QuotaLimits(),
+        ("default", "eve"): QuotaLimits(devices=0),  # not admitted
     }
-    assert found.vc_limits == {"lab": Limits(devices=2), "default": Limits()}
+    assert found.vc_limits == {"lab": QuotaLimits(devices=2), "default": QuotaLimits()}
     assert found.targets == {Tier.PREMIUM: 0.95, Tier.STANDARD: 0.5, Tier.BASIC: 0.0}
     assert found.max_hold == {Tier.BASIC: 300.0}
 
 
 def test_the_agent_is_told_what_the_policy_says_and_nothing_else() -> None:
-    rules = Rules(LAB, TWO)
+    rules = HostPolicy(LAB, TWO)
     assert rules.allowance("ada", Tier.PREMIUM) == Allowance(
         None, None, GIB, "premium", device_memory=GIB
     )
     assert rules.allowance("bob", Tier.BASIC) == Allowance(
         120.0, None, GIB, "basic", device_memory=math.inf
     )
-    never = Rules("tiers: {standard: {suspend_after: never}}", TWO)
+    never = HostPolicy("tiers: {standard: {suspend_after: never}}", TWO)
     assert never.allowance("ada", Tier.STANDARD) == Allowance(
         math.inf, None, math.inf, "standard", device_memory=math.inf
     )
@@ -93,8 +93,8 @@ def test_the_agent_is_told_what_the_policy_says_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", ["laptop", "lab", "course"])
 def test_examples_hold_on_two_devices(name: str) -> None:
-    rules = Rules(EXAMPLES[name], TWO)
-    assert isinstance(rules.guarantees(), Leases if name == "course" else Flat)
+    rules = HostPolicy(EXAMPLES[name], TWO)
+    assert isinstance(rules.guarantees(), HivedGuarantees if name == "course" else NoGuarantees)
     if name == "laptop":
         assert rules.notes() == []
         return
@@ -105,12 +105,12 @@ def test_examples_hold_on_two_devices(name: str) -> None:
         "these, write cluster: {devices_per_host: 2}."
     )
     four = {"here": ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]}
-    assert (Rules(EXAMPLES["lab"], four).notes() == []) is True
+    assert (HostPolicy(EXAMPLES["lab"], four).notes() == []) is True
 
 
 def test_what_is_guaranteed_and_not_here_is_refused_with_the_numbers() -> None:
     with pytest.raises(ControlError) as raised:
-        Rules(EXAMPLES["course"], {"here": ["cpu:0"]})
+        HostPolicy(EXAMPLES["course"], {"here": ["cpu:0"]})
     assert raised.value.reason == "bad-policy"
     assert raised.value.message == (
         "cluster: This daemon has 1 device (cpu:0), too few for what is guaranteed. Virtual "
@@ -118,8 +118,8 @@ def test_what_is_guaranteed_and_not_here_is_refused_with_the_numbers() -> None:
         "cluster: {devices_per_host: 1}."
     )
     with pytest.raises(ControlError, match="It describes 32 devices of gpu1, gpu2, gpu3, gpu4"):
-        Rules(EXAMPLES["departments"], TWO)
-    Rules(EXAMPLES["departments"], TWO, guarantee=False)
+        HostPolicy(EXAMPLES["departments"], TWO)
+    HostPolicy(EXAMPLES["departments"], TWO, guarantee=False)
 
 
 def test_cells_of_one_host_are_this_host() -> None:
@@ -129,9 +129,9 @@ def test_cells_of_one_host_are_this_host() -> None:
       physical_cells: [{cell_type: box, cell_address: anything}]
     virtual_clusters: {vision: {guaranteed_cells: [{cell_type: box}], users: [ada]}}
     """
-    rules = Rules(cells, TWO)
+    rules = HostPolicy(cells, TWO)
     found = rules.guarantees()
-    assert isinstance(found, Leases)
+    assert isinstance(found, HivedGuarantees)
     assert sorted(found.cluster.devices) == ["cpu:0", "cpu:1"]
     assert found.free("vision") == 2
     assert rules.notes() == []
@@ -139,7 +139,7 @@ def test_cells_of_one_host_are_this_host() -> None:
 
 def test_no_policy_is_one_line() -> None:
     with pytest.raises(ControlError) as raised:
-        Rules("defaults:\n  wieght: 2\n", TWO)
+        HostPolicy("defaults:\n  wieght: 2\n", TWO)
     assert raised.value.reason == "bad-policy"
     assert raised.value.message == "defaults.wieght: is no key here; did you mean weight? (line 2)"
 
@@ -192,7 +192,7 @@ def test_what_was_kept_and_is_too_much_by_now_guarantees_nothing(
     policy_file.keep(tmp_path, EXAMPLES["course"])
     rules = policy_file.begin(tmp_path, {"here": ["cpu:0"]})
     assert rules.standing("2026017", None).tier is Tier.BASIC
-    assert isinstance(rules.guarantees(), Flat)
+    assert isinstance(rules.guarantees(), NoGuarantees)
     assert "cannot hold: cluster: This daemon has 1 device" in caplog.text
     policy_file.keep(tmp_path, "nonsense: 1")
     assert policy_file.begin(tmp_path, TWO).text == ""
@@ -214,4 +214,4 @@ def test_what_was_kept_and_is_too_much_by_now_guarantees_nothing(
     ],
 )
 def test_who_may_use_no_device_is_told_why(policy: str, why: str) -> None:
-    assert Rules(policy, TWO).denied("eve") == why
+    assert HostPolicy(policy, TWO).denied("eve") == why

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from jupyter_sing.controller.time_to_gpu import BOUNDS, RECENT, TimeToGpu, Waits
+from jupyter_sing.controller.time_to_gpu import BOUNDS, RECENT, TimeToGpu, WaitTimes
 from jupyter_sing.notebook import status_text
 from jupyter_sing.server import metrics
 
@@ -15,7 +15,7 @@ SECONDS = st.floats(0.0, 1e5)
 
 @given(st.lists(SECONDS, max_size=50))
 def test_every_wait_is_counted_in_one_class(waits: list[float]) -> None:
-    counted = Waits()
+    counted = WaitTimes()
     for each in waits:
         counted.note(each)
     found = counted.figures()
@@ -27,7 +27,7 @@ def test_every_wait_is_counted_in_one_class(waits: list[float]) -> None:
 
 
 def test_quantiles_are_those_of_recent_waits() -> None:
-    counted = Waits()
+    counted = WaitTimes()
     for _ in range(RECENT):
         counted.note(100.0)
     for _ in range(RECENT):

@@ -99,7 +99,7 @@ class CellSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class VirtualCellSpec:
     """A number of guaranteed cells of a level of a chain."""
 
     chain: str
@@ -112,7 +112,7 @@ class VirtualClusterSpec:
     """Guarantees of one virtual cluster."""
 
     name: str
-    cells: tuple[Promise, ...] = ()
+    cells: tuple[VirtualCellSpec, ...] = ()
     pinned: tuple[str, ...] = ()
 
 
@@ -338,10 +338,10 @@ def _divided_cell(
     )
 
 
-def _in_large_cells(chain: Chain, devices: int) -> list[Promise]:
+def _in_large_cells(chain: Chain, devices: int) -> list[VirtualCellSpec]:
     promises = []
     for number in range(chain.top, 0, -1):
         count, devices = divmod(devices, chain.levels[number - 1].leaves)
         if count:
-            promises.append(Promise(chain.name, number, count))
+            promises.append(VirtualCellSpec(chain.name, number, count))
     return promises

@@ -13,7 +13,7 @@ from jupyter_sing.scheduler.hived.shadows import shadows
 
 
 @dataclass(frozen=True, slots=True)
-class PromisedCell:
+class VirtualCellStatus:
     """A guaranteed cell, as it is shown.
 
     Attributes
@@ -34,7 +34,7 @@ class PromisedCell:
     address: str | None
 
 
-class VirtualCluster:
+class VirtualClusterCells:
     """Guarantees of one virtual cluster: by chain, and by name of pinned cells."""
 
     def __init__(self, name: str) -> None:
@@ -61,7 +61,7 @@ class Layout:
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
         self.devices: dict[str, PhysicalCell] = {}
-        self.virtual_clusters: dict[str, VirtualCluster] = {}
+        self.virtual_clusters: dict[str, VirtualClusterCells] = {}
         self.pools: dict[str, Pool] = {}
         self._nodes: dict[str, list[PhysicalCell]] = {}
         self._node_of: dict[PhysicalCell, PhysicalCell] = {}
@@ -96,7 +96,7 @@ class Layout:
         """Devices and nodes that were marked as bad."""
         return tuple(self._bad_names)
 
-    def promised(self, vc: str) -> list[PromisedCell]:
+    def promised(self, vc: str) -> list[VirtualCellStatus]:
         """Return all cells that a virtual cluster is guaranteed.
 
         Raises
@@ -110,7 +110,7 @@ class Layout:
             for root in holding.roots:
                 physical = root.physical or doomed.get(root)
                 cells.append(
-                    PromisedCell(
+                    VirtualCellStatus(
                         chain=holding.chain.name,
                         level=root.level,
                         type=root.type,
@@ -142,9 +142,9 @@ class Layout:
     def admit(self, vc: str) -> None:
         """Add a virtual cluster; one that is not in the configuration is guaranteed nothing."""
         if vc not in self.virtual_clusters:
-            self.virtual_clusters[vc] = VirtualCluster(vc)
+            self.virtual_clusters[vc] = VirtualClusterCells(vc)
 
-    def virtual_cluster(self, name: str) -> VirtualCluster:
+    def virtual_cluster(self, name: str) -> VirtualClusterCells:
         """Return the virtual cluster of a name.
 
         Raises
@@ -185,7 +185,7 @@ class Layout:
             self._nodes[chain.name] = nodes
             self.pools[chain.name] = Pool(chain, roots, need, set_aside)
         for spec in configuration.virtual_clusters:
-            cluster = self.virtual_clusters[spec.name] = VirtualCluster(spec.name)
+            cluster = self.virtual_clusters[spec.name] = VirtualClusterCells(spec.name)
             for promise in spec.cells:
                 if not promise.count:
                     continue

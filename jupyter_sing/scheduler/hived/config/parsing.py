@@ -28,7 +28,7 @@ from jupyter_sing.scheduler.hived.config.configuration import (
     Chain,
     Configuration,
     Level,
-    Promise,
+    VirtualCellSpec,
     VirtualClusterSpec,
 )
 from jupyter_sing.scheduler.hived.errors import ConfigurationError
@@ -61,7 +61,11 @@ def configuration_of(document: Document) -> Configuration:
             raise ConfigurationError(f"physicalCells[{index}] is of an unknown type, {name!r}.")
         if name not in chains:
             chains[name] = _chain(name, types)
-        cells.append(_Reader(chains[name]).cell(entry, chains[name].top, str(index), index, None))
+        cells.append(
+            _ConfigurationReader(chains[name]).cell(
+                entry, chains[name].top, str(index), index, None
+            )
+        )
     clusters = tuple(
         _virtual_cluster(name, entry or {}, chains, types)
         for name, entry in document["virtualClusters"].items()
@@ -108,7 +112,7 @@ def _chain(name: str, types: Mapping[str, _CellType]) -> Chain:
     return Chain(name, tuple(levels), node_level=at_node[0])
 
 
-class _Reader:
+class _ConfigurationReader:
     """Reads one top-level cell."""
 
     def __init__(self, chain: Chain) -> None:
@@ -159,7 +163,7 @@ def _virtual_cluster(
                 raise ConfigurationError(f"{name} has cells of {below} in {above}: there are none.")
         level = chains[path[0]].level_of(path[-1])
         assert level is not None, "a path of children ends in the chain"
-        promises.append(Promise(path[0], level, cells["cellNumber"]))
+        promises.append(VirtualCellSpec(path[0], level, cells["cellNumber"]))
     pinned = tuple(cell["pinnedCellId"] for cell in entry.get("pinnedCells") or ())
     return VirtualClusterSpec(name, tuple(promises), pinned)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jupyter_sing.scheduler.hived.allocation import Cluster
-from jupyter_sing.scheduler.hived.cells import Group, PhysicalCell, Seat, VirtualCell
+from jupyter_sing.scheduler.hived.allocation import HivedCluster
+from jupyter_sing.scheduler.hived.cells import AffinityGroup, PhysicalCell, Seat, VirtualCell
 from jupyter_sing.scheduler.hived.claiming import claims
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
-from jupyter_sing.scheduler.hived.config.layout import VirtualCluster
+from jupyter_sing.scheduler.hived.config.layout import VirtualClusterCells
 from jupyter_sing.scheduler.hived.errors import RequestError
 
 
@@ -37,7 +37,7 @@ class Changes:
     cancelled: tuple[str, ...]
 
 
-def reconfigured(old: Cluster, configuration: Configuration) -> tuple[Cluster, Changes]:
+def reconfigured(old: HivedCluster, configuration: Configuration) -> tuple[HivedCluster, Changes]:
     """Create a cluster of another configuration with the groups of an old one.
 
     Parameters
@@ -53,7 +53,7 @@ def reconfigured(old: Cluster, configuration: Configuration) -> tuple[Cluster, C
     cancelled = tuple(name for name, group in old.groups.items() if group.preempting)
     for name in cancelled:
         old.cancel(name)
-    new = Cluster(configuration)
+    new = HivedCluster(configuration)
     for name in old.bad_names:
         try:
             new.set_health(name, good=False)
@@ -75,7 +75,7 @@ def reconfigured(old: Cluster, configuration: Configuration) -> tuple[Cluster, C
     return new, Changes(tuple(downgraded), tuple(lost), cancelled)
 
 
-def regain(cluster: Cluster, group: Group) -> bool:
+def regain(cluster: HivedCluster, group: AffinityGroup) -> bool:
     """Let a group that borrows its devices hold them by guarantee, if one cell has room for all."""
     devices = [seat.physical for seat in group.seats]
     for holding in cluster.virtual_cluster(group.request.vc).all_holdings:
@@ -89,7 +89,7 @@ def regain(cluster: Cluster, group: Group) -> bool:
     return False
 
 
-def _moved(group: Group, new: Cluster) -> Group:
+def _moved(group: AffinityGroup, new: HivedCluster) -> AffinityGroup:
     """Return the group in the new cluster, opportunistic, with the devices that still exist."""
     places = [
         [
@@ -99,13 +99,13 @@ def _moved(group: Group, new: Cluster) -> Group:
         ]
         for slot in group.slots
     ]
-    moved = Group(group.request, places)
+    moved = AffinityGroup(group.request, places)
     for slot, before in zip(moved.slots, group.slots, strict=True):
         slot.leaves, slot.pod = before.leaves, before.pod
     return moved
 
 
-def _regained(new: Cluster, old: Group, group: Group) -> bool:
+def _regained(new: HivedCluster, old: AffinityGroup, group: AffinityGroup) -> bool:
     """Let a group hold its devices by guarantee again, if there is one for each of its pods."""
     vc = new.virtual_clusters.get(group.request.vc)
     if vc is None:
@@ -127,8 +127,8 @@ def _regained(new: Cluster, old: Group, group: Group) -> bool:
 
 
 def _promises_for(
-    new: Cluster,
-    vc: VirtualCluster,
+    new: HivedCluster,
+    vc: VirtualClusterCells,
     devices: list[PhysicalCell],
     before: list[VirtualCell],
 ) -> list[VirtualCell] | None:
