@@ -57,7 +57,7 @@ def test_what_was_done_is_seen_and_stays_in_the_layout(lab: Lab, screen: Screen)
         patient(view).to_contain_text(name)
     screen.show("activity")
     screen.page.get_by_role("button", name="table").click()
-    for word in ("Running", "Suspended", "Resumed", "Moved", "Checkpoint"):
+    for word in ("Running", "Suspended", "Resumed", "Migrated", "Checkpoint"):
         patient(view).to_contain_text(word)
 
     # JupyterLab saves its layout after a short while.

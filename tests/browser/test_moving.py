@@ -40,7 +40,7 @@ def test_a_session_is_moved_from_the_panel_while_it_trains(lab: Lab, screen: Scr
     screen.page.get_by_role("tab", name="Running Terminals and Kernels").click()
     item = screen.page.locator(".jp-Sing-session")
     item.click(button="right")
-    screen.page.locator(".lm-Menu-item:visible", has_text="Move").click()
+    screen.page.locator(".lm-Menu-item:visible", has_text="Migrate").click()
     screen.page.locator(f".jp-Dialog input[value='{target}']").check()
     screen.page.locator(".jp-Dialog .jp-mod-accept").click()
     named = f"Simulated GPU {target[-1]}"

@@ -24,7 +24,7 @@ const SAVE_MS = 500;
 /** The main area view "GPU activity". */
 export const activity: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-sing:activity',
-  description: 'Shows who used which GPU in the last 24 hours.',
+  description: 'Shows which sessions used which GPU in the last 24 hours.',
   autoStart: true,
   requires: [ISing],
   optional: [ITranslator, ICommandPalette, ILauncher, ILayoutRestorer, IThemeManager],
@@ -60,7 +60,7 @@ export const activity: JupyterFrontEndPlugin<void> = {
       const widget = new MainAreaWidget({ content });
       widget.id = NAMESPACE;
       widget.title.label = trans.__('GPU Activity');
-      widget.title.caption = trans.__('Who used which GPU in the last 24 hours');
+      widget.title.caption = trans.__('GPU use in the last 24 hours');
       widget.title.icon = activityIcon;
       widget.title.closable = true;
       widget.toolbar.hide();
@@ -75,7 +75,7 @@ export const activity: JupyterFrontEndPlugin<void> = {
 
     commands.addCommand(CommandIDs.openActivity, {
       label: trans.__('GPU Activity'),
-      caption: trans.__('Show who used which GPU in the last 24 hours'),
+      caption: trans.__('Show which sessions used which GPU in the last 24 hours'),
       icon: activityIcon,
       describedBy: { args: { type: 'object', properties: {} } },
       execute: args => {

@@ -153,7 +153,7 @@ test('a notebook that cannot be made or started is told, and nothing is restored
   expect(told()).toEqual(['No space left.']);
   notebooks.start.mockResolvedValueOnce({ path: 'a.ipynb', kernelId: null });
   await actions.restoreIntoNew(aCheckpoint());
-  expect(told()[0]).toBe('a.ipynb has no kernel: select one first.');
+  expect(told()[0]).toBe('a.ipynb has no kernel. Select one first.');
   expect(restore).not.toHaveBeenCalled();
 });
 

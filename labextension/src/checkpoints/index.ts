@@ -83,13 +83,16 @@ export const checkpoints: JupyterFrontEndPlugin<void> = {
     commands.addCommand(CommandIDs.restore, {
       label: trans.__('Restore Checkpoint…'),
       icon: args => (args.isPalette ? undefined : stateIcons.restoring),
-      caption: trans.__('Replace the variables of a notebook by those of a checkpoint'),
+      caption: trans.__('Replace the variables of a notebook with those of a checkpoint'),
       describedBy: {
         args: {
           type: 'object',
           properties: {
-            session: { type: 'string', description: 'Id; default: that of the current notebook' },
-            name: { type: 'string', description: 'Of the checkpoint; default: ask' }
+            session: {
+              type: 'string',
+              description: 'Id of a session; default: the session of the current notebook'
+            },
+            name: { type: 'string', description: 'Name of the checkpoint; default: ask the user' }
           }
         }
       },
@@ -97,7 +100,7 @@ export const checkpoints: JupyterFrontEndPlugin<void> = {
       execute: async ({ session, name }) => {
         const notebook = notebookOf(session);
         const found = await withProgress(model, '', client.checkpoints(), {
-          doing: trans.__('Looking for checkpoints'),
+          doing: trans.__('Loading checkpoints'),
           done: () => ''
         });
         if (notebook === null || found === undefined) {

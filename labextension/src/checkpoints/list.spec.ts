@@ -111,7 +111,7 @@ test('before checkpoints are deleted it is said what that frees, as far as that 
   });
   expect(deletionTexts([lunch, tea], trans).title).toBe('Delete 2 checkpoints?');
   expect(deletionTexts([lunch, tea], trans).body).toContain('at least');
-  expect(deletionTexts([damaged], trans).body).toContain('is not known');
+  expect(deletionTexts([damaged], trans).body).toContain('its size is unknown');
 });
 
 test('of what came back it is said where, in which form and what did not', () => {

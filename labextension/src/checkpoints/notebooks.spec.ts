@@ -64,7 +64,7 @@ test('one that has no kernel says so, and one that does not answer is not waited
   vi.useFakeTimers();
   kernel = { id: 'kernel-2', info: new Promise(() => undefined) };
   const starting = expect(notebooks.start('a.ipynb')).rejects.toThrow(
-    'The kernel of a.ipynb does not answer.'
+    'The kernel of a.ipynb does not respond. Restart it, then try again.'
   );
   await vi.advanceTimersByTimeAsync(600_000);
   await starting;

@@ -75,7 +75,10 @@ export class Notebooks implements INotebooks {
     const started = panel.context.ready.then(() => panel.sessionContext.ready);
     const answers = started.then(() => panel.sessionContext.session?.kernel?.info);
     await within(answers, START_MS_MAX, () =>
-      this._trans.__('The kernel of %1 does not answer.', PathExt.basename(path))
+      this._trans.__(
+        'The kernel of %1 does not respond. Restart it, then try again.',
+        PathExt.basename(path)
+      )
     );
     return this._described(panel);
   }
@@ -125,7 +128,7 @@ export async function sessionOf(
 ): Promise<Session> {
   const name = PathExt.basename(notebook.path);
   if (notebook.kernelId === null) {
-    throw new SingError(trans.__('%1 has no kernel: select one first.', name), 'no-kernel');
+    throw new SingError(trans.__('%1 has no kernel. Select one first.', name), 'no-kernel');
   }
   const live = () => {
     const found = model.ofKernel(notebook.kernelId);
@@ -149,7 +152,10 @@ export async function sessionOf(
   try {
     void model.refresh();
     return await within(appeared, SESSION_MS_MAX, () =>
-      trans.__('The kernel of %1 has no GPU session, so it cannot restore a checkpoint.', name)
+      trans.__(
+        'The kernel of %1 has no GPU session, so it cannot restore a checkpoint. Start a Python kernel first.',
+        name
+      )
     );
   } finally {
     model.changed.disconnect(look);

@@ -47,7 +47,7 @@ export function howText(checkpoint: Checkpoint, trans: TranslationBundle): strin
 
 export function howTitle(checkpoint: Checkpoint, trans: TranslationBundle): string {
   return checkpoint.automatic
-    ? trans.__('Created automatically. Deleted automatically when there are enough newer ones.')
+    ? trans.__('Created automatically. Deleted automatically when newer ones replace it.')
     : trans.__('Created by you. It is kept until you delete it.');
 }
 
@@ -59,7 +59,7 @@ export function formText(checkpoint: Checkpoint, trans: TranslationBundle): stri
 export function formTitle(checkpoint: Checkpoint, trans: TranslationBundle): string {
   return holdsProcess(checkpoint)
     ? trans.__(
-        'Restores the kernel process as it was, threads included. If that fails, restores its variables.'
+        'Restores the kernel process with its threads. If that fails, restores only its variables.'
       )
     : trans.__(
         'Restores variables, files, history and random number generators into a new process.'
@@ -120,7 +120,7 @@ export function deletionTexts(
         : trans._n('Delete %1 checkpoint?', 'Delete %1 checkpoints?', count, count),
     body: [
       unknown
-        ? trans.__('It is damaged, so how much this frees is not known.')
+        ? trans.__('It is damaged, so its size is unknown.')
         : count === 1
           ? trans.__('This frees %1.', frees)
           : trans.__('This frees at least %1.', frees),
@@ -132,7 +132,7 @@ export function deletionTexts(
 /** Warning before a notebook is replaced. */
 export function restoreWarning(where: string, trans: TranslationBundle): string {
   return trans.__(
-    'This replaces the variables of %1 and restores the files in the checkpoint. Files in the way are renamed, not deleted.',
+    'This replaces the variables of %1 and restores the files in the checkpoint. Existing files are renamed, not deleted.',
     where
   );
 }

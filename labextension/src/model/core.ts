@@ -8,7 +8,7 @@ import { ISing, PLUGIN_ID } from '../api/tokens';
 /** Provides the state of devices and sessions to all other parts. */
 export const core: JupyterFrontEndPlugin<ISing> = {
   id: PLUGIN_ID,
-  description: 'Knows the devices, and the device sessions of kernels.',
+  description: 'Provides the state of GPUs and GPU sessions to other plugins.',
   autoStart: true,
   provides: ISing,
   optional: [ISettingRegistry],

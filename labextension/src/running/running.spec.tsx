@@ -204,7 +204,7 @@ test('the button for all suspends those that have nothing to do, and may leave',
   manager.shutdownAll();
   expect(asked.mock.calls).toEqual([[CommandIDs.suspend, { session: 'a' }]]);
   model.sessions = [];
-  expect(manager.shutdownAllConfirmationText()).toContain('None of your sessions');
+  expect(manager.shutdownAllConfirmationText()).toContain('You have no idle session');
 });
 
 test('refreshing asks the server', () => {

@@ -27,7 +27,7 @@ const VIEW = { id: CommandIDs.openActivity, icon: activityIcon, label: '' };
 /** Adds the section "GPUs" to the panel of running items. */
 export const running: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-sing:running',
-  description: 'Shows devices and the sessions on them in the panel of what runs.',
+  description: 'Lists GPUs and the sessions on them in the Running panel.',
   autoStart: true,
   requires: [ISing],
   optional: [IRunningSessionManagers, IRunningSessionSidebar, ITranslator],
@@ -105,7 +105,7 @@ export class RunningDevices implements IRunningSessions.IManager {
   shutdownAllConfirmationText = (): string => {
     const count = this._idle().length;
     return count === 0
-      ? this._trans.__('None of your sessions is idle.')
+      ? this._trans.__('You have no idle session.')
       : this._trans._n(
           'Suspend one idle session? Nothing is lost: it resumes when you run a cell.',
           'Suspend %1 idle sessions? Nothing is lost: they resume when you run a cell.',

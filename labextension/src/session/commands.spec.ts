@@ -160,7 +160,7 @@ test('a session is moved to the device that is chosen; the emptiest is proposed'
     return inputs;
   });
   expect(chosen[1].parentElement?.textContent).toContain('free');
-  await answer('Move');
+  await answer('Migrate');
   await doing;
   expect(client['migrate']).toHaveBeenCalledWith(session, 'cpu:1');
   expect(model.get(session)?.device).toBe('cpu:1');
@@ -205,7 +205,7 @@ test('the notebook of a session is opened, if this server has it', async () => {
   model.put(aSession({ kernel_id: 'elsewhere' }));
   await registry.execute(CommandIDs.openNotebook, { session });
   expect(opened).toHaveBeenCalledTimes(1);
-  expect(told()).toEqual([['info', 'This server has no notebook train.ipynb.']]);
+  expect(told()).toEqual([['info', 'The notebook train.ipynb was not found on this server.']]);
 });
 
 test('what shows commands is told when they change, and only then', async () => {

@@ -33,7 +33,7 @@ const PALETTE = [
 /** Makes actions on sessions available to menus, the palette and other parts. */
 export const commands: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-sing:commands',
-  description: 'Commands that suspend, resume, move, pin and save device sessions.',
+  description: 'Adds commands to suspend, resume, migrate, pin and save GPU sessions.',
   autoStart: true,
   requires: [ISing],
   optional: [ITranslator, ICommandPalette],
@@ -79,8 +79,8 @@ class Commands {
       execute: session => this._resume(session)
     });
     this._add(CommandIDs.migrate, 'migrate', {
-      label: [trans.__('Move…'), trans.__('Move Session to Another GPU…')],
-      caption: trans.__('Move the session to another GPU; cells keep running'),
+      label: [trans.__('Migrate…'), trans.__('Migrate Session to Another GPU…')],
+      caption: trans.__('Move the session to another GPU while its cells keep running'),
       icon: stateIcons.migrating,
       obstacle: () => (sing.model.devices.length < 2 ? trans.__('There is no other GPU.') : ''),
       execute: (session, args) => this._migrate(session, args['device'])
@@ -89,12 +89,12 @@ class Commands {
       label: [trans.__('Save Checkpoint…'), trans.__('Save Checkpoint of Session…')],
       caption: trans.__('Save the notebook to disk: its variables and its GPU memory'),
       icon: checkpointIcon,
-      obstacle: session => (session.kernel_id ? '' : trans.__('Only notebooks can be saved.')),
+      obstacle: session => (session.kernel_id ? '' : trans.__('Only notebooks have checkpoints.')),
       execute: session => this._checkpoint(session)
     });
     this._add(CommandIDs.pin, 'pin', {
       label: [trans.__('Keep on GPU'), trans.__('Keep Session on GPU')],
-      caption: trans.__('Keep the memory on the GPU, even when idle'),
+      caption: trans.__('Keep the memory of the session on its GPU, even when it is idle'),
       icon: pinIcon,
       isToggled: session => session?.pinned ?? false,
       execute: session => this._pin(session)
@@ -109,7 +109,7 @@ class Commands {
     // The command itself belongs to the checkpoints plugin, which does not know this menu.
     this._app.commands.addCommand(RESTORE_HERE, {
       label: trans.__('Restore Checkpoint…'),
-      caption: trans.__('Replace the variables of this notebook by those of a checkpoint'),
+      caption: trans.__('Replace the variables of this notebook with those of a checkpoint'),
       icon: checkpointIcon,
       isEnabled: args => {
         const session = this._session(args);
@@ -123,7 +123,7 @@ class Commands {
     });
     this._app.commands.addCommand(CommandIDs.refresh, {
       label: args => (args['isPalette'] ? trans.__('Refresh GPU Sessions') : trans.__('Refresh')),
-      caption: trans.__('Get the current state of GPUs and sessions'),
+      caption: trans.__('Request the current state of GPUs and sessions'),
       icon: args => (args['isPalette'] ? undefined : refreshIcon),
       execute: () => sing.model.refresh(),
       describedBy: { args: { type: 'object', properties: {} } }
@@ -191,7 +191,7 @@ class Commands {
     const { _trans: trans } = this;
     return this._do(session, this._sing.client.resume(session.id), {
       doing: trans.__('Resuming %1…', sessionName(session, trans)),
-      done: () => trans.__('%1 is back on its GPU.', sessionName(session, trans))
+      done: () => trans.__('%1 has resumed.', sessionName(session, trans))
     });
   }
 
@@ -204,7 +204,7 @@ class Commands {
     }
     const name = sessionName(session, trans);
     return this._do(session, sing.client.migrate(session.id, target), {
-      doing: trans.__('Moving %1 to %2…', name, deviceName(target)),
+      doing: trans.__('Migrating %1 to %2…', name, deviceName(target)),
       done: moved => movedText(moved, name, trans)
     });
   }
@@ -217,8 +217,8 @@ class Commands {
       doing: pinned ? trans.__('Pinning %1…', name) : trans.__('Unpinning %1…', name),
       done: () =>
         pinned
-          ? trans.__('%1 stays on its GPU.', name)
-          : trans.__('%1 may leave its GPU when others need it.', name)
+          ? trans.__('%1 is pinned: its memory stays on its GPU.', name)
+          : trans.__('%1 is no longer pinned: it is suspended when others need the GPU.', name)
     });
   }
 
@@ -275,7 +275,7 @@ class Commands {
     if (served === undefined) {
       Notification.info(
         isMine(session)
-          ? trans.__('This server has no notebook %1.', sessionName(session, trans))
+          ? trans.__('The notebook %1 was not found on this server.', sessionName(session, trans))
           : stateSentence(session, trans)
       );
       return;
@@ -329,9 +329,12 @@ const SESSION_SCHEMA = {
   properties: {
     session: {
       type: 'string',
-      description: 'Id of a session; default: that of the current notebook'
+      description: 'Id of a session; default: the session of the current notebook'
     },
-    device: { type: 'string', description: 'Where to move it, such as cuda:1; default: ask' }
+    device: {
+      type: 'string',
+      description: 'Id of the target GPU, such as cuda:1; default: ask the user'
+    }
   }
 } as const;
 

@@ -58,12 +58,12 @@ export async function askForDevice(
   trans: TranslationBundle
 ): Promise<string | null> {
   const answer = await showDialog({
-    title: trans.__('Move %1 to', sessionName(session, trans)),
+    title: trans.__('Migrate %1 to', sessionName(session, trans)),
     body: new DevicePicker(model, session, trans),
     focusNodeSelector: 'input:checked',
     buttons: [
       Dialog.cancelButton({ label: trans.__('Cancel') }),
-      Dialog.okButton({ label: trans.__('Move') })
+      Dialog.okButton({ label: trans.__('Migrate') })
     ]
   });
   return answer.button.accept ? answer.value : null;

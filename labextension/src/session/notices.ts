@@ -16,7 +16,7 @@ const ASKED_FOR = /^Suspended\b/;
 /** Notifies users of events that they did not request. */
 export const notices: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-sing:notices',
-  description: 'Notifies of kernels that died, and of sessions that could not go on.',
+  description: 'Notifies about kernels that died and sessions that were interrupted.',
   autoStart: true,
   requires: [ISing],
   optional: [ITranslator],
@@ -103,7 +103,7 @@ class Notices {
       actions: [
         {
           label: trans.__('Restore'),
-          caption: trans.__('Restore %1 when the kernel is back', checkpoint),
+          caption: trans.__('Restore %1 after the kernel has restarted', checkpoint),
           displayType: 'accent',
           callback: () => this._restore(event.kernel_id, event.session, checkpoint)
         }
@@ -126,7 +126,7 @@ class Notices {
       return;
     }
     const waiting = Notification.emit(
-      this._trans.__('Restart the kernel: %1 is restored then.', name),
+      this._trans.__('Restart the kernel. %1 is restored after that.', name),
       'in-progress',
       { autoClose: false }
     );

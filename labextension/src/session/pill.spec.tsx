@@ -89,7 +89,7 @@ test('says that the server cannot be reached, and not what was so before', async
   expect((await button()).dataset['state']).toBe('unreachable');
   pill.open();
   const card = await until(() => popover()?.querySelector('[role=status]'));
-  expect(card.textContent).toContain('does not answer');
+  expect(card.textContent).toContain('does not respond');
   model.isUnreachable = false;
   model.changed.emit();
   await until(() => word() === 'Running');

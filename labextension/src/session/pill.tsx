@@ -118,7 +118,7 @@ export function PillButton(props: {
   const state = isUnreachable ? 'unreachable' : shown(session);
   const word = isUnreachable ? unreachableWord(trans) : stateWord(session, trans);
   const sentence = isUnreachable
-    ? trans.__('The Jupyter server does not answer. What this kernel does is not known.')
+    ? trans.__('The Jupyter server does not respond, so the state of this kernel is unknown.')
     : stateSentence(session, trans);
   const Icon = stateIcons[state].react;
   const content = (
@@ -285,7 +285,7 @@ export const pill: JupyterFrontEndPlugin<void> = {
     };
     commands.addCommand(CommandIDs.showState, {
       label: trans.__('Show GPU Session of This Kernel'),
-      caption: trans.__('Show what the GPU session of this kernel is doing, and why'),
+      caption: trans.__('Show the state of the GPU session of this kernel, and the reason'),
       isEnabled: args => find(args.session) !== undefined,
       execute: args => find(args.session)?.open()
     });

@@ -89,7 +89,7 @@ function Unreachable({ trans }: { trans: TranslationBundle }): React.JSX.Element
         <span>{unreachableWord(trans)}</span>
       </div>
       <p role="status">
-        {trans.__('The Jupyter server does not answer. What this kernel does is not known.')}
+        {trans.__('The Jupyter server does not respond, so the state of this kernel is unknown.')}
       </p>
     </div>
   );
@@ -116,7 +116,7 @@ function Remedy({ trans }: { trans: TranslationBundle }): React.JSX.Element {
   return (
     <p className="jp-SingCard-minor">
       {trans.__(
-        'To use a GPU, start or restart a Python kernel. If it still has none, run "jupyter sing doctor" in a terminal: it says what is missing.'
+        'To use a GPU, start or restart a Python kernel. If it still has no GPU session, run "jupyter sing doctor" in a terminal to see what is missing.'
       )}
     </p>
   );

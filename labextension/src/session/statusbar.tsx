@@ -62,7 +62,7 @@ export class StatusItem extends ReactWidget {
       <button
         type="button"
         className="jp-SingStatus jp-StatusBar-TextItem jp-mod-highlighted"
-        title={[...details, trans.__('Click to see who uses them.')].join('\n')}
+        title={[...details, trans.__('Click to see the sessions on each GPU.')].join('\n')}
         onClick={onClick}
       >
         <deviceIcon.react tag="span" className="jp-SingStatus-icon" />
@@ -92,7 +92,7 @@ export namespace StatusItem {
 /** Shows devices in the status bar. */
 export const statusBar: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-sing:status-bar',
-  description: 'Shows in the status bar how full devices are, and how many wait for them.',
+  description: 'Shows GPU memory use and the number of waiting sessions in the status bar.',
   autoStart: true,
   requires: [ISing],
   optional: [IStatusBar, ITranslator],

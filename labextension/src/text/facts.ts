@@ -86,7 +86,7 @@ export function checkpointText(
 export function shortfallText(session: Session, trans: TranslationBundle): string {
   const { shared, served_as: tier, promised } = session;
   return shared && promised === 0 && (tier === 'premium' || tier === 'standard')
-    ? trans.__('Tier %1, without its guaranteed share: other sessions have all of it', tier)
+    ? trans.__('Tier %1, without its guaranteed share: other sessions use all of it', tier)
     : '';
 }
 

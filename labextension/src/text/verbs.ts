@@ -53,7 +53,7 @@ function misfit(
 ): string {
   if (UNDERWAY.includes(state)) {
     return state === 'migrating'
-      ? trans.__('It is moving to another GPU.')
+      ? trans.__('It is migrating to another GPU.')
       : trans.__('It is resuming.');
   }
   if (verb === 'suspend' && state === 'suspended') {
@@ -92,7 +92,7 @@ export function roomText(room: Room, trans: TranslationBundle): string {
     case 'room':
       return trans.__('free');
     case 'full':
-      return trans.__('full: others move out first');
+      return trans.__('full: other sessions are suspended first');
     case 'small':
       return trans.__('too small');
   }

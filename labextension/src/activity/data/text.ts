@@ -21,7 +21,7 @@ export function kindWord(kind: Kind, trans: TranslationBundle): string {
     case 'swapped_out':
       return trans.__('Moved to disk');
     case 'migrated':
-      return trans.__('Moved');
+      return trans.__('Migrated');
     case 'checkpoint':
       return trans.__('Checkpoint');
     case 'restored':
@@ -29,7 +29,7 @@ export function kindWord(kind: Kind, trans: TranslationBundle): string {
     case 'failed':
       return trans.__('Failed');
     case 'lost':
-      return trans.__('Lost');
+      return trans.__('State lost');
   }
 }
 

@@ -113,7 +113,7 @@ export function pointedAt(
   const count = valueAt(device.queue, at);
   return count === null
     ? null
-    : { type: 'value', text: trans._n('%1 waits', '%1 wait', count), at };
+    : { type: 'value', text: trans._n('%1 waiting', '%1 waiting', count), at };
 }
 
 function nearestMark(

@@ -60,11 +60,11 @@ export function Header(props: IHeaderProps): React.ReactElement {
         <button
           type="button"
           aria-pressed={follows}
-          title={trans.__('Keep the current time in view')}
+          title={trans.__('Show the latest activity as it happens')}
           onClick={props.onFollow}
         >
           <fastForwardIcon.react tag="span" className="jp-SingActivity-icon" />
-          {trans.__('Follow now')}
+          {trans.__('Live')}
         </button>
       </div>
       <div className="jp-SingActivity-time">{props.text}</div>

@@ -30,7 +30,7 @@ export const Legend = React.memo(function Legend(props: {
         className="jp-SingActivity-sessions"
         role="group"
         aria-label={trans.__(
-          'Sessions of the last day, those that ran longest first: choose one to make it stand out'
+          'Sessions of the last 24 hours, longest running time first. Select one to highlight it.'
         )}
       >
         {uses.map(use => {
@@ -43,7 +43,7 @@ export const Legend = React.memo(function Legend(props: {
               aria-pressed={isPinned}
               className={classOf(use, props.highlighted)}
               title={trans.__(
-                '%1: ran for %2, had a device for %3',
+                '%1: ran for %2, held a GPU for %3',
                 sessionName(use, trans),
                 secondsText(use.running, trans),
                 secondsText(use.held, trans)

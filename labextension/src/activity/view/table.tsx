@@ -59,7 +59,7 @@ export function ActivityTable(props: {
         <caption>
           {rows.length > shown.length
             ? trans.__(
-                'The newest %1 of %2 entries. Zoom in, or go back in time, for the others.',
+                'Showing the newest %1 of %2 entries. Zoom in or go back in time to see the others.',
                 shown.length,
                 rows.length
               )

@@ -112,6 +112,10 @@ function spansTip(
 function more(count: number, trans: TranslationBundle): React.ReactNode {
   const hidden = count - LINES_MAX;
   return (
-    hidden > 0 && <em>{trans._n('%1 more here: zoom in.', '%1 more here: zoom in.', hidden)}</em>
+    hidden > 0 && (
+      <em>
+        {trans._n('%1 more here. Zoom in to see it.', '%1 more here. Zoom in to see them.', hidden)}
+      </em>
+    )
   );
 }

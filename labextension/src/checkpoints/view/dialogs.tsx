@@ -138,7 +138,7 @@ export async function showOutcome(
         )}
         {aside.length > 0 && (
           <section>
-            <h3>{trans.__('Renamed, because they were in the way')}</h3>
+            <h3>{trans.__('Existing files that were renamed')}</h3>
             <dl>
               {aside.map(([path, now]) => (
                 <React.Fragment key={path}>

@@ -219,7 +219,7 @@ function Contents({
           <Word
             icon={stateIcons.failed}
             text={leftOut}
-            title={trans.__('Open the row to see what was not saved, and why')}
+            title={trans.__('Expand the row to see what was not saved, and why')}
           />
         </>
       )}
@@ -242,7 +242,7 @@ function Actions(row: IRow): React.JSX.Element {
             title={
               where
                 ? trans.__('Restore %1 into %2', checkpoint.name, where)
-                : trans.__('Open the notebook to restore into first')
+                : trans.__('First open the notebook into which to restore')
             }
             onClick={() => actions.restore(checkpoint)}
           />

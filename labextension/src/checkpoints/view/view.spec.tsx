@@ -146,7 +146,7 @@ test('restores into the current notebook, and into none if there is none', async
   expect(actions.restore).toHaveBeenCalledWith(tea, current);
   current = null;
   await render();
-  expect(button('Open the notebook to restore into first').disabled).toBe(true);
+  expect(button('First open the notebook into which to restore').disabled).toBe(true);
   button('Restore tea into a new notebook').click();
   expect(actions.restoreIntoNew).toHaveBeenCalledWith(tea);
 });

@@ -142,7 +142,7 @@ export function View(view: IView): React.JSX.Element {
           tooltip={
             where
               ? trans.__('Save checkpoint of %1', where)
-              : trans.__('Open a notebook with a GPU session first')
+              : trans.__('First open a notebook with a GPU session')
           }
           enabled={view.make !== null}
           onClick={() => view.make?.()}
@@ -195,7 +195,7 @@ export function View(view: IView): React.JSX.Element {
               {sortable(
                 'size',
                 trans.__('Size'),
-                trans.__('Freed by deleting it, and total on disk')
+                trans.__('Space that deleting it frees, and its total size on disk')
               )}
               <th role="columnheader" className="jp-Sing-checkpointActions">
                 <span className="jp-Sing-unseen">{trans.__('Actions')}</span>
@@ -281,7 +281,7 @@ function Nothing({
         {store.problem ? (
           <p>{store.problem}</p>
         ) : (
-          <p className="jp-mod-late">{trans.__('Looking for checkpoints')}</p>
+          <p className="jp-mod-late">{trans.__('Loading checkpoints')}</p>
         )}
       </div>
     );
@@ -301,7 +301,7 @@ function Nothing({
       </h2>
       <p>
         {trans.__(
-          'A checkpoint saves a notebook as it is now: variables, GPU memory, changed files and, where possible, the whole process.'
+          'A checkpoint saves the current state of a notebook: variables, GPU memory, changed files and, where possible, the whole process.'
         )}
       </p>
       <p>
