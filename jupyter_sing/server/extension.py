@@ -34,60 +34,61 @@ class SingExtension(ExtensionApp):
 
     name = "jupyter_sing"
     extension_url = "/jupyter-sing"
-    description = "Device sessions: suspended when idle, resumed at the next cell."
+    description = "GPU sessions of notebooks: suspended when idle, resumed by the next cell."
 
     idle_timeout = Float(
         allow_none=True,
         help="Seconds without use after which a session is suspended; 0: never. Default: "
-        "JUPYTER_SING_IDLE_TIMEOUT, else what the policy says, else 600.",
+        "JUPYTER_SING_IDLE_TIMEOUT, else the policy's value, else 600.",
     ).tag(config=True)
 
     cold_after = Float(
-        help="Seconds without use after which a suspended state goes to disk; 0: never for that. "
+        help="Seconds without use after which a suspended state is spilled to disk; 0: never. "
         "Default: JUPYTER_SING_COLD_AFTER, else 3600.",
     ).tag(config=True)
 
     host_memory = Unicode(
-        help="Host memory for logs and suspended states, such as 16GiB; beyond it, the states that "
-        "were unused for longest go to disk. Default: JUPYTER_SING_HOST_MEMORY, else half of the "
-        "machine's.",
+        help="Host memory for logs and suspended states, such as 16GiB. If more is used, the "
+        "states that were unused for longest are spilled to disk. Default: "
+        "JUPYTER_SING_HOST_MEMORY, else half of the machine's memory.",
     ).tag(config=True)
 
     disk_quota = Unicode(
-        help="What states, checkpoints and hibernating kernels on disk may take, such as 100GiB. "
+        help="Disk space for spilled states, checkpoints and hibernating kernels, such as 100GiB. "
         "Default: JUPYTER_SING_DISK_QUOTA, else 64GiB.",
     ).tag(config=True)
 
     policy = Unicode(
-        help="File that says who may use which devices (docs/policy.md), applied when the daemon "
-        "starts. Default: JUPYTER_SING_POLICY, else what was applied last.",
+        help="Policy file, which sets which users may use which devices (docs/policy.md); applied "
+        "when the daemon starts. Default: JUPYTER_SING_POLICY, else the policy applied last.",
     ).tag(config=True)
 
     checkpoint_every = Float(
-        help="Seconds between two automatic checkpoints of a notebook that runs cells; 0: time is "
-        "no reason for one. Default: JUPYTER_SING_CHECKPOINT_EVERY, else 0.",
+        help="Seconds between two automatic checkpoints of a notebook that runs cells; 0: not by "
+        "time. Default: JUPYTER_SING_CHECKPOINT_EVERY, else 0.",
     ).tag(config=True)
 
     checkpoint_cells = Int(
-        help="Cells between two automatic checkpoints; 0: cells are no reason for one. Default: "
+        help="Cells between two automatic checkpoints; 0: not by number of cells. Default: "
         "JUPYTER_SING_CHECKPOINT_CELLS, else 0.",
     ).tag(config=True)
 
     checkpoint_keep = Int(
-        help="How many automatic checkpoints of a notebook are kept. Default: "
+        help="Number of automatic checkpoints of a notebook that are kept. Default: "
         "JUPYTER_SING_CHECKPOINT_KEEP, else 3.",
     ).tag(config=True)
 
     hibernate_timeout = Float(
-        help="Seconds without use after which a notebook gives back its memory, its process's too "
-        "where that can be saved; 0: never. Default: JUPYTER_SING_HIBERNATE_TIMEOUT, else 0.",
+        help="Seconds without use after which a notebook is hibernated: its GPU memory and, where "
+        "possible, its process are moved to disk; 0: never. Default: "
+        "JUPYTER_SING_HIBERNATE_TIMEOUT, else 0.",
     ).tag(config=True)
 
     _feed: Feed | None = None
 
     keep_kernels = Float(
-        help="Seconds for which kernels live without a server after this one was ended by a signal "
-        "or died; started again, it finds them. 0: they end with it. Default: "
+        help="Seconds for which kernels keep running without a server after this one was ended by "
+        "a signal or died; a new server reattaches them. 0: they end with the server. Default: "
         "JUPYTER_SING_KEEP_KERNELS, else 86400.",
     ).tag(config=True)
 

@@ -16,11 +16,11 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 
 _COUNTED = {
-    "preemptions": "Turns that were ended so that another session could run.",
-    "switches": "Leases for which memory had to be brought to a device.",
-    "evictions": "Sessions whose memory made room for others.",
-    "migrations": "Sessions that were moved to other devices.",
-    "tier_violations": "Hours of sessions in which they got less than their tier promises.",
+    "preemptions": "Leases that were ended so that another session could run.",
+    "switches": "Leases for which memory had to be loaded onto a device.",
+    "evictions": "Sessions whose memory was evicted from a device for other sessions.",
+    "migrations": "Migrations of sessions to other devices.",
+    "tier_violations": "Session-hours below the guaranteed share of the tier.",
 }
 
 __all__ = ["CONTENT_TYPE", "render"]
@@ -41,7 +41,7 @@ class _Collector:
         """Called by `generate_latest`."""
         total = GaugeMetricFamily("sing_device_memory_bytes", "Device memory.", labels=["device"])
         used = GaugeMetricFamily(
-            "sing_device_memory_used_bytes", "Device memory that sessions use.", labels=["device"]
+            "sing_device_memory_used_bytes", "Device memory in use by sessions.", labels=["device"]
         )
         for device in self._devices:
             total.add_metric([device["id"]], device["memory_total"])
@@ -59,13 +59,15 @@ class _Collector:
             "sing_session_memory_bytes", "Device bytes of live storages.", labels=["session"]
         )
         log = GaugeMetricFamily(
-            "sing_session_log_bytes", "Log kept since the newest snapshot.", labels=["session"]
+            "sing_session_log_bytes", "Bytes of log since the newest snapshot.", labels=["session"]
         )
         operators = CounterMetricFamily(
-            "sing_session_operators", "Operators that were issued.", labels=["session"]
+            "sing_session_operators", "Operators issued.", labels=["session"]
         )
         seconds = CounterMetricFamily(
-            "sing_session_gpu_seconds", "Time that the device executed.", labels=["session"]
+            "sing_session_gpu_seconds",
+            "Seconds for which the device executed operators.",
+            labels=["session"],
         )
         for session in self._sessions:
             labels = [session["id"]]
@@ -80,7 +82,7 @@ class _Collector:
     def _by_decision(self) -> Iterator[Metric]:
         waits = HistogramMetricFamily(
             "sing_time_to_gpu_seconds",
-            "Time from a cell's first operator to its device.",
+            "Seconds from the first operator of a cell to its lease of a device.",
             labels=["tier"],
         )
         for tier, found in self._sharing["time_to_gpu"].items():
@@ -93,7 +95,9 @@ class _Collector:
         for name, text in _COUNTED.items():
             yield CounterMetricFamily(f"sing_{name}", text, value=self._sharing[name])
         served = CounterMetricFamily(
-            "sing_user_gpu_seconds", "Time that users had devices.", labels=["cluster", "user"]
+            "sing_user_gpu_seconds",
+            "Seconds for which users held devices.",
+            labels=["cluster", "user"],
         )
         for cluster, users in self._sharing["served"].items():
             for user, seconds in users.items():
