@@ -18,7 +18,7 @@ from kernelproxy.common import environment, paths
 from kernelproxy.common.errors import StoreError
 from kernelproxy.storage.chunk_store import Store
 
-REASON = "The GPU session has ended, and what was in GPU memory with it. Restart the kernel."
+REASON = "The GPU session has ended, and its GPU memory is lost. Restart the kernel."
 RESTORE = "The GPU session has ended. To continue, restart the kernel and restore checkpoint {}."
 
 

@@ -38,7 +38,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         written.append(
             f"{_clock(each['at'])}  {who} on {device_name(each['device'])}: {clock(each['text'])}"
         )
-    return written or ["Nothing was recorded in that time."]
+    return written or ["No GPU was used in that time."]
 
 
 def _clock(at: float) -> str:

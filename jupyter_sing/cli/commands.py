@@ -67,6 +67,8 @@ from kernelproxy.native import libraries
 ANSWER_SECONDS_MAX = 30.0
 #: Spans of a session in a user-facing table: the shown time divided by this is the resolution.
 _SPANS_SHOWN = 200
+_SESSION = "id of the session, a unique prefix of the id, or the name"
+_PYTHON = "Python interpreter that has torch (default: this one)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,7 +106,10 @@ def _text(error: Exception) -> str:
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser = argparse.ArgumentParser(prog="jupyter sing", description="Device sessions.")
+    parser = argparse.ArgumentParser(
+        prog="jupyter sing",
+        description="Manage GPU sessions of notebooks and programs, and their checkpoints.",
+    )
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
 
     def add(name: str, function: Callable[[argparse.Namespace], int], text: str) -> Any:
@@ -114,80 +119,95 @@ def _parser() -> argparse.ArgumentParser:
 
     add("status", status, "show GPUs and sessions")
     add("devices", devices, "show GPUs")
-    had = add("activity", show_activity, "show who used the GPUs, and what happened")
-    until_now = "how many hours to show (default: 24, which is all that is kept)"
+    had = add("activity", show_activity, "show which sessions used the GPUs, and their events")
+    until_now = "number of hours to show (default: 24; older records are deleted)"
     had.add_argument("--hours", type=_hours, default=24.0, help=until_now)
     run = add("run", run_program, "run a Python program with a GPU session")
-    run.add_argument("--name", help="name of the session (default: the script's)")
-    run.add_argument("--device", help="id of the GPU, such as cpu:1 (default: the emptiest)")
-    run.add_argument("--python", default=sys.executable, help="interpreter that has torch")
+    run.add_argument("--name", help="name of the session (default: name of the script)")
+    run.add_argument(
+        "--device", help="id of the GPU, such as cpu:1 (default: the one with the most free memory)"
+    )
+    run.add_argument("--python", default=sys.executable, help=_PYTHON)
     run.add_argument("script", help="Python program")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     suspend_parser = add("suspend", suspend, "free the GPU of a session and keep its state")
     resume_parser = add("resume", resume, "move the state of a session back to the GPU")
     for each in (suspend_parser, resume_parser):
-        each.add_argument("session", help="id, unique prefix of one, or name")
+        each.add_argument("session", help=_SESSION)
     move = add("migrate", migrate, "move a session to another GPU while it runs")
-    move.add_argument("session", help="id, unique prefix of one, or name")
+    move.add_argument("session", help=_SESSION)
     move.add_argument("device", help="id of the GPU, such as cpu:1 or cuda:0")
     pin_parser = add("pin", pin, "keep the memory of a session on its GPU")
-    unpin_parser = add("unpin", pin, "let the memory of a session leave its GPU again")
+    unpin_parser = add("unpin", pin, "allow the memory of a session to leave its GPU again")
     priority_parser = add("priority", priority, "show or set the priority of a session")
     for each in (pin_parser, unpin_parser, priority_parser):
-        each.add_argument("session", help="id, unique prefix of one, or name")
+        each.add_argument("session", help=_SESSION)
     pin_parser.set_defaults(pinned=True)
     unpin_parser.set_defaults(pinned=False)
-    levels = "as high as its user may have (default: show it)"
+    levels = "priority to set, as far as the policy allows (default: show the current one)"
     priority_parser.add_argument("level", nargs="?", choices=TIERS, help=levels)
-    explain = add("why", why, "show what was decided about a session, and why")
+    explain = add("why", why, "show the scheduler's decisions about a session, with reasons")
+    explain.add_argument("session", help=f"{_SESSION}; ended sessions are found, too")
     explain.add_argument(
-        "session", help="id, unique prefix of one, or name (of one that has ended, too)"
+        "--count", type=int, default=20, help="number of decisions to show (default: 20)"
     )
-    explain.add_argument("--count", type=int, default=20, help="how many decisions (default: 20)")
-    form = "only the variables, or the whole process (default: the best that works)"
+    form = "namespace: only variables; process: the whole process (default: process if possible)"
     checkpoint_parser = add("checkpoint", checkpoint, "save a checkpoint of a notebook")
-    checkpoint_parser.add_argument("session", help="id, unique prefix of one, or name")
+    checkpoint_parser.add_argument("session", help=_SESSION)
     named = checkpoint_parser.add_mutually_exclusive_group()
-    named.add_argument("called", nargs="?", metavar="NAME", help="default: what and when")
-    named.add_argument("--name", help="the same")
+    named.add_argument(
+        "called",
+        nargs="?",
+        metavar="NAME",
+        help="name of the checkpoint (default: notebook and time)",
+    )
+    named.add_argument("--name", help="same as NAME")
     checkpoint_parser.add_argument("--form", choices=FORMS, default="", help=form)
     add("checkpoints", checkpoints, "list checkpoints")
-    restore_parser = add("restore", restore, "restore a checkpoint into its kernel or another")
+    restore_parser = add(
+        "restore",
+        restore,
+        "restore a checkpoint into the kernel that it was saved from, or into another one",
+    )
     which = restore_parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("name", nargs="?", help="of the checkpoint")
+    which.add_argument("name", nargs="?", help="name of the checkpoint")
     which.add_argument(
         "--last",
         nargs="?",
         const="",
         metavar="SESSION",
-        help="instead of a name: the last one of a session's notebook, into its kernel (default: "
-        "the only session that has one)",
+        help="restore the last checkpoint of a session's notebook into its kernel (default: the "
+        "only session that has a checkpoint)",
     )
     restore_parser.add_argument(
-        "--session", help="into its kernel (default: the one it was saved from)"
+        "--session", help="session to restore into (default: the one that was saved)"
     )
     restore_parser.add_argument("--form", choices=FORMS, default="", help=form)
     delete = add("checkpoint-delete", checkpoint_delete, "delete a checkpoint")
-    delete.add_argument("name", help="of the checkpoint")
+    delete.add_argument("name", help="name of the checkpoint")
     policy.add_verbs(verbs, common)
     simulate.add_verb(verbs, common)
     doctor_parser = add("doctor", show_doctor, "check what works on this machine")
-    doctor_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
+    doctor_parser.add_argument("--python", default=sys.executable, help=_PYTHON)
     build_parser = add(
         "build", build, "compile GPU support once, for all users of this machine (as root)"
     )
-    build_parser.add_argument("--python", default=sys.executable, help="interpreter with torch")
+    build_parser.add_argument("--python", default=sys.executable, help=_PYTHON)
     daemon_parser = add("daemon", daemon, "start the daemon (it also starts by itself when needed)")
     daemon_parser.add_argument("--foreground", action="store_true", help="run in this terminal")
     daemon_parser.add_argument(
-        "--system", action="store_true", help="start one for all users of this machine (as root)"
+        "--system",
+        action="store_true",
+        help="start the daemon that serves all users of this machine (as root)",
     )
-    daemon_parser.add_argument("--group", help="with --system: only its members may use it")
+    daemon_parser.add_argument(
+        "--group", help="with --system: only members of this group may use the daemon"
+    )
     stop_parser = add("stop", stop, "save all notebooks, then stop the daemon and all sessions")
     stop_parser.add_argument(
         "--no-checkpoint",
         action="store_true",
-        help="save nothing: GPU memory that is not in a checkpoint is lost",
+        help="do not save first: GPU memory that is in no checkpoint is lost",
     )
     return parser
 
@@ -250,7 +270,7 @@ def _hours(text: str) -> float:
     """Parse a number of hours."""
     hours = float(text)
     if not 0 < hours < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a time: write a number of hours above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of hours above 0")
     return hours
 
 
@@ -375,7 +395,7 @@ def _session_of(control: Control, name: str) -> str:
             return str(session["id"])
     raise ControlError(
         f"The session of {name} has ended. Open its notebook, restart the kernel if it still runs, "
-        f"and run %sing restore {name} there, or choose another session with --session.",
+        f"and run %sing restore {name} there. Or choose another session with --session.",
         "unknown-session",
     )
 
@@ -391,8 +411,8 @@ def _only_session(control: Control) -> str:
         return str(found[0]["id"])
     if not found:
         raise ControlError(
-            "No session has a checkpoint. jupyter sing checkpoints lists those of ended sessions: "
-            "run %sing restore NAME in a notebook.",
+            "No session has a checkpoint. To restore one of an ended session, find its name with "
+            "jupyter sing checkpoints, and run %sing restore NAME in a notebook.",
             "unknown-checkpoint",
         )
     names = ", ".join(f"{each['id'][:8]} ({each['name']})" for each in found)
@@ -410,7 +430,7 @@ def checkpoint_delete(options: argparse.Namespace) -> int:
 def daemon(options: argparse.Namespace) -> int:
     """``daemon``: start it; ``--foreground``: become it; ``--system``: serve all users."""
     if options.group and not options.system:
-        raise ControlError("--group needs --system.", "bad-request")
+        raise ControlError("--group can only be used together with --system.", "bad-request")
     program = ["-m", "kernelproxy.agent"]
     place = None
     if options.system:
@@ -489,7 +509,7 @@ def show_doctor(options: argparse.Namespace) -> int:
         _print_json({"findings": [asdict(finding) for finding in findings]})
     else:
         rows = [(finding.state, finding.name, finding.text) for finding in findings]
-        print(status_text.Table(("", "what", "found"), rows))
+        print(status_text.Table(("", "check", "result"), rows))
     return int(any(finding.state == "broken" for finding in findings))
 
 
@@ -508,7 +528,7 @@ def run_program(options: argparse.Namespace) -> int:
     """``run SCRIPT``: in a session if possible, else without; return the script's exit status."""
     script = os.path.abspath(options.script)
     if not os.path.isfile(script):
-        raise ControlError(f"There is no program {options.script}.", "bad-request")
+        raise ControlError(f"The program {options.script} was not found.", "bad-request")
     env = {k: v for k, v in os.environ.items() if not k.startswith("SING_")}
     name = options.name or os.path.basename(script)
     try:

@@ -68,9 +68,13 @@ def examine(python: str = sys.executable) -> list[Finding]:
 def _provisioner() -> Iterator[Finding]:
     names = {each.name for each in entry_points(group="jupyter_client.kernel_provisioners")}
     if "sing" in names:
-        yield Finding("provisioner", "ok", "kernels can be started by `sing`")
+        yield Finding("provisioner", "ok", "the kernel provisioner `sing` is installed")
     else:
-        yield Finding("provisioner", "broken", "jupyter_sing is not installed here: pip install it")
+        yield Finding(
+            "provisioner",
+            "broken",
+            "jupyter_sing is not installed in this environment: run pip install",
+        )
 
 
 def _panels() -> Iterator[Finding]:
@@ -78,9 +82,9 @@ def _panels() -> Iterator[Finding]:
 
     for directory in jupyter_path("labextensions", "jupyter-sing"):
         if Path(directory, "package.json").is_file():
-            yield Finding("panels", "ok", f"JupyterLab shows what is in {directory}")
+            yield Finding("panels", "ok", f"JupyterLab loads them from {directory}")
             return
-    text = "The JupyterLab panels are not installed: install again with Node 20 or newer"
+    text = "not installed: install jupyter_sing again, with Node 20 or newer"
     yield Finding("panels", "missing", text)
 
 
@@ -94,9 +98,13 @@ def _compiler() -> Iterator[Finding]:
     command = os.environ.get("CXX", "g++").split()[0]
     found = shutil.which(command)
     if found:
-        yield Finding("compiler", "ok", f"{found} can build the native part for other torches")
+        yield Finding(
+            "compiler", "ok", f"{found} can build GPU support for other versions of torch"
+        )
     else:
-        text = f"{command} not found: only torch versions with prebuilt GPU support can use the GPU"
+        text = (
+            f"{command} not found: only versions of torch with prebuilt GPU support can use the GPU"
+        )
         yield Finding("compiler", "missing", text)
 
 
@@ -107,7 +115,7 @@ def _devices() -> Iterator[Finding]:
             who = owner(device)
         except OSError as error:
             # On WSL, for example, GPUs work but have no device files.
-            why = f"cannot be locked ({error}): nothing keeps other daemons from it"
+            why = f"cannot be locked ({error}): another daemon may use it at the same time"
             yield Finding("device", "missing", f"{text}, {why}")
         else:
             yield Finding("device", "ok", f"{text}, used by {who}" if who else text)
@@ -127,8 +135,8 @@ def _processes() -> Iterator[Finding]:
     except ProcessError as error:
         yield Finding("processes", "missing", str(error))
         return
-    how = {"root": "by root's rights", "user": "in a namespace of users"}[found.kind]
-    yield Finding("processes", "ok", f"saved {how}, by {found.criu}")
+    how = {"root": "as root", "user": "in a user namespace"}[found.kind]
+    yield Finding("processes", "ok", f"can be saved {how}, with {found.criu}")
 
 
 def _daemon() -> Iterator[Finding]:

@@ -51,16 +51,16 @@ ANSWER_SECONDS_MAX = 30.0
 
 def add_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
     """Add ``policy`` and its verbs; called once, for the parser of the CLI."""
-    text = "who may use which devices: policy files"
+    text = "check, show or apply a policy: which users may use which devices"
     policy = verbs.add_parser("policy", help=text, description=text)
     actions = policy.add_subparsers(title="verbs", required=True, metavar="VERB")
-    check_text = "check a policy file and name its errors"
+    check_text = "check a policy file and show its errors"
     checking = actions.add_parser(
         "check", parents=[common], help=check_text, description=check_text
     )
     checking.set_defaults(function=check)
-    checking.add_argument("file", help="policy, in YAML")
-    show_text = "show what a policy gives to whom"
+    checking.add_argument("file", help="policy file, YAML")
+    show_text = "show what each user gets by a policy"
     showing = actions.add_parser("show", parents=[common], help=show_text, description=show_text)
     showing.set_defaults(function=show)
     showing.add_argument(
@@ -68,14 +68,20 @@ def add_verbs(verbs: Any, common: argparse.ArgumentParser) -> None:
         nargs="?",
         help="policy file, YAML (default: the policy in force, else the built-in one)",
     )
-    showing.add_argument("--user", metavar="NAME", help="for this user, and by which lines")
-    apply_text = "apply a policy, now and at every start of the daemon"
+    showing.add_argument(
+        "--user",
+        metavar="NAME",
+        help="show only this user, with the lines of the policy that apply",
+    )
+    apply_text = "apply a policy now, and at every later start of the daemon"
     applying = actions.add_parser(
         "apply", parents=[common], help=apply_text, description=apply_text
     )
     applying.set_defaults(function=apply)
-    applying.add_argument("file", help="policy, in YAML")
-    applying.add_argument("--dry-run", action="store_true", help="only show who would be affected")
+    applying.add_argument("file", help="policy file, YAML")
+    applying.add_argument(
+        "--dry-run", action="store_true", help="only show which users would be affected"
+    )
 
 
 def check(options: argparse.Namespace) -> int:
@@ -193,7 +199,7 @@ def _user(found: UserPolicy) -> str:
         where = "built in" if each.path is None else f"{each.path}{line}"
         rows.append((NAMES[key], value_text(key, values[each.key]), where))
     who = found.user if found.group is None else f"{found.user}, of group {found.group}"
-    text = f"{who}\n\n{Table(('what', 'value', 'decided by'), rows)}"
+    text = f"{who}\n\n{Table(('setting', 'value', 'decided by'), rows)}"
     if found.admitted:
         return text
     return f"{found.user} is not admitted: others.admitted is false."
@@ -225,12 +231,12 @@ def _all(policy: Policy) -> str:
     people = [row for each in described for row in _people(each)]
     others = _terms_text(policy.others) if admitted else "not admitted"
     people.append((home if admitted else "", "others", others))
-    people.append(("", "everybody", _terms_text(policy.defaults)))
+    people.append(("", "all users", _terms_text(policy.defaults)))
     parts = [
         f"cluster: {cluster_text(policy.cluster)}",
         f"{Table(('tier', *(NAMES[key] for key in TIER_TERMS)), tiers)}{_promises(policy)}",
         Table(("virtual cluster", "guaranteed", "weight", "all together"), clusters),
-        Table(("virtual cluster", "who", "terms"), people),
+        Table(("virtual cluster", "users", "terms"), people),
     ]
     return "\n\n".join(str(part) for part in parts)
 
@@ -248,8 +254,8 @@ def _promises(policy: Policy) -> str:
         if targets[tier] > 0.0
     )
     return (
-        f"\n\nOn {where} {found} sessions can be promised that at once.\n"
-        "Others are served without a promise, and are told so."
+        f"\n\nOn {where}, {found} sessions can have that guarantee at the same time.\n"
+        "Further sessions run without a guarantee. Their status shows it."
     )
 
 

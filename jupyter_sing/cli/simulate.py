@@ -32,7 +32,7 @@ LINE_CHARACTERS_MAX = 10_000
 
 def add_verb(verbs: Any, common: argparse.ArgumentParser) -> None:
     """Add ``simulate``; called once, for the parser of the CLI."""
-    text = "what the scheduler would make of a workload, in virtual time"
+    text = "simulate the scheduler on a workload, in virtual time"
     verb = verbs.add_parser("simulate", parents=[common], help=text, description=text)
     verb.set_defaults(function=simulate)
     add = verb.add_argument
@@ -40,24 +40,30 @@ def add_verb(verbs: Any, common: argparse.ArgumentParser) -> None:
         "--workload",
         required=True,
         metavar="FILE|generator",
-        help="CSV of session,num_gpu,start_min,dur_min[,memory_gb], pods of openb, or generator: a "
-        "week of 71 notebooks by chance, fitted to what is published",
+        help="CSV file with the columns session,num_gpu,start_min,dur_min[,memory_gb], CSV file of "
+        "OpenB pods, or generator: a random week of 71 notebooks, fitted to published figures",
     )
-    policy = "whose sessions they are, and with which rights; named user/anything, or in turn"
+    policy = "policy file; sessions named USER/NAME belong to USER, others to its users in turn"
     add("--policy", metavar="FILE", help=policy)
-    add("--gpus", required=True, type=_whole(1, GPUS_MAX), metavar="N", help="devices")
-    add("--memory", type=_number(0, False), default=24.0, metavar="GB", help="of a device")
-    bandwidth = "between a device and its host (default: 20)"
+    add("--gpus", required=True, type=_whole(1, GPUS_MAX), metavar="N", help="number of GPUs")
+    add(
+        "--memory",
+        type=_number(0, False),
+        default=24.0,
+        metavar="GB",
+        help="memory of a GPU (default: 24)",
+    )
+    bandwidth = "bandwidth between a GPU and its host (default: 20)"
     add("--bandwidth", type=_number(0, False), default=20.0, metavar="GB/s", help=bandwidth)
-    switch = "that a switch takes besides its bytes (default: 0.1)"
+    switch = "time that a switch takes in addition to the transfer of its bytes (default: 0.1)"
     add("--switch", type=_number(0, True), default=0.1, metavar="SECONDS", help=switch)
-    baselines = "also reservations, culling, first come first served, nvshare and LAS"
+    baselines = "also simulate reservations, culling, first come first served, nvshare and LAS"
     add("--baselines", action="store_true", help=baselines)
-    seed = "of the generator, and nothing else (default: 0)"
+    seed = "seed of the generator (default: 0)"
     add("--seed", type=_whole(0, 2**63), default=0, metavar="N", help=seed)
-    bursts = "of the generator: cells of seconds among the training ones (default: 0)"
+    bursts = "generator: number of cells of a few seconds among the training cells (default: 0)"
     add("--bursts", type=_whole(0, 10**7), default=0, metavar="N", help=bursts)
-    add("--plot", metavar="FILE", help="also draw the times to GPU, as SVG")
+    add("--plot", metavar="FILE", help="also write a plot of the times to GPU, as SVG")
 
 
 def simulate(options: argparse.Namespace) -> int:
@@ -143,7 +149,7 @@ def _workload(options: argparse.Namespace, cluster: SimulatedCluster) -> Workloa
                 return openb.workload(pods, cluster.memory)
             return workload.read(chain([header], lines))
     except UnicodeDecodeError:
-        raise ControlError(f"{options.workload}: it is no text in UTF-8.", "bad-workload") from None
+        raise ControlError(f"{options.workload}: it is not UTF-8 text.", "bad-workload") from None
     except WorkloadError as error:
         raise ControlError(f"{options.workload}: {error}", "bad-workload") from None
     except ValueError as error:  # the generator's

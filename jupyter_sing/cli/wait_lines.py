@@ -1,4 +1,4 @@
-"""Lines on standard error that say for what a command waits, while it takes long."""
+"""Lines on standard error that show for what a command waits, while it takes long."""
 
 from __future__ import annotations
 

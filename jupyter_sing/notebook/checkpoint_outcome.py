@@ -8,7 +8,7 @@ from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import CheckpointReply, LastCheckpoint
 
-NOT_SAVED = "The daemon ended while it saved. The checkpoint was not saved: save it again."
+NOT_SAVED = "The daemon ended during the save. The checkpoint was not saved: save it again."
 
 
 class Outcome:

@@ -46,10 +46,11 @@ HELP = """\
 %sing resume    move the state back to the GPU now
 %sing migrate DEVICE
                 move the state to another GPU, such as cpu:1 or cuda:1
-%sing pin       keep the memory on the GPU, even when idle (%sing unpin: stop that);
-                others still get their turns
+%sing pin       keep the memory on the GPU, even when idle (undo: %sing unpin);
+                other sessions still get their turns
 %sing priority [LEVEL]
-                show or set the priority: premium, standard or basic, as far as you may
+                show or set the priority: premium, standard or basic, as far as the
+                policy allows
 %sing checkpoint [NAME]
                 save the notebook to disk: variables and GPU memory, and the whole process
                 where possible (--form namespace: only variables; --form process: fail
@@ -57,12 +58,14 @@ HELP = """\
 %sing checkpoints
                 list the checkpoints
 %sing restore [NAME]
-                replace this notebook's variables by a checkpoint (default: its last one).
+                replace this notebook's variables with those of a checkpoint (default: its
+                last one).
                 A checkpoint contains code that runs: only restore checkpoints made by you
-                or someone you trust. Restores the process, if it was saved (--form as above)
-%sing auto      show when checkpoints are saved automatically
-                (set it: %sing auto 10m, %sing auto 20 cells, %sing auto off)
-%sing help      this text"""
+                or someone you trust. Also restores the process if it was saved (--form: as
+                above)
+%sing auto      show how often checkpoints are saved automatically
+                (change: %sing auto 10m, %sing auto 20 cells, %sing auto off)
+%sing help      show this text"""
 
 # Resuming may wait for room, and suspending for the operator that runs now.
 VERB_SECONDS_MAX = 600.0
@@ -79,13 +82,13 @@ def sing(line: str) -> Any:
     verb = words[0] if words else "status"
     function = _VERBS.get(verb)
     if function is None:
-        _complain(f"%sing {line.strip()} is not a command; %sing help lists the commands")
+        _complain(f"%sing {line.strip()} is not a command. Run %sing help to list the commands")
         return None
     try:
         arguments, options = _options(words[1:])
         inspect.signature(function).bind(*arguments, **options)
     except (TypeError, ValueError):
-        _complain(f"%sing {verb} has wrong arguments; %sing help shows how to write it")
+        _complain(f"%sing {verb} has wrong arguments. Run %sing help to see the right ones")
         return None
     try:
         with restart_note.told(_complain):
@@ -136,7 +139,7 @@ def migrate(device: str) -> None:
     """``%sing migrate DEVICE``."""
     session_id = _session_id()
     if session_id:
-        with Bar("Moving", session_id):
+        with Bar("Migrating", session_id):
             _call(SessionReply, Migrate(session_id, device))
         _say(status_text.migration_text(_described(session_id)))
 

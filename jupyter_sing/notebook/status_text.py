@@ -126,7 +126,7 @@ def migration_text(session: dict[str, Any]) -> str:
 def pinned_text(session: dict[str, Any]) -> str:
     """Return whether a session's memory stays on its device, as text."""
     if not session["pinned"]:
-        return "Not pinned: its memory may leave the GPU when others need it."
+        return "Not pinned: its memory may leave the GPU when other sessions need it."
     device = device_name(session["device"])
     if session["worker_pid"] is None:
         return f"Pinned: once resumed, its memory stays on {device}."
@@ -155,7 +155,7 @@ def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
         for s in sessions
     ]
     whose = ["owner"] if several else []
-    header = ("id", *whose, "name", "state", "GPU", "memory", "what happens")
+    header = ("id", *whose, "name", "state", "GPU", "memory", "details")
     return Table(header, rows)
 
 
@@ -170,7 +170,7 @@ def waits_line(sharing: dict[str, Any]) -> str:
         return ""
     broken = sharing["tier_violations"]
     hours = f"{broken:,} session-hour{'' if broken == 1 else 's'}"
-    missed = f"\nBelow the share that their tier promises: {hours}." if broken else ""
+    missed = f"\nBelow the guaranteed share of their tier: {hours}." if broken else ""
     return f"Time to GPU: {'; '.join(waited)}{missed}"
 
 

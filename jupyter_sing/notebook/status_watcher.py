@@ -33,7 +33,7 @@ from kernelproxy.kernel import activation
 ANSWER_SECONDS_MAX = 120.0
 #: For users' requests, which may wait for room, for a cell, or for the disk.
 VERB_SECONDS_MAX = 3600.0
-LOST = "The jupyter_sing daemon has ended. Looking for the next one."
+LOST = "The jupyter_sing daemon has ended. Reconnecting to the next one."
 #: Pauses between two attempts to reach a daemon that does not run: the first, and the longest.
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
 
@@ -233,7 +233,7 @@ class ElsewhereError(ControlError):
     """The calling process was replaced by one restored from its images."""
 
     def __init__(self) -> None:
-        super().__init__("This process was restored since.", "ended")
+        super().__init__("This process has been restored from a checkpoint.", "ended")
 
 
 def ask(reply_type: type[Reply], request: Message, after: Message | None = None) -> Reply:

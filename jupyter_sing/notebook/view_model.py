@@ -18,9 +18,9 @@ from kernelproxy.common.readable import device_label, device_name, soon, turn, w
 SUSPEND, RESUME, CHECKPOINT = "Suspend", "Resume now", "Save checkpoint"
 PIN = "Keep on GPU"
 HINTS = {
-    SUSPEND: "Free the GPU and keep the state: the next cell resumes",
+    SUSPEND: "Free the GPU and keep the state; the next cell resumes the session",
     RESUME: "Move the state back to the GPU now",
-    PIN: "Keep the memory on the GPU, even when idle; others still get their turns",
+    PIN: "Keep the memory on the GPU, even when idle; other sessions still get their turns",
     CHECKPOINT: "Save the whole notebook to disk, as soon as no cell is running",
 }
 #: Texts while the action of a button is in progress.
@@ -44,7 +44,7 @@ GLYPHS = {
 UNKNOWN_GLYPH = "?"
 #: Glyph of a session that takes turns, regardless of which one executes now.
 SHARING = GLYPHS["running"]
-WAITING = "Asking the jupyter_sing daemon …"
+WAITING = "Connecting to the jupyter_sing daemon …"
 UNKNOWN = "This session has ended. Restart the kernel."
 NO_DAEMON = "No daemon"
 GONE = "Ended"
@@ -267,7 +267,7 @@ def devices_table(seen: Seen, session_id: str) -> status_text.Table:
             (
                 device_label(device["id"]),
                 f"{used} of {status_text.bytes_text(device['memory_total'])}",
-                ", ".join(_holder(each, session_id) for each in there) or "nobody",
+                ", ".join(_holder(each, session_id) for each in there) or "no session",
                 str(waiting or ""),
             )
         )

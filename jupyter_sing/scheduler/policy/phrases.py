@@ -22,7 +22,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "device_memory": "device memory",
         "gpu_hours_per_day": "GPU-hours a day",
         "disk": "disk",
-        "gpu_percent": "promised GPU time",
+        "gpu_percent": "guaranteed GPU time",
         "suspend_after": "suspended after",
         "hibernate_after": "hibernated after",
         "max_hold": "longest hold",
@@ -63,7 +63,7 @@ def guarantee_text(cluster: VirtualCluster) -> str:
 def cluster_text(cluster: ClusterPolicy | None) -> str:
     """Format the devices of a cluster."""
     if cluster is None:
-        return "what the machine has"
+        return "the devices of this machine"
     if cluster.physical_cells:
         names = list(dict.fromkeys(cell.cell_type for cell in cluster.physical_cells))
         counts = [sum(c.cell_type == name for c in cluster.physical_cells) for name in names]

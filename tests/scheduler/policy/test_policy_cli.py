@@ -72,26 +72,26 @@ def test_a_policy_is_shown_in_tables(capsys: pytest.CaptureFixture[str]) -> None
         == """\
 cluster: 1 host of 4 devices
 
-tier      promised GPU time  suspended after  hibernated after  longest hold
-premium   90 %               10 min           never             unlimited
-standard  60 %               10 min           never             unlimited
-basic     none               2 min            never             30 min
+tier      guaranteed GPU time  suspended after  hibernated after  longest hold
+premium   90 %                 10 min           never             unlimited
+standard  60 %                 10 min           never             unlimited
+basic     none                 2 min            never             30 min
 
-On 4 devices 61 premium or 114 standard sessions can be promised that at once.
-Others are served without a promise, and are told so.
+On 4 devices, 61 premium or 114 standard sessions can have that guarantee at the same time.
+Further sessions run without a guarantee. Their status shows it.
 
 virtual cluster  guaranteed  weight  all together
 lab              nothing     1       unlimited
 default          nothing     1       unlimited
 
-virtual cluster  who                           terms
+virtual cluster  users                         terms
 lab              grace                         tier premium, devices at once 3
 lab              robot                         tier basic, devices at once 4, GPU-hours a day 24
 lab              ada
 lab              staff: edsger, barbara, dr-*  weight 2
 lab              students: s[0-9]*
 default          others                        tier basic, devices at once 1, GPU-hours a day 2
-                 everybody                     packing allowed, devices at once 2, disk 200 GiB
+                 all users                     packing allowed, devices at once 2, disk 200 GiB
 """
     )
 
@@ -120,7 +120,7 @@ def test_without_a_file_what_holds_is_shown(
 ) -> None:
     assert commands.main(["policy", "show"]) == 0
     out = capsys.readouterr().out
-    assert "standard  70 %               10 min           never             unlimited" in out
+    assert "standard  70 %                 10 min           never             unlimited" in out
     assert commands.main(["policy", "show", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"policy": {}}
     policy_file.keep(runtime_dir, "defaults: {weight: 2}")
@@ -148,10 +148,10 @@ def test_a_user_is_shown_with_the_lines(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert out.startswith("2026017, of group students\n")
     assert (
-        "GPU-hours a day    4        "
+        "GPU-hours a day      4        "
         f"virtual_clusters.course.each.quotas.gpu_hours_per_day (line {line})\n"
     ) in out
-    assert "weight             1        built in\n" in out
+    assert "weight               1        built in\n" in out
     assert commands.main(["policy", "show", COURSE, "--user", "2026017", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["tier"], found["quotas"]["devices"], found["terms"]["max_hold"]) == (

@@ -38,9 +38,9 @@ CASES: dict[str, tuple[str, str, list[SessionUse], list[str]]] = {
         "tiers: {standard: {suspend_after: 2 min, gpu_percent: 50}}",
         [resting("bob"), running("ada")],
         [
-            "ada (default): promised GPU time 70 % -> 50 %; suspended after 10 min -> 2 min; "
+            "ada (default): guaranteed GPU time 70 % -> 50 %; suspended after 10 min -> 2 min; "
             "1 running session keeps its cell",
-            "bob and others (default): promised GPU time 70 % -> 50 %; suspended after 10 min -> "
+            "bob and others (default): guaranteed GPU time 70 % -> 50 %; suspended after 10 min -> "
             "2 min",
         ],
     ),

@@ -60,7 +60,7 @@ def test_activity_is_shown_to_people_and_programs(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["activity"]) == 0
-    assert capsys.readouterr().out == "Nothing was recorded in that time.\n"
+    assert capsys.readouterr().out == "No GPU was used in that time.\n"
     now = time.time()
     record = Record(runtime_dir)
     devices = [(each, "software", 1 << 30) for each in ("cpu:0", "cpu:1")]
@@ -113,7 +113,7 @@ def test_pins_and_priorities(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixt
         (["priority", name], "Priority: default"),
         (["priority", name, "basic"], "Priority: basic"),
         (["priority", "digits.ipynb"], "Priority: basic"),
-        (["unpin", name], "Not pinned: its memory may leave the GPU when others need it."),
+        (["unpin", name], "Not pinned: its memory may leave the GPU when other sessions need it."),
     ):
         assert commands.main(arguments) == 0
         assert capsys.readouterr().out == f"digits.ipynb: {line}\n"
@@ -394,7 +394,7 @@ def test_a_program_of_who_may_use_no_device_ends_with_one_line(
 
 def test_run_of_nothing_is_an_error(runtime_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["run", "nowhere.py"]) == 1
-    assert capsys.readouterr().err == "jupyter sing: There is no program nowhere.py.\n"
+    assert capsys.readouterr().err == "jupyter sing: The program nowhere.py was not found.\n"
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_the_table_says_who_has_each_device() -> None:
             "",
         ),
     ]
-    assert view_model.devices_table(seen(tier="parked"), ID).rows[0][2] == "nobody"
+    assert view_model.devices_table(seen(tier="parked"), ID).rows[0][2] == "no session"
 
 
 def test_what_nobody_can_say_is_said() -> None:

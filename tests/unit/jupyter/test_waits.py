@@ -69,7 +69,7 @@ def test_people_see_waits_and_broken_promises() -> None:
     assert status_text.waits_line(sharing()) == (
         "Time to GPU: basic: median 1.25 s, p99 1.25 s of 2 cells; "
         "premium: median 2.25 s, p99 2.25 s of 1 cell\n"
-        "Below the share that their tier promises: 4 session-hours."
+        "Below the guaranteed share of their tier: 4 session-hours."
     )
     assert status_text.waits_line({}) == ""
 

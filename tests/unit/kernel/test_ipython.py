@@ -295,7 +295,7 @@ def test_pins_and_priorities(
 ) -> None:
     for line, said in (
         ("pin", "Pinned: its memory stays on Simulated GPU 0."),
-        ("unpin", "Not pinned: its memory may leave the GPU when others need it."),
+        ("unpin", "Not pinned: its memory may leave the GPU when other sessions need it."),
         ("priority", "Priority: default"),
         ("priority basic", "Priority: basic"),
         ("priority", "Priority: basic"),
@@ -305,7 +305,7 @@ def test_pins_and_priorities(
     for line, error in (
         ("priority premium", "Premium is for others."),
         ("priority best", "There is no priority 'best'."),
-        ("pin now", "%sing pin has wrong arguments; %sing help shows how to write it."),
+        ("pin now", "%sing pin has wrong arguments. Run %sing help to see the right ones."),
     ):
         assert magics.sing(line) is None
         assert capsys.readouterr() == ("", f"jupyter_sing: {error}\n")
