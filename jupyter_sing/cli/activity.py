@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from jupyter_sing.notebook.status_text import Table, bytes_text
+from jupyter_sing.notebook.status_text import Table
 from kernelproxy.common.readable import clock, device_label, device_name
+from kernelproxy.common.units import bytes_text
 
 
 def lines(found: dict[str, Any]) -> list[str]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from jupyter_sing.notebook.status_text import bytes_text
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, ProcessError, SingError
 from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.units import bytes_text
 from kernelproxy.criu import mode_probe
 from kernelproxy.devices import configured_devices
 from kernelproxy.devices.locks import owner

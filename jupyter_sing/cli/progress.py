@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from jupyter_sing.notebook.status_text import bytes_text
+from kernelproxy.common.units import bytes_text
 
 SHOWN_AFTER_SECONDS = 0.5
 _CLEAR = "\r\x1b[K"

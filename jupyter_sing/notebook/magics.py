@@ -38,6 +38,7 @@ from kernelproxy.common.protocol import (
     Suspend,
 )
 from kernelproxy.common.readable import device_name, escaped
+from kernelproxy.common.units import bytes_text, parse_duration
 from kernelproxy.kernel import activation
 
 HELP = """\
@@ -71,7 +72,6 @@ HELP = """\
 VERB_SECONDS_MAX = 600.0
 BAR_SECONDS = 0.5
 UNKNOWN = "this session has ended: restart the kernel"
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -106,7 +106,7 @@ def status() -> Any:
     if not session_id:
         return None
     session = _described(session_id)
-    memory = status_text.bytes_text(session["memory"])
+    memory = bytes_text(session["memory"])
     _say(f"{status_text.state_text(session)} [{memory} on {device_name(session['device'])}]")
     for line in status_text.checkpoint_lines(session):
         _say(line)
@@ -254,10 +254,10 @@ def automatic_rule(words: Sequence[str]) -> tuple[float, int]:
     if text == "off":
         return 0.0, 0
     found = re.fullmatch(
-        r"(?:every )?(?:(\d+(?:\.\d+)?) ?([smh]))?(?:(?: or)? ?(\d+) ?cells?)?", text
+        r"(?:every )?(\d+(?:\.\d+)? ?(?:s|m|min|h|d))?(?:(?: or)? ?(\d+) ?cells?)?", text
     )
-    every = float(found[1] or 0) * _UNITS[found[2] or "s"] if found else 0.0
-    cells = int(found[3] or 0) if found else 0
+    every = parse_duration(found[1] or "0") if found else 0.0
+    cells = int(found[2] or 0) if found else 0
     if not every and not cells:
         raise ControlError(
             f"%sing auto {text} is not an interval: write 90s, 10m, 2h, 20 cells or off.",
@@ -309,7 +309,7 @@ class Bar:
         """Show progress in bytes."""
         if time.monotonic() - self._began < BAR_SECONDS or not total:
             return
-        text = f"{self._what}: {status_text.bytes_text(done)} of {status_text.bytes_text(total)}"
+        text = f"{self._what}: {bytes_text(done)} of {bytes_text(total)}"
         with self._lock:
             self._counts = True
             self._show(text, f'value="{done}" max="{total}" ')

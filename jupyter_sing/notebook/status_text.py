@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kernelproxy.common.readable import bytes_text as bytes_text
 from kernelproxy.common.readable import (
     clock,
     device_label,
@@ -18,6 +17,7 @@ from kernelproxy.common.readable import (
     soon,
     width,
 )
+from kernelproxy.common.units import bytes_text, measured_text
 
 # One word for each state; what happens next is in the session's own reason.
 WORDS = {
@@ -162,7 +162,7 @@ def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
 def waits_line(sharing: dict[str, Any]) -> str:
     """Return how long cells waited for a device, and how often guarantees were missed; or ""."""
     waited = [
-        f"{tier}: median {seconds_text(found['p50'])}, p99 {seconds_text(found['p99'])}"
+        f"{tier}: median {measured_text(found['p50'])}, p99 {measured_text(found['p99'])}"
         f" of {found['count']:,} {'cell' if found['count'] == 1 else 'cells'}"
         for tier, found in sharing.get("time_to_gpu", {}).items()
     ]
@@ -172,13 +172,6 @@ def waits_line(sharing: dict[str, Any]) -> str:
     hours = f"{broken:,} session-hour{'' if broken == 1 else 's'}"
     missed = f"\nBelow the guaranteed share of their tier: {hours}." if broken else ""
     return f"Time to GPU: {'; '.join(waited)}{missed}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Format a measured time for display: ``0.4 ms``, ``1.25 s``, ``3.0 min``."""
-    if seconds < 1.0:
-        return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds:.2f} s" if seconds < 120.0 else f"{seconds / 60.0:.1f} min"
 
 
 def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:

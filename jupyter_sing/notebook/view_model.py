@@ -14,6 +14,7 @@ from typing import Any
 from jupyter_sing.notebook import status_text
 from jupyter_sing.notebook.status_watcher import Seen
 from kernelproxy.common.readable import device_label, device_name, soon, turn, without_turn
+from kernelproxy.common.units import bytes_text
 
 SUSPEND, RESUME, CHECKPOINT = "Suspend", "Resume now", "Save checkpoint"
 PIN = "Keep on GPU"
@@ -197,11 +198,11 @@ def memory_text(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> s
         snapshot = session["snapshot"]
         if snapshot is None and not session["operators"]:
             return f"Nothing on {device} yet"
-        size = f"{status_text.bytes_text(snapshot['bytes'])} " if snapshot else ""
+        size = f"{bytes_text(snapshot['bytes'])} " if snapshot else ""
         return f"{size}{_ELSEWHERE[session['tier']]}, moved from {device}"
     total = next((d["memory_total"] for d in devices if d["id"] == session["device"]), 0)
-    of = f" of {status_text.bytes_text(total)}" if total else ""
-    return f"{status_text.bytes_text(session['memory'])}{of} on {device}"
+    of = f" of {bytes_text(total)}" if total else ""
+    return f"{bytes_text(session['memory'])}{of} on {device}"
 
 
 def share(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
@@ -234,7 +235,7 @@ def progress_of(session: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:
         return "Preparing", (found["done"], found["total"]) if found["total"] else None
     if not found["total"]:
         return f"{what} {found['checkpoint']} …", None
-    done, total = status_text.bytes_text(found["done"]), status_text.bytes_text(found["total"])
+    done, total = bytes_text(found["done"]), bytes_text(found["total"])
     return f"{what} {found['checkpoint']}: {done} of {total}", (found["done"], found["total"])
 
 
@@ -262,11 +263,11 @@ def devices_table(seen: Seen, session_id: str) -> status_text.Table:
             and not each.get("shared")  # it uses the device as much as the others
             for each in seen.sessions.values()
         )
-        used = status_text.bytes_text(sum(each["memory"] for each in there))
+        used = bytes_text(sum(each["memory"] for each in there))
         rows.append(
             (
                 device_label(device["id"]),
-                f"{used} of {status_text.bytes_text(device['memory_total'])}",
+                f"{used} of {bytes_text(device['memory_total'])}",
                 ", ".join(_holder(each, session_id) for each in there) or "no session",
                 str(waiting or ""),
             )
@@ -276,7 +277,7 @@ def devices_table(seen: Seen, session_id: str) -> status_text.Table:
 
 def _holder(session: dict[str, Any], session_id: str) -> str:
     name = HERE if session["id"] == session_id else session["name"] or OTHERS
-    return f"{name} ({word(session)}, {status_text.bytes_text(session['memory'])})"
+    return f"{name} ({word(session)}, {bytes_text(session['memory'])})"
 
 
 def bar_html(done: int, total: int, text: str) -> str:

@@ -10,6 +10,7 @@ from jupyter_sing.scheduler.fairness.tier_targets import LOST_MIN
 from jupyter_sing.scheduler.settings import TARGETS, Tier
 from jupyter_sing.simulator.outcome import SessionRecord, SimulationOutcome
 from jupyter_sing.simulator.quantiles import quantile
+from kernelproxy.common.units import seconds_text
 
 SHORT_MAX = 60.0
 LONG_MIN = 3600.0
@@ -193,11 +194,6 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """Return rows below the header as Markdown."""
     every = [HEADER, ("---",) + ("---:",) * (len(HEADER) - 1), *lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in every)
-
-
-def seconds_text(seconds: float) -> str:
-    """Format a time: ``0.35 s``, ``12 s``, ``1,538 s``."""
-    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:,.0f} s"
 
 
 def _mean(values: Sequence[float]) -> float:

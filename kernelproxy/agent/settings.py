@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kernelproxy.common.errors import ControlError, DeviceError
-from kernelproxy.devices.sizes import parse_bytes
+from kernelproxy.common.errors import ControlError
+from kernelproxy.common.units import parse_bytes
 
 MIB = 1 << 20
 
@@ -111,7 +111,7 @@ def _bytes(environment: Mapping[str, str], name: str, default: int) -> int:
         return default
     try:
         return parse_bytes(text)
-    except DeviceError as error:
+    except ValueError as error:
         raise ControlError(f"{name}: {error}", "bad-request") from error
 
 

@@ -11,6 +11,8 @@ import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from kernelproxy.common.units import duration_text, percent_text
+
 _DEVICE = re.compile(r"\b(cpu|cuda):(\d+)\b")
 _MOMENT = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\dZ")
 #: Control characters, line ends, characters that change the order of text, and lone surrogates.
@@ -41,16 +43,6 @@ def width(text: str) -> int:
         if unicodedata.category(each) not in {"Mn", "Me", "Cf"}:  # these take no column
             found += 2 if unicodedata.east_asian_width(each) in {"W", "F"} else 1
     return found
-
-
-def bytes_text(count: float) -> str:
-    """Format a number of bytes: ``1.5 GiB``; like `bytesText` of the panels."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
 
 
 def device_name(device: str | None) -> str:
@@ -97,7 +89,7 @@ def sharing(devices: Sequence[str], others: Sequence[str], share: float) -> str:
     """Describe how devices are shared: ``Sharing GPU 1 with bob and 1 more · my share 50 %``."""
     where = device_name(devices[0]) if len(devices) == 1 else f"{len(devices)} GPUs"
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-    return f"Sharing {where} with {others[0]}{more} · my share {100 * share:.0f} %"
+    return f"Sharing {where} with {others[0]}{more} · my share {percent_text(share)}"
 
 
 _TURN = re.compile(r" (?:You are next|Place \d+ in the queue)[^.]*\.")
@@ -112,7 +104,4 @@ def soon(seconds: float) -> str:
     """Format an expected wait, no more precisely than an estimate allows."""
     if seconds < 0.5:
         return "any moment now"
-    for unit, length, least in (("h", 3600.0, 5400.0), ("min", 60.0, 90.0)):
-        if seconds >= least:
-            return f"about {seconds / length:.0f} {unit}"
-    return f"about {max(1.0, seconds):.0f} s"
+    return f"about {duration_text(max(1.0, seconds))}"

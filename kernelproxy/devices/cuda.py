@@ -10,8 +10,7 @@ from types import ModuleType
 
 from kernelproxy.common.errors import DeviceError
 from kernelproxy.common.shared_memory import DeviceKind
-from kernelproxy.devices.device import Device
-from kernelproxy.devices.sizes import parse_bytes
+from kernelproxy.devices.device import Device, memory_size
 
 #: Part of a GPU's memory that sessions may not use: every worker has a CUDA context and library
 #: workspaces there, which are not charged to any storage. 1/`RESERVED_PART` of the memory, but at
@@ -52,7 +51,7 @@ def parse(text: str) -> Device:
         found = _describe(nvml, int(number), handles[int(number)])
     if not separator:
         return found
-    memory = parse_bytes(size)
+    memory = memory_size(size)
     if not 1 << 20 <= memory <= found.memory_total:
         total = found.memory_total >> 20
         raise DeviceError(f"cuda:{text} is not between 1 MiB and the {total} MiB that it may have.")

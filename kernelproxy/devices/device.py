@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelproxy.common.errors import DeviceError
 from kernelproxy.common.shared_memory import DeviceKind
+from kernelproxy.common.units import parse_bytes
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,17 @@ class Device:
     capability: int = 0
     processors: int = 0
     node: str = ""
+
+
+def memory_size(text: str) -> int:
+    """Read the size of a device's memory, such as ``4GiB``.
+
+    Raises
+    ------
+    DeviceError
+        If it is not a size.
+    """
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise DeviceError(str(error)) from None

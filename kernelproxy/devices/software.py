@@ -9,8 +9,7 @@ import os
 
 from kernelproxy.common.errors import DeviceError
 from kernelproxy.common.shared_memory import DeviceKind
-from kernelproxy.devices.device import Device
-from kernelproxy.devices.sizes import parse_bytes
+from kernelproxy.devices.device import Device, memory_size
 
 DEFAULT_COUNT = 2
 DEFAULT_BYTES = 2 << 30
@@ -40,7 +39,7 @@ def parse(text: str, index: int) -> Device:
     size, separator, threads = text.partition("@")
     if separator and not (threads.isdigit() and int(threads) > 0):
         raise DeviceError(f"{threads!r} is not a number of compute threads (in cpu:{text}).")
-    memory = parse_bytes(size)
+    memory = memory_size(size)
     if memory < 1 << 20:
         raise DeviceError(f"cpu:{text} has less than 1 MiB of memory.")
     return _make(index, memory, int(threads) if separator else default_threads())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kernelproxy.common.errors import StoreError
-from kernelproxy.common.readable import bytes_text
+from kernelproxy.common.units import bytes_text
 from kernelproxy.storage.manifest import Manifest
 
 

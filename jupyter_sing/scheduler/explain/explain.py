@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from jupyter_sing.scheduler.explain.wait_forecast import Expected, Forecast
 from jupyter_sing.scheduler.fairness.fair_queue import Flow
-from jupyter_sing.scheduler.fairness.limits import Held, size_text
+from jupyter_sing.scheduler.fairness.limits import Held
 from jupyter_sing.scheduler.ids import SessionId
 from jupyter_sing.scheduler.queue.dispatcher import Dispatcher
 from jupyter_sing.scheduler.queue.lease_table import LeaseTable
 from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.queue.wait_queue import Key
 from jupyter_sing.scheduler.state import EngineDevice, EngineSession, Phase
+from kernelproxy.common.units import bytes_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,8 @@ class Explainer:
             return f"It needs {session.gpus} devices at once, and {most} is the most there can be"
         if session.memory > self._largest:
             return (
-                f"It has {size_text(session.memory)}, and the largest device"
-                f" {size_text(self._largest)}"
+                f"It has {bytes_text(session.memory)}, and the largest device"
+                f" {bytes_text(self._largest)}"
             )
         return None
 

@@ -19,6 +19,7 @@ from jupyter_sing.scheduler.fairness.quotas import UNLIMITED
 from jupyter_sing.scheduler.queue.residency import may_leave
 from jupyter_sing.scheduler.settings import EngineSettings
 from jupyter_sing.scheduler.state import EngineDevice, EngineSession, SessionQuota
+from kernelproxy.common.units import bytes_text, duration_text
 
 LOOKS = 64
 """Sessions of a user that are examined for eviction when a memory limit is reached."""
@@ -258,9 +259,10 @@ def _about_time(flow: Flow, now: float) -> Held:
     if limit <= 0.0:
         text = f"The policy gives {quota.whose} no device time"
     else:
+        wait = duration_text(max(1.0, seconds))
         text = (
             f"{quota.whose} has used {flow.used(now) / 3600:.2f} of {limit / 3600:.2f} hours of"
-            f" device time in 24 hours: waits {_time(seconds)} until some of them come back"
+            f" device time in 24 hours: waits {wait} until some of them come back"
         )
     return Held(flow, text, seconds, quota.limits.devices)
 
@@ -277,8 +279,8 @@ def _counted(session: EngineSession, quota: SessionQuota) -> float:
 def _about_memory(session: EngineSession, quota: SessionQuota) -> Held:
     most, size = quota.limits.device_memory, session.memory * session.gpus
     text = (
-        f"{quota.whose} has {size_text(quota.memory + quota.coming)} of {size_text(most)} on"
-        f" devices, and this session needs {size_text(size)}: waits until some of it is given back"
+        f"{quota.whose} has {bytes_text(quota.memory + quota.coming)} of {bytes_text(most)} on"
+        f" devices, and this session needs {bytes_text(size)}: waits until some of it is given back"
     )
     return Held(quota.flow, text, None, quota.limits.devices)
 
@@ -292,20 +294,3 @@ def _flows(session: EngineSession) -> tuple[Flow, Flow]:
 
 def _devices(count: float) -> str:
     return f"{count:g} device{'' if count == 1 else 's'}"
-
-
-def size_text(count: float) -> str:
-    """Format a number of bytes as `kernelproxy.common.readable.bytes_text`, not importable here."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90.0:
-        return f"{max(1.0, seconds):.0f} s"
-    if seconds < 5400.0:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

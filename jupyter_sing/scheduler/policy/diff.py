@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from jupyter_sing.scheduler.policy.phrases import (
     value_text,
 )
 from jupyter_sing.scheduler.policy.resolve import QUOTAS, TIER_TERMS, Resolver, UserPolicy, limits
+from kernelproxy.common.units import mebibytes_text
 
 NAMES_SHOWN_MAX = 5
 _NOBODY = ""  # a user that no name refers to; a pattern may
@@ -174,10 +174,6 @@ def _consequences(
     for key in ("devices", "device_memory"):
         held = sum(getattr(session, key) for session in sessions)
         if held > getattr(will.quotas, key) and was.quotas != will.quotas:
-            amount = counted(held, "device") if key == "devices" else _size_text(held)
+            memory = f"{mebibytes_text(held)} of {NAMES[key]}"
+            amount = counted(held, "device") if key == "devices" else memory
             yield f"has {amount} now, and gets no more until that is within the quota"
-
-
-def _size_text(count: int) -> str:
-    """Format bytes in MiB, rounded up."""
-    return f"{math.ceil(count / (1 << 20))} MiB of {NAMES['device_memory']}"

@@ -23,9 +23,7 @@ from jupyter_sing.scheduler.policy.grammar import (
     Text,
 )
 from jupyter_sing.scheduler.settings import Tier
-
-DURATION_UNITS: Mapping[str, int] = MappingProxyType({"s": 1, "min": 60, "h": 3600, "d": 86400})
-SIZE_UNITS: Mapping[str, int] = MappingProxyType({"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40})
+from kernelproxy.common.units import DURATION_UNITS, SIZE_UNITS
 
 DEVICES_MAX = 10_000
 

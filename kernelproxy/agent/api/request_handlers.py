@@ -70,8 +70,9 @@ from kernelproxy.common.protocol import (
     Why,
     WhyReply,
 )
-from kernelproxy.common.readable import bytes_text, quoted
+from kernelproxy.common.readable import quoted
 from kernelproxy.common.shared_memory import close_all
+from kernelproxy.common.units import bytes_text
 from kernelproxy.kernel_host import client
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,8 @@ from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import ControlError, StoreError
 from kernelproxy.common.protocol import CheckpointOpened
 from kernelproxy.common.protocol.snapshot_tables import Extent, read_storages, read_tables
-from kernelproxy.common.readable import bytes_text, quoted
+from kernelproxy.common.readable import quoted
+from kernelproxy.common.units import bytes_text
 from kernelproxy.storage.chunk_store import Store
 from kernelproxy.storage.manifest import Label, Manifest
 from kernelproxy.storage.threads import Cancel

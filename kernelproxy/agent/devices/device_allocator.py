@@ -19,7 +19,8 @@ from typing import Protocol
 
 from kernelproxy.agent.devices.memory_grants import Ledger, Neighbour, plan_room
 from kernelproxy.agent.devices.usage_history import History
-from kernelproxy.common.readable import bytes_text, device_name
+from kernelproxy.common.readable import device_name
+from kernelproxy.common.units import bytes_text
 from kernelproxy.devices import Device
 
 #: Interval in seconds at which the first session in the queue checks for memory. Clients ring when

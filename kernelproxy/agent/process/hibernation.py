@@ -32,7 +32,7 @@ from kernelproxy.agent.status import session_status
 from kernelproxy.agent.workers.process_watch import ProcessWatch, memory_bytes
 from kernelproxy.common.errors import ControlError, InternalError, SingError
 from kernelproxy.common.protocol import Done, Hold, LetThrough, Revive, Revived
-from kernelproxy.common.readable import bytes_text
+from kernelproxy.common.units import bytes_text
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session

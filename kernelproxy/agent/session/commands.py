@@ -19,7 +19,8 @@ from kernelproxy.agent.session.suspend_hold import Hold
 from kernelproxy.agent.state.migration import migrate
 from kernelproxy.agent.status import session_status
 from kernelproxy.common.errors import ControlError, InternalError, WorkerError
-from kernelproxy.common.readable import bytes_text, device_name
+from kernelproxy.common.readable import device_name
+from kernelproxy.common.units import bytes_text
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session

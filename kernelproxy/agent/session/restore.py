@@ -21,9 +21,10 @@ from kernelproxy.agent.status import session_status
 from kernelproxy.agent.workers.crash_policy import Verdict, pause
 from kernelproxy.agent.workers.zygotes import Zygote
 from kernelproxy.common.errors import ControlError, StoreError, WorkerDiedError, WorkerError
-from kernelproxy.common.readable import bytes_text, device_name, turn
+from kernelproxy.common.readable import device_name, turn
 from kernelproxy.common.scheduler_api import Outlook
 from kernelproxy.common.shared_memory import Presence
+from kernelproxy.common.units import bytes_text
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session

@@ -58,6 +58,7 @@ from kernelproxy.common.protocol import OpenSession
 from kernelproxy.common.readable import moment
 from kernelproxy.common.scheduler_api import Allowance, Arbiter, Terms
 from kernelproxy.common.shared_memory import Presence
+from kernelproxy.common.units import exact_duration_text
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -290,7 +291,7 @@ class Session:
             if self.automatic.before_rest():
                 self.idleness.note_use()
             else:
-                timeout = session_status.duration(self.idleness.timeout)
+                timeout = exact_duration_text(self.idleness.timeout)
                 await self.suspend_if_idle(f"Not used for {timeout}")
         if (wish := state.wish) and wish.bytes > state.memory_limit:
             # Refuse it at once, without waiting for a worker.

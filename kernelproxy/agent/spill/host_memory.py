@@ -12,7 +12,7 @@ from typing import Protocol
 from kernelproxy.agent.spill.spill_policy import Parked, choose_cold, seconds_to_next
 from kernelproxy.agent.spill.spill_store import ColdStates
 from kernelproxy.common.errors import ControlError, SingError, StoreError
-from kernelproxy.common.readable import bytes_text
+from kernelproxy.common.units import bytes_text
 
 log = logging.getLogger(__name__)
 

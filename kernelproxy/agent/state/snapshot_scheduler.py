@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from kernelproxy.agent.state.device_state import DeviceState
 from kernelproxy.agent.state.snapshot_budget import Cadence, Inflow
 from kernelproxy.common.errors import WorkerError
-from kernelproxy.common.readable import bytes_text
+from kernelproxy.common.units import bytes_text
 
 log = logging.getLogger(__name__)
 

@@ -276,11 +276,3 @@ def timestamp(monotonic: float) -> str:
     """Return a time of the monotonic clock in ISO 8601."""
     age = max(0.0, time.monotonic() - monotonic)
     return datetime.fromtimestamp(time.time() - age, UTC).isoformat(timespec="milliseconds")
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as text, such as ``10 minutes`` or ``2.5 seconds``."""
-    for unit, length in (("hour", 3600.0), ("minute", 60.0)):
-        if seconds >= length and seconds % length == 0:
-            return f"{seconds / length:g} {unit}{'' if seconds == length else 's'}"
-    return f"{seconds:g} second{'' if seconds == 1 else 's'}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernelproxy.common.errors import FileError
-from kernelproxy.common.readable import bytes_text
+from kernelproxy.common.units import bytes_text
 from kernelproxy.kernel.files.file_state import (
     MODE_MASK,
     Exclusion,

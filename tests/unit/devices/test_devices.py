@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from kernelproxy.common.errors import DeviceError
+from kernelproxy.common.units import parse_bytes
 from kernelproxy.devices import DeviceKind, configured_devices
-from kernelproxy.devices.sizes import parse_bytes
 
 GIB = 1 << 30
 
@@ -205,5 +205,5 @@ def test_sizes(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1PiB", "1iB", "1 2", "nan"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(DeviceError):
+    with pytest.raises(ValueError, match="is not a size"):
         parse_bytes(text)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,9 +177,3 @@ def test_who_takes_turns_reads_the_same_in_all_of_them(
     assert (found.glyph, found.word) == ("▶", "Sharing")
     assert found.lines()[0] == f"▶ {text} · {following}"
     assert status_text.state_text(SESSION | {"shared": shared} | changes) == f"{text} · {following}"
-
-
-def test_bytes_are_written_as_in_the_browser() -> None:
-    file = Path(__file__).parents[3] / "labextension/src/testing/sizes.json"
-    for count, text in json.loads(file.read_text()):
-        assert status_text.bytes_text(count) == text

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.common.errors import FileError
-from kernelproxy.common.readable import bytes_text
+from kernelproxy.common.units import bytes_text
 from kernelproxy.kernel.files import changed_files
 from kernelproxy.kernel.files.changed_files import (
     Collected,
