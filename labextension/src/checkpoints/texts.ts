@@ -2,7 +2,7 @@ import { Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { SingClient } from '../api/client';
 import type { Checkpoint } from '../api/tokens';
-import { bytesText } from '../text/words';
+import { bytesText } from '../text/format';
 import { holdsProcess, isSound, notebookName } from './list';
 
 /** The result of restoring a checkpoint, as `openapi.yaml` describes it. */

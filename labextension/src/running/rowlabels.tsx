@@ -1,6 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React, { useCallback, useEffect, useRef, useSyncExternalStore } from 'react';
 import { deviceIcon, pinIcon } from '../ui/icons';
+import { percentText } from '../text/format';
 import { MemoryBar } from '../ui/memorybar';
 import type { Rows } from './rows';
 import { StateIcon } from '../ui/stateicon';
@@ -41,7 +42,7 @@ export function DeviceLabel(
       <MemoryBar device={row.name} used={row.used} text={row.occupancy} trans={props.trans} />
       <span className="jp-Sing-rowOccupancy">{row.occupancy}</span>
       <span className="jp-Sing-rowPercent" title={row.occupancy} aria-hidden="true">
-        {props.trans.__('%1\u00a0%', row.used)}
+        {percentText(row.used / 100, props.trans)}
       </span>
     </span>
   );

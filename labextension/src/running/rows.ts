@@ -4,16 +4,8 @@ import { isWaiting } from '../text/facts';
 import type { Shown } from '../ui/icons';
 import type { Device, ISingModel, Session } from '../api/tokens';
 import { isMine, obstacle } from '../text/verbs';
-import {
-  bytesText,
-  deviceName,
-  occupancyText,
-  sessionName,
-  shown,
-  stateSentence,
-  stateWord,
-  usedPercent
-} from '../text/words';
+import { bytesText, occupancyText, usedPercent } from '../text/format';
+import { deviceName, sessionName, shown, stateSentence, stateWord } from '../text/words';
 
 /** Contents of a session's row. */
 export interface ISessionRow {

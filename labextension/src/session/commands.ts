@@ -13,7 +13,8 @@ import { checkpointIcon, pinIcon, stateIcons } from '../ui/icons';
 import { withProgress } from '../model/progress';
 import { CommandIDs, DOMAIN, ISing, type Session } from '../api/tokens';
 import { isMine, movedText, obstacle, type Verb } from '../text/verbs';
-import { bytesText, deviceName, sessionName, stateSentence } from '../text/words';
+import { bytesText } from '../text/format';
+import { deviceName, sessionName, stateSentence } from '../text/words';
 
 /** CSS class of elements with a context menu for a session; `data-context` is its id. */
 export const SESSION_CLASS = 'jp-Sing-session';

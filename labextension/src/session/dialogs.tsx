@@ -6,7 +6,8 @@ import { waitingCount } from '../text/facts';
 import { MemoryBar } from '../ui/memorybar';
 import type { ISing, ISingModel, Session } from '../api/tokens';
 import { checkpointName, likelyTarget, roomOn, roomText } from '../text/verbs';
-import { deviceName, occupancyText, sessionName, usedPercent } from '../text/words';
+import { occupancyText, usedPercent } from '../text/format';
+import { deviceName, sessionName } from '../text/words';
 
 /**
  * Ask for confirmation before a running session is suspended, unless the user has disabled that.

@@ -128,7 +128,7 @@ test('shows how far a checkpoint is, and that something moves of which nobody kn
   const progress = { verb: 'checkpoint', checkpoint: 'a', done: 1, total: 4 } as const;
   model.put(aSession({ progress }));
   await until(() => bar()?.style.width === '25%');
-  expect((await button()).getAttribute('aria-label')).toContain('Running, 25 %');
+  expect((await button()).getAttribute('aria-label')).toContain('Running, 25\u00a0%');
   model.put(aSession({ state: 'migrating' }));
   await until(() => bar()?.className === 'jp-mod-indeterminate');
 });

@@ -13,6 +13,7 @@ import { fraction } from '../model/progress';
 import { Room } from '../ui/room';
 import { StateCard } from './statecard';
 import { CommandIDs, DOMAIN, ISing, type ISingModel, type Session } from '../api/tokens';
+import { percentText } from '../text/format';
 import { shown, stateSentence, stateWord, unreachableWord } from '../text/words';
 
 /** The pill's name in toolbar settings, see `schema/pill.json`. */
@@ -186,7 +187,7 @@ function wordAndProgress(
   // While preparing, the word for the state already includes the progress.
   return done === null || session?.state === 'preparing'
     ? state
-    : trans.__('%1, %2 %', state, Math.round(100 * done));
+    : trans.__('%1, %2', state, percentText(done, trans));
 }
 
 /** All words that a pill may show: it is as wide as the longest. */

@@ -6,11 +6,10 @@ import { checkpointIcon, pinIcon, stateIcons } from '../ui/icons';
 import { fraction } from '../model/progress';
 import { Room } from '../ui/room';
 import { CommandIDs, type Device, type ISingModel, type Session } from '../api/tokens';
+import { bytesText, occupancyText, percentText } from '../text/format';
 import {
-  bytesText,
   deviceName,
   escaped,
-  occupancyText,
   sentenceBeside,
   sessionName,
   shareText,
@@ -171,7 +170,7 @@ function Work(props: { session: Session; trans: TranslationBundle }): React.JSX.
   return (
     <div className="jp-SingCard-work">
       <span>{text}</span>
-      <span>{percent !== undefined && trans.__('%1 %', percent)}</span>
+      <span>{done !== null && percentText(done, trans)}</span>
       <div
         className="jp-SingCard-bar"
         role="progressbar"

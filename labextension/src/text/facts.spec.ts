@@ -9,8 +9,7 @@ import {
   withoutTurn
 } from './facts';
 import { aDevice, aSession } from '../testing/sessions';
-import sizes from '../testing/sizes.json';
-import { bytesText, deviceName, escaped, readable, sentenceBeside } from './words';
+import { deviceName, escaped, readable, sentenceBeside } from './words';
 
 const trans = nullTranslator.load('');
 const GB = 2 ** 30;
@@ -104,10 +103,6 @@ test.each([
   ['other', 'other']
 ])('people call %s %s', (id, name) => {
   expect(deviceName(id)).toBe(name);
-});
-
-test.each(sizes as [number, string][])('%d bytes are %s, as on the command line', (count, text) => {
-  expect(bytesText(count)).toBe(text);
 });
 
 test.each([

@@ -1,6 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Device, Session } from '../api/tokens';
-import { deviceName, momentText, occupancyText, secondsText } from './words';
+import { momentText, occupancyText, durationText } from './format';
+import { deviceName } from './words';
 
 /** Return the neighbours of a session: other sessions with state on its device. */
 export function neighbours(session: Session, sessions: readonly Session[]): Session[] {
@@ -46,7 +47,7 @@ export function queueText(position: number, left: number | null, trans: Translat
   }
   return left < 1
     ? trans.__('%1, any moment now', place)
-    : trans.__('%1, about %2', place, secondsText(left, trans));
+    : trans.__('%1, about %2', place, durationText(left, trans));
 }
 
 /**

@@ -1,6 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Shown } from '../ui/icons';
-import type { Device, Session } from '../api/tokens';
+import type { Session } from '../api/tokens';
+import { durationText, momentText, percentText } from './format';
 
 /** Properties from which a state is read: of a session, or of a part of its past. */
 type Stated = Pick<Session, 'state'> &
@@ -108,7 +109,7 @@ export function shareText(
   { share }: NonNullable<Session['shared']>,
   trans: TranslationBundle
 ): string {
-  return trans.__('my share %1\u00a0%', Math.round(100 * share));
+  return trans.__('my share %1', percentText(share, trans));
 }
 
 /**
@@ -130,7 +131,7 @@ export function turnText(
   }
   return left < 1
     ? trans.__('next turn any moment now')
-    : trans.__('next turn in about %1', secondsText(left, trans));
+    : trans.__('next turn in about %1', durationText(left, trans));
 }
 
 /** Return a sentence to show beside the word for the state, without repeating that word. */
@@ -148,54 +149,9 @@ export function readable(sentence: string, now = new Date(), language = pageLang
 
 const MOMENT = /\b\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d)/g;
 
-/** Format a time of today; for other days include the date. */
-export function momentText(moment: Date, now: Date, language: string | undefined): string {
-  const isToday = moment.toDateString() === now.toDateString();
-  return new Intl.DateTimeFormat(language || undefined, {
-    timeStyle: 'short',
-    hourCycle: 'h23',
-    ...(isToday ? {} : { dateStyle: 'medium' })
-  }).format(moment);
-}
-
 /** The language of the page. */
 function pageLanguage(): string | undefined {
   return document.documentElement.lang || undefined;
-}
-
-/** A number of bytes: `1.5 GiB`; as `bytes_text` of `jupyter_sing/notebook/status_text.py`. */
-export function bytesText(count: number): string {
-  let value = count;
-  for (const unit of ['B', 'KiB', 'MiB']) {
-    if (value < 1024) {
-      return `${value.toFixed(unit === 'B' ? 0 : 1)} ${unit}`;
-    }
-    value /= 1024;
-  }
-  return `${value.toFixed(1)} GiB`;
-}
-
-/** Use and size of a memory: `256.0 MiB of 2.0 GiB`. */
-export function occupancyText(device: Pick<Device, 'memory_used' | 'memory_total'>): string {
-  return `${bytesText(device.memory_used)} of ${bytesText(device.memory_total)}`;
-}
-
-/** How much of a device's memory is in use, in percent. */
-export function usedPercent(device: Device): number {
-  const { memory_total: total, memory_used: used } = device;
-  return total > 0 ? Math.min(100, Math.round((100 * used) / total)) : 0;
-}
-
-/** A time: `4 s`, `3 min`. */
-export function secondsText(seconds: number, trans: TranslationBundle): string {
-  if (seconds < 1) {
-    return trans.__('less than 1 s');
-  }
-  return seconds < 90
-    ? trans.__('%1 s', Math.round(seconds))
-    : seconds < 5400
-      ? trans.__('%1 min', Math.round(seconds / 60))
-      : trans.__('%1 h', Number((seconds / 3600).toFixed(1)));
 }
 
 /** User-facing name of a session: its notebook's name, without directories. */

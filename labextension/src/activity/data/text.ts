@@ -1,12 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import {
-  occupancyText,
-  deviceName,
-  readable,
-  secondsText,
-  sessionName,
-  stateWord
-} from '../../text/words';
+import { occupancyText, durationText } from '../../text/format';
+import { deviceName, readable, sessionName, stateWord } from '../../text/words';
 import { endOf, type Kind, type Span } from './data';
 import type { Item } from './layout';
 import { type IRange, type ITick } from './range';
@@ -98,7 +92,7 @@ export function spanFacts(
     owner: span.name ? span.owner : '',
     state: stateWord(span, trans),
     time: end >= now ? trans.__('since %1', from) : `${from} – ${clock.exact(end)}`,
-    duration: secondsText(end - span.start, trans)
+    duration: durationText(end - span.start, trans)
   };
 }
 

@@ -1,5 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { bytesText } from '../../text/words';
+import { bytesText } from '../../text/format';
 import { type IScene, MARK_PITCH } from './chart';
 import { valueAt } from '../data/data';
 import { type IMark, type Item, LANE, spansAt } from '../data/layout';

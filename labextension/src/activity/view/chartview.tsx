@@ -1,7 +1,8 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React, { useCallback, useEffect, useMemo, useRef, useState } from 'react';
 import { deviceIcon, stateIcons } from '../../ui/icons';
-import { deviceName, secondsText, sessionName } from '../../text/words';
+import { durationText, percentText } from '../../text/format';
+import { deviceName, sessionName } from '../../text/words';
 import {
   aimAt,
   barEdges,
@@ -48,7 +49,6 @@ import {
   toPixel,
   zoomed
 } from '../data/range';
-import { percent } from './table';
 import { type Clock, itemSentence, memoryText } from '../data/text';
 import type { ITheme } from './theme';
 import { Tip } from './tip';
@@ -143,7 +143,7 @@ export function Chart(props: IChartProps): React.ReactElement {
       selected: selection?.device === device.id ? selection.item : null,
       label: (bar: IBar) => [
         sessionName(bar.span, trans),
-        [bar.span.owner, secondsText(endOf(bar.span, until, now) - bar.span.start, trans)]
+        [bar.span.owner, durationText(endOf(bar.span, until, now) - bar.span.start, trans)]
           .filter(Boolean)
           .join(' · ')
       ]
@@ -345,7 +345,7 @@ export function Chart(props: IChartProps): React.ReactElement {
     const busy = busySeconds(device.held, start, Math.min(end, now), until, now) / seconds;
     return {
       name: deviceName(device.id),
-      busy: trans.__('%1 in use', percent(busy, trans)),
+      busy: trans.__('%1 in use', percentText(busy, trans)),
       memory: memoryText(valueAt(device.memory, moment) ?? 0, device.memory_total),
       waiting: String(valueAt(device.queue, moment) ?? 0),
       holder: first ? (

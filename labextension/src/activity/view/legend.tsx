@@ -1,6 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React, { useLayoutEffect, useRef } from 'react';
-import { secondsText, sessionName, stateWord } from '../../text/words';
+import { durationText } from '../../text/format';
+import { sessionName, stateWord } from '../../text/words';
 import { drawSwatch, paint } from './chart';
 import { kindIcons } from './icons';
 import type { IUse, Kind, Span } from '../data/data';
@@ -45,8 +46,8 @@ export const Legend = React.memo(function Legend(props: {
               title={trans.__(
                 '%1: ran for %2, held a GPU for %3',
                 sessionName(use, trans),
-                secondsText(use.running, trans),
-                secondsText(use.held, trans)
+                durationText(use.running, trans),
+                durationText(use.held, trans)
               )}
               onPointerEnter={() => props.onHighlight(session)}
               onPointerLeave={() => props.onHighlight(null)}
@@ -56,7 +57,7 @@ export const Legend = React.memo(function Legend(props: {
               <strong>{sessionName(use, trans)}</strong>
               {use.name && use.owner && <span className="jp-SingActivity-owner">{use.owner}</span>}
               <span className="jp-SingActivity-seconds">
-                {use.running > 0 ? secondsText(use.running, trans) : '–'}
+                {use.running > 0 ? durationText(use.running, trans) : '–'}
               </span>
             </button>
           );

@@ -1,7 +1,8 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React from 'react';
 import { stateIcons } from '../../ui/icons';
-import { deviceName, secondsText, sessionName } from '../../text/words';
+import { durationText, percentText } from '../../text/format';
+import { deviceName, sessionName } from '../../text/words';
 import { kindIcons } from './icons';
 import { type Activity, busySeconds, endOf, greatest } from '../data/data';
 import { itemsOf } from '../data/layout';
@@ -48,7 +49,9 @@ export function ActivityTable(props: {
           {record.devices.map(({ id, held, memory, memory_total, queue }) => (
             <tr key={id}>
               <th scope="row">{deviceName(id)}</th>
-              <td>{percent(busySeconds(held, start, last, record.until, now) / seconds, trans)}</td>
+              <td>
+                {percentText(busySeconds(held, start, last, record.until, now) / seconds, trans)}
+              </td>
               <td>{memoryText(greatest(memory, start, last), memory_total)}</td>
               <td>{greatest(queue, start, last)}</td>
             </tr>
@@ -87,7 +90,7 @@ export function ActivityTable(props: {
               <tr key={index} className={isSpan ? undefined : 'jp-mod-event'}>
                 <td>{clock.full(item.start)}</td>
                 <td>{!isSpan ? '' : until >= now ? trans.__('now') : clock.full(until)}</td>
-                <td>{isSpan ? secondsText(until - item.start, trans) : ''}</td>
+                <td>{isSpan ? durationText(until - item.start, trans) : ''}</td>
                 <td>{deviceName(id)}</td>
                 <td title={text}>
                   <icon.react tag="span" className="jp-SingActivity-icon" /> {word}
@@ -102,9 +105,4 @@ export function ActivityTable(props: {
       </table>
     </div>
   );
-}
-
-/** A part of a time: `63 %`. */
-export function percent(part: number, trans: TranslationBundle): string {
-  return trans.__('%1 %', Math.round(100 * Math.min(part, 1)));
 }

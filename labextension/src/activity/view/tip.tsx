@@ -1,7 +1,8 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React, { useLayoutEffect, useRef } from 'react';
 import { stateIcons } from '../../ui/icons';
-import { readable, secondsText, sessionName } from '../../text/words';
+import { durationText } from '../../text/format';
+import { readable, sessionName } from '../../text/words';
 import { kindIcons } from './icons';
 import type { Happening, Span } from '../data/data';
 import { type Clock, kindWord, spanFacts } from '../data/text';
@@ -99,7 +100,7 @@ function spansTip(
           <div key={index} className="jp-SingActivity-tipTitle">
             <icon.react tag="span" className="jp-SingActivity-icon" />
             <strong>{sessionName(span, trans)}</strong>
-            <span>{secondsText(span.end - span.start, trans)}</span>
+            <span>{durationText(span.end - span.start, trans)}</span>
             <time>{clock.exact(span.start)}</time>
           </div>
         );

@@ -1,7 +1,8 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React from 'react';
 import type { Checkpoint } from '../../api/tokens';
-import { bytesText, deviceName } from '../../text/words';
+import { bytesText } from '../../text/format';
+import { deviceName } from '../../text/words';
 import { isSound } from '../list';
 import { formTitle, howTitle, momentText, sizeTitle } from '../texts';
 

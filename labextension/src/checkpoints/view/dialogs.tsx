@@ -3,7 +3,7 @@ import { PathExt } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import React from 'react';
 import type { Checkpoint, ISingSettings } from '../../api/tokens';
-import { bytesText } from '../../text/words';
+import { bytesText } from '../../text/format';
 import { type INotebook, isOf, isSound } from '../list';
 import {
   type Outcome,

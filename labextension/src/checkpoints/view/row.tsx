@@ -13,7 +13,7 @@ import {
 import React from 'react';
 import { checkpointIcon, stateIcons } from '../../ui/icons';
 import type { Checkpoint } from '../../api/tokens';
-import { bytesText } from '../../text/words';
+import { bytesText } from '../../text/format';
 import { Bar } from './bar';
 import { Details } from './details';
 import { holdsProcess, isSound, notebookName } from '../list';
