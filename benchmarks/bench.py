@@ -24,32 +24,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import (
-    breakdown,
-    compiling,
-    crowd,
-    disk,
-    hostile,
-    moves,
-    notebooks,
-    operators,
-    packing,
-    saving,
-    turns,
-)  # fmt: skip
-from benchmarks.breakdown import Profile
-from benchmarks.compiling import Compilation
-from benchmarks.crowd import Crowd
 from benchmarks.daemon import NAME, SECOND_NAME
-from benchmarks.disk import Disk
-from benchmarks.hostile import Attack
-from benchmarks.moves import Moves
-from benchmarks.notebooks import Notebooks
-from benchmarks.operators import Small
-from benchmarks.packing import Pair
+from benchmarks.execution import breakdown, compiling, operators
+from benchmarks.execution.breakdown import Profile
+from benchmarks.execution.compiling import Compilation
+from benchmarks.execution.operators import Small
 from benchmarks.rates import memcpy_rate
-from benchmarks.saving import Snapshots
-from benchmarks.turns import Turns
+from benchmarks.sharing import crowd, hostile, packing, turns
+from benchmarks.sharing.crowd import Crowd
+from benchmarks.sharing.hostile import Attack
+from benchmarks.sharing.packing import Pair
+from benchmarks.sharing.turns import Turns
+from benchmarks.states import disk, moves, notebooks, saving
+from benchmarks.states.disk import Disk
+from benchmarks.states.moves import Moves
+from benchmarks.states.notebooks import Notebooks
+from benchmarks.states.saving import Snapshots
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import Stop
 from kernelproxy.criu.mode_probe import VARIABLE as CRIU

@@ -10,4 +10,4 @@
 # gpu_suite.md beside gpu_suite.json and the output of each step. The exit status is that of a test.
 set -eu
 cd "$(dirname "$0")/.."
-exec "${PYTHON:-python3}" -m benchmarks.gpu_suite "$@"
+exec "${PYTHON:-python3}" -m benchmarks.gpu.suite "$@"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.doubles.client import WAIT_SECONDS
+from tests.doubles.session.client import WAIT_SECONDS
 
 T = TypeVar("T")
 

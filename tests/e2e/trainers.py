@@ -26,8 +26,8 @@ from kernelproxy.common.protocol import (
 from tests.integration.conftest import lives
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests" / "programs" / "steps.py"
-WEIGHTS = ROOT / "tests" / "programs" / "weights.py"
+PROGRAM = ROOT / "tests" / "programs" / "training" / "steps.py"
+WEIGHTS = ROOT / "tests" / "programs" / "training" / "weights.py"
 
 
 class Program:

@@ -22,7 +22,7 @@ from kernelproxy.common.protocol import OpenSession, SessionOpened, Status, Stat
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.criu import mode_probe as forms
 from tests.conftest import stop_daemon
-from tests.doubles.client import WAIT_SECONDS, ToyClient
+from tests.doubles.session.client import WAIT_SECONDS, ToyClient
 from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -209,7 +209,13 @@ def toy_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         log = os.open(settings.pop("log"), os.O_WRONLY | os.O_APPEND) if "log" in settings else None
         environment["TOY_KILLS"] = settings.pop("kills", "")
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.doubles.daemon", str(write_end), json.dumps(settings)],
+            [
+                sys.executable,
+                "-m",
+                "tests.doubles.daemon.daemon",
+                str(write_end),
+                json.dumps(settings),
+            ],
             pass_fds=(write_end,),
             env=environment,
             stderr=log,

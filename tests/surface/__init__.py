@@ -1,1 +1,1 @@
-"""Checks of ``torch.cuda`` by subject, as programs use it; `tests.programs.surface` runs them."""
+"""Checks of ``torch.cuda`` by subject; `tests.programs.operators.surface` runs them."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles.arena import Arena, MakeArena
+from tests.doubles.session.arena import Arena, MakeArena
 from tests.unit.fake_daemon import SESSION, FakeDaemon
 
 

@@ -23,7 +23,7 @@ from tests.decorated import decorated
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TESTS = Path(__file__).resolve().parents[2]
-PROGRAM = TESTS / "programs" / "behaviours.py"
+PROGRAM = TESTS / "programs" / "operators" / "behaviours.py"
 # The same number of threads on both sides, since it decides how sums are split.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JUPYTER_SING_DEVICES": "cpu:2GiB@1"}
 

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from benchmarks import bench
-from benchmarks.moves import Return
-from benchmarks.notebooks import Notebooks
-from benchmarks.operators import Small
+from benchmarks.execution.operators import Small
+from benchmarks.states.moves import Return
+from benchmarks.states.notebooks import Notebooks
 
 
 @pytest.mark.e2e

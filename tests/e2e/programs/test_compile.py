@@ -20,7 +20,7 @@ from tests.e2e.trainers import program, session_of, verb
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PROGRAMS = Path(__file__).resolve().parents[2] / "programs"
+PROGRAMS = Path(__file__).resolve().parents[2] / "programs" / "compiling"
 PROGRAM = PROGRAMS / "compiled.py"
 STEPS = PROGRAMS / "compiled_steps.py"
 NAMES = decorated(PROGRAM, "program")

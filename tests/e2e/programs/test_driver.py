@@ -16,7 +16,7 @@ from tests.decorated import decorated
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TESTS = Path(__file__).resolve().parents[2]
-PROGRAMS = TESTS / "programs"
+PROGRAMS = TESTS / "programs" / "operators"
 HAS_CUDA = (build.describe().directory / "lib" / "libtorch_cuda.so").exists()
 
 
@@ -50,7 +50,7 @@ def test_plain_torch_is_seen_to_use_it(driver: dict[str, str]) -> None:
 # Kineto counts GPUs when a profile is created, whatever is to be profiled; it opens none. Children
 # that are not forked are processes without a session.
 ASKING = [
-    *decorated(TESTS / "surface" / "profiling.py", "check"),
+    *decorated(TESTS / "surface" / "execution" / "profiling.py", "check"),
     "a_spawned_child_has_no_device_but_gets_tensors_of_the_host",
     "loaders_work_however_their_workers_start",
 ]

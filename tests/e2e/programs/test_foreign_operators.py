@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-PROGRAM = ROOT / "tests" / "programs" / "foreign.py"
+PROGRAM = ROOT / "tests" / "programs" / "operators" / "foreign.py"
 
 COMPILED = """
 #include <ATen/ATen.h>

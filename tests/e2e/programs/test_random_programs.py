@@ -11,7 +11,7 @@ from tests.conftest import RunProgram
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "random_tensors.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "operators" / "random_tensors.py"
 COUNT = 500
 
 

@@ -12,7 +12,7 @@ from tests.conftest import RunProgram, daemon_directory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "trips.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "operators" / "trips.py"
 TOKEN = ": a further token"
 
 

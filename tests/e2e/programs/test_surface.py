@@ -14,9 +14,9 @@ from tests.decorated import decorated
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TESTS = Path(__file__).resolve().parents[2]
-PROGRAM = TESTS / "programs" / "surface.py"
+PROGRAM = TESTS / "programs" / "operators" / "surface.py"
 CHECKS = [
-    name for path in sorted((TESTS / "surface").glob("*.py")) for name in decorated(path, "check")
+    name for path in sorted((TESTS / "surface").rglob("*.py")) for name in decorated(path, "check")
 ]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import ROOT, RunProgram
 
-PROGRAM = ROOT / "tests" / "programs" / "tracing.py"
+PROGRAM = ROOT / "tests" / "programs" / "compiling" / "tracing.py"
 
 
 @pytest.mark.e2e

@@ -13,7 +13,7 @@ from tests.conftest import RunProgram, daemon_directory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "training.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "training" / "training.py"
 STEPS = 12
 
 # On CUDA, torch trains these with fused cells (`_thnn_fused_lstm_cell`), on the CPU with a whole

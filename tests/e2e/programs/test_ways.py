@@ -15,7 +15,7 @@ from tests.conftest import RunProgram, daemon_directory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "ways.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "operators" / "ways.py"
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from kernelproxy.common.protocol import (
 )
 from kernelproxy.kernel import activation
 from kernelproxy.kernel.activation.agent_connection import Link
-from tests.doubles.client import WAIT_SECONDS, ToyClient
+from tests.doubles.session.client import WAIT_SECONDS, ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.checkpoints.test_checkpoints import hand_over, host_state, listed, take_out
 from tests.integration.conftest import ToyHost

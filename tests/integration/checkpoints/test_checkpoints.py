@@ -34,7 +34,7 @@ from kernelproxy.common.protocol import (
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.kernel import activation
 from kernelproxy.storage.threads import Cancel, file_lock
-from tests.doubles.client import WAIT_SECONDS
+from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ROOT, ToyHost
 

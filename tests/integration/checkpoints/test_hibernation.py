@@ -28,7 +28,7 @@ from kernelproxy.common.protocol import (
     Stopped,
     Suspend,
 )
-from tests.doubles.toytender import ToyTender
+from tests.doubles.kernel.toy_process_manager import ToyTender
 from tests.doubles.waiting import wait_until
 from tests.integration.checkpoints.test_checkpoints import hand_over, host_state
 from tests.integration.conftest import ROOT, ToyHost
@@ -262,7 +262,7 @@ def test_a_session_whose_server_has_ended_does_not_sleep_for_ever(
     session = host.open(hibernate_timeout=0.05)
     program = (
         "import sys\n"
-        "from tests.doubles.toytender import ToyTender\n"
+        "from tests.doubles.kernel.toy_process_manager import ToyTender\n"
         f"tender = ToyTender({session!r})\n"
         "tender.ask('work', 1)\n"
         "tender.wait_for('Dump')\n"

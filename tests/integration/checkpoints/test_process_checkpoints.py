@@ -18,8 +18,8 @@ from kernelproxy.common.protocol import (
     Status,
     Tend,
 )
-from tests.doubles.client import WAIT_SECONDS
-from tests.doubles.toytender import ToyTender
+from tests.doubles.kernel.toy_process_manager import ToyTender
+from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 

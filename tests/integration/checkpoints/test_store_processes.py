@@ -16,7 +16,7 @@ import pytest
 
 from kernelproxy.common.errors import StoreError
 from kernelproxy.storage.chunk_store import Store
-from tests.doubles import storing
+from tests.doubles.storage import storing
 
 ROOT = Path(__file__).parents[3]
 KILLS = 200
@@ -27,7 +27,7 @@ class Workshop:
 
     def __init__(self, root: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.doubles.storing", str(root)],
+            [sys.executable, "-m", "tests.doubles.storage.storing", str(root)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

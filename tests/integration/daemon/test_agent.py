@@ -22,9 +22,9 @@ from jupyter_sing.notebook import status_text
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import CloseSession, OpenSession, Prepare, Resume, Status, Suspend
-from tests.doubles.client import ToyClient
+from tests.doubles.daemon.zygote import step
+from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
-from tests.doubles.zygote import step
 from tests.integration.checkpoints.test_checkpoints import hand_over, host_state
 from tests.integration.conftest import ToyHost, from_outside, lives
 
@@ -475,7 +475,7 @@ def test_who_waits_for_a_compilation_is_told_how_far_it_is(
         f"agent, gate = socket.socket(fileno=int(sys.argv[1])), open({str(gate)!r})\n"
         "for done in (12, 13):\n"
         "    frames.send_message(agent, protocol.Compiled('2.13', done, 58)); gate.readline()\n"
-        "agent.detach(); runpy.run_module('tests.doubles.zygote', run_name='__main__')"
+        "agent.detach(); runpy.run_module('tests.doubles.daemon.zygote', run_name='__main__')"
     )
     host = toy_host(zygote_command=["-c", compiles])
     session = host.open()
@@ -556,7 +556,7 @@ def test_a_session_ends_with_its_kernel_though_children_hold_its_socket(
     host = toy_host()
     session = host.open()
     program = (
-        "import os, sys, subprocess; from tests.doubles.client import ToyClient\n"
+        "import os, sys, subprocess; from tests.doubles.session.client import ToyClient\n"
         f"client = ToyClient({session!r}); client.add(1); client.read()\n"
         "subprocess.Popen(['sleep', '30'], pass_fds=[client.sock.fileno()]);"
         "print('attached', flush=True); sys.stdin.read()"

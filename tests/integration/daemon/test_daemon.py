@@ -20,7 +20,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import CloseSession, Prepare, Status, StatusReply, Stop, Suspend
-from tests.doubles.client import WAIT_SECONDS
+from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives
 

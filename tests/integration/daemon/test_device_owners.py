@@ -18,7 +18,7 @@ from jupyter_sing.cli import commands
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import Status, StatusReply
 from tests.conftest import stop_daemon
-from tests.doubles.client import WAIT_SECONDS
+from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ROOT, ToyHost
 
@@ -43,7 +43,7 @@ def second_daemon(directory: Path, nodes: list[str]) -> Iterator[str]:
         ready, write_end = os.pipe()
         with subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.doubles.daemon", str(write_end)),
+                *(sys.executable, "-m", "tests.doubles.daemon.daemon", str(write_end)),
                 json.dumps({"nodes": nodes}),
             ],
             pass_fds=(write_end,),

@@ -13,7 +13,7 @@ from kernelproxy.common.protocol import Resume, Suspend
 from tests.doubles.waiting import wait_until
 from tests.integration.checkpoints.test_checkpoints import hand_over, host_state
 from tests.integration.conftest import ToyHost
-from tests.integration.daemon.test_keeper import keeps
+from tests.integration.daemon.test_supervisor import keeps
 
 StartHost = Callable[..., ToyHost]
 

@@ -11,11 +11,11 @@ import pytest
 
 from kernelproxy.common.protocol import Left
 from kernelproxy.common.shared_memory import SessionMemory
-from tests.doubles.agent import LOG_BYTES, Agent, wake
-from tests.doubles.client import WAIT_SECONDS
-from tests.doubles.member import Process, running
+from tests.doubles.daemon.agent import LOG_BYTES, Agent, wake
+from tests.doubles.daemon.zygote import HEADER
+from tests.doubles.session.client import WAIT_SECONDS
+from tests.doubles.session.member import Process, running
 from tests.doubles.waiting import wait_until
-from tests.doubles.zygote import HEADER
 
 #: As in native/client/log/pace.h, with the records that are written until its next check.
 AHEAD_MAX = 1024 + 128

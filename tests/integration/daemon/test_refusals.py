@@ -36,7 +36,7 @@ from kernelproxy.common.protocol import (
 )
 from kernelproxy.devices import configured_devices
 from kernelproxy.kernel import activation
-from tests.doubles.client import WAIT_SECONDS
+from tests.doubles.session.client import WAIT_SECONDS
 from tests.integration.checkpoints.test_checkpoints import hand_over, host_state, take_out
 from tests.integration.conftest import ToyHost
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles.system import WAIT_SECONDS, Machine, build, finish, processes_of
+from tests.doubles.daemon.system import WAIT_SECONDS, Machine, build, finish, processes_of
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import lives
 

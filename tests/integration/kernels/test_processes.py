@@ -20,8 +20,8 @@ import pytest
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.criu import criu, images, sandbox
 from kernelproxy.criu.sandbox import Form
-from tests.doubles import sandboxed
-from tests.doubles.sandboxed import SECONDS_MAX, SETUP, STEP, SUM, Program, closing
+from tests.doubles.kernel import sandboxed
+from tests.doubles.kernel.sandboxed import SECONDS_MAX, SETUP, STEP, SUM, Program, closing
 from tests.doubles.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -478,7 +478,7 @@ def test_processes_end_with_the_server_that_started_them(form: Form, tmp_path: P
     code = (
         "import sys\n"
         "from kernelproxy.criu.sandbox import Form\n"
-        "from tests.doubles import sandboxed\n"
+        "from tests.doubles.kernel import sandboxed\n"
         f"program = sandboxed.start_program(Form({form.kind!r}, {form.criu!r}))\n"
         "print(program.pid, flush=True); sys.stdin.read()"
     )

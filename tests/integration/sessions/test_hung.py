@@ -18,7 +18,7 @@ from jupyter_sing.controller import decision_log
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import Migrate
-from tests.doubles.client import ToyClient
+from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, kill_at_once, lives
 

@@ -12,7 +12,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import CloseSession, Migrate, Pin, Resume, SetPriority, Suspend
 from kernelproxy.common.scheduler_api import TIERS
-from tests.doubles.client import ToyClient
+from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, kill_at_once
 

@@ -24,7 +24,7 @@ from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import CloseSession, GetPolicy, OpenSession, SetPolicy, Suspend
 from kernelproxy.common.scheduler_api import Allowance
 from kernelproxy.common.shared_memory import Presence
-from tests.doubles.client import ToyClient
+from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 

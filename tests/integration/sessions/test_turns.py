@@ -19,7 +19,7 @@ import pytest
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.ipc.framing import send_message
 from kernelproxy.common.protocol import Checkpoints, CloseSession, Migrate, Resume, Status, Suspend
-from tests.doubles.client import ToyClient
+from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 

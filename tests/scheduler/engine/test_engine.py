@@ -8,7 +8,7 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Evict, Grant, MigrateMemory, Preempt, Queued
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
-from tests.doubles.controller import Controller
+from tests.doubles.scheduler.controller import Controller
 
 GB = 10**9
 

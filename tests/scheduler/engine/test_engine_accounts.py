@@ -15,7 +15,7 @@ from jupyter_sing.scheduler.decisions import Decision, Grant, Queued
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.persistence import AccountsError
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
-from tests.doubles.controller import Controller
+from tests.doubles.scheduler.controller import Controller
 
 GB = 10**9
 SETTINGS = EngineSettings(quanta=(1.0, 2.0, 4.0, 8.0))

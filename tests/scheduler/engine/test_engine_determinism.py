@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decisions
+from benchmarks.scheduler import decisions
 
 PROGRAM = """
 import hashlib
-from benchmarks import decisions
+from benchmarks.scheduler import decisions
 log = decisions.decisions_of(300, 24, {count}, 7)
 print(len(log), hashlib.sha256("\\n".join(log).encode()).hexdigest())
 """

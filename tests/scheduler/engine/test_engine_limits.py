@@ -14,7 +14,7 @@ from jupyter_sing.scheduler.decisions import Decision, Evict, Grant, Preempt, Qu
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.fairness.quotas import DAY, SLOT, Day
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
-from tests.doubles.controller import Controller
+from tests.doubles.scheduler.controller import Controller
 
 GIB = 1 << 30
 QUANTA = (2.0, 4.0, 4.0, 4.0)

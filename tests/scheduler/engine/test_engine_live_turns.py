@@ -10,7 +10,7 @@ from jupyter_sing.controller.controller import COPY_RATE, LIVE, SWITCH_SECONDS
 from jupyter_sing.scheduler.decisions import Grant, MigrateMemory
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.settings import DeviceSpec
-from tests.doubles.controller import Controller
+from tests.doubles.scheduler.controller import Controller
 
 MB = 10**6
 THINK_SECONDS = (0.1, 0.4, 1.0, 2.5)

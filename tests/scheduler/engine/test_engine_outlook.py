@@ -19,7 +19,7 @@ from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.generator import Parameters, generate
 from jupyter_sing.simulator.run import Simulation
 from jupyter_sing.simulator.workload import Workload
-from tests.doubles.controller import Controller
+from tests.doubles.scheduler.controller import Controller
 
 GB = 10**9
 

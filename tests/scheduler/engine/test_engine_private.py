@@ -15,7 +15,7 @@ from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.leases import HivedGuarantees
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
-from tests.doubles.controller import Controller
+from tests.doubles.scheduler.controller import Controller
 
 GB = 10**9
 MEMORY = 16 * GB

@@ -13,7 +13,7 @@ from jupyter_sing.scheduler.decisions import Promised
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.fairness.tier_targets import most
 from jupyter_sing.scheduler.settings import TARGETS, DeviceSpec, Tier
-from tests.doubles.controller import Controller
+from tests.doubles.scheduler.controller import Controller
 
 MIB = 1 << 20
 

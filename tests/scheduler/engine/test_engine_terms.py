@@ -14,7 +14,7 @@ from jupyter_sing.scheduler.hived.config.configuration import Configuration
 from jupyter_sing.scheduler.hived.leases import HivedGuarantees
 from jupyter_sing.scheduler.no_guarantees import NoGuarantees
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits, Tier
-from tests.doubles.controller import Controller
+from tests.doubles.scheduler.controller import Controller
 
 GB = 10**9
 

@@ -19,8 +19,8 @@ from jupyter_sing.scheduler.state import Phase
 from kernelproxy.agent.devices.device_allocator import Room
 from kernelproxy.common.errors import SingError
 from kernelproxy.devices import Device, configured_devices
-from tests.doubles import machine, virtual
-from tests.doubles.machine import MIB, Machine, Notebook
+from tests.doubles.scheduler import machine, virtual
+from tests.doubles.scheduler.machine import MIB, Machine, Notebook
 
 HOUR = 3600.0
 #: Seconds for which a session may wait beside a device without a holder: attempts that fail late.

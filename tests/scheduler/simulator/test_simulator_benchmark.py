@@ -7,7 +7,7 @@ import operator
 
 import pytest
 
-from benchmarks import scheduler
+from benchmarks.scheduler import __main__ as scheduler
 from jupyter_sing.simulator.baselines import BASELINES
 from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.generator import Parameters

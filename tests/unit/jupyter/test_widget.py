@@ -18,7 +18,7 @@ from kernelproxy.common.ipc import detach
 from kernelproxy.common.ipc.detach import Absence
 from kernelproxy.kernel import activation
 from tests.unit.fake_daemon import SESSION, FakeDaemon
-from tests.unit.jupyter.test_session_watching import SECONDS, wait_for_no_thread
+from tests.unit.jupyter.test_status_watcher import SECONDS, wait_for_no_thread
 
 ID = SESSION["id"]
 CLICK = {"content": {"data": {"method": "custom", "content": {"event": "click"}}}, "buffers": []}

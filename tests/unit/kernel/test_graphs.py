@@ -12,7 +12,7 @@ from tests.decorated import decorated
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "graphs.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "compiling" / "graphs.py"
 CHECKS = decorated(PROGRAM, "check")
 
 

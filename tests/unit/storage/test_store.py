@@ -18,7 +18,7 @@ from kernelproxy.storage.manifest import Extent, Label, Manifest
 from kernelproxy.storage.quota import Limits
 from kernelproxy.storage.threads import Cancel, file_lock
 from kernelproxy.storage.writer import Kept, Part
-from tests.doubles.arena import Arena, MakeArena
+from tests.doubles.session.arena import Arena, MakeArena
 
 KIB = 1 << 10
 CHUNK = 16 * KIB

@@ -15,7 +15,7 @@ import pytest
 from kernelproxy.common.errors import StoreError
 from kernelproxy.storage.chunk_store import Store
 from kernelproxy.storage.manifest import Manifest
-from tests.doubles.arena import MakeArena
+from tests.doubles.session.arena import MakeArena
 from tests.unit.storage.test_manifest import signed
 from tests.unit.storage.test_store import (
     CHUNK,

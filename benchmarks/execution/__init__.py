@@ -1,0 +1,1 @@
+"""Benchmarks of operators, compilation and the parts of a step."""

@@ -1,0 +1,1 @@
+"""The suite for machines with a GPU."""

@@ -1,0 +1,267 @@
+"""Shared parts of the GPU suite's steps: time limits, directories, and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.protocol import Stop
+
+ROOT = Path(__file__).resolve().parents[2]
+SIDE = Path(__file__).with_name("side.py")
+END_SECONDS = 20.0
+
+
+class FailedError(Exception):
+    """A step did not give the expected result; the text says what is wrong.
+
+    Parameters
+    ----------
+    text : str
+    table : list of str
+        Its results so far, as a Markdown table.
+    figures : object
+        The same as JSON.
+    """
+
+    def __init__(self, text: str, table: Sequence[str] = (), figures: Any = None) -> None:
+        super().__init__(text)
+        self.table, self.figures = list(table), figures
+
+
+class SkippedError(Exception):
+    """A step cannot be run here; the text says why."""
+
+
+class Suite:
+    """State that the steps share.
+
+    Parameters
+    ----------
+    device : str
+        Device of the workers: ``cuda:0``, or ``cpu`` for a software device.
+    small : bool
+        Tiny models and states.
+    out : Path
+        Directory for the results.
+    seconds : float
+        Time limit of the whole suite.
+    """
+
+    def __init__(self, device: str, small: bool, out: Path, seconds: float) -> None:
+        self.gpu, self.small, self.out = device.startswith("cuda"), small, out
+        self.device = device
+        #: Factor on the steps' time limits, which are meant for a reference machine.
+        self.scale = max(1.0, seconds / 520)
+        self.deadline = time.monotonic() + seconds
+        self.step = ""
+        self.limit = self.deadline
+        self.scratch = Path(tempfile.mkdtemp(prefix="sing-gpu-"))
+        self.compiling: threading.Thread | None = None
+        self.compiled: list[subprocess.CompletedProcess[str] | Exception] = []
+        self.transformers = has_module("transformers")
+
+    @property
+    def plain(self) -> str:
+        """Name in plain torch of the device with which the proxied one is compared."""
+        return "cuda" if self.gpu else "cpu"
+
+    def devices(self, limit: str = "") -> str:
+        """Return the device in the format of `JUPYTER_SING_DEVICES`, with a memory limit."""
+        if self.gpu:
+            return f"{self.device}:{limit}" if limit else self.device
+        return f"cpu:{limit or '4GiB'}@1"
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Return a step's environment; a software device has one thread, like plain torch."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SING_", "JUPYTER_SING_"))
+        }
+        threads = {} if self.gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        return {**kept, "PYTHONPATH": str(ROOT), **threads, **variables}
+
+    def run(self, *command: str | Path, env: dict[str, str] | None = None, label: str = "") -> str:
+        """Run a command within the step's time and return its output.
+
+        Raises
+        ------
+        FailedError
+            Its exit status is not 0, or it took too long.
+        """
+        done = self.complete(command, env or self.environment(), self.limit)
+        name = f"{self.step}{'-' + label if label else ''}".replace(" ", "-")
+        (self.out / f"{name}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
+        if done.returncode:
+            raise FailedError(
+                f"{_brief(command)} ended with {done.returncode}: {tail_of(done.stderr)}"
+            )
+        return done.stdout
+
+    def complete(
+        self, command: Sequence[str | Path], env: dict[str, str], limit: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command until `limit`, then end it and all processes that it has started."""
+        with subprocess.Popen(
+            [str(word) for word in command],
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=max(1.0, limit - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                out, err = process.communicate()
+                raise TimeoutError(f"{_brief(command)} was ended: {tail_of(out + err)}") from None
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    @contextmanager
+    def daemon(self, devices: str, **variables: str) -> Iterator[dict[str, str]]:
+        """Set a directory for a separate daemon, and stop that daemon at the end."""
+        with tempfile.TemporaryDirectory(dir=self.scratch) as name:
+            directory = Path(name)
+            env = self.environment(
+                JUPYTER_SING_RUNTIME_DIR=str(directory),
+                JUPYTER_SING_DATA_DIR=str(directory / "data"),
+                JUPYTER_SING_DEVICES=devices,
+                **variables,
+            )
+            # Also for this process's own requests to the daemon.
+            before = dict(os.environ)
+            os.environ.update(env)
+            try:
+                yield env
+            finally:
+                try:
+                    _stop_daemon()
+                    log = directory / "agent.log"
+                    if log.exists():
+                        text = log.read_text(errors="replace")
+                        with open(self.out / "daemons.log", "a", encoding="utf-8") as file:
+                            file.write(f"==== {self.step}\n{text}")
+                finally:
+                    os.environ.clear()
+                    os.environ.update(before)
+
+    def proxied(self, program: str | Path, *arguments: str) -> tuple[str | Path, ...]:
+        """Return the command of a program under a session."""
+        return (sys.executable, "-m", "jupyter_sing.cli", "run", program, *arguments)
+
+    @contextmanager
+    def side(self, env: dict[str, str], *, proxied: bool) -> Iterator[Side]:
+        """Start one side of a paired measurement."""
+        options = ["--small"] if self.small else []
+        if proxied:
+            run = (sys.executable, "-m", "jupyter_sing.cli", "run", "--name", "suite")
+            command = [*run, str(SIDE), "--device", "cuda", *options]
+        else:
+            command = [sys.executable, str(SIDE), "--device", self.plain, *options]
+        name = f"{self.step}-{'proxied' if proxied else 'plain'}.err".replace(" ", "-")
+        with open(self.out / name, "w", encoding="utf-8") as errors:
+            side = Side(command, env, errors, self)
+            try:
+                yield side
+            finally:
+                side.close()
+
+
+class Side:
+    """A process that executes orders."""
+
+    def __init__(
+        self, command: Sequence[str], env: dict[str, str], errors: IO[str], suite: Suite
+    ) -> None:
+        self._suite, self._errors = suite, errors
+        self._process = subprocess.Popen(
+            command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=errors, text=True, start_new_session=True,
+        )  # fmt: skip
+        # A process that hangs is ended, which ends the wait for its answer.
+        self._overdue = threading.Timer(max(1.0, suite.limit - time.monotonic()), self._kill)
+        self._overdue.daemon = True
+        self._overdue.start()
+
+    def order(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Send an order and return the answer.
+
+        Raises
+        ------
+        FailedError
+            The process ended instead of answering.
+        """
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+            for line in self._process.stdout:
+                if line.startswith("{"):  # libraries print, too
+                    answer: dict[str, Any] = json.loads(line)
+                    return answer
+        except BrokenPipeError:
+            pass
+        status = self._process.wait()
+        said = tail_of(Path(self._errors.name).read_text(errors="replace"))
+        if time.monotonic() >= self._suite.limit:
+            raise TimeoutError(f"the order {do} took too long")
+        raise FailedError(f"the order {do} {arguments} ended a side with {status}: {said}")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._overdue.cancel()
+        try:
+            self._process.stdin.close()
+            self._process.wait(END_SECONDS)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self._kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def tail_of(text: str, lines: int = 4) -> str:
+    """Return the last lines of a text, joined into one."""
+    return " / ".join(text.strip().splitlines()[-lines:])[-600:]
+
+
+def _brief(command: Sequence[str | Path]) -> str:
+    return " ".join(Path(str(word)).name for word in command[:6])
+
+
+def has_module(name: str) -> bool:
+    """Return whether this interpreter finds a module."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _stop_daemon() -> None:
+    try:
+        with agent_client.connect(start=False) as connection:
+            connection.call(Stop(), timeout=END_SECONDS)
+    except agent_client.ControlError as error:
+        if error.reason != "no-daemon":
+            raise

@@ -1,0 +1,108 @@
+"""A suite for machines with a GPU, in one run: see `gpu_suite.sh`.
+
+Each step has a part of the time. One that fails or takes longer is written down as that, and does
+not keep the others from being tried. Standard library only, but for what the steps run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.processes import SkippedError, Suite
+from benchmarks.gpu.steps import STEPS
+
+
+@dataclass
+class Outcome:
+    """Outcome of a step: ``passed``, ``failed``, ``skipped``, or ``late`` (out of time)."""
+
+    step: str
+    state: str = "passed"
+    seconds: float = 0.0
+    text: str = ""
+    table: list[str] = field(default_factory=list)
+    figures: Any = None
+
+
+def attempt(suite: Suite, name: str, seconds: float, function: Callable[[Suite], Any]) -> Outcome:
+    """Run one step."""
+    outcome = Outcome(name)
+    suite.step = name.replace(",", "")
+    began = time.monotonic()
+    suite.limit = min(began + seconds * suite.scale, suite.deadline)
+    try:
+        found = function(suite) if suite.limit - began > 5 else _too_late()
+        if isinstance(found, tuple):
+            outcome.text, outcome.table, outcome.figures = found
+        else:
+            outcome.text = found
+    except SkippedError as error:
+        outcome.state, outcome.text = "skipped", str(error)
+    except TimeoutError as error:
+        outcome.state, outcome.text = "late", str(error)
+    except Exception as error:
+        outcome.state, outcome.text = "failed", f"{type(error).__name__}: {error}"
+        outcome.table = getattr(error, "table", [])
+        outcome.figures = getattr(error, "figures", None)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _too_late() -> str:
+    raise TimeoutError("no time was left")
+
+
+def report(suite: Suite, outcomes: Sequence[Outcome]) -> str:
+    """Write the outcomes as a page."""
+    lines = ["# GPU suite", "", f"Written by `benchmarks/gpu_suite.sh` for {suite.device}.", ""]
+    lines += ["| step | came to | seconds | |", "|---|---|---|---|"]
+    for each in outcomes:
+        text = each.text.replace("|", "/").replace("\n", " ")
+        lines.append(f"| {each.step} | {each.state} | {each.seconds:.0f} | {text[:600]} |")
+    for each in outcomes:
+        if each.table:
+            lines += ["", f"## {each.step.capitalize()}", "", *each.table]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu_suite.sh", description=__doc__)
+    parser.add_argument("--device", default="cuda:0", help="cuda:N, or cpu (default: cuda:0)")
+    parser.add_argument("--out", default=os.environ.get("OUT", "gpu-suite"), type=Path)
+    parser.add_argument("--seconds", default=520.0, type=float, help="for everything (520)")
+    parser.add_argument("--small", action="store_true", help="tiny models and states")
+    parser.add_argument("--only", nargs="*", help="some steps")
+    options = parser.parse_args()
+    out = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    suite = Suite(options.device, options.small, out, options.seconds)
+    outcomes: list[Outcome] = []
+    try:
+        for name, seconds, function in STEPS:
+            if options.only and name not in options.only:
+                continue
+            outcomes.append(attempt(suite, name, seconds, function))
+            last = outcomes[-1]
+            print(f"{last.state:>8} {last.seconds:5.0f} s  {last.step}: {last.text}", flush=True)
+            # After each step, so that the results so far are kept if the run is ended.
+            (out / "gpu_suite.md").write_text(report(suite, outcomes), encoding="utf-8")
+            figures = {"date": time.strftime("%Y-%m-%d"), "steps": [asdict(o) for o in outcomes]}
+            (out / "gpu_suite.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+    finally:
+        shutil.rmtree(suite.scratch, ignore_errors=True)
+    print()
+    print(report(suite, outcomes), end="")
+    return int(any(each.state in ("failed", "late") for each in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Benchmarks of several sessions on one device."""

@@ -1,0 +1,1 @@
+"""Benchmarks of suspending, resuming, saving and spilling."""

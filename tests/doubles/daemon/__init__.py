@@ -1,0 +1,1 @@
+"""Doubles of the agent and of the processes that it starts."""

@@ -1,0 +1,1 @@
+"""Doubles of kernels and their process manager."""

@@ -1,0 +1,205 @@
+"""A kernel without Python state: ``python -m tests.doubles.kernel.toy_kernel SESSION [IMAGE]``.
+
+Reads commands, one line of JSON each, and answers each with one line: see `Kernel`. With the file
+of an image it is the process restored from it, and reattaches to the session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from kernelproxy.common import paths
+from kernelproxy.common.errors import ControlError, NativeError
+from kernelproxy.common.ipc import agent_client
+from kernelproxy.common.ipc.detach import Absence
+from kernelproxy.common.protocol import (
+    Attach,
+    AwaitCheckpoint,
+    Checkpoint,
+    CheckpointBegun,
+    CheckpointReply,
+    Listen,
+    Progress,
+    RestoreReply,
+    TakeOver,
+    Wish,
+)
+from kernelproxy.common.shared_memory import close_all
+from kernelproxy.kernel import activation
+from kernelproxy.kernel.activation.agent_connection import Link
+from tests.doubles.session.client import TORCH, WAIT_SECONDS, ToyClient
+
+ABOUT = {"saved": [{"name": "x", "kind": "int", "bytes": 3}], "omitted": []}
+
+
+class Client(ToyClient):
+    """Client that writes an image of its state when it detaches."""
+
+    def __init__(self, session: str) -> None:
+        self.present = threading.Lock()  # held while the device is used, and while it is detached
+        super().__init__(session)
+
+    def leave(self, seconds: float) -> None:
+        if not self.present.acquire(timeout=seconds):
+            raise NativeError("a cell uses the device")
+        super().leave(seconds)
+        save_image({"left": self.left.hex(), "state": self.state})
+
+    def rejoin(self, fds, bell_fd: int) -> None:
+        super().rejoin(fds, bell_fd)
+        self.present.release()
+
+
+class RestoredClient(Client):
+    """Client whose process was restored from an image."""
+
+    def __init__(self, session: str, image: dict[str, Any]) -> None:
+        self.session, self.present = session, threading.Lock()
+        self.present.acquire()
+        self.left, self.state = bytes.fromhex(image["left"]), image["state"]
+        self.gone, self.absence = threading.Event(), Absence()
+        attach, path = Attach(session, TORCH), paths.socket_path()
+        self.link = Link(-1, attach, path, lambda: self._tried(self.gone), self, self.absence)
+        self.tried = threading.Event()
+        self.link.start()
+        assert self.tried.wait(WAIT_SECONDS)
+        assert not self.gone.is_set()
+
+    def _tried(self, how: threading.Event | None = None) -> None:
+        if how is not None:
+            how.set()
+        self.tried.set()
+
+    def rejoin(self, fds, bell_fd: int) -> None:
+        super().rejoin(fds, bell_fd)
+        self._tried()
+
+
+def save_image(image: dict[str, Any]) -> None:
+    """Write the data that represents this process's memory."""
+    image_path(os.getpid()).write_text(json.dumps(image))
+
+
+def image_path(pid: int) -> Path:
+    """Return the path of a process's image."""
+    return paths.runtime_dir() / f"toy-{pid}.json"
+
+
+class Listener:
+    """Kernel without a device."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        save_image({})
+        self.gone, self.absence = threading.Event(), Absence()
+        self.link = Link(
+            -1, Listen(session), paths.socket_path(), self.gone.set, None, self.absence
+        )
+        self.link.start()
+
+
+class Kernel:
+    """Commands that a test may send to the process, by name."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def work(self, number: int) -> int:
+        """Change the device's state, and read it."""
+        with self.client.present, self.client.cell():
+            self.client.add(number)
+            assert self.client.read() == self.client.state
+        return int(self.client.state)
+
+    def run(self) -> None:
+        """Run a cell that does not use the device."""
+        if isinstance(self.client, ToyClient):
+            with self.client.present, self.client.cell():
+                return
+        self.client.link.tell_cells(1)
+
+    def rest(self) -> None:
+        """Do nothing."""
+
+    def read(self) -> int:
+        """Read the device's state."""
+        with self.client.present, self.client.cell():
+            assert self.client.read() == self.client.state
+        return int(self.client.state)
+
+    def checkpoint(self, name: str, form: str = "", automatic: bool = False) -> dict[str, Any]:
+        """Make a checkpoint, as a kernel does, and wait until it is stored."""
+        fds = [os.memfd_create(each) for each in ("host", "files")]
+        os.write(fds[0], b"x")
+        client, returns = self.client, self.client.absence.returns
+        position = client.page.head if isinstance(client, ToyClient) else 0
+        host = {"position": position, "parts": [1], "storages": [], "about": ABOUT, "files": []}
+        connection = agent_client.connect(start=False)
+        try:
+            request = Checkpoint(client.session, name, automatic, host, form)
+            reply, _ = connection.call_with_fds(request, WAIT_SECONDS, fds)
+            assert isinstance(reply, CheckpointBegun)
+            if reply.leaves:
+                connection.close()
+                client.absence.wait(returns, WAIT_SECONDS)
+                connection = agent_client.connect(start=False)
+                answer = connection.call(AwaitCheckpoint(client.session, name), WAIT_SECONDS)
+            else:
+                answer = connection.more(WAIT_SECONDS)
+            while isinstance(answer, Progress):
+                answer = connection.more(WAIT_SECONDS)
+        finally:
+            connection.close()
+            close_all(fds)
+        assert isinstance(answer, CheckpointReply)
+        return answer.checkpoint
+
+    def take_over(self, name: str) -> dict[str, Any]:
+        """Replace this process by the process of a checkpoint."""
+        with agent_client.connect(start=False) as connection:
+            request = TakeOver(self.client.session, name)
+            return connection.expect(RestoreReply, request, WAIT_SECONDS).outcome
+
+    def gone(self) -> bool:
+        """True if the session has ended."""
+        return bool(self.client.gone.wait(WAIT_SECONDS))
+
+
+def main(session: str, image: str = "") -> None:
+    """Answer commands until the input ends."""
+    client: Any
+    begun = threading.Event()
+
+    def wished(wish: Wish) -> None:
+        begun.wait()
+        kernel.checkpoint(wish.name, wish.form, wish.automatic)
+
+    # Not in the link's thread, which has to detach meanwhile.
+    activation.state.on_wish = lambda wish: threading.Thread(target=wished, args=(wish,)).start()
+    saved = json.loads(Path(image).read_text()) if image not in ("", "listen") else {}
+    if saved:
+        client = RestoredClient(session, saved)
+    elif image:
+        client = Listener(session)
+    else:
+        client = Client(session)
+    kernel = Kernel(client)
+    begun.set()
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            answer = getattr(kernel, name)(*arguments)
+        except ControlError as error:
+            answer = {"error": error.message, "reason": error.reason}
+        print(json.dumps(answer), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

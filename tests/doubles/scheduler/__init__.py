@@ -1,0 +1,1 @@
+"""Doubles for the engine, in virtual time."""

@@ -1,0 +1,1 @@
+"""Doubles of a session's client and shared memory."""

@@ -1,0 +1,1 @@
+"""Processes that store or restore, and are killed."""

@@ -1,0 +1,1 @@
+"""Checks of calls, graphs, streams, profilers and transforms."""
