@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import SessionReply, Status, StatusReply
+from kernelproxy.common.protocol import SessionReply, StatusReply, StatusRequest
 
 MIB = 1 << 20
 NAME, SECOND_NAME = "bench", "bench-2"
@@ -21,7 +21,7 @@ class Side(Protocol):
 def session(name: str = NAME) -> dict[str, Any]:
     """Return the state of a session of the benchmark, as the daemon reports it."""
     with agent_client.connect(start=False) as connection:
-        reply = connection.expect(StatusReply, Status())
+        reply = connection.expect(StatusReply, StatusRequest())
     (found,) = (each for each in reply.sessions if each["name"] == name)
     return dict(found)
 

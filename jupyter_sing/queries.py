@@ -12,7 +12,7 @@ from kernelproxy.agent.status import activity_store
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import connect
-from kernelproxy.common.protocol import Activity, ActivityReply, GetPolicy, PolicyReply
+from kernelproxy.common.protocol import ActivityReply, ActivityRequest, GetPolicy, PolicyReply
 
 ACTIVITY_SECONDS_MAX = 60.0
 POLICY_SECONDS_MAX = 30.0
@@ -32,7 +32,7 @@ def activity_since(since: float, resolution: float = 1.0) -> dict[str, Any]:
     Returns
     -------
     dict
-        `Activity` of ``openapi.yaml``.
+        `ActivityRequest` of ``openapi.yaml``.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def activity_since(since: float, resolution: float = 1.0) -> dict[str, Any]:
     """
     if paths.is_shared(paths.socket_path()):
         with connect(start=False) as control:
-            request = Activity(since, resolution)
+            request = ActivityRequest(since, resolution)
             return control.expect(ActivityReply, request, timeout=ACTIVITY_SECONDS_MAX).activity
     # Read from disk: works without a daemon, and does not load one that runs.
     return activity_store.read(paths.runtime_dir(), since, time.time(), resolution, os.getuid())

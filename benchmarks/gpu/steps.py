@@ -26,7 +26,7 @@ from benchmarks.gpu.processes import (
     tail_of,
 )
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import Resume, SessionReply, Status, StatusReply, Suspend
+from kernelproxy.common.protocol import Resume, SessionReply, StatusReply, StatusRequest, Suspend
 
 PROGRAMS = ("mlp", "cnn", "transformer", "lstm", "gru")
 TRANSFORMERS = ("gpt2", "llama", "bert", "gpt2 generation")
@@ -296,7 +296,7 @@ def moves(suite: Suite) -> tuple[str, list[str], Any]:
         expected = proxied.order("hold", bytes=bytes_held)["sum"]
         proxied.order("touch")
         with agent_client.connect(start=False) as agent:
-            (session,) = agent.expect(StatusReply, Status()).sessions
+            (session,) = agent.expect(StatusReply, StatusRequest()).sessions
         for _ in range(times):
             proxied.order("rewrite")
             begin = time.perf_counter()

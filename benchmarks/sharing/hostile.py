@@ -52,7 +52,8 @@ import itertools, os, random, socket, struct, sys, time
 from kernelproxy.common import paths
 from kernelproxy.common.ipc.framing import encode
 from kernelproxy.common.protocol import (
-    Activity, Carried, Checkpoints, CloseSession, OpenSession, Prepare, Status, Watch, Why,
+    ActivityRequest, Carried, CheckpointsRequest, CloseSession, OpenSession, Prepare, StatusRequest,
+    WatchRequest, Why,
 )
 path, attack, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.nice(19)
@@ -132,7 +133,10 @@ def sessions():
         for each in held:
             each.close()
 
-MIXED = [Status(), Checkpoints(), Activity(0.0, 1.0), Why("none", 10000), CloseSession("none")]
+MIXED = [
+    StatusRequest(), CheckpointsRequest(), ActivityRequest(0.0, 1.0), Why("none", 10000),
+    CloseSession("none"),
+]
 memory = os.memfd_create("memory")
 ATTACKS = {
     "15 MiB of nested lists": lambda: pour(frame(b"[" * (15 << 20))),
@@ -141,8 +145,8 @@ ATTACKS = {
     "huge numbers": lambda: pour(long(b"1" + b"0" * 400 + b"," + b"9" * 4000)),
     "a number of 7 MB": lambda: pour(long(b"9" * 7_000_000)),
     "small requests": lambda: pour(b"".join(map(encode, MIXED)) * 50),
-    "watching": lambda: pour(encode(Watch())),
-    "descriptors": lambda: pour(encode(Status()), fds=[memory] * 4),
+    "watching": lambda: pour(encode(WatchRequest())),
+    "descriptors": lambda: pour(encode(StatusRequest()), fds=[memory] * 4),
     "pieces of frames": slow,
     "connections": connects,
     "sessions": sessions,

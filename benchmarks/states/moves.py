@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from benchmarks.daemon import MIB, Side, session, verb
 from benchmarks.rates import fresh_rate, memcpy_rate
-from kernelproxy.common.protocol import Migrate, Resume, Suspend
+from kernelproxy.common.protocol import MigrateRequest, Resume, Suspend
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def measure_moves(proxied: Side, count: int, times: int) -> Moves:
 
 def _migrate(proxied: Side, name: str, expected: float) -> Migration:
     target = "cpu:0" if session()["device"] == "cpu:1" else "cpu:1"
-    found = verb(Migrate(name, target))["migration"]
+    found = verb(MigrateRequest(name, target))["migration"]
     check(proxied, expected)
     return Migration(found["seconds"], found["downtime"])
 

@@ -16,7 +16,7 @@ from jupyter_client.manager import KernelManager
 
 from benchmarks.daemon import MIB, ORDER_SECONDS
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import Checkpoint, CheckpointReply, Status, StatusReply
+from kernelproxy.common.protocol import Checkpoint, CheckpointReply, StatusReply, StatusRequest
 
 LOOK_SECONDS = 0.05
 HIBERNATE_AFTER = "1"
@@ -124,7 +124,7 @@ def _kernel() -> Iterator[Kernel]:
 
 def _session() -> dict[str, Any]:
     with agent_client.connect(start=False) as connection:
-        (found,) = connection.expect(StatusReply, Status()).sessions
+        (found,) = connection.expect(StatusReply, StatusRequest()).sessions
     return dict(found)
 
 

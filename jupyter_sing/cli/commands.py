@@ -34,25 +34,25 @@ from kernelproxy.common.protocol import (
     FORMS,
     Checkpoint,
     CheckpointReply,
-    Checkpoints,
     CheckpointsReply,
+    CheckpointsRequest,
     CloseSession,
     DeleteCheckpoint,
     LastCheckpoint,
-    Migrate,
+    MigrateRequest,
     OpenSession,
+    OpenSessionReply,
     Pin,
     Prepare,
     Restore,
     RestoreReply,
     Resume,
-    SessionOpened,
     SessionReply,
     SetPriority,
-    Status,
     StatusReply,
+    StatusRequest,
     Stop,
-    Stopped,
+    StopReply,
     Suspend,
     Why,
     WhyReply,
@@ -291,7 +291,7 @@ def resume(options: argparse.Namespace) -> int:
 
 def migrate(options: argparse.Namespace) -> int:
     """``migrate S DEVICE``: return when the session is on that device."""
-    request = Migrate(options.session, options.device)
+    request = MigrateRequest(options.session, options.device)
     waiting = WaitLines(options.session, wanted=not options.json)
     with connect(start=False) as control, waiting:
         reply = control.expect(SessionReply, request)
@@ -322,7 +322,7 @@ def priority(options: argparse.Namespace) -> int:
 
 def _session(control: Control, name: str) -> dict[str, Any]:
     """Find a session as the daemon does: by id, unique prefix, or name."""
-    sessions = control.expect(StatusReply, Status()).sessions
+    sessions = control.expect(StatusReply, StatusRequest()).sessions
     found = [each for each in sessions if each["id"] == name]
     found = found or [each for each in sessions if each["id"].startswith(name)]
     found = found or [each for each in sessions if each["name"] == name]
@@ -355,7 +355,7 @@ def checkpoint(options: argparse.Namespace) -> int:
 def checkpoints(options: argparse.Namespace) -> int:
     """``checkpoints``: list them, newest first."""
     with connect() as control:
-        found = control.expect(CheckpointsReply, Checkpoints()).checkpoints
+        found = control.expect(CheckpointsReply, CheckpointsRequest()).checkpoints
     if options.json:
         _print_json({"checkpoints": found})
     else:
@@ -384,13 +384,13 @@ def restore(options: argparse.Namespace) -> int:
 
 def _session_of(control: Control, name: str) -> str:
     """Find the session of the kernel from which a checkpoint was made."""
-    found = control.expect(CheckpointsReply, Checkpoints()).checkpoints
+    found = control.expect(CheckpointsReply, CheckpointsRequest()).checkpoints
     made = next((each for each in found if each["name"] == name), None)
     if made is None:
         raise ControlError(f"There is no checkpoint {quoted(name)}.", "unknown-checkpoint")
     if "problem" in made:
         raise ControlError(made["problem"], "damaged")
-    for session in control.expect(StatusReply, Status()).sessions:
+    for session in control.expect(StatusReply, StatusRequest()).sessions:
         if made["kernel_id"] and session["kernel_id"] == made["kernel_id"]:
             return str(session["id"])
     raise ControlError(
@@ -404,7 +404,7 @@ def _only_session(control: Control) -> str:
     """Find the one session whose notebook has a checkpoint."""
     found = [
         each
-        for each in control.expect(StatusReply, Status()).sessions
+        for each in control.expect(StatusReply, StatusRequest()).sessions
         if each["last_checkpoint"] is not None
     ]
     if len(found) == 1:
@@ -455,7 +455,7 @@ def stop(options: argparse.Namespace) -> int:
     request = Stop(checkpoint=not options.no_checkpoint)
     try:
         with connect(start=False) as control, Line("Saving", wanted=not options.json) as line:
-            reply = control.expect(Stopped, request, show=line.show_notebooks)
+            reply = control.expect(StopReply, request, show=line.show_notebooks)
     except ControlError as error:
         if error.reason != "no-daemon":
             raise
@@ -561,7 +561,7 @@ def _open_session(python: str, name: str, device: str | None) -> str:
         name=name, kernel_id="", python=python, device=device, script=True, user=environment.user()
     )
     with connect() as control:
-        session = control.expect(SessionOpened, request, timeout=ANSWER_SECONDS_MAX).session
+        session = control.expect(OpenSessionReply, request, timeout=ANSWER_SECONDS_MAX).session
         control.call(Prepare(python), timeout=ANSWER_SECONDS_MAX)
     return session
 
@@ -602,7 +602,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 def _status() -> StatusReply:
     try:
         with connect(start=False) as control:
-            return control.expect(StatusReply, Status(), timeout=ANSWER_SECONDS_MAX)
+            return control.expect(StatusReply, StatusRequest(), timeout=ANSWER_SECONDS_MAX)
     except ControlError as error:
         if error.reason != "no-daemon":
             raise

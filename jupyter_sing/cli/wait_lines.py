@@ -9,7 +9,7 @@ from typing import Any
 from jupyter_sing.notebook import status_text
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import Control, connect
-from kernelproxy.common.protocol import Changed, StatusReply, Watch
+from kernelproxy.common.protocol import Changed, StatusReply, WatchRequest
 from kernelproxy.common.readable import without_turn
 
 SAID_AFTER_SECONDS = 1.0
@@ -55,7 +55,7 @@ class WaitLines:
                     self._control = control
                     if self._over:
                         return
-                reply = control.expect(StatusReply, Watch(self._session))
+                reply = control.expect(StatusReply, WatchRequest(self._session))
                 self._say(reply.sessions)
                 while True:
                     changed = control.more()

@@ -41,7 +41,7 @@ from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.readable import device_name, devices_named
-from kernelproxy.common.scheduler_api import Hands, Outlook, Terms
+from kernelproxy.common.scheduler_api import Hands, SessionDescription, WaitOutlook
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Controller:
 
     # ---------------------------------------------------------------- calls of the agent
 
-    def opened(self, terms: Terms) -> None:
+    def opened(self, terms: SessionDescription) -> None:
         """See `Arbiter`."""
         if terms.session in self._before and not self._gathering:
             self._gathering = True
@@ -147,7 +147,7 @@ class Controller:
             self._note(terms.session, "restart", "The controller was restarted, and goes on.")
         self._allow(known, said=bool(self._rules.text))
 
-    def changed(self, terms: Terms) -> None:
+    def changed(self, terms: SessionDescription) -> None:
         """See `Arbiter`."""
         known = self._sessions.get(terms.session)
         if known is None:
@@ -162,7 +162,7 @@ class Controller:
         before, known.terms = known.terms, terms
         self._revise(known, anyway=before.pinned != terms.pinned)
 
-    def _standing(self, terms: Terms) -> EffectiveTerms:
+    def _standing(self, terms: SessionDescription) -> EffectiveTerms:
         """Return the effective terms of a session: the policy's, and its user's own choice."""
         return self._rules.standing(terms.user, terms.tier)
 
@@ -290,7 +290,7 @@ class Controller:
         """See `Arbiter`."""
         return self._engine.contended(session)
 
-    def outlook(self, session: str) -> Outlook | None:
+    def outlook(self, session: str) -> WaitOutlook | None:
         """See `Arbiter`."""
         return self._outlooks.of(session)
 

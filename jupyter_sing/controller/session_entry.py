@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jupyter_sing.controller.effective_policy import EffectiveTerms
 from jupyter_sing.scheduler.policy import SessionUse
-from kernelproxy.common.scheduler_api import Terms
+from kernelproxy.common.scheduler_api import SessionDescription
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class SessionEntry:
         True if all of this was sent to the agent.
     """
 
-    terms: Terms
+    terms: SessionDescription
     standing: EffectiveTerms
     memory: int
     holds: bool = False

@@ -25,7 +25,7 @@ class Outcome:
         self._before = self._last()
 
     def after(self, error: ControlError) -> dict[str, Any]:
-        """Return the new checkpoint as `Checkpoints` lists it.
+        """Return the new checkpoint as `CheckpointsRequest` lists it.
 
         Parameters
         ----------

@@ -23,18 +23,18 @@ from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import (
     FORMS,
     CheckpointReply,
-    Checkpoints,
     CheckpointsReply,
+    CheckpointsRequest,
     LastCheckpoint,
     Message,
-    Migrate,
+    MigrateRequest,
     Pin,
     Resume,
     SessionReply,
     SetAutomatic,
     SetPriority,
-    Status,
     StatusReply,
+    StatusRequest,
     Suspend,
 )
 from kernelproxy.common.readable import device_name, escaped
@@ -140,7 +140,7 @@ def migrate(device: str) -> None:
     session_id = _session_id()
     if session_id:
         with Bar("Migrating", session_id):
-            _call(SessionReply, Migrate(session_id, device))
+            _call(SessionReply, MigrateRequest(session_id, device))
         _say(status_text.migration_text(_described(session_id)))
 
 
@@ -192,7 +192,7 @@ def checkpoints() -> Any:
     """``%sing checkpoints``: list the checkpoints; works without a daemon, too."""
     hint = ""
     try:
-        found = _call(CheckpointsReply, Checkpoints()).checkpoints
+        found = _call(CheckpointsReply, CheckpointsRequest()).checkpoints
     except ControlError as error:
         # The checkpoints of the machine's daemon are root's files.
         if error.reason != "no-daemon" or paths.is_shared(paths.socket_path()):
@@ -402,7 +402,7 @@ def _described(session_id: str) -> dict[str, Any]:
     ControlError
         If the daemon does not know the session.
     """
-    for session in _call(StatusReply, Status(session_id)).sessions:
+    for session in _call(StatusReply, StatusRequest(session_id)).sessions:
         if session["id"] == session_id:
             return dict(session)
     raise ControlError(UNKNOWN, "unknown-session")

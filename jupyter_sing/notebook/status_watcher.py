@@ -23,9 +23,9 @@ from kernelproxy.common.protocol import (
     Checkpoint,
     CheckpointReply,
     Message,
-    Status,
     StatusReply,
-    Watch,
+    StatusRequest,
+    WatchRequest,
 )
 from kernelproxy.kernel import activation
 
@@ -203,7 +203,7 @@ class _Watch(threading.Thread):
                     self._control = None
 
     def _listen(self, control: Control) -> None:
-        seen = Seen.whole(control.expect(StatusReply, Watch(), ANSWER_SECONDS_MAX))
+        seen = Seen.whole(control.expect(StatusReply, WatchRequest(), ANSWER_SECONDS_MAX))
         self._pause = 0.0
         while True:
             self._say(seen)
@@ -223,7 +223,7 @@ def look() -> Seen:
     """Request the current state once; called in a cell, where this does not count as work."""
     try:
         with connect(start=False) as control:
-            request = Status(session_id())
+            request = StatusRequest(session_id())
             return Seen.whole(control.expect(StatusReply, request, ANSWER_SECONDS_MAX))
     except ControlError as error:
         return Seen(problem=error.message)

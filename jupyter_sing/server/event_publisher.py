@@ -13,7 +13,7 @@ from jupyter_sing.server.notebooks import NotebookNames
 from kernelproxy.common.errors import ControlError, ProtocolError
 from kernelproxy.common.ipc.agent_client import connect_to_watch
 from kernelproxy.common.ipc.channel import Channel, expect
-from kernelproxy.common.protocol import Changed, Error, StatusReply, Watch
+from kernelproxy.common.protocol import Changed, Error, StatusReply, WatchRequest
 from kernelproxy.provisioning import events
 
 #: Between two checks whether a daemon runs.
@@ -88,7 +88,7 @@ class Feed:
             self._end(list(self._said))
             return
         with contextlib.closing(Channel(sock)) as channel:
-            await channel.send(Watch())
+            await channel.send(WatchRequest())
             while True:
                 message = expect(await channel.receive())
                 match message:

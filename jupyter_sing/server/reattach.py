@@ -22,7 +22,7 @@ from kernelproxy.common.protocol import AdoptKernel, LastCheckpoint
 from kernelproxy.kernel_host import client, retention
 from kernelproxy.kernel_host.client import RemoteKernel
 from kernelproxy.kernel_host.retention import Keeping
-from kernelproxy.kernel_host.server_records import Record, ServerDirectory, key_of
+from kernelproxy.kernel_host.server_records import KernelRecord, ServerDirectory, key_of
 from kernelproxy.provisioning import events
 from kernelproxy.provisioning.provisioner import SingProvisioner, last_checkpoint
 
@@ -77,7 +77,7 @@ class Reattachment:
         if records:
             await self._rename()
 
-    async def _adopt(self, record: Record) -> None:
+    async def _adopt(self, record: KernelRecord) -> None:
         """Adopt one kernel; a failure is logged and does not affect the others."""
         try:
             request = AdoptKernel(record.kernel_id, self._keeping.seconds, MISS_SECONDS)
@@ -102,7 +102,7 @@ class Reattachment:
             if not taken:  # another server may be able to
                 kernel.leave()
 
-    async def _start(self, record: Record, kernel: RemoteKernel) -> bool:
+    async def _start(self, record: KernelRecord, kernel: RemoteKernel) -> bool:
         """Let Jupyter's managers start a kernel, which adopts it; return False if it cannot be."""
         specification = self._kernels.kernel_spec_manager.get_kernel_spec(record.kernel_name)
         chosen = specification.metadata.get("kernel_provisioner", {}).get("provisioner_name")
@@ -147,7 +147,7 @@ class Reattachment:
             kernel_id = session["kernel"]["id"]
             self._kernels.update_env(kernel_id=kernel_id, env=environment)
 
-    async def _offer(self, record: Record) -> None:
+    async def _offer(self, record: KernelRecord) -> None:
         """Log how to restore the notebook of a kernel that died while it had no server."""
         request = LastCheckpoint(record.session, record.kernel_id, record.notebook)
         text = ""
@@ -165,7 +165,7 @@ class Reattachment:
             "jupyter_sing: kernel %s died while it had no server%s.", record.kernel_id, text
         )
 
-    def _not_found(self, record: Record, why: str) -> None:
+    def _not_found(self, record: KernelRecord, why: str) -> None:
         self._log.warning(
             "jupyter_sing: kernel %s is not found again: %s", record.kernel_id, why.rstrip(".")
         )

@@ -24,12 +24,12 @@ from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import (
     Checkpoint,
     CheckpointReply,
-    Checkpoints,
     CheckpointsReply,
+    CheckpointsRequest,
     DeleteCheckpoint,
     Done,
     Message,
-    Migrate,
+    MigrateRequest,
     Pin,
     PolicyApplied,
     Restore,
@@ -38,8 +38,8 @@ from kernelproxy.common.protocol import (
     SessionReply,
     SetPolicy,
     SetPriority,
-    Status,
     StatusReply,
+    StatusRequest,
     Suspend,
 )
 from kernelproxy.common.readable import quoted
@@ -161,7 +161,7 @@ class SingHandler(APIHandler):
     async def told(self) -> StatusReply:
         """Return the daemon's devices and sessions; none if no daemon runs."""
         try:
-            return await self.call(StatusReply, Status())
+            return await self.call(StatusReply, StatusRequest())
         except ControlError as error:
             if error.reason != "no-daemon":
                 raise
@@ -174,7 +174,7 @@ class SingHandler(APIHandler):
 
     async def checkpoints(self) -> list[dict[str, Any]]:
         """Return all checkpoints, newest first, with their notebooks' paths on this server."""
-        found = (await self.call(CheckpointsReply, Checkpoints(), start=True)).checkpoints
+        found = (await self.call(CheckpointsReply, CheckpointsRequest(), start=True)).checkpoints
         root = str(getattr(self.contents_manager, "root_dir", ""))
         return [{**each, "path": contents_path(each.get("notebook", ""), root)} for each in found]
 
@@ -278,7 +278,7 @@ class SessionVerbHandler(SingHandler):
         if verb == "suspend":
             request = Suspend(session_id, "Suspended in JupyterLab")
         elif verb == "migrate":
-            request = Migrate(session_id, self.body_text("device"))
+            request = MigrateRequest(session_id, self.body_text("device"))
         elif verb in ("pin", "unpin"):
             request = Pin(session_id, verb == "pin")
         elif verb == "priority":

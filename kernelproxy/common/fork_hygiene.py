@@ -15,17 +15,17 @@ from collections.abc import Iterable
 from typing import Protocol
 
 
-class Owner(Protocol):
+class DescriptorOwner(Protocol):
     """Owner of descriptors."""
 
     def disown(self) -> None:
         """Called in a forked child: give up the descriptors."""
 
 
-_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_owners: weakref.WeakSet[DescriptorOwner] = weakref.WeakSet()
 
 
-def register(owner: Owner) -> None:
+def register(owner: DescriptorOwner) -> None:
     """Register an owner, whose `disown` is called in forked children; it is held weakly."""
     _owners.add(owner)
 

@@ -21,7 +21,7 @@ TIERS = ("premium", "standard", "basic")
 
 
 @dataclass(frozen=True)
-class Terms:
+class SessionDescription:
     """Description of a session for the scheduler.
 
     Parameters
@@ -87,7 +87,7 @@ class Allowance:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class WaitOutlook:
     """Forecast for a waiting session.
 
     Parameters
@@ -143,10 +143,10 @@ class Arbiter(Protocol):
     def begin(self, hands: Hands, devices: dict[str, int]) -> None:
         """Begin to schedule devices, given as their bytes of memory by id."""
 
-    def opened(self, terms: Terms) -> None:
+    def opened(self, terms: SessionDescription) -> None:
         """Notify of a new session."""
 
-    def changed(self, terms: Terms) -> None:
+    def changed(self, terms: SessionDescription) -> None:
         """Apply new terms that the session's user requested: `pinned`, `tier`, or a name.
 
         Raises
@@ -227,7 +227,7 @@ class Arbiter(Protocol):
     def contended(self, session: str) -> bool:
         """True if other sessions wait for resources that a session holds."""
 
-    def outlook(self, session: str) -> Outlook | None:
+    def outlook(self, session: str) -> WaitOutlook | None:
         """Return the forecast for a waiting session; None: it does not wait, or it is unknown."""
 
     def sharing(self) -> dict[str, Any]:
@@ -289,14 +289,14 @@ class Everybody:
     def begin(self, hands: Hands, devices: dict[str, int]) -> None:
         self._hands = hands
 
-    def opened(self, terms: Terms) -> None:
+    def opened(self, terms: SessionDescription) -> None:
         self._devices[terms.session] = terms.device
         self._grant(terms.session)
 
     def _grant(self, session: str) -> None:
         self._hands.grant(session, self._devices[session], next(self._tokens))
 
-    def changed(self, terms: Terms) -> None:
+    def changed(self, terms: SessionDescription) -> None:
         pass
 
     def admits(self, user: str) -> str:
@@ -348,7 +348,7 @@ class Everybody:
     def contended(self, session: str) -> bool:
         return False
 
-    def outlook(self, session: str) -> Outlook | None:
+    def outlook(self, session: str) -> WaitOutlook | None:
         return None
 
     def sharing(self) -> dict[str, Any]:

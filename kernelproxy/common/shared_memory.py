@@ -72,17 +72,17 @@ class Word:
         page.words[self.size][self.offset // self.size] = value
 
 
-class Text:
+class TextField:
     """A zero-terminated UTF-8 text of a page; longer text is cut at a character boundary."""
 
     def __init__(self, offset: int, size: int) -> None:
         self.offset, self.size = offset, size
 
     @overload
-    def __get__(self, page: None, owner: type[Page]) -> Text: ...
+    def __get__(self, page: None, owner: type[Page]) -> TextField: ...
     @overload
     def __get__(self, page: Page, owner: type[Page]) -> str: ...
-    def __get__(self, page: Page | None, owner: type[Page]) -> Text | str:
+    def __get__(self, page: Page | None, owner: type[Page]) -> TextField | str:
         if page is None:
             return self
         raw = bytes(page.memory[self.offset : self.offset + self.size])
@@ -186,8 +186,8 @@ class AgentPage(Page):
     processors = Word(172, 4)
     refused_sequence = Word(176)
     memory_quota = Word(184)
-    device_name = Text(192, 64)
-    reason = Text(256, 256)
+    device_name = TextField(192, 64)
+    reason = TextField(256, 256)
 
     def ring(self) -> None:
         """Count a change of this page and wake its waiters.

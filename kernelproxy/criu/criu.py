@@ -46,7 +46,7 @@ _MEANINGS = {
 
 
 @dataclass
-class Running:
+class RestoredProcess:
     """Restored process.
 
     Parameters
@@ -144,7 +144,7 @@ def restore(
     stdout: IO[bytes] | int | None = None,
     stderr: IO[bytes] | int | None = None,
     timeout: float | None = None,
-) -> Running:
+) -> RestoredProcess:
     """Restore a process in a new sandbox; the saved one may run or not.
 
     It continues where it was saved, and waits for the line of `wake`.
@@ -200,7 +200,7 @@ def _launch(
     stdout: IO[bytes] | int | None,
     stderr: IO[bytes] | int | None,
     timeout: float,
-) -> Running:
+) -> RestoredProcess:
     """Start the sandbox that restores the process; see `restore`."""
     reader, writer = os.pipe()
     try:
@@ -221,7 +221,7 @@ def _launch(
         finally:
             os.close(writer)
         try:
-            return Running(process, sandbox.read_pid(reader, timeout))
+            return RestoredProcess(process, sandbox.read_pid(reader, timeout))
         except ProcessError as error:
             _end(process)
             if error.reason == "timeout":

@@ -19,7 +19,7 @@ _SIZES = {FIXED64: 8, FIXED32: 4}
 
 
 @dataclass(frozen=True)
-class Field:
+class ProtobufField:
     """Field of a message.
 
     Parameters
@@ -36,7 +36,7 @@ class Field:
     value: int | bytes
 
 
-class Fields(list[Field]):
+class Fields(list[ProtobufField]):
     """Fields of one message."""
 
     @classmethod
@@ -56,7 +56,7 @@ class Fields(list[Field]):
                 raise damaged("a field has no number")
             if kind == VARINT:
                 value, at = _varint(data, at)
-                fields.append(Field(number, kind, value))
+                fields.append(ProtobufField(number, kind, value))
                 continue
             if kind == BYTES:
                 count, at = _varint(data, at)
@@ -66,7 +66,7 @@ class Fields(list[Field]):
                 raise damaged(f"a field is of the unknown kind {kind}")
             if count > len(data) - at:
                 raise damaged("a field is longer than its message")
-            fields.append(Field(number, kind, data[at : at + count]))
+            fields.append(ProtobufField(number, kind, data[at : at + count]))
             at += count
         return fields
 
@@ -124,7 +124,7 @@ class Fields(list[Field]):
 
     def put(self, number: int, value: int | bytes) -> None:
         """Replace the value of a field, or add the field."""
-        field = Field(number, VARINT if isinstance(value, int) else BYTES, value)
+        field = ProtobufField(number, VARINT if isinstance(value, int) else BYTES, value)
         for at, each in enumerate(self):
             if each.number == number:
                 self[at] = field

@@ -25,12 +25,12 @@ from kernelproxy.common.protocol import (
     CheckpointBegun,
     CheckpointOpened,
     CheckpointReply,
+    KernelRequest,
     Message,
     OpenCheckpoint,
     Progress,
     RestoreReply,
     TakeOver,
-    Wish,
 )
 from kernelproxy.kernel import activation
 from kernelproxy.kernel.activation.native_client import NativeClient
@@ -55,7 +55,7 @@ SECONDS_MAX = 3600.0
 _UNEXPECTED = "The jupyter_sing daemon gave an unexpected answer."
 
 
-class Device:
+class DeviceCheckpoint:
     """The device's side of a checkpoint, see `DevicePart`.
 
     Parameters
@@ -137,7 +137,7 @@ class Begun:
         self._control, self._request = control, request
 
     def finish(self, show: Show | None = None) -> dict[str, Any]:
-        """Wait until it is safe on disk, and return its entry as `Checkpoints` lists it.
+        """Wait until it is safe on disk, and return its entry as `CheckpointsRequest` lists it.
 
         Parameters
         ----------
@@ -196,7 +196,7 @@ def begin(session: str, shell: Any, name: str, *, automatic: bool = False, form:
         In a process that was restored from the checkpoint.
     """
     client = activation.current().client
-    captured = capture_notebook(shell, Device(client) if client is not None else None)
+    captured = capture_notebook(shell, DeviceCheckpoint(client) if client is not None else None)
     position = 0
     if client is not None:
         client.synchronize()
@@ -344,7 +344,7 @@ def _take_out(
     device = None
     if client is not None:
         storages = {number: (offset, count) for number, offset, count in reply.storages}
-        device = Device(client, device_memory, storages)
+        device = DeviceCheckpoint(client, device_memory, storages)
     if files is None:
         files = _put_in_place(reply, fds)  # first: variables may be open files of these
     try:
@@ -380,7 +380,7 @@ def _outcome(
     }
 
 
-def carry_out(wish: Wish, shell: Any, session: str) -> None:
+def carry_out(wish: KernelRequest, shell: Any, session: str) -> None:
     """Carry out a request of the daemon, and report the outcome."""
     report = Carried(session, wish.verb, wish.name)
     try:

@@ -33,7 +33,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Output:
+class GraphOutput:
     """Output of a graph.
 
     Parameters
@@ -67,7 +67,7 @@ class Description:
 
     data: bytes
     inputs: list[Input]
-    outputs: list[Output]
+    outputs: list[GraphOutput]
     constants: list[torch.Tensor]
     symbols: dict[str, tuple[int, int]]
 
@@ -225,15 +225,15 @@ class _Describer:
 
     # ------------------------------------------------------------------ outputs
 
-    def _outputs(self, node: Any, places: list[Any]) -> tuple[list[Output], list[Any]]:
-        outputs: list[Output] = []
+    def _outputs(self, node: Any, places: list[Any]) -> tuple[list[GraphOutput], list[Any]]:
+        outputs: list[GraphOutput] = []
         results: list[Any] = []
-        found: dict[Any, Output] = {}
+        found: dict[Any, GraphOutput] = {}
         for value in node.args[0]:
             if not isinstance(value, torch.fx.Node):
                 if value is not None and not isinstance(value, (int, float)):
                     raise UnsupportedGraphError(f"it returns a {type(value).__name__}")
-                outputs.append(Output("constant", value))
+                outputs.append(GraphOutput("constant", value))
                 continue
             if value not in found:
                 found[value] = self._output(value, places, len(results))
@@ -242,17 +242,17 @@ class _Describer:
             outputs.append(found[value])
         return outputs, results
 
-    def _output(self, node: Any, places: list[Any], index: int) -> Output:
+    def _output(self, node: Any, places: list[Any], index: int) -> GraphOutput:
         if node.op == "placeholder":
-            return Output("input", places.index(node))
+            return GraphOutput("input", places.index(node))
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             _check_tensor(value)
-            return Output("host" if value.device.type == "cpu" else "tensor", index)
+            return GraphOutput("host" if value.device.type == "cpu" else "tensor", index)
         if isinstance(value, int):
-            return Output("constant", value)
+            return GraphOutput("constant", value)
         if isinstance(value, torch.SymInt):
-            return Output("number", _function(value.node.expr, self._symbols))
+            return GraphOutput("number", _function(value.node.expr, self._symbols))
         raise UnsupportedGraphError(f"it returns a {type(value).__name__}")
 
     # ------------------------------------------------------------------ geometry

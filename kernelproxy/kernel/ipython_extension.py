@@ -16,7 +16,7 @@ from typing import Any
 
 from kernelproxy.common.ipc import detach
 from kernelproxy.common.ipc.agent_client import connect
-from kernelproxy.common.protocol import Carried, Wish
+from kernelproxy.common.protocol import Carried, KernelRequest
 from kernelproxy.common.untrusted import parse_json
 from kernelproxy.kernel import activation, restored_process
 
@@ -70,10 +70,10 @@ class Wishes:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
-        self._waiting: list[Wish] = []
+        self._waiting: list[KernelRequest] = []
         self._lock = threading.Lock()  # guards the queue
 
-    def __call__(self, wish: Wish) -> None:
+    def __call__(self, wish: KernelRequest) -> None:
         """Queue a request, or withdraw it; called in a thread of ours."""
         key = wish.verb, wish.name
         with self._lock:
@@ -84,7 +84,7 @@ class Wishes:
         _prepare()
         self._shell.kernel.io_loop.add_callback(self._carry_out)
 
-    def _next(self) -> Wish | None:
+    def _next(self) -> KernelRequest | None:
         """Take a request, unless a cell runs (one may be awaiting something)."""
         with self._lock:
             return (

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelproxy.kernel.namespace.capture import capture
 from kernelproxy.kernel.namespace.restore import Buffer, restore
-from kernelproxy.kernel.namespace.types import Captured, DevicePart, Omission, Restored
+from kernelproxy.kernel.namespace.types import Captured, DevicePart, Omission, RestoredNamespace
 from kernelproxy.kernel.process_settings import (
     put_back_random_streams,
     put_back_settings,
@@ -110,7 +110,7 @@ def capture_notebook(shell: Any, device: DevicePart | None = None) -> Captured:
 
 def restore_notebook(
     shell: Any, stream: bytes, buffers: Sequence[Buffer], device: DevicePart | None = None
-) -> Restored:
+) -> RestoredNamespace:
     """Restore the state of a shell, from another one or from itself.
 
     Runs code that the stream contains. Variables that were not saved are removed, so that all

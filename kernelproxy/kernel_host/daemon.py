@@ -223,14 +223,14 @@ class Attendant:
                     send_message(sock, Done())
                     return
                 case _:
-                    text = f"{type(request).__name__} is no request."
+                    text = f"{request.wire_kind} is no request."
                     send_message(sock, Error(text, "bad-request"))
                     return
         except (SingError, OSError) as error:
             send_message(sock, Error(str(error), getattr(error, "reason", "failed")))
             return
         except Exception as error:
-            log.exception("%s failed", type(request).__name__)
+            log.exception("%s failed", request.wire_kind)
             text = f"internal error: {type(error).__name__}: {error}"
             send_message(sock, Error(text, "failed"))
             return
@@ -307,7 +307,7 @@ class Attendant:
                 self._answer(kept)
                 return False
             case _:
-                raise ProtocolError(f"{type(order).__name__} is no order.")
+                raise ProtocolError(f"{order.wire_kind} is no order.")
         # A kernel without a process may have ended by this: there is no signal of it.
         self._wake()
         return True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from kernelproxy.common.protocol import StartKernel
 
 if TYPE_CHECKING:
-    from kernelproxy.kernel_host.process_manager import Tender
+    from kernelproxy.kernel_host.process_manager import ProcessManager
 
 #: Seconds for a killed kernel to end.
 END_SECONDS = 10.0
@@ -125,14 +125,14 @@ def start(request: StartKernel, outlets: Sequence[int]) -> Kernel:
     return tender
 
 
-def _tender(request: StartKernel) -> Tender:
+def _tender(request: StartKernel) -> ProcessManager:
     # Imported here: without it, the kernel host takes a fifth of the memory.
     from kernelproxy.criu.sandbox import Form
-    from kernelproxy.kernel_host.process_manager import Tender
+    from kernelproxy.kernel_host.process_manager import ProcessManager
 
     assert request.tended is not None
     given = request.tended
-    return Tender(
+    return ProcessManager(
         Form(**given["form"]), request.session, given["info"],
         os.path.basename(given["file"]), given["socket"],
     )  # fmt: skip

@@ -54,13 +54,13 @@ logger = logging.getLogger(__name__)
 class _Candidate:
     """Process beside the kernel's, which is to replace it."""
 
-    running: criu.Running
+    running: criu.RestoredProcess
     connection: Connection
     session: str
     promised: bool = False  # the kernel executes nothing more, or soon will not
 
 
-class Tender:
+class ProcessManager:
     """Process manager of one kernel, from its start to its end.
 
     Parameters
@@ -300,10 +300,10 @@ class Tender:
         try:
             answer = self._carry_out(order)
         except (SingError, OSError) as error:
-            reason = "busy" if isinstance(order, protocol.Hold) else "failed"
+            reason = "busy" if isinstance(order, protocol.HoldRequests) else "failed"
             answer = protocol.Error(str(error), reason)
         except Exception as error:
-            logger.exception("jupyter_sing: %s was not carried out", type(order).__name__)
+            logger.exception("jupyter_sing: %s was not carried out", order.wire_kind)
             answer = protocol.Error(f"internal error: {type(error).__name__}: {error}", "failed")
         with self._lock:
             self._obeying = False
@@ -331,7 +331,7 @@ class Tender:
 
     def _carry_out(self, order: Message) -> Message:
         match order:
-            case protocol.Hold(seconds=seconds):
+            case protocol.HoldRequests(seconds=seconds):
                 self._switchboard.hold(seconds)
                 return protocol.Done()
             case protocol.LetThrough():
@@ -341,14 +341,14 @@ class Tender:
                 return protocol.Dumped(self._dump(order))
             case protocol.Revive():
                 return protocol.Revived(self._revive(order))
-            case protocol.Promise():
+            case protocol.CommitReplace():
                 self._revived_beside().promised = True
                 return protocol.Done()
             case protocol.Replace():
                 self._replace()
                 return protocol.Done()
             case _:
-                return protocol.Error(f"{type(order).__name__} is no order.", "bad-request")
+                return protocol.Error(f"{order.wire_kind} is no order.", "bad-request")
 
     def _dump(self, order: protocol.Dump) -> float:
         """Save the process, and let it continue or not."""

@@ -18,7 +18,7 @@ from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import StartKernel
 from kernelproxy.criu.sandbox import Form
 from kernelproxy.kernel_host.client import RemoteKernel, start
-from kernelproxy.kernel_host.server_records import Record, ServerDirectory
+from kernelproxy.kernel_host.server_records import KernelRecord, ServerDirectory
 
 #: Arguments that the kernel host supports. With others, the kernel is a child of the server.
 _KNOWN = {"env", "cwd", "stdin", "stdout", "stderr", "independent", "kernel_id", "extra_arguments"}
@@ -38,11 +38,11 @@ class Keeping:
     directory: ServerDirectory
     seconds: float
     #: Kernels to be adopted at their next start.
-    adopted: dict[str, tuple[Record, RemoteKernel]] = field(default_factory=dict)
+    adopted: dict[str, tuple[KernelRecord, RemoteKernel]] = field(default_factory=dict)
 
     def start(
         self,
-        record: Record,
+        record: KernelRecord,
         command: list[str],
         file: str,
         kwargs: Mapping[str, Any],

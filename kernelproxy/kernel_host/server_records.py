@@ -33,7 +33,7 @@ _BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
-class Record:
+class KernelRecord:
     """Information for adopting a kernel, and for restarting it later.
 
     Parameters
@@ -62,7 +62,7 @@ class Record:
     environment: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, path: Path) -> KernelRecord:
         """Read a record that `ServerDirectory.write` has written.
 
         Raises
@@ -90,7 +90,7 @@ class Record:
 
 
 def changes(environ: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the differences between two environments, see `Record.environment`."""
+    """Return the differences between two environments, see `KernelRecord.environment`."""
     found: dict[str, str | None] = {k: v for k, v in environ.items() if base.get(k) != v}
     return {**found, **{name: None for name in base if name not in environ}}
 
@@ -151,19 +151,19 @@ class ServerDirectory:
                     each.unlink()
         return file
 
-    def records(self) -> tuple[list[Record], list[str]]:
+    def records(self) -> tuple[list[KernelRecord], list[str]]:
         """Return the records left here, and the errors of unreadable ones, which are removed."""
         found, problems = [], []
         for path in sorted(self.path.glob(f"*{SUFFIX}")):
             try:
-                found.append(Record.read(path))
+                found.append(KernelRecord.read(path))
             except (OSError, ValueError, TypeError) as error:
                 problems.append(f"{path.name}: {error}")
                 with contextlib.suppress(OSError):
                     path.unlink()
         return found, problems
 
-    def write(self, record: Record) -> None:
+    def write(self, record: KernelRecord) -> None:
         """Write a record, readable only by the owner; readers see it complete, or the previous one.
 
         Raises

@@ -24,8 +24,8 @@ from kernelproxy.criu.sandbox import Form
 from kernelproxy.kernel_host import retention
 from kernelproxy.kernel_host.client import RemoteKernel
 from kernelproxy.kernel_host.hosted_kernel import Kernel
-from kernelproxy.kernel_host.process_manager import Tender
-from kernelproxy.kernel_host.server_records import Record, changes
+from kernelproxy.kernel_host.process_manager import ProcessManager
+from kernelproxy.kernel_host.server_records import KernelRecord, changes
 
 #: Reasons why the kernel host cannot start any kernel, in a sandbox or not.
 _NO_ATTENDANT = ("no-daemon", "timeout", "broken", "unavailable")
@@ -84,7 +84,7 @@ class KeptKernel(LocalProvisioner):
             key: each.decode() if isinstance(each, bytes) else each
             for key, each in self.connection_info.items()
         }
-        record = Record(
+        record = KernelRecord(
             self.kernel_id or "", self.parent.kernel_name, self.session, self.notebook, info,
             str(kwargs.get("cwd") or Path.cwd()), changes(self._wanted or os.environ, os.environ),
         )  # fmt: skip
@@ -159,7 +159,7 @@ class KeptKernel(LocalProvisioner):
         assert manager is not None, "pre_launch has made a session for its kernel"
         file = os.path.realpath(manager.connection_file)
         tender = await in_thread(
-            lambda: Tender(form, self.session, self.connection_info, os.path.basename(file))
+            lambda: ProcessManager(form, self.session, self.connection_info, os.path.basename(file))
         )
         command = [text.replace(file, tender.connection_file) for text in cmd]
         # Its parent is not the server but process 1 of the sandbox, which ends with the server.

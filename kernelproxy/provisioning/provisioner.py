@@ -29,8 +29,8 @@ from kernelproxy.common.protocol import (
     LastCheckpoint,
     Message,
     OpenSession,
+    OpenSessionReply,
     Prepare,
-    SessionOpened,
 )
 from kernelproxy.common.readable import escaped
 from kernelproxy.criu.sandbox import Form
@@ -322,9 +322,9 @@ class SingProvisioner(KeptKernel):
             user=environment.user(),
         )
 
-        def open_session() -> SessionOpened:
+        def open_session() -> OpenSessionReply:
             with connect() as control:
-                reply = control.expect(SessionOpened, request, timeout=self.open_timeout)
+                reply = control.expect(OpenSessionReply, request, timeout=self.open_timeout)
                 control.call(Prepare(python), timeout=self.open_timeout)
                 return reply
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kernelproxy.common.errors import InternalError, StoreError
 from kernelproxy.storage.chunk_file import ChunkFiles, Desks, store_errors, sync_directory
-from kernelproxy.storage.gc import Collected, collect
+from kernelproxy.storage.gc import RemovedFiles, collect
 from kernelproxy.storage.manifest import (
     CHUNK_BYTES_MAX,
     Blob,
@@ -31,7 +31,7 @@ from kernelproxy.storage.manifest import (
     encode,
 )
 from kernelproxy.storage.manifest_store import Shelf
-from kernelproxy.storage.quota import Allowance, Ledger, Limits, Sizes
+from kernelproxy.storage.quota import ChunkUsage, RemainingQuota, Sizes, StoreLimits
 from kernelproxy.storage.reader import Getting
 from kernelproxy.storage.threads import Cancel, file_lock
 from kernelproxy.storage.writer import Kept, Part, Progress, Putting
@@ -70,7 +70,7 @@ class Store:
         self,
         root: Path,
         *,
-        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        limits: StoreLimits = StoreLimits(),  # noqa: B008 (frozen)
         beside: Callable[[], int] = lambda: 0,
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 4,
@@ -157,7 +157,7 @@ class Store:
         cancel: Cancel,
     ) -> Manifest:
         place = self._shelf.path(label.owner, label.name)
-        named = Ledger(self._shelf.entries()).chunks
+        named = ChunkUsage(self._shelf.entries()).chunks
         putting = Putting(
             self._files, self._desks, named, self._allowance(label), self._chunk_bytes, progress
         )
@@ -184,12 +184,12 @@ class Store:
             self._shelf.publish(place, raw)
         return manifest
 
-    def _allowance(self, label: Label) -> Allowance:
+    def _allowance(self, label: Label) -> RemainingQuota:
         """Return the allowance of a snapshot's payer, not counting the one that it replaces."""
-        entries = () if self.limits == Limits() else self._shelf.entries()
+        entries = () if self.limits == StoreLimits() else self._shelf.entries()
         others = (e for e in entries if (e.owner, e.name) != (label.owner, label.name))
         beside = self._beside() if self.limits.store is not None else 0
-        return Allowance(Ledger(others), label.payer, self.limits, beside)
+        return RemainingQuota(ChunkUsage(others), label.payer, self.limits, beside)
 
     # ---------------------------------------------------------------- reading
 
@@ -354,7 +354,7 @@ class Store:
     def usage(self, payer: str | None = None) -> int:
         """Return the bytes of a payer, or of the whole store: each distinct chunk counts once."""
         with store_errors(f"list the store {self.root}"):
-            return Ledger(self._shelf.entries()).usage(payer)
+            return ChunkUsage(self._shelf.entries()).usage(payer)
 
     def sizes(self, owner: str, name: str) -> Sizes:
         """Return the sizes of a stored snapshot.
@@ -367,9 +367,9 @@ class Store:
         with store_errors(f"read {name}"):
             manifest = self._shelf.load(owner, name)
             entries = list(self._shelf.entries())
-        return Ledger(entries).sizes(manifest, len(encode(manifest)))
+        return ChunkUsage(entries).sizes(manifest, len(encode(manifest)))
 
-    def collect(self) -> Collected:
+    def collect(self) -> RemovedFiles:
         """Remove chunks that no manifest names, and temporary files.
 
         Raises
@@ -387,7 +387,7 @@ class Store:
         return file_lock(self.root / "lock", shared=shared, seconds=seconds, cancel=cancel)
 
     def _publish_lock(self, cancel: Cancel) -> AbstractContextManager[None]:
-        if self.limits == Limits():
+        if self.limits == StoreLimits():
             return nullcontext()
         path, seconds = self.root / "publish", self._lock_seconds
         return file_lock(path, shared=False, seconds=seconds, cancel=cancel)

@@ -27,14 +27,14 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Collected:
+class RemovedFiles:
     """Number and total bytes of the files that a collection removed."""
 
     files: int
     bytes: int
 
 
-def collect(files: ChunkFiles, shelf: Shelf) -> Collected:
+def collect(files: ChunkFiles, shelf: Shelf) -> RemovedFiles:
     """Remove temporary files and unreferenced chunks; the caller holds the lock exclusively.
 
     Raises
@@ -51,7 +51,7 @@ def collect(files: ChunkFiles, shelf: Shelf) -> Collected:
         total += os.stat(path).st_size
         os.unlink(path)
         count += 1
-    return Collected(count, total)
+    return RemovedFiles(count, total)
 
 
 def _named(shelf: Shelf) -> set[str]:

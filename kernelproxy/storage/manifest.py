@@ -63,7 +63,7 @@ class Label:
 
 
 class Range(Protocol):
-    """A range of an arena, in bytes, such as `tables.Extent`.
+    """A range of an arena, in bytes, such as `ArenaExtent`.
 
     Two ranges of a session with the same offset, count and version hold the same bytes.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from kernelproxy.common.errors import StoreError
 from kernelproxy.storage.chunk_file import sync_directory
 from kernelproxy.storage.manifest import Manifest, check_name, decode
-from kernelproxy.storage.quota import Entry
+from kernelproxy.storage.quota import ManifestFile
 
 _SUFFIX = ".json"
 
@@ -55,7 +55,7 @@ class Shelf:
         for owner in sorted(self.directory.iterdir()):
             yield from sorted(owner.iterdir()) if owner.is_dir() else [owner]
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[ManifestFile]:
         """Yield all manifests, also unreadable ones; those deleted meanwhile may be missing."""
         for path in self.files():
             try:
@@ -63,13 +63,13 @@ class Shelf:
             except FileNotFoundError:
                 continue
 
-    def _entry(self, path: Path) -> Entry:
+    def _entry(self, path: Path) -> ManifestFile:
         raw = path.read_bytes()
         try:
             manifest = decode(raw, str(path))
         except StoreError:
             manifest = None
-        return Entry(path.parent.name, path.name.removesuffix(_SUFFIX), len(raw), manifest)
+        return ManifestFile(path.parent.name, path.name.removesuffix(_SUFFIX), len(raw), manifest)
 
     def publish(self, path: Path, raw: bytes) -> None:
         """Publish a manifest; it survives a loss of power when this returns."""

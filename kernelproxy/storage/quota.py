@@ -12,7 +12,7 @@ from kernelproxy.storage.manifest import Manifest
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestFile:
     """A manifest file: owner, name, length in bytes, and content (None if it is unreadable)."""
 
     owner: str
@@ -40,7 +40,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StoreLimits:
     """Limits in bytes of the whole store, of each payer, and of certain payers; None: no limit.
 
     The limits of certain payers take precedence over that of each payer, and may change later.
@@ -55,10 +55,10 @@ class Limits:
         return self.payers.get(payer, self.owner)
 
 
-class Ledger:
+class ChunkUsage:
     """Distinct chunks of the whole store and of each payer."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[ManifestFile]) -> None:
         #: Length of every chunk's file.
         self.chunks: dict[str, int] = {}
         self._by_payer: dict[str, dict[str, int]] = {}
@@ -96,7 +96,7 @@ class Ledger:
         )
 
 
-class Allowance:
+class RemainingQuota:
     """Remaining quota for one more snapshot.
 
     Parameters
@@ -110,7 +110,9 @@ class Allowance:
         Bytes outside of the store that count against its limit.
     """
 
-    def __init__(self, ledger: Ledger, payer: str, limits: Limits, beside: int = 0) -> None:
+    def __init__(
+        self, ledger: ChunkUsage, payer: str, limits: StoreLimits, beside: int = 0
+    ) -> None:
         self._ledger = ledger
         self._accounts = [
             (scope, limit, whose)

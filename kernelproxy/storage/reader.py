@@ -24,7 +24,7 @@ _APART = 3
 _WAITING = 4
 
 
-class _Piece(NamedTuple):
+class _ChunkRead(NamedTuple):
     """A chunk and its destination: extent, offset in the file, key."""
 
     extent: int
@@ -35,7 +35,7 @@ class _Piece(NamedTuple):
 class _Loaded(NamedTuple):
     """A chunk's file as it was read, and its length in the buffer."""
 
-    piece: _Piece
+    piece: _ChunkRead
     desk: Desk
     length: int
 
@@ -43,7 +43,7 @@ class _Loaded(NamedTuple):
 class _Checked(NamedTuple):
     """The verified content of a chunk, in the buffer's memory."""
 
-    piece: _Piece
+    piece: _ChunkRead
     desk: Desk
     content: memoryview
 
@@ -199,7 +199,7 @@ class Getting:
         if not self._left[index]:
             self._finished(index)
 
-    def _take(self) -> _Piece | None:
+    def _take(self) -> _ChunkRead | None:
         """Return the next chunk to read; None: there is none left."""
         wanted = self._next_wanted() if self._next_wanted is not None else None
         if wanted is not None and (found := self._take_of(wanted)):
@@ -213,12 +213,12 @@ class Getting:
                 return found
             self._current = None
 
-    def _take_of(self, index: int) -> _Piece | None:
+    def _take_of(self, index: int) -> _ChunkRead | None:
         piece = next(self._pieces[index], None)
         if piece is None:
             return None
         (at, _), key = piece
-        return _Piece(index, self._manifest.extents[index].offset + at, key)
+        return _ChunkRead(index, self._manifest.extents[index].offset + at, key)
 
     def _finished(self, index: int) -> None:
         if self._on_extent is not None:

@@ -11,7 +11,7 @@ from kernelproxy.common.errors import InternalError, StoreError
 from kernelproxy.storage.chunk_file import ChunkFiles, Desk, Desks, sync_directory
 from kernelproxy.storage.manifest import Extent, Manifest, Size, cut
 from kernelproxy.storage.optional_deps import hash_of
-from kernelproxy.storage.quota import Allowance
+from kernelproxy.storage.quota import RemainingQuota
 from kernelproxy.storage.threads import Cancel, work_together
 
 Progress = Callable[[int, int], object]
@@ -42,7 +42,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _ChunkWrite:
     """Bytes of one chunk, and the place for its key."""
 
     fill: Callable[[memoryview, int], None]
@@ -88,7 +88,7 @@ class Putting:
         files: ChunkFiles,
         desks: Desks,
         named: Mapping[str, int],
-        allowance: Allowance,
+        allowance: RemainingQuota,
         chunk_bytes: int,
         progress: Progress | None,
     ) -> None:
@@ -97,7 +97,7 @@ class Putting:
         self._files, self._named, self._allowance = files, named, allowance
         self._desks = desks
         self._chunk_bytes, self._progress = chunk_bytes, progress
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_ChunkWrite] = []
         self._done = self._total = 0
         self._unsynced: set[str] = set()
         self._lock = threading.Lock()
@@ -151,7 +151,7 @@ class Putting:
         pieces = cut(count, self._chunk_bytes)
         keys = [""] * len(pieces)
         for number, (at, length) in enumerate(pieces):
-            self._pieces.append(_Piece(fill, offset + at, length, keys, number))
+            self._pieces.append(_ChunkWrite(fill, offset + at, length, keys, number))
         self._total += count
         return keys
 
@@ -187,7 +187,7 @@ class Putting:
             work_together(max(1, min(threads, len(self._pieces))), begin, cancel)
         self._sync(cancel)
 
-    def _store(self, desk: Desk, piece: _Piece) -> None:
+    def _store(self, desk: Desk, piece: _ChunkWrite) -> None:
         content = desk.content(piece.count)
         piece.fill(content, piece.offset)
         key = hash_of(content)

@@ -27,7 +27,7 @@ from kernelproxy.worker.graph_import import Geometry, Graph, Reference, rebuild
 _KNOWN_MAX = 4096
 _STACK_BYTES = 64 << 20
 
-_graphs: dict[str, Compiled] = {}
+_graphs: dict[str, CompiledGraph] = {}
 
 SIZE_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Add": lambda *sizes: sum(sizes),
@@ -61,7 +61,7 @@ def run(
     return find(graph, digest).run(changed, inputs, numbers)
 
 
-def find(graph: torch.Tensor, digest: str) -> Compiled:
+def find(graph: torch.Tensor, digest: str) -> CompiledGraph:
     """Return the compiled graph whose description is in a tensor of bytes.
 
     Raises
@@ -72,13 +72,13 @@ def find(graph: torch.Tensor, digest: str) -> Compiled:
     known = _graphs.get(digest)
     if known is None:
         try:
-            known = _graphs[digest] = Compiled(_bytes_of(graph), digest, graph.device)
+            known = _graphs[digest] = CompiledGraph(_bytes_of(graph), digest, graph.device)
         except Exception as error:
             raise RuntimeError(f"the graph cannot be compiled ({_first_line(error)})") from error
     return known
 
 
-class Compiled:
+class CompiledGraph:
     """Graph with its code.
 
     Parameters

@@ -31,7 +31,7 @@ from kernelproxy.common.protocol import (
     Observed,
     Open,
     Opened,
-    Parked,
+    Quiesced,
     Replay,
     SnapshotTaken,
     TakeSnapshot,
@@ -64,7 +64,7 @@ class Files(ctypes.Structure):
         return cls(**{"snapshot": -1, "readiness": -1, **dict(zip(names, fds, strict=True))})
 
 
-class Taken(ctypes.Structure):
+class WorkerSnapshot(ctypes.Structure):
     """`sing_worker_taken`."""
 
     _fields_ = [
@@ -73,7 +73,7 @@ class Taken(ctypes.Structure):
     ]
 
 
-class Step(ctypes.Structure):
+class WorkerStep(ctypes.Structure):
     """`sing_worker_step`."""
 
     _fields_ = [
@@ -98,10 +98,10 @@ def load(path: Path) -> ctypes.CDLL:
     library.sing_worker_gate.argtypes = [c_int]
     library.sing_worker_lease.argtypes = [u64, c_int]
     library.sing_worker_take_lease.argtypes = [u64, u64]
-    library.sing_worker_observe.argtypes = [u64, ctypes.POINTER(Step)]
+    library.sing_worker_observe.argtypes = [u64, ctypes.POINTER(WorkerStep)]
     library.sing_worker_end.restype = None
     library.sing_worker_hurry.restype = None
-    library.sing_worker_snapshot.argtypes = [c_int, FROZEN, ctypes.POINTER(Taken)]
+    library.sing_worker_snapshot.argtypes = [c_int, FROZEN, ctypes.POINTER(WorkerSnapshot)]
     library.sing_worker_adopt.argtypes = [c_int]
     library.sing_worker_replay.argtypes = [u64]
     library.sing_worker_error.restype = ctypes.c_char_p
@@ -197,7 +197,7 @@ def _obey(library: ctypes.CDLL, order: Message, fds: list[int]) -> Message:
 
 def _take_snapshot(control: socket.socket, library: ctypes.CDLL, order: TakeSnapshot) -> None:
     """Take a snapshot and send it."""
-    taken = Taken()
+    taken = WorkerSnapshot()
     manner = 0 if order.stop else 2 if order.patient else 1  # as in `api.h`
 
     def tell() -> None:
@@ -233,12 +233,12 @@ def _tell_parked(control: socket.socket, library: ctypes.CDLL, order: Lease) -> 
         library.sing_worker_take_lease(order.token, int(order.within * 1e9))
     library.sing_worker_await_parked()
     with contextlib.suppress(OSError):
-        send_message(control, Parked(order.token))
+        send_message(control, Quiesced(order.token))
 
 
 def _observe(library: ctypes.CDLL, order: Observe) -> Observed:
     """Return the step that the recent log has repeated."""
-    step = Step()
+    step = WorkerStep()
     if library.sing_worker_observe(order.since_ns, ctypes.byref(step)):
         raise WorkerError(_error(library))
     return Observed(

@@ -115,7 +115,7 @@ def is_welcome(frames: Frames) -> bool:
 
 
 @dataclass
-class Entry:
+class PendingRequest:
     """Request that the kernel has not completed, as far as is known."""
 
     channel: str
@@ -139,9 +139,9 @@ class Unanswered:
     completed, those before it are, too, even without any reply: some messages have none.
     """
 
-    _entries: dict[str, Entry] = field(default_factory=dict)
+    _entries: dict[str, PendingRequest] = field(default_factory=dict)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: PendingRequest) -> None:
         """Add a request that is sent to the kernel."""
         if len(self._entries) >= _REQUESTS_MAX:
             del self._entries[next(iter(self._entries))]
@@ -160,12 +160,12 @@ class Unanswered:
             entry.idle = state == "idle"
             self._settle(entry)
 
-    def executing(self) -> Entry | None:
+    def executing(self) -> PendingRequest | None:
         """Return the request that the kernel's main thread executes, if there is one."""
         mine = (e for e in self._entries.values() if e.channel == "shell" and not e.request.apart)
         return next((entry for entry in mine if entry.begun), None)
 
-    def holds(self, entry: Entry) -> bool:
+    def holds(self, entry: PendingRequest) -> bool:
         """True if a request is still in the table."""
         return self._entries.get(entry.request.id) is entry
 
@@ -173,7 +173,7 @@ class Unanswered:
         """True if there may be an unanswered request on a channel."""
         return any(entry.channel == channel for entry in self._entries.values())
 
-    def take(self) -> list[Entry]:
+    def take(self) -> list[PendingRequest]:
         """Return all requests in order, and clear the table."""
         entries, self._entries = list(self._entries.values()), {}
         return entries
@@ -184,7 +184,7 @@ class Unanswered:
             if not entry.request.apart:
                 del self._entries[entry.request.id]
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: PendingRequest) -> None:
         """Remove a completed request, and those that must have been completed before it."""
         if not entry.done:
             return

@@ -15,8 +15,8 @@ import zmq
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.zmq_proxy.connection import Connection
 from kernelproxy.zmq_proxy.messages import (
-    Entry,
     Frames,
+    PendingRequest,
     Signer,
     Unanswered,
     is_welcome,
@@ -80,8 +80,10 @@ class Exchange:
         self._beside = False  # whether the candidate is to replace `_back`
         self._held = self._frozen = self._detached = self._knocked = self._replacing = False
         self._unanswered = Unanswered()
-        self._waiting: deque[Entry] = deque()  # received while detached
-        self._last: Entry | None = None  # the request that `_back` completes before it is replaced
+        self._waiting: deque[PendingRequest] = deque()  # received while detached
+        self._last: PendingRequest | None = (
+            None  # the request that `_back` completes before it is replaced
+        )
 
     def close(self) -> None:
         """Forward the process's last messages, such as the reply to a shutdown, and stop."""
@@ -150,7 +152,7 @@ class Exchange:
         """Forward a request to the process."""
         assert self._back is not None
         if request := self._signer.request(frames):
-            self._ask(self._back, Entry(channel, frames, request))
+            self._ask(self._back, PendingRequest(channel, frames, request))
         else:
             self._back.send(channel, frames)
 
@@ -190,7 +192,7 @@ class Exchange:
                 self._on_shutdown()
             case _:
                 assert request is not None
-                self._waiting.append(Entry(channel, frames, request))
+                self._waiting.append(PendingRequest(channel, frames, request))
                 if not self._knocked:
                     self._knocked = True
                     self._on_knock()
@@ -320,7 +322,7 @@ class Exchange:
             self._candidate.close()
             self._candidate = None
 
-    def _ask(self, back: Back, entry: Entry) -> None:
+    def _ask(self, back: Back, entry: PendingRequest) -> None:
         """Send a request to a process, and record it as unanswered."""
         entry.begun = entry.replied = entry.idle = False
         self._unanswered.add(entry)

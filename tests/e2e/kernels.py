@@ -15,7 +15,7 @@ from jupyter_client.manager import KernelManager
 from traitlets.config import Config
 
 from kernelproxy.common.ipc.agent_client import connect
-from kernelproxy.common.protocol import Status, StatusReply
+from kernelproxy.common.protocol import StatusReply, StatusRequest
 
 SECONDS_MAX = 120.0
 #: A kernel with a shorter timeout for a slow daemon would continue without a session.
@@ -98,7 +98,7 @@ def kernel(name: str = "python3") -> Iterator[Kernel]:
 def sessions() -> list[dict[str, Any]]:
     """Return the daemon's sessions."""
     with connect(start=False) as control:
-        return control.expect(StatusReply, Status(), timeout=SECONDS_MAX).sessions
+        return control.expect(StatusReply, StatusRequest(), timeout=SECONDS_MAX).sessions
 
 
 def wait_for_session(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

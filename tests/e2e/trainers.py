@@ -14,13 +14,13 @@ from kernelproxy.common import paths
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.protocol import (
     CloseSession,
-    Migrate,
+    MigrateRequest,
     OpenSession,
+    OpenSessionReply,
     Resume,
-    SessionOpened,
     SessionReply,
-    Status,
     StatusReply,
+    StatusRequest,
     Suspend,
 )
 from tests.integration.conftest import lives
@@ -72,7 +72,7 @@ def program(
             request = OpenSession(
                 f"{path.stem}-{seed}", "", sys.executable, 0, device, True, user=user
             )
-            session = agent.expect(SessionOpened, request).session
+            session = agent.expect(OpenSessionReply, request).session
         env |= {"SING_SESSION": session, "SING_SOCKET": str(paths.socket_path())}
         command = ["-m", "kernelproxy.kernel.activation.run_script", str(path), "cuda", str(seed)]
     process = subprocess.Popen(
@@ -91,14 +91,14 @@ def program(
                 agent.call(CloseSession(session))
 
 
-def verb(request: Suspend | Resume | Migrate) -> dict[str, Any]:
+def verb(request: Suspend | Resume | MigrateRequest) -> dict[str, Any]:
     with agent_client.connect(start=False) as agent:
         return agent.expect(SessionReply, request).session
 
 
 def status() -> StatusReply:
     with agent_client.connect(start=False) as agent:
-        return agent.expect(StatusReply, Status())
+        return agent.expect(StatusReply, StatusRequest())
 
 
 def session_of(program: Program) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def agent_pid() -> int:
     """Return the pid of the current agent."""
     while True:
         with agent_client.connect(start=False) as agent:
-            agent.call(Status())
+            agent.call(StatusRequest())
             pid = agent.daemon_pid  # of the process that listened when this connected
         if lives(pid):
             return pid

@@ -18,7 +18,7 @@ import pytest
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import OpenSession, SessionOpened, Status, StatusReply
+from kernelproxy.common.protocol import OpenSession, OpenSessionReply, StatusReply, StatusRequest
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.criu import mode_probe as forms
 from tests.conftest import stop_daemon
@@ -46,7 +46,7 @@ class ToyHost:
     def open(self, name: str = "toy", **fields) -> str:
         with agent_client.connect(start=False) as connection:
             request = OpenSession(name, fields.pop("kernel_id", "kernel"), sys.executable, **fields)
-            return connection.expect(SessionOpened, request, WAIT_SECONDS).session
+            return connection.expect(OpenSessionReply, request, WAIT_SECONDS).session
 
     def client(self, name: str = "toy", **fields) -> ToyClient:
         client = ToyClient(self.open(name, **fields))
@@ -65,7 +65,7 @@ class ToyHost:
         return wait_until(lambda: self.when(client, "idle"))
 
     def status(self) -> StatusReply:
-        return self.call(Status())
+        return self.call(StatusRequest())
 
     def session(self, client: ToyClient) -> dict:
         (found,) = (each for each in self.status().sessions if each["id"] == client.session)
@@ -93,7 +93,7 @@ class ToyHost:
         """Return the pid of the current agent."""
         while True:
             with agent_client.connect(start=False) as connection:
-                connection.call(Status(), WAIT_SECONDS)
+                connection.call(StatusRequest(), WAIT_SECONDS)
                 pid = connection.daemon_pid  # of the process that listened when this connected
             if lives(pid):
                 return pid

@@ -192,7 +192,7 @@ class FakeDaemon:
                     assert sock.recv(1) == b""
                     self.hung_up.release()
                     return
-                if isinstance(request, protocol.Watch):
+                if isinstance(request, protocol.WatchRequest):
                     self._be_watched(sock)
                     return
                 send_message(sock, self._answer(request))
@@ -207,7 +207,7 @@ class FakeDaemon:
         self.watchers.append(news)
         if self._closed:
             return
-        send_message(sock, self._answer(protocol.Status()))
+        send_message(sock, self._answer(protocol.StatusRequest()))
         while (message := news.get()) is not None:
             send_message(sock, message)
 
@@ -226,14 +226,14 @@ class FakeDaemon:
             case protocol.Checkpoint() | protocol.Restore() if self.too_early:
                 self.too_early -= 1
                 return Error("Its kernel cannot be reached.", "unavailable")
-            case protocol.Status():
+            case protocol.StatusRequest():
                 return protocol.StatusReply([DEVICE], list(self.sessions.values()))
             case protocol.OpenSession(name=name, kernel_id=kernel_id):
                 session = f"s{len(self.sessions)}"
                 self.sessions[session] = SESSION | {
                     "id": session, "name": name, "kernel_id": kernel_id,
                 }  # fmt: skip
-                return protocol.SessionOpened(session, *self.form)
+                return protocol.OpenSessionReply(session, *self.form)
             case protocol.Listen():  # a connection that is left open could not be saved
                 return Error("Nobody speaks to kernels here.", "unknown-session")
             case protocol.Tend() if self.forgotten:
@@ -248,9 +248,9 @@ class FakeDaemon:
             case protocol.Resume(session=session):
                 told = {"tier": "resident", "worker_pid": 12}
                 return self._change(session, state="idle", reason="Idle.", **told)
-            case protocol.Migrate(session=session, device="cpu:1"):
+            case protocol.MigrateRequest(session=session, device="cpu:1"):
                 return self._change(session, device="cpu:1", migration=MIGRATION)
-            case protocol.Migrate(device=device):
+            case protocol.MigrateRequest(device=device):
                 return Error(f"There is no device {device}, only cpu:0, cpu:1.", "unknown-device")
             case protocol.Pin(session=session, pinned=pinned):
                 return self._change(session, pinned=pinned)
@@ -262,7 +262,7 @@ class FakeDaemon:
                 return Error(f"There is no priority {level!r}.", "bad-request")
             case protocol.Checkpoint(name=name):
                 return protocol.CheckpointReply(CHECKPOINT | ({"name": name} if name else {}))
-            case protocol.Checkpoints():
+            case protocol.CheckpointsRequest():
                 return protocol.CheckpointsReply([CHECKPOINT, DAMAGED])
             case protocol.LastCheckpoint():
                 return protocol.CheckpointReply(CHECKPOINT)
@@ -278,7 +278,7 @@ class FakeDaemon:
                 self.policy = self.policy if dry else policy
                 return protocol.PolicyApplied(affected, NOTES)
             case protocol.Stop():
-                return protocol.Stopped(["digits-auto"], ["maths.ipynb: it was busy for 30 s."])
+                return protocol.StopReply(["digits-auto"], ["maths.ipynb: it was busy for 30 s."])
             case protocol.Restore(name="before-lunch"):
                 return protocol.RestoreReply(OUTCOME)
             case protocol.Restore(name=name) | protocol.DeleteCheckpoint(name=name) if (

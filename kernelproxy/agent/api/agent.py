@@ -36,7 +36,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, WorkerError
 from kernelproxy.common.ipc.channel import Channel
 from kernelproxy.common.ipc.peer import Owner, check_path
-from kernelproxy.common.protocol import Done, OpenSession, SessionOpened
+from kernelproxy.common.protocol import Done, OpenSession, OpenSessionReply
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.scheduler_api import Arbiter, Everybody
 from kernelproxy.devices import Device
@@ -100,7 +100,7 @@ class Agent:
 
     # ---------------------------------------------------------------- sessions
 
-    async def open(self, request: OpenSession, channel: Channel) -> SessionOpened:
+    async def open(self, request: OpenSession, channel: Channel) -> OpenSessionReply:
         """Open a session for the caller, or return the one they have opened with the same key.
 
         Raises
@@ -116,7 +116,7 @@ class Agent:
             raise ControlError("The daemon is stopping.", "stopping")
         for each in self.sessions.values():
             if each.request.key == request.key and each.owner == uid:
-                return SessionOpened(each.id, form, why)
+                return OpenSessionReply(each.id, form, why)
         if owner is not None and uid != 0:
             check_request(request, sum(each.owner == uid for each in self.sessions.values()))
         room = self._choose(request.device)
@@ -131,7 +131,7 @@ class Agent:
             session.wanted.adopt(before)
         session.deposit()
         log.info("Session %s (%s) on %s", name, tame(request.name), room.device.id)
-        return SessionOpened(name, form, why)
+        return OpenSessionReply(name, form, why)
 
     def owner(self, channel: Channel, home: str, python: str) -> Owner | None:
         """Return the user as whom the caller's processes run; None: as the daemon's own user.

@@ -26,16 +26,16 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, ProtocolError, SingError, StoreError
 from kernelproxy.common.ipc.channel import Channel, expect
 from kernelproxy.common.protocol import (
-    Activity,
     ActivityReply,
+    ActivityRequest,
     Attach,
     AwaitCheckpoint,
     Carried,
     Checkpoint,
     CheckpointOpened,
     CheckpointReply,
-    Checkpoints,
     CheckpointsReply,
+    CheckpointsRequest,
     CloseSession,
     DeleteCheckpoint,
     Done,
@@ -44,7 +44,7 @@ from kernelproxy.common.protocol import (
     LastCheckpoint,
     Listen,
     Message,
-    Migrate,
+    MigrateRequest,
     OpenCheckpoint,
     OpenSession,
     Pin,
@@ -59,14 +59,14 @@ from kernelproxy.common.protocol import (
     SetAutomatic,
     SetPolicy,
     SetPriority,
-    Status,
     StatusReply,
+    StatusRequest,
     Stop,
-    Stopped,
+    StopReply,
     Suspend,
     TakeOver,
     Tend,
-    Watch,
+    WatchRequest,
     Why,
     WhyReply,
 )
@@ -98,7 +98,7 @@ class Conversations:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._stoppers: list[tuple[Channel, Stopped]] = []
+        self._stoppers: list[tuple[Channel, StopReply]] = []
 
     @property
     def watchers(self) -> int:
@@ -135,7 +135,7 @@ class Conversations:
                         continue
                     if isinstance(request, Stop):
                         return await self._stop(channel, request, uid)
-                    if isinstance(request, Watch):
+                    if isinstance(request, WatchRequest):
                         return await self._watch(channel, request, uid)
                     answering = self._answer(request, channel, pid, uid)
                     if self._may_be_withdrawn(request, pid):
@@ -170,7 +170,7 @@ class Conversations:
 
     async def _answer(self, request: Message, channel: Channel, pid: int, uid: int) -> Message:
         match request:
-            case Status(asking):
+            case StatusRequest(asking):
                 await self._learn_checkpoints()
                 own = self._agent.sessions.get(asking)
                 if own is not None and own.owner == uid:
@@ -186,7 +186,7 @@ class Conversations:
                 )
             case Resume(name):
                 return SessionReply(await self._agent.find(name, uid, "resume").verbs.resume())
-            case Migrate(name, device):
+            case MigrateRequest(name, device):
                 session = self._agent.find(name, uid, "move")
                 return SessionReply(await session.verbs.migrate(self._agent.room(device)))
             case Pin(name, pinned):
@@ -225,7 +225,7 @@ class Conversations:
                 session.kernel.check_is(pid)
                 session.checkpointing.carried(request)
                 return Done()
-            case Checkpoints():
+            case CheckpointsRequest():
                 return CheckpointsReply(await self._agent.checkpoints.all(uid))
             case DeleteCheckpoint(name):
                 await self._agent.checkpoints.delete(uid, name)
@@ -237,7 +237,7 @@ class Conversations:
             case SetPolicy(policy, dry):
                 self._check_master(uid)
                 return PolicyApplied(**self._agent.arbiter.apply(policy, dry=dry))
-            case Activity(since, resolution):
+            case ActivityRequest(since, resolution):
                 read, directory, now = activity_store.read, paths.runtime_dir(), time.time()
                 found = await asyncio.to_thread(read, directory, since, now, resolution, uid)
                 return ActivityReply(found)
@@ -246,7 +246,7 @@ class Conversations:
             case Prepare(python, home):
                 self._agent.prepare(python, self._agent.owner(channel, home, python))
                 return Done("It begins.")
-        raise ControlError(f"{type(request).__name__} is no request.", "bad-request")
+        raise ControlError(f"{request.wire_kind} is no request.", "bad-request")
 
     async def _checkpoint(
         self, channel: Channel, request: Checkpoint, fds: list[int], uid: int
@@ -306,7 +306,7 @@ class Conversations:
         A kernel's own `Checkpoint` and `Restore` are not: a kernel that is being saved closes its
         connections, and connects again later.
         """
-        if isinstance(request, Migrate | Resume | Suspend):
+        if isinstance(request, MigrateRequest | Resume | Suspend):
             return True
         if not isinstance(request, Checkpoint | Restore):
             return False
@@ -318,7 +318,7 @@ class Conversations:
             for owner in {each.owner for each in self._agent.sessions.values()}:
                 await self._agent.checkpoints.learn(owner)
 
-    async def _watch(self, channel: Channel, request: Watch, uid: int) -> None:
+    async def _watch(self, channel: Channel, request: WatchRequest, uid: int) -> None:
         """Notify a subscriber of changes until it disconnects."""
         only = self._agent.find(request.session, uid) if request.session else None
         await self._learn_checkpoints()
@@ -327,7 +327,7 @@ class Conversations:
     async def _stop(self, channel: Channel, request: Stop, uid: int) -> None:
         """Begin to stop; the connection stays open for the reply, which `say_farewell` sends."""
         self._check_master(uid)
-        reply = Stopped([], [])
+        reply = StopReply([], [])
         if request.checkpoint and not self._agent.stopping.is_set():
             reply = await self._put_away(channel)
         if not self._agent.settings.system:  # there, each user has a kernel host of their own
@@ -343,7 +343,7 @@ class Conversations:
         except (ControlError, OSError) as error:
             log.warning("Kernels without a server were not ended: %s", error)
 
-    async def _put_away(self, channel: Channel) -> Stopped:
+    async def _put_away(self, channel: Channel) -> StopReply:
         """Make checkpoints of all notebooks that would lose something.
 
         Ends early if another caller stops the daemon.
@@ -374,7 +374,7 @@ class Conversations:
                 task.cancel()
             ended = await asyncio.gather(*making, return_exceptions=True)
         found = [each for each in ended if not isinstance(each, BaseException)]
-        return Stopped([n for n, _ in found if n], [why for _, why in found if why])
+        return StopReply([n for n, _ in found if n], [why for _, why in found if why])
 
     async def _why(self, name: str, count: int, uid: int) -> list[dict[str, Any]]:
         """Return the scheduler's decisions about a session.
@@ -394,7 +394,7 @@ class Conversations:
             raise ControlError(f"This daemon belongs to {whose}.", "not-allowed")
 
     def status(self, uid: int, asking: str = "") -> StatusReply:
-        """Describe devices and sessions as a user may see them; `asking` as in `Status`."""
+        """Describe devices and sessions as a user may see them; `asking` as in `StatusRequest`."""
         there = [each for each in self._agent.sessions.values() if not each.device_state.closed]
         sessions = [
             session_status.shown(

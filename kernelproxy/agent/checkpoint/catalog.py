@@ -31,7 +31,7 @@ from kernelproxy.agent.status.progress import Note
 from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import ControlError, StoreError
 from kernelproxy.common.protocol import CheckpointOpened
-from kernelproxy.common.protocol.snapshot_tables import Extent, read_storages, read_tables
+from kernelproxy.common.protocol.snapshot_tables import ArenaExtent, read_storages, read_tables
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.units import bytes_text
 from kernelproxy.storage.chunk_store import Store
@@ -539,7 +539,7 @@ def _blobs(name: str, fd: int, counts: Sequence[int]) -> dict[str, bytes | Part]
 
 def _device_part(
     snapshot: Snapshot | None, wanted: Sequence[int]
-) -> tuple[list[Extent], dict[int, bytes]]:
+) -> tuple[list[ArenaExtent], dict[int, bytes]]:
     """Return the storages of the host state: extents, and the bytes of small storages."""
     if snapshot is None or not wanted:
         if wanted:
@@ -559,7 +559,7 @@ def _device_part(
     return [extents[number] for number in wanted if number in extents], small
 
 
-def _all_extents(snapshot: Snapshot | None) -> list[Extent]:
+def _all_extents(snapshot: Snapshot | None) -> list[ArenaExtent]:
     return list(read_tables(snapshot.fd).extents) if snapshot is not None else []
 
 

@@ -23,10 +23,10 @@ from kernelproxy.common.protocol import (
     Carried,
     Checkpoint,
     CheckpointBegun,
+    KernelRequest,
     Progress,
     Restore,
     Stay,
-    Wish,
 )
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.shared_memory import PAGE_BYTES
@@ -109,24 +109,26 @@ class Checkpointing:
         """
         name = self._checkpoints.name(request.name, self._session.name)
         check_name(name, "name")  # before the notebook is captured in vain
-        wish = Wish("checkpoint", name, request.automatic, request.form)
+        wish = KernelRequest("checkpoint", name, request.automatic, request.form)
         return await (self._ask(wish) if channel is None else self._telling(wish, channel))
 
     async def restore(self, request: Restore, channel: Channel) -> dict[str, Any]:
         """Ask the kernel to restore a checkpoint as soon as no cell runs; as `ask`."""
         await self._checkpoints.check(self._session.owner, request.name)
-        outcome = await self._telling(Wish("restore", request.name, form=request.form), channel)
+        outcome = await self._telling(
+            KernelRequest("restore", request.name, form=request.form), channel
+        )
         self._session.past.note_use()
         return outcome
 
-    async def _telling(self, wish: Wish, channel: Channel) -> dict[str, Any]:
+    async def _telling(self, wish: KernelRequest, channel: Channel) -> dict[str, Any]:
         """Do as `_ask`, and report progress, which the kernel's own request makes known here."""
         far = self.underway.far
         return await with_progress(
             channel, None, lambda _: self._ask(wish), lambda: far(wish.verb, wish.name)
         )
 
-    async def _ask(self, wish: Wish) -> dict[str, Any]:
+    async def _ask(self, wish: KernelRequest) -> dict[str, Any]:
         if wish.form not in ("", *FORMS):
             raise ControlError(f"A form is {' or '.join(FORMS)}, not {wish.form!r}.", "bad-request")
         self._session.check_usable()
@@ -152,7 +154,7 @@ class Checkpointing:
                     asked.cancel()
                     self._withdrawing = asyncio.create_task(self._withdraw(wish))
 
-    async def _withdraw(self, wish: Wish) -> None:
+    async def _withdraw(self, wish: KernelRequest) -> None:
         """Withdraw a request from the kernel because no caller waits for it any more."""
         with contextlib.suppress(ControlError):
             await self._session.kernel.send(replace(wish, withdrawn=True))

@@ -36,10 +36,10 @@ from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError, ProcessError, SingError
 from kernelproxy.common.protocol import (
+    CommitReplace,
     Done,
     LetThrough,
     OpenSession,
-    Promise,
     Replace,
     Revive,
     Revived,
@@ -188,7 +188,7 @@ class TakeOvers:
             new.kernel.take(revived.pid)
             await new.kernel.wait_joined(JOIN_SECONDS)
             session.check_usable()
-            await tender.order(Promise(), Done, ORDER_SECONDS)
+            await tender.order(CommitReplace(), Done, ORDER_SECONDS)
         except BaseException as error:
             self._replaced.discard(session.id)
             if revived is not None:

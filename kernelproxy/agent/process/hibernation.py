@@ -31,7 +31,7 @@ from kernelproxy.agent.session.states import State
 from kernelproxy.agent.status import session_status
 from kernelproxy.agent.workers.process_watch import ProcessWatch, memory_bytes
 from kernelproxy.common.errors import ControlError, InternalError, SingError
-from kernelproxy.common.protocol import Done, Hold, LetThrough, Revive, Revived
+from kernelproxy.common.protocol import Done, HoldRequests, LetThrough, Revive, Revived
 from kernelproxy.common.units import bytes_text
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Hibernation:
             return True
         try:
             # Without the lock: the requests that the kernel still finishes may need its device.
-            await tender.order(Hold(HOLD_SECONDS), Done, HOLD_SECONDS + ORDER_SECONDS)
+            await tender.order(HoldRequests(HOLD_SECONDS), Done, HOLD_SECONDS + ORDER_SECONDS)
         except ControlError as error:
             log.info("Session %s does not hibernate: %s", session.id, error)
             return error.reason != "busy"

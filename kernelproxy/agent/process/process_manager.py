@@ -62,7 +62,7 @@ class Tender:
                     reply = await self._awaited
             except TimeoutError as error:
                 self._channel.close()
-                what = type(order).__name__
+                what = order.wire_kind
                 raise ControlError(f"{what} took longer than {seconds:g} s.", "timeout") from error
             except OSError as error:
                 raise ControlError(f"Meanwhile, {GONE}.", "unavailable") from error
@@ -76,7 +76,7 @@ class Tender:
         if isinstance(reply, Error):
             raise ControlError(reply.message, reply.reason)
         self._channel.close()
-        raise ControlError(f"{type(order).__name__} was answered with something else.", "failed")
+        raise ControlError(f"{order.wire_kind} was answered with something else.", "failed")
 
     async def serve(self) -> None:
         """Confirm that it is the session's process manager, and serve it until it disconnects."""

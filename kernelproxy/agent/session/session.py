@@ -56,7 +56,7 @@ from kernelproxy.agent.workers.zygotes import Zygotes
 from kernelproxy.common.errors import ControlError, InternalError, WorkerError
 from kernelproxy.common.protocol import OpenSession
 from kernelproxy.common.readable import moment
-from kernelproxy.common.scheduler_api import Allowance, Arbiter, Terms
+from kernelproxy.common.scheduler_api import Allowance, Arbiter, SessionDescription
 from kernelproxy.common.shared_memory import Presence
 from kernelproxy.common.units import exact_duration_text
 
@@ -163,13 +163,15 @@ class Session:
         self._attending = asyncio.create_task(self._attend(), name=f"session {session_id}")
         room.tenants[session_id] = self
 
-    def terms(self) -> Terms:
+    def terms(self) -> SessionDescription:
         """Return the session's description for the scheduler."""
         used = min(self.device_state.memory.client.memory_used, self.room.ledger.total)
         bound = self.request.device is not None
         pinned, tier = self.wanted.pinned, self.wanted.tier
         device = self.room.device.id
-        return Terms(self.id, self.name, self.owner, device, used, bound, self.user, pinned, tier)
+        return SessionDescription(
+            self.id, self.name, self.owner, device, used, bound, self.user, pinned, tier
+        )
 
     def allow(self, allowance: Allowance) -> None:
         """Apply new limits."""

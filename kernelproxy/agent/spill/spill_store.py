@@ -19,7 +19,7 @@ from kernelproxy.common.protocol.snapshot_tables import read_tables
 from kernelproxy.common.shared_memory import PAGE_BYTES, SEALS, Page, Word
 from kernelproxy.storage.chunk_store import Store
 from kernelproxy.storage.manifest import Label, Manifest
-from kernelproxy.storage.quota import Limits
+from kernelproxy.storage.quota import StoreLimits
 from kernelproxy.storage.threads import Cancel
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class ColdStates:
     def store(self) -> Store:
         """Return the store; raises StoreError if its directory cannot be used."""
         if self._store is None:
-            limits = Limits(store=self._quota, payers=self._of_users)
+            limits = StoreLimits(store=self._quota, payers=self._of_users)
             self._store = Store(self._directory, limits=limits, beside=self._beside)
         return self._store
 

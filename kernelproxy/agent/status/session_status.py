@@ -39,7 +39,7 @@ _SUBORDINATE = Path("/etc/subuid")
 
 
 def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any]:
-    """Return a session's entry in the reply to `Status`; `asking` as in `Session.standing`."""
+    """Return a session's entry in the status reply; `asking` as in `Session.standing`."""
     session.observe()
     standing, reason = session.standing(asking=asking)
     state, memory = session.device_state, session.device_state.memory
@@ -213,7 +213,7 @@ def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
 
 
 def describe_device(room: Room, sessions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a device's entry in the reply to `Status`, given all sessions of the reply."""
+    """Return a device's entry in the reply to `StatusRequest`, given all sessions of the reply."""
     here = [each for each in sessions if each["device"] == room.device.id]
     return {
         "id": room.device.id,

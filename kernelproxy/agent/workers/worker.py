@@ -31,7 +31,7 @@ from kernelproxy.common.protocol import (
     Observed,
     Open,
     Opened,
-    Parked,
+    Quiesced,
     Replay,
     SnapshotTaken,
     TakeSnapshot,
@@ -370,7 +370,7 @@ class Worker:
             self._break()  # a late reply would be taken for that to the next command
             if isinstance(error, TimeoutError):
                 self.overdue = True
-                raise WorkerError(f"The worker took too long: {type(order).__name__}.") from error
+                raise WorkerError(f"The worker took too long: {order.wire_kind}.") from error
             if isinstance(error, OSError):
                 raise WorkerDiedError("The connection to the worker broke.") from error
             raise
@@ -388,7 +388,7 @@ class Worker:
         if isinstance(message, Error):
             raise WorkerError(message.message[:SAID_MAX])
         self._break()
-        raise WorkerError(f"The worker answered {type(order).__name__} with something else.")
+        raise WorkerError(f"The worker answered {order.wire_kind} with something else.")
 
     async def _read(self) -> None:
         """Receive its messages until the connection ends."""
@@ -406,7 +406,7 @@ class Worker:
             frozen, self._frozen = self._frozen, None
             frozen()
             return
-        if isinstance(message, Parked) and not fds:
+        if isinstance(message, Quiesced) and not fds:
             if self._parking is not None and self._parking[0] == message.token:
                 _, parked = self._parking
                 if not parked.done():

@@ -11,8 +11,8 @@ from kernelproxy.common.protocol.base import Message
 class Tend(Message, kind="Tend"):
     """Sent by a kernel's process manager, once per connection, which then carries commands.
 
-    Answered by `Done`. The agent sends the commands `Hold`, `LetThrough`, `Dump`, `Revive`,
-    `Promise` and `Replace`, one at a time; each has a reply.
+    Answered by `Done`. The agent sends the commands `HoldRequests`, `LetThrough`, `Dump`, `Revive`,
+    `CommitReplace` and `Replace`, one at a time; each has a reply.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class Tend(Message, kind="Tend"):
 
 
 @dataclass(frozen=True)
-class Hold(Message, kind="Hold"):
+class HoldRequests(Message, kind="Hold"):
     """Command: hold back requests to the kernel.
 
     Answered by `Done` when the kernel has finished the earlier ones. If it has not in time, the
@@ -110,7 +110,7 @@ class Revived(Message, kind="Revived"):
 
 
 @dataclass(frozen=True)
-class Promise(Message, kind="Promise"):
+class CommitReplace(Message, kind="Promise"):
     """Command: carry out `Replace` even if the connection ends before that command comes.
 
     The kernel is about to be notified that it is replaced, and executes nothing after that.

@@ -69,7 +69,7 @@ class WhyReply(Message, kind="WhyReply"):
 
 
 @dataclass(frozen=True)
-class SessionOpened(Message, kind="SessionOpened"):
+class OpenSessionReply(Message, kind="SessionOpened"):
     """The id of a new session.
 
     Parameters
@@ -161,7 +161,7 @@ class CheckpointsReply(Message, kind="CheckpointsReply"):
 
 
 @dataclass(frozen=True)
-class Stopped(Message, kind="Stopped"):
+class StopReply(Message, kind="Stopped"):
     """The daemon and its sessions have ended.
 
     Parameters
@@ -226,7 +226,7 @@ class RestoreReply(Message, kind="RestoreReply"):
 
 
 @dataclass(frozen=True)
-class Wish(Message, kind="Wish"):
+class KernelRequest(Message, kind="Wish"):
     """Request to a kernel, to be carried out between two cells.
 
     Parameters

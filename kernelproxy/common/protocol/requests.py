@@ -14,7 +14,7 @@ FORMS = ("namespace", "process")
 
 
 @dataclass(frozen=True)
-class Status(Message, kind="Status"):
+class StatusRequest(Message, kind="Status"):
     """Request all devices and sessions; answered by `StatusReply`.
 
     Parameters
@@ -29,7 +29,7 @@ class Status(Message, kind="Status"):
 
 
 @dataclass(frozen=True)
-class Watch(Message, kind="Watch"):
+class WatchRequest(Message, kind="Watch"):
     """Subscribe to changes; answered by `StatusReply`, and then by `Changed` after each change.
 
     No other request can be made on this connection afterwards.
@@ -44,7 +44,7 @@ class Watch(Message, kind="Watch"):
 
 
 @dataclass(frozen=True)
-class Activity(Message, kind="Activity"):
+class ActivityRequest(Message, kind="Activity"):
     """Request the history of device use; answered by `ActivityReply`.
 
     Parameters
@@ -61,7 +61,7 @@ class Activity(Message, kind="Activity"):
 
 @dataclass(frozen=True)
 class OpenSession(Message, kind="OpenSession"):
-    """Open a session for a kernel that is about to start; answered by `SessionOpened`.
+    """Open a session for a kernel that is about to start; answered by `OpenSessionReply`.
 
     Parameters
     ----------
@@ -143,9 +143,9 @@ class Attach(Message, kind="Attach"):
 class Listen(Message, kind="Listen"):
     """Connect a notebook's kernel that has not imported torch; answered by `Done`.
 
-    The connection is then like that of `Attach`, without memory: the agent sends `Wish` and `Leave`
-    on it, and the kernel sends `CellsEnded`. The session ends with the connection, unless the same
-    process has attached.
+    The connection is then like that of `Attach`, without memory: the agent sends `KernelRequest`
+    and `Leave` on it, and the kernel sends `CellsEnded`. The session ends with the connection,
+    unless the same process has attached.
     """
 
     session: str
@@ -179,7 +179,7 @@ class Resume(Message, kind="Resume"):
 
 
 @dataclass(frozen=True)
-class Migrate(Message, kind="Migrate"):
+class MigrateRequest(Message, kind="Migrate"):
     """Migrate a session to another device while it runs; answered by `SessionReply` when it is
     there. Idempotent.
     """
@@ -218,7 +218,7 @@ class Checkpoint(Message, kind="Checkpoint"):
     From the kernel itself it comes with two files, described by `host`: the host state, and the
     content of the notebook's files. It is then answered by `CheckpointBegun` first, after which the
     kernel may continue. From other callers it comes without files, and the agent sends the kernel a
-    `Wish`.
+    `KernelRequest`.
 
     Parameters
     ----------
@@ -295,14 +295,14 @@ class LastCheckpoint(Message, kind="LastCheckpoint"):
 
 @dataclass(frozen=True)
 class Carried(Message, kind="Carried"):
-    """Outcome of a `Wish`, sent by a kernel; answered by `Done`.
+    """Outcome of a `KernelRequest`, sent by a kernel; answered by `Done`.
 
     The agent does not need it for a checkpoint that was made, which it has stored itself.
 
     Parameters
     ----------
     session, verb, name : str
-        As in the `Wish`.
+        As in the `KernelRequest`.
     problem : str
         Why the request was not carried out; "" if it was.
     outcome : dict
@@ -338,7 +338,7 @@ class TakeOver(Message, kind="TakeOver"):
 
 
 @dataclass(frozen=True)
-class Checkpoints(Message, kind="Checkpoints"):
+class CheckpointsRequest(Message, kind="Checkpoints"):
     """Request all checkpoints of the user; answered by `CheckpointsReply`."""
 
 
@@ -411,7 +411,7 @@ class SetPolicy(Message, kind="SetPolicy"):
 
 @dataclass(frozen=True)
 class Stop(Message, kind="Stop"):
-    """End the daemon and every session; answered by `Stopped` when all sessions have ended.
+    """End the daemon and every session; answered by `StopReply` when all sessions have ended.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ _LOST = 2
 
 
 @dataclass(frozen=True)
-class Extent:
+class ArenaExtent:
     """Location of one storage's bytes in the session's arena.
 
     Parameters
@@ -61,7 +61,7 @@ class Tables:
     position: int
     device_kind: int
     state_bytes: int
-    extents: tuple[Extent, ...]
+    extents: tuple[ArenaExtent, ...]
     table_bytes: int
 
     @property
@@ -132,7 +132,7 @@ def read_storages(fd: int) -> dict[int, Storage]:
     """
     count = read_tables(fd).table_bytes
     raw = os.pread(fd, count, os.fstat(fd).st_size - count)
-    reader = _Reader(raw)
+    reader = _TableReader(raw)
     try:
         for _ in range(reader.number("<I")):  # operators
             reader.text(), reader.text()
@@ -158,7 +158,7 @@ def read_storages(fd: int) -> dict[int, Storage]:
         raise WorkerError("The tables of a snapshot cannot be read.") from error
 
 
-class _Reader:
+class _TableReader:
     """Reads numbers and strings from bytes; raises ``struct.error`` at their end."""
 
     def __init__(self, raw: bytes) -> None:
@@ -181,7 +181,7 @@ class _Reader:
         return found
 
 
-def _extent(offset: int, count: int, storage: int, reserved: int, version: int) -> Extent:
+def _extent(offset: int, count: int, storage: int, reserved: int, version: int) -> ArenaExtent:
     if offset % PAGE_BYTES or count < EXTENT_BYTES_MIN or reserved or not version:
         raise WorkerError("A snapshot has an extent that cannot be.")
-    return Extent(offset, count, storage, version)
+    return ArenaExtent(offset, count, storage, version)

@@ -125,7 +125,7 @@ class Gate(Message, kind="Gate"):
 class Lease(Message, kind="Lease"):
     """Give or take the permission to execute, which is needed in addition to an open gate.
 
-    Has no reply, and may come at any time. After the lease was taken, the worker sends `Parked`
+    Has no reply, and may come at any time. After the lease was taken, the worker sends `Quiesced`
     when it executes nothing any more. A token lower than one seen before is stale and has no
     effect. If the program reaches its memory minimum within `within` seconds, the lease is taken
     there; otherwise at the end of that time.
@@ -137,7 +137,7 @@ class Lease(Message, kind="Lease"):
 
 
 @dataclass(frozen=True)
-class Parked(Message, kind="Parked"):
+class Quiesced(Message, kind="Parked"):
     """Notification that nothing is executed any more after the lease with this token was taken."""
 
     token: int

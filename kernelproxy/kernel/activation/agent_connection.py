@@ -42,11 +42,11 @@ from kernelproxy.common.protocol import (
     CellAsked,
     CellsEnded,
     Error,
+    KernelRequest,
     Leave,
     Left,
     Listen,
     Stay,
-    Wish,
 )
 from kernelproxy.kernel.activation import state
 from kernelproxy.kernel.activation.state import Woken
@@ -59,7 +59,7 @@ LEAVE_SECONDS_MAX = 10.0
 _LINE_BYTES_MAX = 1 << 16
 
 
-class Member(Protocol):
+class DetachableClient(Protocol):
     """Holder of a session's memory; as `NativeClient`."""
 
     def leave(self, seconds: float) -> None:
@@ -95,7 +95,7 @@ class Link:
         hello: Attach | Listen,
         path: Path,
         on_gone: Callable[[], object],
-        member: Member | None = None,
+        member: DetachableClient | None = None,
         away: detach.Absence = detach.current,
     ) -> None:
         self._fd, self._hello, self._path, self._on_gone = fd, hello, path, on_gone
@@ -206,14 +206,14 @@ class Link:
             message, fds = recv_message(sock)
             for fd in fds:
                 os.close(fd)
-            if isinstance(message, Wish):
+            if isinstance(message, KernelRequest):
                 self._pass_on(message)
             elif isinstance(message, Stay):
                 self._absence.end(detach.Return())
             elif isinstance(message, Leave) and self._leave(sock):
                 return
 
-    def _pass_on(self, wish: Wish) -> None:
+    def _pass_on(self, wish: KernelRequest) -> None:
         """Have a request carried out, or report why it is not."""
         if state.on_wish is not None:
             state.on_wish(wish)

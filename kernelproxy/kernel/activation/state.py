@@ -17,7 +17,7 @@ from kernelproxy.common.untrusted import parse_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernelproxy.common.protocol import Wish
+    from kernelproxy.common.protocol import KernelRequest
     from kernelproxy.kernel.activation.native_client import NativeClient
 
 
@@ -61,7 +61,7 @@ class Woken:
             return None
 
 
-class Line(Protocol):
+class AgentLine(Protocol):
     """Lasting connection to the daemon; as `agent_connection.Link`."""
 
     def tell_cells(self, ended: int) -> None:
@@ -101,14 +101,14 @@ class Activation:
     client: NativeClient | None = None
     cells: int = 0
     cells_ended: int = 0
-    listening: Line | None = None
-    link: Line | None = None
+    listening: AgentLine | None = None
+    link: AgentLine | None = None
 
 
 _lock = threading.Lock()
 _current = Activation()
 #: Carries out the daemon's requests, in a notebook; called in the link's thread.
-on_wish: Callable[[Wish], object] | None = None
+on_wish: Callable[[KernelRequest], object] | None = None
 #: Called in a restored process, before the session is joined again.
 on_restored: Callable[[Woken], object] | None = None
 
@@ -154,7 +154,7 @@ def joined(client: NativeClient) -> None:
         listening.end()
 
 
-def listens(line: Line) -> None:
+def listens(line: AgentLine) -> None:
     """Set the connection of a notebook in which torch is not imported yet."""
     with _lock:
         _current.listening = line

@@ -22,9 +22,9 @@ from kernelproxy.common.units import bytes_text
 from kernelproxy.kernel.files.file_state import (
     MODE_MASK,
     Exclusion,
+    FileLimits,
     FileState,
-    Kind,
-    Limits,
+    PathKind,
     Skipped,
     default_exclusions,
     special_kind,
@@ -32,8 +32,19 @@ from kernelproxy.kernel.files.file_state import (
 from kernelproxy.kernel.files.restore_files import Content, PutBack, put_back
 
 __all__ = [
-    "Collected", "Content", "FileState", "Kind", "Limits", "PutBack", "Skipped", "changed",
-    "collect", "default_exclusions", "gaps", "put_back", "read_into",
+    "CollectedFiles",
+    "Content",
+    "FileLimits",
+    "FileState",
+    "PathKind",
+    "PutBack",
+    "Skipped",
+    "changed",
+    "collect",
+    "default_exclusions",
+    "gaps",
+    "put_back",
+    "read_into",
 ]  # fmt: skip
 
 # As in native/fstrack/journal.h.
@@ -107,7 +118,7 @@ def _differs(path: bytes, mtime_ns: int, size: int) -> bool:
 
 
 @dataclass
-class Collected:
+class CollectedFiles:
     """State of paths.
 
     Parameters
@@ -130,7 +141,7 @@ class Collected:
         return sum(state.size for state in self.states)
 
 
-def collect(paths: Iterable[Path], limits: Limits | None = None) -> Collected:
+def collect(paths: Iterable[Path], limits: FileLimits | None = None) -> CollectedFiles:
     """Describe the files at the paths, as far as a checkpoint includes them.
 
     If the files exceed the limit together, the largest are left out. The server saves the notebook
@@ -143,8 +154,8 @@ def collect(paths: Iterable[Path], limits: Limits | None = None) -> Collected:
         From `changed`, and those of an earlier checkpoint from which the kernel was restored.
     limits : Limits, optional
     """
-    limits = limits or Limits()
-    excluded, links, collected = Exclusion(limits.exclude), _Links(), Collected()
+    limits = limits or FileLimits()
+    excluded, links, collected = Exclusion(limits.exclude), _Links(), CollectedFiles()
     states: list[FileState] = []
     for path in sorted(set(paths)):
         if path in excluded:
@@ -155,7 +166,7 @@ def collect(paths: Iterable[Path], limits: Limits | None = None) -> Collected:
         except _SkipError as error:
             collected.skipped.append(Skipped(path, str(error)))
             continue
-        if found.kind == Kind.ABSENT and any(map(path.is_relative_to, limits.temporary)):
+        if found.kind == PathKind.ABSENT and any(map(path.is_relative_to, limits.temporary)):
             collected.excluded += 1
         elif found.size > limits.file_bytes:
             size, most = bytes_text(found.size), bytes_text(limits.file_bytes)
@@ -167,7 +178,7 @@ def collect(paths: Iterable[Path], limits: Limits | None = None) -> Collected:
     return collected
 
 
-def _cut(states: list[FileState], limits: Limits, collected: Collected) -> None:
+def _cut(states: list[FileState], limits: FileLimits, collected: CollectedFiles) -> None:
     """Take the smallest files, as long as there is room."""
     total = 0
     states.sort(key=lambda state: (state.size, state.path))
@@ -207,9 +218,9 @@ class _Links:
         try:
             found = os.lstat(path)
             if stat.S_ISLNK(found.st_mode):
-                return FileState(path, Kind.SYMLINK, target=os.readlink(path))
+                return FileState(path, PathKind.SYMLINK, target=os.readlink(path))
         except (FileNotFoundError, NotADirectoryError):
-            return FileState(path, Kind.ABSENT)
+            return FileState(path, PathKind.ABSENT)
         except OSError as error:
             raise _SkipError(f"cannot be looked at: {error.strerror}") from error
         if special := special_kind(found.st_mode):
@@ -217,7 +228,7 @@ class _Links:
         if found.st_uid != os.geteuid():
             raise _SkipError("belongs to another user")
         if stat.S_ISDIR(found.st_mode):
-            return FileState(path, Kind.DIRECTORY, found.st_mode & MODE_MASK)
+            return FileState(path, PathKind.DIRECTORY, found.st_mode & MODE_MASK)
         return FileState.of(path, found)
 
 

@@ -16,7 +16,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import FileError
 from kernelproxy.kernel.files.changed_files import (
     FileState,
-    Kind,
+    PathKind,
     PutBack,
     Skipped,
     changed,
@@ -54,7 +54,7 @@ def gather() -> tuple[int, list[FileState], list[Omission]]:
     with tempfile.TemporaryFile(prefix="sing-") as copy:
         states, end = [], 0
         for state in collected.states:
-            if state.kind is Kind.FILE:
+            if state.kind is PathKind.FILE:
                 try:
                     state = read_into(state, copy.fileno(), end)
                 except FileError as error:
@@ -95,7 +95,7 @@ def put_in_place(name: str, raw: Sequence[dict[str, Any]], fd: int) -> PutBack:
     states = [
         FileState(
             Path(str(each["path"])),
-            Kind(each["kind"]),
+            PathKind(each["kind"]),
             int(each["mode"]),
             int(each["mtime_ns"]),
             int(each["size"]),
@@ -105,7 +105,7 @@ def put_in_place(name: str, raw: Sequence[dict[str, Any]], fd: int) -> PutBack:
     ]
     offsets, end = {}, 0
     for state in states:
-        if state.kind is Kind.FILE:
+        if state.kind is PathKind.FILE:
             offsets[state.path] = end
             end += state.size
 

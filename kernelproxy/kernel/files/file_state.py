@@ -41,7 +41,7 @@ EXCLUDED = (
 )
 
 
-class Kind(StrEnum):
+class PathKind(StrEnum):
     """Kind of a path."""
 
     FILE = "file"
@@ -70,7 +70,7 @@ class FileState:
     """
 
     path: Path
-    kind: Kind
+    kind: PathKind
     mode: int = 0
     mtime_ns: int = 0
     size: int = 0
@@ -79,7 +79,7 @@ class FileState:
     @classmethod
     def of(cls, path: Path, found: os.stat_result) -> FileState:
         """Return the state of a regular file from the result of ``lstat``."""
-        return cls(path, Kind.FILE, found.st_mode & MODE_MASK, found.st_mtime_ns, found.st_size)
+        return cls(path, PathKind.FILE, found.st_mode & MODE_MASK, found.st_mtime_ns, found.st_size)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _literally(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class Limits:
+class FileLimits:
     """Limits of the files in a checkpoint.
 
     Parameters

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernelproxy.kernel.namespace import rebuild
-from kernelproxy.kernel.namespace.types import Reduced, Refused
+from kernelproxy.kernel.namespace.types import Reduced, Unsaveable
 
 CHUNK_BYTES = 1 << 20
 
@@ -59,11 +59,11 @@ def _text(file: io.TextIOWrapper) -> Reduced:
     try:
         cookie = file.tell()
     except OSError:
-        raise Refused("a file in the middle of a loop over its lines") from None
+        raise Unsaveable("a file in the middle of a loop over its lines") from None
     # The object does not expose how it treats line ends; that only matters for others than
     # "\n".
     if file.readable() and _has_returns(str(file.name)):
-        raise Refused("an open text file with carriage returns")
+        raise Unsaveable("an open text file with carriage returns")
     how = (file.line_buffering, file.write_through)
     return rebuild.text_file, (
         file.buffer, file.mode, file.encoding, file.errors, None, how, cookie,
@@ -80,17 +80,17 @@ def _path(file: Any) -> str:
     """
     name = file.name
     if isinstance(name, int):
-        raise Refused("a file without a name")
+        raise Unsaveable("a file without a name")
     path = os.path.abspath(os.fsdecode(name))
     here = os.fstat(file.fileno())
     if not stat.S_ISREG(here.st_mode):
-        raise Refused("an open pipe, terminal or device")
+        raise Unsaveable("an open pipe, terminal or device")
     try:
         there = os.stat(path)
     except OSError:
-        raise Refused(f"an open file that is deleted, {path}") from None
+        raise Unsaveable(f"an open file that is deleted, {path}") from None
     if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
-        raise Refused(f"an open file that was replaced, {path}")
+        raise Unsaveable(f"an open file that was replaced, {path}")
     return path
 
 

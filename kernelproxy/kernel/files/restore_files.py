@@ -28,7 +28,7 @@ from kernelproxy.kernel.files.file_state import (
     PART_PREFIX,
     SYSTEM,
     FileState,
-    Kind,
+    PathKind,
     Skipped,
     special_kind,
 )
@@ -86,18 +86,18 @@ def put_back(states: Iterable[FileState], content: Content, aside: Path) -> PutB
         `problems`; the other files are restored nevertheless.
     """
     putting = _Putting(content, aside)
-    wanted: dict[Kind, list[FileState]] = {kind: [] for kind in Kind}
+    wanted: dict[PathKind, list[FileState]] = {kind: [] for kind in PathKind}
     for state in states:
         with putting.reporting(state):
             check(state)
             wanted[state.kind].append(state)
     deepest_first: Callable[[FileState], int] = lambda state: -len(state.path.parts)  # noqa: E731
-    directories = sorted(wanted[Kind.DIRECTORY], key=deepest_first)
+    directories = sorted(wanted[PathKind.DIRECTORY], key=deepest_first)
     steps = [
-        *((state, putting.absent) for state in sorted(wanted[Kind.ABSENT], key=deepest_first)),
+        *((state, putting.absent) for state in sorted(wanted[PathKind.ABSENT], key=deepest_first)),
         *((state, putting.directory) for state in reversed(directories)),
-        *((state, putting.file) for state in wanted[Kind.FILE]),
-        *((state, putting.symlink) for state in wanted[Kind.SYMLINK]),
+        *((state, putting.file) for state in wanted[PathKind.FILE]),
+        *((state, putting.symlink) for state in wanted[PathKind.SYMLINK]),
         # Last: a directory without write permission could not be filled.
         *((state, putting.directory_mode) for state in directories),
     ]
@@ -130,9 +130,9 @@ def check(state: FileState) -> None:
         raise RefusalError("is not an absolute path to a file")
     if any(state.path.is_relative_to(system) for system in SYSTEM):
         raise RefusalError("belongs to the system")
-    if state.kind not in set(Kind):
+    if state.kind not in set(PathKind):
         raise RefusalError("is of a kind that this version does not know")
-    if state.kind == Kind.SYMLINK and (not state.target or "\0" in state.target):
+    if state.kind == PathKind.SYMLINK and (not state.target or "\0" in state.target):
         raise RefusalError("is a link to nowhere")
     if state.size < 0 or not _EARLIEST < state.mtime_ns < _LATEST:
         raise RefusalError("has an impossible size or time")

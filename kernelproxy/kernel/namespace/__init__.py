@@ -15,6 +15,12 @@ from __future__ import annotations
 
 from kernelproxy.kernel.namespace.capture import capture
 from kernelproxy.kernel.namespace.restore import restore
-from kernelproxy.kernel.namespace.types import Captured, DevicePart, Item, Omission, Restored
+from kernelproxy.kernel.namespace.types import (
+    Captured,
+    DevicePart,
+    Item,
+    Omission,
+    RestoredNamespace,
+)
 
-__all__ = ["Captured", "DevicePart", "Item", "Omission", "Restored", "capture", "restore"]
+__all__ = ["Captured", "DevicePart", "Item", "Omission", "RestoredNamespace", "capture", "restore"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from kernelproxy.kernel.namespace import rebuild
 from kernelproxy.kernel.namespace.memory_ranges import Memory, at_address
-from kernelproxy.kernel.namespace.types import Reduced, Refused
+from kernelproxy.kernel.namespace.types import Reduced, Unsaveable
 
 
 class Block:
@@ -55,7 +55,7 @@ class Arrays:
     def meet(self, a: Any) -> None:
         """Register the owner of an array's memory; errors are reported when the array is saved."""
         if not a.dtype.hasobject and a.nbytes:
-            with suppress(Refused):
+            with suppress(Unsaveable):
                 if self._memory.find(*extent(a)) is None:
                     self._own(a)
 
@@ -111,7 +111,7 @@ class Arrays:
             self._memory.add(address(exported), exported.nbytes, exporter)
             return
         if isinstance(exporter, mmap.mmap):
-            raise Refused("an array over a memory map")
+            raise Unsaveable("an array over a memory map")
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(exporter, torch.Tensor):
             storage = exporter.untyped_storage()
@@ -129,7 +129,7 @@ class Arrays:
         elif root.mode == "r":
             self._memory.add(lowest, nbytes, MappedFile(root))
         else:
-            raise Refused(f"a writable memory map of {root.filename}")
+            raise Unsaveable(f"a writable memory map of {root.filename}")
 
     def _subclass(self, a: Any) -> Reduced:
         plain = a.view(self._np.ndarray)
@@ -158,7 +158,7 @@ class Arrays:
         if type(root) is not self._np.ndarray or root.dtype != a.dtype or not (
             root.flags.c_contiguous or root.flags.f_contiguous
         ):  # fmt: skip
-            raise Refused("a view of an array of objects")
+            raise Unsaveable("a view of an array of objects")
         offset = address(a) - address(root)
         return rebuild.window_of_objects, (root, offset, a.shape, a.strides)
 

@@ -18,7 +18,7 @@ from typing import Any
 from cloudpickle import cloudpickle as internals
 
 from kernelproxy.kernel.namespace import rebuild
-from kernelproxy.kernel.namespace.types import Reduced, Refused
+from kernelproxy.kernel.namespace.types import Reduced, Unsaveable
 
 
 class Stand:
@@ -188,10 +188,10 @@ def _refuse_built_in(cls: Any) -> None:
         If it is such a class.
     """
     if type(cls).__module__ == "_ctypes":
-        raise Refused("a type of ctypes")
+        raise Unsaveable("a type of ctypes")
     own = (types.MethodDescriptorType, types.WrapperDescriptorType)
     if any(isinstance(value, own) and value.__objclass__ is cls for value in vars(cls).values()):
-        raise Refused(f"the built-in type {cls.__name__}")
+        raise Unsaveable(f"the built-in type {cls.__name__}")
 
 
 def _place(code: Any) -> tuple[str, str] | None:

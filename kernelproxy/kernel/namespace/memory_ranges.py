@@ -11,7 +11,7 @@ import bisect
 import ctypes
 from typing import Any
 
-from kernelproxy.kernel.namespace.types import Refused
+from kernelproxy.kernel.namespace.types import Unsaveable
 
 
 class Memory:
@@ -37,9 +37,9 @@ class Memory:
             end, owner = self._pieces[at]
             if address + nbytes <= end:
                 return owner, address - self._starts[at]
-            raise Refused("memory that overlaps with another array's or tensor's")
+            raise Unsaveable("memory that overlaps with another array's or tensor's")
         if at + 1 < len(self._starts) and self._starts[at + 1] < address + nbytes:
-            raise Refused("memory that overlaps with another array's or tensor's")
+            raise Unsaveable("memory that overlaps with another array's or tensor's")
         return None
 
     def add(self, address: int, nbytes: int, owner: Any) -> None:

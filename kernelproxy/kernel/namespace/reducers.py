@@ -20,7 +20,7 @@ from typing import Any
 
 from kernelproxy.kernel.files import open_files
 from kernelproxy.kernel.namespace import class_instances, rebuild
-from kernelproxy.kernel.namespace.types import Reduced, Refused
+from kernelproxy.kernel.namespace.types import Reduced, Unsaveable
 
 Rule = Callable[[Any], Any]
 
@@ -139,7 +139,7 @@ def rule(kind: type, note: Callable[[Any, str], None]) -> Rule | None:
 
 def describe(offender: Any, error: BaseException) -> str:
     """Return a short description of what could not be saved."""
-    if isinstance(error, Refused):
+    if isinstance(error, Unsaveable):
         return str(error)
     kind = type(offender)
     for base in kind.__mro__:
@@ -171,7 +171,7 @@ def known_objects() -> Iterator[tuple[Any, str, str]]:
 
 def _refuse(phrase: str) -> Rule:
     def refuse(obj: Any) -> Any:
-        raise Refused(phrase)
+        raise Unsaveable(phrase)
 
     return refuse
 
@@ -185,13 +185,13 @@ def _article(name: str) -> str:
 
 def _lock(lock: Any) -> Reduced:
     if lock.locked():
-        raise Refused("a lock that is held")
+        raise Unsaveable("a lock that is held")
     return rebuild.lock, ()
 
 
 def _rlock(lock: Any) -> Reduced:
     if lock._is_owned() or not lock.acquire(blocking=False):
-        raise Refused("a lock that is held")
+        raise Unsaveable("a lock that is held")
     lock.release()
     return rebuild.rlock, ()
 
@@ -203,7 +203,7 @@ def _dict_view(found: Any) -> Reduced | Any:
 def _mapping_proxy(proxy: Any) -> Reduced:
     (of,) = gc.get_referents(proxy)
     if {"__module__", "__dict__"} <= of.keys():
-        raise Refused("the attributes of a class")
+        raise Unsaveable("the attributes of a class")
     return types.MappingProxyType, (of,)
 
 
@@ -270,7 +270,7 @@ def _pandas_block(block: Any) -> Any:
 
 def _future(future: Any) -> Any:
     if not future.done():
-        raise Refused("a future without a result")
+        raise Unsaveable("a future without a result")
     return NotImplemented
 
 
@@ -279,7 +279,7 @@ def _of_process(facts: Any) -> Reduced:
     for name, value in vars(sys).items():
         if value is facts:
             return rebuild.known, ("sys", name)
-    raise Refused(f"{type(facts).__name__} of this process")
+    raise Unsaveable(f"{type(facts).__name__} of this process")
 
 
 def _plotly_figure(figure: Any) -> Reduced:

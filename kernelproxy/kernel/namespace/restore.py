@@ -13,7 +13,7 @@ from kernelproxy.kernel.namespace import rebuild
 from kernelproxy.kernel.namespace.object_path import first
 from kernelproxy.kernel.namespace.stream import PREAMBLE, Segment, split
 from kernelproxy.kernel.namespace.tolerant_unpickler import Forgiving, Placeholder, Unpickler
-from kernelproxy.kernel.namespace.types import DevicePart, Omission, Restored
+from kernelproxy.kernel.namespace.types import DevicePart, Omission, RestoredNamespace
 
 DAMAGED = "The saved namespace is damaged."
 
@@ -27,7 +27,7 @@ def restore(
     *,
     into: dict[str, Any] | None = None,
     instead_of: Iterable[str] = (),
-) -> Restored:
+) -> RestoredNamespace:
     """Rebuild a notebook's variables.
 
     This runs code from the stream, as with every pickle. A variable that cannot be restored is
@@ -73,13 +73,13 @@ def restore(
 
 def _restore(
     stream: bytes, buffers: Sequence[Buffer], segments: list[Segment], what: rebuild.Restoring
-) -> Restored:
+) -> RestoredNamespace:
     namespace = what.namespace
     found: list[tuple[Segment, Any]] = []
     problems: list[Omission] = []
     with rebuild.restoring(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        reader = _Reader(stream, buffers)
+        reader = _SegmentReader(stream, buffers)
         for segment in segments:
             value = reader.read(segment)
             found.append((segment, value))
@@ -98,10 +98,10 @@ def _restore(
         problems += flawed
     variables = {segment.name: value for segment, value in found if segment.group == "variable"}
     extra = {segment.name: value for segment, value in found if segment.group == "extra"}
-    return Restored(variables, extra, problems)
+    return RestoredNamespace(variables, extra, problems)
 
 
-class _Reader:
+class _SegmentReader:
     """Unpickler of segments, one after the other.
 
     The C unpickler cannot continue after an error. So after an error, a tolerant one reads that
@@ -164,7 +164,7 @@ class _Reader:
 
 
 def _without_flaws(
-    found: list[tuple[Segment, Any]], reader: _Reader, namespace: dict[str, Any]
+    found: list[tuple[Segment, Any]], reader: _SegmentReader, namespace: dict[str, Any]
 ) -> tuple[list[tuple[Segment, Any]], list[Omission]]:
     """Remove variables that contain an object which was not restored correctly."""
     skip = {id(namespace), id(sys.modules)}

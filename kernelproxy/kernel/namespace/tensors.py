@@ -13,7 +13,7 @@ from typing import Any
 
 from kernelproxy.kernel.namespace import rebuild
 from kernelproxy.kernel.namespace.memory_ranges import Memory, at_address
-from kernelproxy.kernel.namespace.types import INLINE_BYTES, DevicePart, Reduced, Refused
+from kernelproxy.kernel.namespace.types import INLINE_BYTES, DevicePart, Reduced, Unsaveable
 
 GRAPH = "its value is saved, its autograd graph is not"
 
@@ -67,7 +67,7 @@ class Tensors:
         ):
             return self._other_tensor(t)
         if torch._C._functorch.is_functorch_wrapped_tensor(t):
-            raise Refused("a tensor inside a torch.func transform")
+            raise Unsaveable("a tensor inside a torch.func transform")
         kind = "parameter" if type(t) is torch.nn.Parameter else "tensor"
         if t.is_inference():
             kind = "inference"
@@ -115,7 +115,7 @@ class Tensors:
             self.numbers.append((number, nbytes))
             return rebuild.storage_on_device, (number, nbytes)
         if storage.device.type != "cpu":
-            raise Refused(f"memory of the device {storage.device}")
+            raise Unsaveable(f"memory of the device {storage.device}")
         address = storage.data_ptr() if nbytes else 0
         if nbytes:
             found = self._memory.find(address, nbytes)

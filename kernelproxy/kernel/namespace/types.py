@@ -80,7 +80,7 @@ class Captured:
 
 
 @dataclass
-class Restored:
+class RestoredNamespace:
     """Restored namespace.
 
     Parameters
@@ -126,7 +126,7 @@ class DevicePart(Protocol):
         """Restore the result of `rng_states`."""
 
 
-class Refused(Exception):  # noqa: N818 (never leaves this package)
+class Unsaveable(Exception):  # noqa: N818 (never leaves this package)
     """Raised while pickling by a reducer whose object cannot be saved; describes the object."""
 
 

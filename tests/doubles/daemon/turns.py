@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.scheduler_api import Hands, Outlook, Terms
+from kernelproxy.common.scheduler_api import Hands, SessionDescription, WaitOutlook
 
 
 class Turns:
@@ -36,10 +36,10 @@ class Turns:
         self.hands = hands
         self.queues = {each: deque() for each in devices}
 
-    def opened(self, terms: Terms) -> None:
+    def opened(self, terms: SessionDescription) -> None:
         self.device[terms.session] = terms.device
 
-    def changed(self, terms: Terms) -> None:
+    def changed(self, terms: SessionDescription) -> None:
         pass
 
     def admits(self, user: str) -> str:
@@ -144,12 +144,12 @@ class Turns:
     def contended(self, session: str) -> bool:
         return bool(self.queues[self.device[session]])
 
-    def outlook(self, session: str) -> Outlook | None:
+    def outlook(self, session: str) -> WaitOutlook | None:
         queue = self.queues[self.device[session]]
         if session not in queue:
             return None
         place = queue.index(session) + 1
-        return Outlook(place, place * self.quantum, "Waiting for the others.")
+        return WaitOutlook(place, place * self.quantum, "Waiting for the others.")
 
     def sharing(self) -> dict[str, Any]:
         return {}

@@ -40,7 +40,7 @@ from kernelproxy.common.protocol import (
     Observed,
     Open,
     Opened,
-    Parked,
+    Quiesced,
     Replay,
     SnapshotTaken,
     TakeSnapshot,
@@ -80,7 +80,7 @@ class ToyWorker:
         self.agent = AgentPage(fds[3], writable=False)
         self.arena, self.epoch = fds[4], order.epoch
         self.state, self.at = 0, 0
-        self.extent = snapshot_tables.Extent(0, 0, 0, 0)  # of the newest snapshot
+        self.extent = snapshot_tables.ArenaExtent(0, 0, 0, 0)  # of the newest snapshot
         self.versions = order.epoch << 40
         self.readiness = -1  # page with readiness flags, until the state was read from the arena
         if order.snapshot:
@@ -133,7 +133,7 @@ class ToyWorker:
             self.token, self.leased = order.token, order.given
         if not order.given:
             with self.between:
-                send_message(self.control, Parked(order.token))
+                send_message(self.control, Quiesced(order.token))
 
     def allowed(self) -> bool:
         """True if it may execute."""
@@ -250,7 +250,7 @@ class ToyWorker:
                 self.fetch()
             self.versions += 1
             offset = 0 if self.extent.offset else EXTENT_BYTES
-            self.extent = snapshot_tables.Extent(offset, EXTENT_BYTES, 1, self.versions)
+            self.extent = snapshot_tables.ArenaExtent(offset, EXTENT_BYTES, 1, self.versions)
             os.pwrite(self.arena, STATE.pack(self.state).ljust(EXTENT_BYTES, b"."), offset)
             total = snapshot_tables.HEADER.size + snapshot_tables.ENTRY.size
             header = snapshot_tables.HEADER.pack(

@@ -23,11 +23,11 @@ from kernelproxy.common.protocol import (
     Checkpoint,
     CheckpointBegun,
     CheckpointReply,
+    KernelRequest,
     Listen,
     Progress,
     RestoreReply,
     TakeOver,
-    Wish,
 )
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.kernel import activation
@@ -175,7 +175,7 @@ def main(session: str, image: str = "") -> None:
     client: Any
     begun = threading.Event()
 
-    def wished(wish: Wish) -> None:
+    def wished(wish: KernelRequest) -> None:
         begun.wait()
         kernel.checkpoint(wish.name, wish.form, wish.automatic)
 

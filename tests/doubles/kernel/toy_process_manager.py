@@ -19,15 +19,15 @@ from kernelproxy.agent.process.image_dirs import COMPLETE
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.ipc.framing import recv_message, send_message
 from kernelproxy.common.protocol import (
+    CommitReplace,
     Done,
     Dump,
     Dumped,
     Error,
-    Hold,
+    HoldRequests,
     Knock,
     LetThrough,
     Message,
-    Promise,
     Replace,
     Revive,
     Revived,
@@ -183,7 +183,7 @@ class ToyTender:
 
     def _obey(self, sock: socket.socket) -> None:
         order, _ = recv_message(sock)
-        kind = type(order).__name__
+        kind = order.wire_kind
         self.before.pop(kind, lambda: None)()
         try:
             reply: Message = self._carry_out(order)
@@ -200,11 +200,11 @@ class ToyTender:
     # ------------------------------------------------------------ orders
 
     def _carry_out(self, order: Message) -> Message:
-        why = self.refuse.get(type(order).__name__, "")
+        why = self.refuse.get(order.wire_kind, "")
         match order:
             case _ if why and not isinstance(order, Dump):
                 return Error(why, "failed")
-            case Hold():
+            case HoldRequests():
                 if self.busy:
                     return Error("It is busy.", "busy")
                 if not self._turn.acquire(timeout=order.seconds):
@@ -221,7 +221,7 @@ class ToyTender:
                 return self._dump(order, why)
             case Revive():
                 return self._revive(order)
-            case Promise():
+            case CommitReplace():
                 self.promised = True
             case Replace():
                 self._replace()

@@ -28,7 +28,7 @@ from kernelproxy.agent.session import commands
 from kernelproxy.agent.session.commands import Verbs
 from kernelproxy.agent.session.states import State
 from kernelproxy.common.errors import ControlError, InternalError, WorkerError
-from kernelproxy.common.scheduler_api import Allowance, Terms
+from kernelproxy.common.scheduler_api import Allowance, SessionDescription
 from kernelproxy.common.shared_memory import Presence
 from kernelproxy.devices import Device
 
@@ -202,8 +202,8 @@ class Notebook:
         self.attending = asyncio.create_task(self._attend())
         self.arbiter.opened(self.terms())
 
-    def terms(self) -> Terms:
-        return Terms(
+    def terms(self) -> SessionDescription:
+        return SessionDescription(
             self.id, self.name, 1, self.room.device.id, self.memory, self.bound, self.user,
             self.wanted.pinned,
         )  # fmt: skip

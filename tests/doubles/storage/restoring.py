@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kernelproxy.kernel.files.changed_files import FileState, Kind, PutBack, put_back
+from kernelproxy.kernel.files.changed_files import FileState, PathKind, PutBack, put_back
 
 THEN, NOW = 1_000_000_000_000_000_000, 1_100_000_000_000_000_000
 EVENTS = {
@@ -38,10 +38,16 @@ CONTENT = {
 def states(here: Path) -> list[FileState]:
     """Return the wanted states."""
     return [
-        *(FileState(here / name, Kind.FILE, 0o640, THEN, len(CONTENT[name])) for name in CONTENT),
-        *(FileState(here / name, Kind.DIRECTORY, 0o750) for name in ("a", "a/b", "made")),
-        *(FileState(here / name, Kind.ABSENT) for name in ("new", "gone", "extra", "extra/new")),
-        FileState(here / "link", Kind.SYMLINK, target="same"),
+        *(
+            FileState(here / name, PathKind.FILE, 0o640, THEN, len(CONTENT[name]))
+            for name in CONTENT
+        ),
+        *(FileState(here / name, PathKind.DIRECTORY, 0o750) for name in ("a", "a/b", "made")),
+        *(
+            FileState(here / name, PathKind.ABSENT)
+            for name in ("new", "gone", "extra", "extra/new")
+        ),
+        FileState(here / "link", PathKind.SYMLINK, target="same"),
     ]
 
 

@@ -82,14 +82,14 @@ def journal_of(notebook: Kernel) -> Path:
 def noted(notebook: Kernel, directory: Path) -> set[str]:
     """Return what the notebook has changed, relative to its directory, without what is excluded."""
     # Tests run below the temporary directory, where removed files would not be counted.
-    limits = changed_files.Limits(temporary=())
+    limits = changed_files.FileLimits(temporary=())
     collected = changed_files.collect(
         changed_files.changed(journal_of(notebook).read_bytes()), limits
     )
     assert collected.skipped == []
     inside = {state.path for state in collected.states if state.path.is_relative_to(directory)}
     outside = {state for state in collected.states if state.path not in inside}
-    assert {state.path for state in outside if state.kind != changed_files.Kind.ABSENT} == set()
+    assert {state.path for state in outside if state.kind != changed_files.PathKind.ABSENT} == set()
     return {os.path.relpath(path, directory) for path in inside}
 
 

@@ -11,7 +11,7 @@ import pytest
 from jupyter_sing.notebook import view_model
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.common.ipc.agent_client import connect
-from kernelproxy.common.protocol import Checkpoints, CheckpointsReply, Suspend
+from kernelproxy.common.protocol import CheckpointsReply, CheckpointsRequest, Suspend
 from kernelproxy.criu import mode_probe as forms
 from tests.e2e.kernels import SECONDS_MAX, sessions, wait_for_session
 from tests.e2e.pages import WIDGET, Page, page
@@ -41,7 +41,7 @@ def _sing(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path, tmp_path: Path) ->
 
 def names() -> list[tuple[str, list[str]]]:
     with connect(start=False) as control:
-        found = control.expect(CheckpointsReply, Checkpoints(), SECONDS_MAX).checkpoints
+        found = control.expect(CheckpointsReply, CheckpointsRequest(), SECONDS_MAX).checkpoints
     return [(each["name"], each["forms"]) for each in found]
 
 

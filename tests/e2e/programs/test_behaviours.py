@@ -16,7 +16,7 @@ import pytest
 
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import Resume, SessionReply, Status, StatusReply, Suspend
+from kernelproxy.common.protocol import Resume, SessionReply, StatusReply, StatusRequest, Suspend
 from tests.conftest import ROOT, RunProgram, daemon_directory
 from tests.decorated import decorated
 
@@ -84,7 +84,7 @@ def test_they_are_the_same_when_workers_are_suspended_and_killed() -> None:
 def disturb(*, kill: bool) -> None:
     """Kill the worker of the only session, or suspend and resume it."""
     with agent_client.connect(start=False) as agent:
-        sessions = agent.expect(StatusReply, Status()).sessions
+        sessions = agent.expect(StatusReply, StatusRequest()).sessions
         for session in sessions:
             if not kill:
                 try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import Resume, SessionReply, Status, StatusReply, Suspend
+from kernelproxy.common.protocol import Resume, SessionReply, StatusReply, StatusRequest, Suspend
 from kernelproxy.native import build as native
 from kernelproxy.native import compiler
 from tests.conftest import ROOT
@@ -295,7 +295,7 @@ def started(directory: Path, *packages: Path) -> Iterator[Ask]:
 
 def move_to_another_worker() -> None:
     with agent_client.connect(start=False) as agent:
-        (session,) = agent.expect(StatusReply, Status()).sessions
+        (session,) = agent.expect(StatusReply, StatusRequest()).sessions
         agent.expect(SessionReply, Suspend(session["id"], "Suspended by a test"))
         agent.expect(SessionReply, Resume(session["id"]))
 

@@ -13,7 +13,7 @@ import pytest
 from kernelproxy.agent.process.hibernation import REASON
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.common.ipc.agent_client import connect
-from kernelproxy.common.protocol import Checkpoints, CheckpointsReply
+from kernelproxy.common.protocol import CheckpointsReply, CheckpointsRequest
 from kernelproxy.criu import mode_probe as forms
 from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import SECONDS_MAX, Kernel, kernel, sessions, wait_for_session
@@ -96,7 +96,7 @@ def restore(notebook: Kernel, name: str) -> None:
 
 def forms_of(name: str) -> list[str]:
     with connect(start=False) as control:
-        reply = control.expect(CheckpointsReply, Checkpoints(), 60.0)
+        reply = control.expect(CheckpointsReply, CheckpointsRequest(), 60.0)
     (found,) = (each["forms"] for each in reply.checkpoints if each["name"] == name)
     return list(found)
 

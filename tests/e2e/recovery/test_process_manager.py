@@ -111,7 +111,7 @@ class Tended:
         return directory
 
     def hibernate(self) -> Path:
-        self.order(protocol.Hold(SECONDS_MAX))
+        self.order(protocol.HoldRequests(SECONDS_MAX))
         return self.save(leave_running=False)
 
     def revive(self, directory: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_process_that_cannot_be_saved_goes_on(
         one.notebook.run(
             f"import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({outside!r})"
         )
-        one.order(protocol.Hold(SECONDS_MAX))
+        one.order(protocol.HoldRequests(SECONDS_MAX))
         answer = one.agent.order(protocol.Dump(str(tmp_path / "images"), one.wake_fd, False))
         assert isinstance(answer, protocol.Error)
         one.order(protocol.LetThrough())
@@ -247,7 +247,7 @@ def test_one_that_was_promised_the_place_takes_it_though_the_agent_has_died(
         notebook.finish(last, until=lambda ran: "waits" in ran.stdout)
         cells = [notebook.begin("print(next(counter), 'later' in dir())") for _ in range(3)]
         one.order(protocol.Revive(str(images), "s2", beside=True))
-        one.order(protocol.Promise())
+        one.order(protocol.CommitReplace())
         present = asyncio.run(notebook.manager.provisioner.get_provisioner_info())["pid"]
         one.agent.close()
         go_on(present)
@@ -326,7 +326,7 @@ def test_a_return_that_failed_is_tried_again(daemon: FakeDaemon, tmp_path: Path)
 
 def test_requests_go_through_though_the_agent_has_died(daemon: FakeDaemon, tmp_path: Path) -> None:
     with tended(daemon, tmp_path) as one:
-        one.order(protocol.Hold(SECONDS_MAX))
+        one.order(protocol.HoldRequests(SECONDS_MAX))
         one.agent.close()
         assert one.notebook.run("print(next(counter))").stdout == "1\n"
         one.agent = daemon.tenders.get(timeout=SECONDS_MAX)
@@ -377,7 +377,7 @@ async def _in_an_event_loop(daemon: FakeDaemon, tmp_path: Path) -> None:
         def order(message: protocol.Message) -> None:
             assert not isinstance(agent.order(message), protocol.Error)
 
-        await asyncio.to_thread(order, protocol.Hold(SECONDS_MAX))
+        await asyncio.to_thread(order, protocol.HoldRequests(SECONDS_MAX))
         await asyncio.to_thread(order, protocol.Dump(str(tmp_path / "images"), wake_fd, False))
         assert await client.is_alive()
         cell = asyncio.create_task(run("print(next(counter))"))
@@ -425,7 +425,7 @@ async def _open(server: Server, daemon: FakeDaemon, directory: Path) -> None:
         assert not isinstance(await asyncio.to_thread(agent.order, message), protocol.Error)
 
     async def hibernate(name: str) -> None:
-        await order(protocol.Hold(SECONDS_MAX))
+        await order(protocol.HoldRequests(SECONDS_MAX))
         await order(protocol.Dump(str(directory / name), wake_fd, leave_running=False))
 
     async def come_back(name: str) -> None:

@@ -29,6 +29,7 @@ from kernelproxy.common.protocol import (
     CheckpointReply,
     Done,
     Error,
+    KernelRequest,
     LastCheckpoint,
     Left,
     Message,
@@ -36,7 +37,6 @@ from kernelproxy.common.protocol import (
     Progress,
     RestoreReply,
     TakeOver,
-    Wish,
 )
 from tests.doubles.daemon.agent import Agent, wake
 from tests.doubles.session.client import WAIT_SECONDS
@@ -244,7 +244,7 @@ def test_the_line_is_no_traceback(notebook: Notebook) -> None:
 
 def test_a_wish_is_carried_out_once(notebook: Notebook) -> None:
     notebook.kernel.run("x = 1")
-    notebook.agent.send(Wish("checkpoint", "mine"))
+    notebook.agent.send(KernelRequest("checkpoint", "mine"))
     said = notebook.leave()
     wake(notebook.pid, said.wake_fd, restored=True, session="second")
     assert notebook.hello() == "second"

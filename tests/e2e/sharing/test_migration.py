@@ -14,7 +14,7 @@ import pytest
 
 from kernelproxy.agent.session.restore import START_ATTEMPTS_MAX
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.protocol import Migrate
+from kernelproxy.common.protocol import MigrateRequest
 from tests.doubles.waiting import wait_until
 from tests.e2e.trainers import agent_pid, program, status, verb
 from tests.integration.conftest import children_of, lives
@@ -104,7 +104,7 @@ def test_a_hundred_migrations_change_no_loss(killing: bool) -> None:
                 while moved + refused < MIGRATIONS:
                     target = f"cpu:{(moved + 1) % 2}"
                     try:
-                        found = verb(Migrate(proxied.session, target))
+                        found = verb(MigrateRequest(proxied.session, target))
                     except ControlError:
                         refused += 1
                         continue

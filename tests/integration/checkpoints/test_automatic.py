@@ -20,6 +20,7 @@ from kernelproxy.common.protocol import (
     CheckpointReply,
     CloseSession,
     DeleteCheckpoint,
+    KernelRequest,
     LastCheckpoint,
     Listen,
     Restore,
@@ -28,9 +29,8 @@ from kernelproxy.common.protocol import (
     SessionReply,
     SetAutomatic,
     Stop,
-    Stopped,
+    StopReply,
     Suspend,
-    Wish,
 )
 from kernelproxy.kernel import activation
 from kernelproxy.kernel.activation.agent_connection import Link
@@ -47,10 +47,10 @@ def _data(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_SING_DATA_DIR", str(tmp_path / "data"))
 
 
-class Wishes(list[Wish]):
+class Wishes(list[KernelRequest]):
     """Requests for checkpoints that kernels of this process have received."""
 
-    def next(self) -> Wish:
+    def next(self) -> KernelRequest:
         """Wait for a request, and remove it from the list."""
         wait_until(lambda: self)
         return self.pop(0)
@@ -63,7 +63,7 @@ def wishes(monkeypatch: pytest.MonkeyPatch) -> Wishes:
     return found
 
 
-def fulfil(client: ToyClient | str, wish: Wish) -> str:
+def fulfil(client: ToyClient | str, wish: KernelRequest) -> str:
     """Make the requested checkpoint, as a kernel does; return its name."""
     session = client if isinstance(client, str) else client.session
     assert (wish.verb, wish.automatic) == ("checkpoint", True)
@@ -301,7 +301,7 @@ def test_before_the_daemon_ends_notebooks_are_put_away(toy_host: StartHost, wish
         else:
             report = Carried(clients["broken"].session, wish.verb, wish.name, "It is broken.")
             host.call(report)
-    assert stopping.answer() == Stopped([made], ["broken: It is broken."])
+    assert stopping.answer() == StopReply([made], ["broken: It is broken."])
     assert wishes == []
     again = toy_host()
     assert names(again) == {made}
@@ -310,7 +310,7 @@ def test_before_the_daemon_ends_notebooks_are_put_away(toy_host: StartHost, wish
 def test_a_cell_that_runs_holds_the_end_up_for_a_while(toy_host: StartHost, wishes: Wishes) -> None:
     host = toy_host(stop_seconds=0.1)
     run_cells(host.client("busy"))
-    assert host.call(Stop(checkpoint=True)) == Stopped([], ["busy: it was busy for 0.1 s."])
+    assert host.call(Stop(checkpoint=True)) == StopReply([], ["busy: it was busy for 0.1 s."])
 
 
 def test_who_is_in_a_hurry_ends_the_daemon_meanwhile(toy_host: StartHost, wishes: Wishes) -> None:
@@ -318,8 +318,8 @@ def test_who_is_in_a_hurry_ends_the_daemon_meanwhile(toy_host: StartHost, wishes
     run_cells(host.client())
     patient = Asking(host, Stop(checkpoint=True))
     wishes.next()
-    assert host.call(Stop()) == Stopped([], [])
-    assert patient.answer() == Stopped([], [])
+    assert host.call(Stop()) == StopReply([], [])
+    assert patient.answer() == StopReply([], [])
 
 
 def test_who_hangs_up_has_not_ended_the_daemon(toy_host: StartHost, wishes: Wishes) -> None:

@@ -21,15 +21,15 @@ from kernelproxy.common.protocol import (
     CheckpointBegun,
     CheckpointOpened,
     CheckpointReply,
-    Checkpoints,
     CheckpointsReply,
+    CheckpointsRequest,
     CloseSession,
     DeleteCheckpoint,
+    KernelRequest,
     OpenCheckpoint,
     Progress,
     Restore,
     RestoreReply,
-    Wish,
 )
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.kernel import activation
@@ -94,7 +94,7 @@ def take_out(name: str) -> tuple[CheckpointOpened, bytes, bytes, bytes]:
 
 
 def listed(host: ToyHost) -> list[dict[str, Any]]:
-    reply = host.call(Checkpoints())
+    reply = host.call(CheckpointsRequest())
     assert isinstance(reply, CheckpointsReply)
     return reply.checkpoints
 
@@ -273,11 +273,11 @@ class Kernel:
 
     def __init__(self, host: ToyHost) -> None:
         self.host = host
-        self.wishes: list[Wish] = []
+        self.wishes: list[KernelRequest] = []
         self.replies: list[Any] = []
         self._asking: list[threading.Thread] = []
 
-    def ask(self, request: Any) -> Wish:
+    def ask(self, request: Any) -> KernelRequest:
         """Send a request from a thread; return the one that the kernel receives."""
 
         def run() -> None:
@@ -290,7 +290,7 @@ class Kernel:
         self._asking.append(threading.Thread(target=run))
         self._asking[-1].start()
         wait_until(lambda: len(self.wishes) > before or self.replies)
-        return self.wishes[-1] if self.wishes else Wish("", "")
+        return self.wishes[-1] if self.wishes else KernelRequest("", "")
 
     def reply(self) -> Any:
         for thread in self._asking:

@@ -19,13 +19,13 @@ from kernelproxy.agent.process.hibernation import REASON
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import (
     Checkpoint,
-    Checkpoints,
+    CheckpointsRequest,
     CloseSession,
-    Migrate,
+    MigrateRequest,
     Resume,
-    Status,
+    StatusRequest,
     Stop,
-    Stopped,
+    StopReply,
     Suspend,
 )
 from tests.doubles.kernel.toy_process_manager import ToyTender
@@ -65,7 +65,7 @@ def images(data: Path) -> list[Path]:
 
 
 def sessions(host: ToyHost) -> dict[str, dict[str, Any]]:
-    return {each["id"]: each for each in host.call(Status()).sessions}
+    return {each["id"]: each for each in host.call(StatusRequest()).sessions}
 
 
 def asleep(host: ToyHost, tender: ToyTender) -> dict[str, Any] | None:
@@ -304,7 +304,7 @@ def test_images_that_cannot_be_revived_end_the_session_with_a_reason(
     wait_until(lambda: images(data) == [])
 
 
-@pytest.mark.parametrize("verb", [Suspend, Resume, Migrate, Checkpoint])
+@pytest.mark.parametrize("verb", [Suspend, Resume, MigrateRequest, Checkpoint])
 def test_what_is_asked_of_a_kernel_that_sleeps(
     toy_host: StartHost, tended: StartTender, verb: type[Any]
 ) -> None:
@@ -315,8 +315,8 @@ def test_what_is_asked_of_a_kernel_that_sleeps(
     if verb is Suspend:
         assert host.call(Suspend(tender.session)).session["reason"] == REASON
         assert tender.holds
-    elif verb is Migrate:
-        assert host.call(Migrate(tender.session, "cpu:1")).session["device"] == "cpu:1"
+    elif verb is MigrateRequest:
+        assert host.call(MigrateRequest(tender.session, "cpu:1")).session["device"] == "cpu:1"
         assert tender.holds
     elif verb is Resume:
         assert host.call(Resume(tender.session)).session["tier"] == "resident"
@@ -391,7 +391,7 @@ def test_what_dead_daemons_left_is_removed(
 
 
 def names(host: ToyHost) -> list[str]:
-    return [each["name"] for each in host.call(Checkpoints()).checkpoints]
+    return [each["name"] for each in host.call(CheckpointsRequest()).checkpoints]
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -408,7 +408,7 @@ def test_a_notebook_is_put_away_before_it_hibernates(
         tender.ask("rest")
         wait_asleep(host, tender)
     assert names(host) == [made]  # no cell was run since
-    assert host.call(Stop(checkpoint=True)) == Stopped([], [])
+    assert host.call(Stop(checkpoint=True)) == StopReply([], [])
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -461,4 +461,4 @@ def test_a_kernel_that_cannot_come_back_before_the_end_is_named(
     wait_asleep(host, tender)
     tender.refuse["Revive"] = "there is no room"
     why = "toy: It hibernated, and its kernel cannot come back: there is no room"
-    assert host.call(Stop(checkpoint=True)) == Stopped([], [why])
+    assert host.call(Stop(checkpoint=True)) == StopReply([], [why])

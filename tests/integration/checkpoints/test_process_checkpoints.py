@@ -11,11 +11,11 @@ import pytest
 
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import (
-    Checkpoints,
+    CheckpointsRequest,
     CloseSession,
     DeleteCheckpoint,
     OpenCheckpoint,
-    Status,
+    StatusRequest,
     Tend,
 )
 from tests.doubles.kernel.toy_process_manager import ToyTender
@@ -52,7 +52,7 @@ def images(data: Path) -> list[Path]:
 
 
 def sessions(host: ToyHost) -> dict[str, dict[str, Any]]:
-    return {each["id"]: each for each in host.call(Status()).sessions}
+    return {each["id"]: each for each in host.call(StatusRequest()).sessions}
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -359,4 +359,4 @@ def test_closing_a_session_that_goes_on_from_a_checkpoint_does_not_touch_that(
         other.wait_for("Replace")
         assert other.kernel.ask("read") == state
         host.call(CloseSession(other.session))
-    assert [each["name"] for each in host.call(Checkpoints()).checkpoints] == ["one"]
+    assert [each["name"] for each in host.call(CheckpointsRequest()).checkpoints] == ["one"]

@@ -13,10 +13,10 @@ import pytest
 from kernelproxy.agent.status import activity_store
 from kernelproxy.common import paths
 from kernelproxy.common.protocol import (
-    Activity,
     ActivityReply,
+    ActivityRequest,
     CloseSession,
-    Migrate,
+    MigrateRequest,
     Resume,
     Suspend,
 )
@@ -71,7 +71,7 @@ def test_the_record_says_what_sessions_have_done(toy_host: StartHost) -> None:
     wait_until(lambda: most() == 100 * MIB)
     host.call(Suspend(name, "Suspended for a test"))
     host.call(Resume(name))
-    host.call(Migrate(name, "cpu:1"))
+    host.call(MigrateRequest(name, "cpu:1"))
     executed = host.session(client)["gpu_seconds"]
     host.call(CloseSession(name))
     wait_until(lambda: changes(name)[-1:] == ["ended"])
@@ -88,7 +88,7 @@ def test_the_record_says_what_sessions_have_done(toy_host: StartHost) -> None:
         "Resumed on Simulated GPU 0.",
         "Moved from Simulated GPU 0 to Simulated GPU 1.",
     ]
-    reply = host.call(Activity(0.0, 0.0))
+    reply = host.call(ActivityRequest(0.0, 0.0))
     assert isinstance(reply, ActivityReply)
     assert [each["id"] for each in reply.activity["devices"]] == ["cpu:0", "cpu:1"]
     assert {each["name"] for each in reply.activity["events"]} == {"mine"}

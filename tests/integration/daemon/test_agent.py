@@ -21,7 +21,14 @@ from jupyter_sing.cli import commands
 from jupyter_sing.notebook import status_text
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import CloseSession, OpenSession, Prepare, Resume, Status, Suspend
+from kernelproxy.common.protocol import (
+    CloseSession,
+    OpenSession,
+    Prepare,
+    Resume,
+    StatusRequest,
+    Suspend,
+)
 from tests.doubles.daemon.zygote import step
 from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
@@ -620,4 +627,4 @@ def test_the_daemon_survives_what_is_no_message(toy_host: StartHost) -> None:
     for noise in (b"\xff" * 100, b"\x02\0\0\0{}", b"\x05\0\0\0", b""):
         with agent_client.connect(start=False).detach() as sock:
             sock.sendall(noise)
-    assert host.call(Status()).sessions == []
+    assert host.call(StatusRequest()).sessions == []

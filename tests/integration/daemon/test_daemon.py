@@ -19,7 +19,14 @@ import pytest
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import CloseSession, Prepare, Status, StatusReply, Stop, Suspend
+from kernelproxy.common.protocol import (
+    CloseSession,
+    Prepare,
+    StatusReply,
+    StatusRequest,
+    Stop,
+    Suspend,
+)
 from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, lives
@@ -27,7 +34,7 @@ from tests.integration.conftest import ROOT, ToyHost, keeper_of, kill_at_once, l
 ASK = (
     "from kernelproxy.common.ipc import agent_client as control\n"
     "from kernelproxy.common import protocol; import os\n"
-    "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 60);"
+    "with control.connect() as c: c.expect(protocol.StatusReply, protocol.StatusRequest(), 60);"
     "print(c.daemon_pid)"
 )
 
@@ -54,7 +61,7 @@ def test_none_is_started_for_who_does_not_want_it(runtime_dir: Path) -> None:
 
 def test_it_starts_at_first_need_and_is_nobodys_child(runtime_dir: Path) -> None:
     with agent_client.connect() as connection:
-        reply = connection.expect(StatusReply, Status(), WAIT_SECONDS)
+        reply = connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
     assert [each["id"] for each in reply.devices] == ["cpu:0", "cpu:1"]
     assert reply.sessions == []
     assert Path(f"/proc/{daemon_pid()}/stat").read_text().split()[3] != str(os.getpid())
@@ -76,7 +83,7 @@ def test_it_leaves_when_it_has_had_no_session_for_a_while(
     assert wait_for_end(left)
     assert not (runtime_dir / paths.SOCKET_NAME).exists()
     with agent_client.connect() as connection:  # and the next one starts
-        connection.expect(StatusReply, Status(), WAIT_SECONDS)
+        connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
 
 
 def test_it_stays_while_somebody_is_connected(
@@ -87,7 +94,7 @@ def test_it_stays_while_somebody_is_connected(
         pid = connection.daemon_pid
         until = time.monotonic() + 0.5
         while time.monotonic() < until:
-            connection.expect(StatusReply, Status(), WAIT_SECONDS)
+            connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
         assert connection.daemon_pid == pid
 
 
@@ -101,7 +108,7 @@ def test_connecting_to_one_that_leaves_all_the_time_always_works(
     while rounds < 40 or len(pids) <= 5:  # how often it has exited by then depends on timing
         rounds += 1
         with agent_client.connect() as connection:
-            connection.expect(StatusReply, Status(), WAIT_SECONDS)
+            connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
             pids.add(connection.daemon_pid)
         time.sleep(chance.uniform(0, 0.02))  # meets the exiting agent at any moment
 
@@ -141,7 +148,7 @@ def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(runtime_dir: Path) -> N
     kill_at_once(pid, keeper_of(pid))
     assert (runtime_dir / paths.SOCKET_NAME).exists()
     with agent_client.connect() as connection:
-        connection.expect(StatusReply, Status(), WAIT_SECONDS)
+        connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
         assert connection.daemon_pid != pid
 
 
@@ -153,7 +160,7 @@ def test_a_killed_agent_without_sessions_is_replaced_and_leaves_later(
         pid = connection.daemon_pid
         kill_at_once(pid)
     with agent_client.connect(start=False) as connection:  # waits for the next one
-        connection.expect(StatusReply, Status(), WAIT_SECONDS)
+        connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
         next_pid = daemon_pid()
         assert next_pid != pid
         agent_left, keeper_left = os.pidfd_open(next_pid), os.pidfd_open(keeper_of(next_pid))
@@ -227,10 +234,10 @@ def test_one_that_does_not_answer_is_not_waited_for_for_ever(
         monkeypatch.setenv("SING_SOCKET", str(runtime_dir / "mute.sock"))
         with agent_client.connect() as connection:
             with pytest.raises(ControlError, match=r"within 0.05 seconds") as error:
-                connection.call(Status(), 0.05)
+                connection.call(StatusRequest(), 0.05)
             assert error.value.reason == "timeout"
             with pytest.raises(ControlError, match="is closed"):
-                connection.call(Status(), 0.05)
+                connection.call(StatusRequest(), 0.05)
 
 
 def test_a_zygote_that_no_session_uses_ends(toy_host) -> None:

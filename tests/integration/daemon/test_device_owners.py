@@ -16,7 +16,7 @@ import pytest
 
 from jupyter_sing.cli import commands
 from kernelproxy.common.ipc import agent_client
-from kernelproxy.common.protocol import Status, StatusReply
+from kernelproxy.common.protocol import StatusReply, StatusRequest
 from tests.conftest import stop_daemon
 from tests.doubles.session.client import WAIT_SECONDS
 from tests.doubles.waiting import wait_until
@@ -77,7 +77,7 @@ def test_a_second_daemon_leaves_the_gpus_of_the_first_alone_also_while_agents_di
     with second_daemon(tmp_path / "second", nodes[1:]) as said:
         assert said == "ready"
         with agent_client.connect(start=False) as connection:
-            reply = connection.expect(StatusReply, Status(), WAIT_SECONDS)
+            reply = connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS)
         assert [each["id"] for each in reply.devices] == ["cpu:1"]
         (sentence,) = reply.elsewhere
         assert re.match(used, sentence)

@@ -22,8 +22,9 @@ from kernelproxy.common.ipc.agent_client import Control
 from kernelproxy.common.ipc.channel import Channel
 from kernelproxy.common.protocol import (
     Checkpoint,
-    Checkpoints,
+    CheckpointsRequest,
     DeleteCheckpoint,
+    KernelRequest,
     LastCheckpoint,
     Listen,
     Message,
@@ -32,7 +33,6 @@ from kernelproxy.common.protocol import (
     Restore,
     SetAutomatic,
     Stop,
-    Wish,
 )
 from kernelproxy.devices import configured_devices
 from kernelproxy.kernel import activation
@@ -62,7 +62,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def session(toy_host: StartHost, monkeypatch: pytest.MonkeyPatch) -> str:
     """Open a session of a kernel that must receive no request, with the checkpoint ``mine``."""
 
-    def heard(wish: Wish) -> None:
+    def heard(wish: KernelRequest) -> None:
         raise AssertionError(wish)  # in the link's thread: pytest makes it an error
 
     monkeypatch.setattr(activation.state, "on_wish", heard)
@@ -188,7 +188,7 @@ def test_what_is_anothers(
             Stop(checkpoint=True),
         ):
             assert (await ask(agent, request)).reason == "not-allowed", request
-        assert (await ask(agent, Checkpoints())).checkpoints == []
+        assert (await ask(agent, CheckpointsRequest())).checkpoints == []
         for request in (OpenCheckpoint("mine"), DeleteCheckpoint("mine")):
             assert (await ask(agent, request)).reason == "unknown-checkpoint", request
         await agent.close()

@@ -12,13 +12,13 @@ from kernelproxy.common.ipc.framing import send_message
 from kernelproxy.common.protocol import (
     Changed,
     CloseSession,
-    Migrate,
+    MigrateRequest,
     Pin,
     Resume,
-    Status,
     StatusReply,
+    StatusRequest,
     Suspend,
-    Watch,
+    WatchRequest,
 )
 from tests.doubles.session.client import WAIT_SECONDS
 from tests.integration.conftest import ToyHost
@@ -35,7 +35,7 @@ class Watcher:
     def __init__(self, session: str = "") -> None:
         self._control = agent_client.connect(start=False)
         try:
-            reply = self._control.expect(StatusReply, Watch(session), WAIT_SECONDS)
+            reply = self._control.expect(StatusReply, WatchRequest(session), WAIT_SECONDS)
         except BaseException:
             self._control.close()
             raise
@@ -98,7 +98,7 @@ def test_each_change_is_told_to_all_who_watch(toy_host: StartHost) -> None:
         one.sees(name, state="idle", tier="resident")
         host.call(Pin(name, True))
         one.sees(name, pinned=True)
-        host.call(Migrate(name, "cpu:1"))
+        host.call(MigrateRequest(name, "cpu:1"))
         one.sees(name, device="cpu:1", state="idle")
         one.until(lambda: name in one.devices["cpu:1"]["sessions"])
         host.call(CloseSession(name))
@@ -159,7 +159,7 @@ def test_who_does_not_read_holds_up_nobody_and_the_daemon_leaves(toy_host: Start
     with agent_client.connect(start=False) as connection:
         deaf = connection.detach()
     with deaf, Watcher() as watcher:
-        send_message(deaf, Watch())
+        send_message(deaf, WatchRequest())
         for index in range(50):
             host.call(Pin(session, index % 2 == 0))
         watcher.sees(session, pinned=False)
@@ -175,7 +175,7 @@ def test_what_has_changed_while_nobody_watched_is_known(toy_host: StartHost) -> 
         watcher.sees(client.session, state="idle")
     host.work(client, MIB)
     with Watcher() as watcher:
-        found = {each["id"]: each for each in host.call(Status()).sessions}
+        found = {each["id"]: each for each in host.call(StatusRequest()).sessions}
         assert watcher.sessions[client.session]["state"] == found[client.session]["state"]
         host.call(Suspend(client.session))
         watcher.sees(client.session, state="suspended")

@@ -23,10 +23,10 @@ from kernelproxy.common.protocol import (
     CloseSession,
     Message,
     OpenSession,
+    OpenSessionReply,
     Resume,
-    SessionOpened,
-    Status,
     StatusReply,
+    StatusRequest,
     Suspend,
 )
 from tests.doubles.session.client import WAIT_SECONDS, ToyClient
@@ -136,7 +136,7 @@ def scenario(host: ToyHost) -> None:
     """Do all that deposits state with the supervisor."""
     with agent_client.connect(start=False) as connection:
         request = OpenSession("moments", "", sys.executable)
-        session = connection.expect(SessionOpened, request, WAIT_SECONDS).session
+        session = connection.expect(OpenSessionReply, request, WAIT_SECONDS).session
     client = ToyClient(session)
     host.clients.append(client)
     client.use(10 * MIB)
@@ -410,7 +410,7 @@ def test_killing_both_ends_the_sessions_and_leaves_nothing(toy_host: StartHost) 
     with pytest.raises(ControlError, match="No jupyter_sing daemon is running"):
         agent_client.connect(start=False)
     with agent_client.connect() as connection:  # what they left does not prevent the next ones
-        assert connection.expect(StatusReply, Status(), WAIT_SECONDS).sessions == []
+        assert connection.expect(StatusReply, StatusRequest(), WAIT_SECONDS).sessions == []
 
 
 @pytest.mark.slow
@@ -466,7 +466,8 @@ def test_nobody_starts_a_second_daemon_while_there_is_no_agent(toy_host: StartHo
     ask = (
         "from kernelproxy.common.ipc import agent_client as control\n"
         "from kernelproxy.common import protocol\n"
-        "with control.connect() as c: c.expect(protocol.StatusReply, protocol.Status(), 60)\n"
+        "with control.connect() as c:\n"
+        "  c.expect(protocol.StatusReply, protocol.StatusRequest(), 60)\n"
         "with control.connect() as c: print(c.daemon_pid)"
     )
     asking = [

@@ -130,7 +130,8 @@ from kernelproxy.common import protocol as p
 from kernelproxy.common.errors import ControlError
 session = sys.argv[1]
 for request in (
-    p.Suspend(session), p.Resume(session), p.Migrate(session, "cpu:0"), p.Checkpoint(session),
+    p.Suspend(session), p.Resume(session), p.MigrateRequest(session, "cpu:0"),
+    p.Checkpoint(session),
     p.Restore(session, "any"), p.TakeOver(session, "any"), p.SetAutomatic(session, 1.0, 1),
     p.LastCheckpoint(session), p.AwaitCheckpoint(session, "any"), p.CloseSession(session),
     p.Attach(session, "2.0"), p.Listen(session), p.Tend(session), p.Why(session, 1),
@@ -196,7 +197,7 @@ from kernelproxy.common.ipc import agent_client as control
 from kernelproxy.common import protocol as p
 mine = f"of-{os.getuid()}"
 with control.connect() as watching, control.connect() as asking:
-    print(json.dumps(watching.expect(p.StatusReply, p.Watch(), 120).sessions))
+    print(json.dumps(watching.expect(p.StatusReply, p.WatchRequest(), 120).sessions))
     asking.call(p.Suspend(mine), 120)
     while True:
         told = watching.more(120).sessions
@@ -267,9 +268,9 @@ def test_who_kills_his_own_worker_harms_nobody_else(
 STORE = """
 import os, sys
 from kernelproxy.common.ipc import agent_client as control
-from kernelproxy.common.protocol import Checkpoint, CheckpointReply, OpenSession, SessionOpened
+from kernelproxy.common.protocol import Checkpoint, CheckpointReply, OpenSession, OpenSessionReply
 with control.connect() as daemon:
-    session = daemon.expect(SessionOpened, OpenSession("notebook", "k", sys.executable)).session
+    session = daemon.expect(OpenSessionReply, OpenSession("notebook", "k", sys.executable)).session
     fds = [os.memfd_create(name) for name in ("host", "files")]
     os.write(fds[0], b"secret" * 1000)
     about = {"saved": [], "omitted": []}
@@ -390,10 +391,10 @@ ATTACH = """
 import struct, sys
 from kernelproxy.common.ipc import agent_client as control
 from kernelproxy.common.shared_memory import ClientPage
-from kernelproxy.common.protocol import Attach, Bell, OpenSession, SessionOpened
+from kernelproxy.common.protocol import Attach, Bell, OpenSession, OpenSessionReply
 from kernelproxy.common.ipc.framing import send_message
 with control.connect() as daemon:
-    session = daemon.expect(SessionOpened, OpenSession("liar", "k", sys.argv[1])).session
+    session = daemon.expect(OpenSessionReply, OpenSession("liar", "k", sys.argv[1])).session
     _, fds = daemon.call_with_fds(Attach(session, "0"), 60)
     page = ClientPage(fds[1], writable=True)
     page.memory_wanted, page.want_sequence = 1 << 20, 1
@@ -423,9 +424,9 @@ LEFT = """
 import os, socket, sys
 from kernelproxy.common.ipc import agent_client as control
 from kernelproxy.common.ipc.framing import recv_message, send_message
-from kernelproxy.common.protocol import Done, Left, Listen, OpenSession, SessionOpened
+from kernelproxy.common.protocol import Done, Left, Listen, OpenSession, OpenSessionReply
 with control.connect() as daemon:
-    session = daemon.expect(SessionOpened, OpenSession("left", "k", sys.executable)).session
+    session = daemon.expect(OpenSessionReply, OpenSession("left", "k", sys.executable)).session
     assert isinstance(daemon.call(Listen(session), 60), Done)
     sock = daemon.detach()
     send_message(sock, Left(os.open(sys.argv[1], os.O_RDONLY)))
@@ -446,13 +447,13 @@ CROWD = """
 import contextlib, socket, sys
 from kernelproxy.common.ipc import agent_client as control; from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.protocol import OpenSession, SessionOpened, Status
+from kernelproxy.common.protocol import OpenSession, OpenSessionReply, StatusRequest
 with control.connect() as daemon:
     names = []
     with contextlib.suppress(ControlError):
         while len(names) < 200:
             request = OpenSession(str(len(names)), "k", sys.executable)
-            names.append(daemon.expect(SessionOpened, request, 60).session)
+            names.append(daemon.expect(OpenSessionReply, request, 60).session)
     print(len(names))
 held = []
 for number in range(400):

@@ -17,7 +17,7 @@ import pytest
 from jupyter_sing.controller import decision_log
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.protocol import Migrate
+from kernelproxy.common.protocol import MigrateRequest
 from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost, kill_at_once, lives
@@ -232,7 +232,7 @@ def test_a_session_that_is_moved_in_mid_turn_has_its_turn_where_it_is(
             target = f"cpu:{1 - number % 2}"
             first.add(number)
             second.add(number)
-            assert host.call(Migrate(first.session, target)).session["device"] == target
+            assert host.call(MigrateRequest(first.session, target)).session["device"] == target
             first.add(number)
             assert first.read() == first.state
             assert second.read() == second.state

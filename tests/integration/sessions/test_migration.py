@@ -13,7 +13,7 @@ import pytest
 
 from kernelproxy.agent.session.restore import START_ATTEMPTS_MAX
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.protocol import Migrate, Suspend
+from kernelproxy.common.protocol import MigrateRequest, Suspend
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
 
@@ -26,7 +26,7 @@ def test_a_session_goes_on_where_it_was_moved_to(toy_host: StartHost) -> None:
     host = toy_host(TWO)
     client = host.client(device="cpu:0")
     before = host.work(client, 10 * MIB)
-    moved = host.call(Migrate(client.session, "cpu:1")).session
+    moved = host.call(MigrateRequest(client.session, "cpu:1")).session
     assert (moved["device"], moved["tier"]) == ("cpu:1", "resident")
     assert moved["worker_pid"] != before["worker_pid"]
     cost = moved["migration"]
@@ -45,7 +45,7 @@ def test_moving_a_session_to_where_it_is_changes_nothing(toy_host: StartHost) ->
     host = toy_host(TWO)
     client = host.client(device="cpu:0")
     before = host.work(client)
-    after = host.call(Migrate(client.session, "cpu:0")).session
+    after = host.call(MigrateRequest(client.session, "cpu:0")).session
     assert after["worker_pid"] == before["worker_pid"]
     assert after["migration"] is None
 
@@ -59,7 +59,7 @@ def test_without_a_worker_it_only_belongs_to_the_other_device(
     if used:
         host.work(client)
         host.call(Suspend(client.session))
-    moved = host.call(Migrate(client.session, "cpu:1")).session
+    moved = host.call(MigrateRequest(client.session, "cpu:1")).session
     assert (moved["device"], moved["worker_pid"]) == ("cpu:1", None)
     with client.cell():
         client.add(2)
@@ -76,7 +76,7 @@ def test_a_queued_session_finds_room_on_another_device(toy_host: StartHost) -> N
         first.read()
         second.add(2)
         wait_until(lambda: host.when(second, "queued"))
-        host.call(Migrate(second.session, "cpu:1"))
+        host.call(MigrateRequest(second.session, "cpu:1"))
         assert second.read() == second.state
         assert host.session(second)["device"] == "cpu:1"
 
@@ -91,11 +91,11 @@ def test_where_there_is_no_room_nothing_moves(toy_host: StartHost) -> None:
         with pytest.raises(
             ControlError, match=r"GPU 1 has too little free memory: .* needs 2\d\d\.0 MiB"
         ):
-            host.call(Migrate(first.session, "cpu:1"))
+            host.call(MigrateRequest(first.session, "cpu:1"))
     found = host.session(first)
     assert (found["device"], found["state"]) == ("cpu:0", "idle")
     host.rested(second)
-    host.call(Migrate(first.session, "cpu:1"))  # the other session is evicted
+    host.call(MigrateRequest(first.session, "cpu:1"))  # the other session is evicted
     assert host.session(second)["state"] == "suspended"
     first.add(2)
     assert first.read() == first.state
@@ -104,7 +104,7 @@ def test_where_there_is_no_room_nothing_moves(toy_host: StartHost) -> None:
 def test_an_unknown_device_is_refused(toy_host: StartHost) -> None:
     host = toy_host(TWO)
     with pytest.raises(ControlError, match="no device cpu:7, only cpu:0, cpu:1"):
-        host.call(Migrate(host.open(), "cpu:7"))
+        host.call(MigrateRequest(host.open(), "cpu:7"))
 
 
 def test_a_program_that_goes_on_loses_no_step(toy_host: StartHost) -> None:
@@ -116,7 +116,7 @@ def test_a_program_that_goes_on_loses_no_step(toy_host: StartHost) -> None:
     def move() -> None:
         try:
             for index in range(30):
-                moved = host.call(Migrate(client.session, f"cpu:{1 - index % 2}")).session
+                moved = host.call(MigrateRequest(client.session, f"cpu:{1 - index % 2}")).session
                 assert moved["device"] == f"cpu:{1 - index % 2}"
         except BaseException as error:
             failures.append(error)
@@ -169,7 +169,7 @@ def test_whatever_dies_meanwhile_changes_no_result(toy_host: StartHost) -> None:
             target = f"cpu:{pick.randrange(2)}"
             client.add(index)
             try:
-                assert host.call(Migrate(client.session, target)).session["device"] == target
+                assert host.call(MigrateRequest(client.session, target)).session["device"] == target
             except ControlError as error:
                 refused += 1
                 assert "stays on" in error.message  # noqa: PT017

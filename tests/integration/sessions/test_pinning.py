@@ -10,7 +10,14 @@ from jupyter_sing.controller import decision_log
 from jupyter_sing.scheduler.settings import Tier
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.protocol import CloseSession, Migrate, Pin, Resume, SetPriority, Suspend
+from kernelproxy.common.protocol import (
+    CloseSession,
+    MigrateRequest,
+    Pin,
+    Resume,
+    SetPriority,
+    Suspend,
+)
 from kernelproxy.common.scheduler_api import TIERS
 from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
@@ -103,7 +110,7 @@ def test_its_owner_suspends_and_moves_a_pinned_session(toy_host: StartHost) -> N
     assert host.call(Suspend(client.session)).session["state"] == "suspended"
     assert host.session(client)["pinned"] is True
     assert host.call(Resume(client.session)).session["tier"] == "resident"
-    assert host.call(Migrate(client.session, "cpu:1")).session["device"] == "cpu:1"
+    assert host.call(MigrateRequest(client.session, "cpu:1")).session["device"] == "cpu:1"
     host.work(client, MIB)
     found = host.session(client)
     assert (found["device"], found["pinned"], found["tier"]) == ("cpu:1", True, "resident")

@@ -18,7 +18,14 @@ import pytest
 
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.ipc.framing import send_message
-from kernelproxy.common.protocol import Checkpoints, CloseSession, Migrate, Resume, Status, Suspend
+from kernelproxy.common.protocol import (
+    CheckpointsRequest,
+    CloseSession,
+    MigrateRequest,
+    Resume,
+    StatusRequest,
+    Suspend,
+)
 from tests.doubles.session.client import ToyClient
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import ToyHost
@@ -127,7 +134,7 @@ def test_a_cell_that_asks_about_itself_is_answered_when_its_work_is_done(
         with client.cell():
             for _ in range(20):
                 client.add(number)
-            (found,) = host.call(Status(client.session)).sessions
+            (found,) = host.call(StatusRequest(client.session)).sessions
             assert found["log_consumed"] == found["log_head"]
             assert found["state"] == "idle", found["reason"]
             assert host.session(client)["state"] == "running"  # for all other sessions
@@ -287,11 +294,11 @@ def test_moving_between_turns(
     thread = work(second, 2000, failures)
     host.work(first, 0)
     for device in ("cpu:1", "cpu:0", "cpu:1", "cpu:0"):
-        host.call(Migrate(first.session, device))
+        host.call(MigrateRequest(first.session, device))
         assert host.session(first)["device"] == device
     thread.join()
     assert failures == []
-    assert host.call(Checkpoints()).checkpoints == []
+    assert host.call(CheckpointsRequest()).checkpoints == []
 
 
 def test_turns_outlive_the_agent(toy_host: StartHost, arbiter: str) -> None:

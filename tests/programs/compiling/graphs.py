@@ -129,7 +129,7 @@ def damaged_bytes_are_refused() -> None:
 @check
 def inputs_are_checked_before_code_runs() -> None:
     described = describe(captured(mixed, X, Y), OPTIONS)
-    compiled = graph_compile.Compiled.__new__(graph_compile.Compiled)
+    compiled = graph_compile.CompiledGraph.__new__(graph_compile.CompiledGraph)
     # Its code is a stub: only its arguments are checked here.
     compiled._graph, compiled._device = graph_import.rebuild(described.data, CPU), CPU
     compiled._names, compiled._sources, compiled._known, compiled._variants = [], [], {}, {}
@@ -151,7 +151,7 @@ def inputs_are_checked_before_code_runs() -> None:
 def a_description_is_what_its_digest_names() -> None:
     data = describe(captured(mixed, X, Y), OPTIONS).data
     try:
-        graph_compile.Compiled(data, "0" * 64, CPU)
+        graph_compile.CompiledGraph(data, "0" * 64, CPU)
     except DescriptionError:
         return
     raise AssertionError("another description was accepted")

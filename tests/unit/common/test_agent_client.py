@@ -16,7 +16,7 @@ from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import agent_client
 from kernelproxy.common.ipc.fd_wait import readable
 from kernelproxy.common.ipc.framing import recv_message, send_message
-from kernelproxy.common.protocol import Done, Message, OpenSession, Status
+from kernelproxy.common.protocol import Done, Message, OpenSession, StatusRequest
 
 
 class Mortal:
@@ -79,7 +79,7 @@ def test_where_nobody_listens_any_more_the_first_error_is_said(runtime_dir: Path
         listener.listen()
         connection = agent_client.connect(start=False)
     with pytest.raises(ControlError, match=r"connection .* broke") as error:
-        connection.call(Status(), 60)
+        connection.call(StatusRequest(), 60)
     assert error.value.reason == "no-daemon"
 
 

@@ -15,7 +15,7 @@ from kernelproxy.common.shared_memory import (
     ClientPage,
     Page,
     SessionMemory,
-    Text,
+    TextField,
     Word,
     WorkerPage,
 )
@@ -46,7 +46,7 @@ def test_every_word_lies_where_the_header_puts_it(page: type[Page]) -> None:
         name: (word.offset, word.size)
         for owner in page.__mro__
         for name, word in vars(owner).items()
-        if isinstance(word, Word | Text)
+        if isinstance(word, Word | TextField)
     }
     assert words == fields_of(page.__name__)
 

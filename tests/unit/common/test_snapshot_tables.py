@@ -12,7 +12,12 @@ import pytest
 
 from kernelproxy.common.errors import WorkerError
 from kernelproxy.common.protocol import snapshot_tables
-from kernelproxy.common.protocol.snapshot_tables import Extent, Storage, read_storages, read_tables
+from kernelproxy.common.protocol.snapshot_tables import (
+    ArenaExtent,
+    Storage,
+    read_storages,
+    read_tables,
+)
 
 SOURCE = (Path(__file__).parents[3] / "native/worker/snapshot/tables.h").read_text()
 EXTENTS = [(8192, 5000, 3, 0, 7), (0, 4096, 9, 0, 8)]
@@ -63,7 +68,7 @@ def test_header_and_extents_are_read(fd: int) -> None:
     write(fd, EXTENTS)
     found = read_tables(fd)
     assert (found.position, found.device_kind, found.state_bytes) == (640, 1, 9096)
-    assert found.extents == (Extent(8192, 5000, 3, 7), Extent(0, 4096, 9, 8))
+    assert found.extents == (ArenaExtent(8192, 5000, 3, 7), ArenaExtent(0, 4096, 9, 8))
     assert found.arena_bytes == 8192 + 5000
 
 

@@ -17,7 +17,7 @@ from kernelproxy.agent.status.progress import Underway, with_progress
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import Control
 from kernelproxy.common.ipc.framing import recv_message, send_message
-from kernelproxy.common.protocol import Done, Error, Message, Progress, Status
+from kernelproxy.common.protocol import Done, Error, Message, Progress, StatusRequest
 from kernelproxy.storage.threads import Cancel
 from tests.unit.fake_daemon import SESSION, FakeDaemon
 
@@ -97,11 +97,13 @@ def test_a_reply_comes_after_how_far_it_was(reply: Message) -> None:
     shown: list[tuple[int, int]] = []
     with theirs, Control(ours) as control:
         if isinstance(reply, Done):
-            found = control.expect(Done, Status(), 60.0, lambda *numbers: shown.append(numbers))
+            found = control.expect(
+                Done, StatusRequest(), 60.0, lambda *numbers: shown.append(numbers)
+            )
             assert found == reply
         else:
             with pytest.raises(ControlError, match="It is not"):
-                control.expect(Done, Status(), 60.0, lambda *numbers: shown.append(numbers))
+                control.expect(Done, StatusRequest(), 60.0, lambda *numbers: shown.append(numbers))
         thread.join()
     assert shown == [(0, 2), (1, 2)]
 

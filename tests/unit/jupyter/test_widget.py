@@ -132,7 +132,7 @@ def test_buttons_ask_the_daemon(shown: Shown) -> None:
     (request,) = (r for r in shown.daemon.requests if isinstance(r, protocol.Checkpoint))
     assert request.name.startswith("digits-2")
     assert "not saved: /home/ada/big.csv" in shown.text
-    kinds = [type(each).__name__ for each in shown.daemon.requests]
+    kinds = [each.wire_kind for each in shown.daemon.requests]
     assert kinds == ["Watch", "Suspend", "Resume", "Pin", "Pin", "Checkpoint"]
 
 

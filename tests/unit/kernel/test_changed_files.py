@@ -15,16 +15,16 @@ from kernelproxy.common.errors import FileError
 from kernelproxy.common.units import bytes_text
 from kernelproxy.kernel.files import changed_files
 from kernelproxy.kernel.files.changed_files import (
-    Collected,
+    CollectedFiles,
+    FileLimits,
     FileState,
-    Kind,
-    Limits,
+    PathKind,
     collect,
     read_into,
 )
 from kernelproxy.kernel.files.file_state import Exclusion, default_exclusions
 
-EVERYTHING = Limits(exclude=(), temporary=())
+EVERYTHING = FileLimits(exclude=(), temporary=())
 OLD = 1_000_000_000_123_456_789
 
 
@@ -35,12 +35,12 @@ def test_each_kind_is_described(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir(mode=0o750)
     (tmp_path / "link").symlink_to("no where")
     paths = [tmp_path / name for name in ("link", "gone/too", "file", "directory", "file")]
-    assert collect(paths, EVERYTHING) == Collected(
+    assert collect(paths, EVERYTHING) == CollectedFiles(
         [
-            FileState(tmp_path / "directory", Kind.DIRECTORY, 0o750),
-            FileState(tmp_path / "file", Kind.FILE, 0o640, OLD, 5),
-            FileState(tmp_path / "gone" / "too", Kind.ABSENT),
-            FileState(tmp_path / "link", Kind.SYMLINK, target="no where"),
+            FileState(tmp_path / "directory", PathKind.DIRECTORY, 0o750),
+            FileState(tmp_path / "file", PathKind.FILE, 0o640, OLD, 5),
+            FileState(tmp_path / "gone" / "too", PathKind.ABSENT),
+            FileState(tmp_path / "link", PathKind.SYMLINK, target="no where"),
         ]
     )
 
@@ -75,7 +75,7 @@ def test_files_of_others_are_left_to_them(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_largest_files_are_left_out_with_their_sizes(tmp_path: Path) -> None:
     for name, size in {"a": 3000, "b": 10, "c": 2000, "d": 1500}.items():
         (tmp_path / name).write_bytes(bytes(size))
-    limits = Limits((), file_bytes=2500, total_bytes=3000, count=3)
+    limits = FileLimits((), file_bytes=2500, total_bytes=3000, count=3)
     collected = collect([tmp_path / name for name in "abcd"], limits)
     assert [state.path.name for state in collected.states] == ["b", "d"]
     assert collected.total_bytes == 1510
@@ -83,7 +83,7 @@ def test_the_largest_files_are_left_out_with_their_sizes(tmp_path: Path) -> None
         "a has 2.9 KiB; files over 2.4 KiB are not saved",
         "c has 2.0 KiB; with it, files would take more than 2.9 KiB",
     ]
-    collected = collect([tmp_path / name for name in "abcd"], Limits((), count=2))
+    collected = collect([tmp_path / name for name in "abcd"], FileLimits((), count=2))
     assert [str(each) for each in collected.skipped] == [
         f"{tmp_path}/c and 1 more are not saved: a checkpoint takes 2 paths"
     ]
@@ -105,7 +105,7 @@ def test_sizes_are_for_people(size: int, text: str) -> None:
 
 
 def test_temporary_files_that_are_gone_are_nothing(tmp_path: Path) -> None:
-    limits = Limits((), temporary=(str(tmp_path),))
+    limits = FileLimits((), temporary=(str(tmp_path),))
     (tmp_path / "here").touch()
     collected = collect([tmp_path / "here", tmp_path / "gone"], limits)
     assert [state.path.name for state in collected.states] == ["here"]

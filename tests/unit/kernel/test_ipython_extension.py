@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_sing import lost_sessions
 from jupyter_sing.notebook import magics
 from jupyter_sing.notebook import status_text as table
-from kernelproxy.common.protocol import Wish
+from kernelproxy.common.protocol import KernelRequest
 from kernelproxy.kernel import activation, checkpoint_client, ipython_extension
 from tests.unit.fake_daemon import CHECKPOINT, SESSION, FakeDaemon
 
@@ -143,9 +143,9 @@ def test_a_wish_that_is_withdrawn_is_not_carried_out(
     monkeypatch.setattr(checkpoint_client, "carry_out", lambda wish, *_: carried.append(wish.name))
     wishes, state.cells = ipython_extension.Wishes(shell), 1
     for name in ("one", "two"):
-        wishes(Wish("restore", name))
-    wishes(Wish("restore", "one", withdrawn=True))
-    wishes(Wish("restore", "three", withdrawn=True))
+        wishes(KernelRequest("restore", name))
+    wishes(KernelRequest("restore", "one", withdrawn=True))
+    wishes(KernelRequest("restore", "three", withdrawn=True))
     state.cells = 0
     for each in callbacks:
         each()
@@ -179,13 +179,13 @@ def test_what_a_wish_needs_is_imported_before_the_notebook_has_to_do_with_it() -
         "import sys\n"
         "import numpy\n"
         "from kernelproxy.kernel.ipython_extension import Wishes\n"
-        "from kernelproxy.common.protocol import Wish\n"
+        "from kernelproxy.common.protocol import KernelRequest\n"
         "class Shell:\n"
         "    class kernel:\n"
         "        class io_loop:\n"
         "            def add_callback(*_): seen.append(set(sys.modules))\n"
         "seen = []\n"
-        "Wishes(Shell)(Wish('checkpoint', 'one'))\n"
+        "Wishes(Shell)(KernelRequest('checkpoint', 'one'))\n"
         "from kernelproxy.kernel.checkpoint_client import capture_notebook, gather\n"
         "from kernelproxy.kernel.namespace import capture\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kernelproxy.common.errors import StoreError
-from kernelproxy.kernel.namespace import Captured, Restored, capture, restore
+from kernelproxy.kernel.namespace import Captured, RestoredNamespace, capture, restore
 from kernelproxy.kernel.namespace.types import BUFFER_BYTES
 
 
@@ -27,7 +27,7 @@ def notebook(source: str, **given: Any) -> dict[str, Any]:
     return namespace
 
 
-def again(captured: Captured, device: Any = None, into: Any = None) -> Restored:
+def again(captured: Captured, device: Any = None, into: Any = None) -> RestoredNamespace:
     copies = [bytes(view) for view in captured.buffers]
     return restore(captured.stream, copies, device, into=into)
 

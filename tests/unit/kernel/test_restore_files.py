@@ -15,16 +15,16 @@ import pytest
 from kernelproxy.common.errors import StoreError
 from kernelproxy.kernel.files import changed_files, restore_files
 from kernelproxy.kernel.files.changed_files import (
+    FileLimits,
     FileState,
-    Kind,
-    Limits,
+    PathKind,
     Skipped,
     collect,
     put_back,
 )
 from kernelproxy.kernel.files.file_state import Exclusion, default_exclusions
 
-EVERYTHING = Limits(exclude=(), temporary=())
+EVERYTHING = FileLimits(exclude=(), temporary=())
 OLD = 1_000_000_000_123_456_789
 
 
@@ -33,7 +33,7 @@ class Saved:
 
     def __init__(self, *paths: Path) -> None:
         self.states = collect(paths, EVERYTHING).states
-        self.bytes = {s.path: s.path.read_bytes() for s in self.states if s.kind == Kind.FILE}
+        self.bytes = {s.path: s.path.read_bytes() for s in self.states if s.kind == PathKind.FILE}
 
     @contextlib.contextmanager
     def content(self, state: FileState) -> Iterator[list[bytes]]:
@@ -175,7 +175,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (here / "file").symlink_to(elsewhere / "file")
     (here / "sub").rename(tmp_path / "moved")
     (here / "sub").symlink_to(elsewhere)
-    without = [state for state in saved.states if state.kind != Kind.DIRECTORY]
+    without = [state for state in saved.states if state.kind != PathKind.DIRECTORY]
     report = put_back(without, saved.content, tmp_path / "aside")
     assert (here / "file").read_text() == "then"
     assert not (here / "file").is_symlink()
@@ -222,24 +222,27 @@ def test_files_of_others_are_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "file").read_text() == (tmp_path / "gone").read_text() == "now"
 
 
-FILE = FileState(Path("/x"), Kind.FILE)
+FILE = FileState(Path("/x"), PathKind.FILE)
 
 
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        (FileState(Path("relative"), Kind.FILE), "is not an absolute path to a file"),
-        (FileState(Path("/home/../etc/passwd"), Kind.FILE), "is not an absolute path to a file"),
-        (FileState(Path("//host/share"), Kind.FILE), "is not an absolute path to a file"),
-        (FileState(Path("/"), Kind.DIRECTORY), "is not an absolute path to a file"),
-        (FileState(Path("/home/a\0b"), Kind.FILE), "is not an absolute path to a file"),
-        (FileState(Path("/etc/passwd"), Kind.FILE), "belongs to the system"),
-        (FileState(Path("/usr/bin"), Kind.ABSENT), "belongs to the system"),
-        (FileState(Path("/proc/self/mem"), Kind.FILE), "belongs to the system"),
-        (FileState(Path("/x"), Kind.SYMLINK), "is a link to nowhere"),
-        (FileState(Path("/x"), Kind.SYMLINK, target="a\0b"), "is a link to nowhere"),
-        (FileState(Path("/x"), Kind.FILE, size=-1), "has an impossible size or time"),
-        (FileState(Path("/x"), Kind.FILE, mtime_ns=1 << 80), "has an impossible size or time"),
+        (FileState(Path("relative"), PathKind.FILE), "is not an absolute path to a file"),
+        (
+            FileState(Path("/home/../etc/passwd"), PathKind.FILE),
+            "is not an absolute path to a file",
+        ),
+        (FileState(Path("//host/share"), PathKind.FILE), "is not an absolute path to a file"),
+        (FileState(Path("/"), PathKind.DIRECTORY), "is not an absolute path to a file"),
+        (FileState(Path("/home/a\0b"), PathKind.FILE), "is not an absolute path to a file"),
+        (FileState(Path("/etc/passwd"), PathKind.FILE), "belongs to the system"),
+        (FileState(Path("/usr/bin"), PathKind.ABSENT), "belongs to the system"),
+        (FileState(Path("/proc/self/mem"), PathKind.FILE), "belongs to the system"),
+        (FileState(Path("/x"), PathKind.SYMLINK), "is a link to nowhere"),
+        (FileState(Path("/x"), PathKind.SYMLINK, target="a\0b"), "is a link to nowhere"),
+        (FileState(Path("/x"), PathKind.FILE, size=-1), "has an impossible size or time"),
+        (FileState(Path("/x"), PathKind.FILE, mtime_ns=1 << 80), "has an impossible size or time"),
     ],
 )
 def test_tampered_states_are_refused(tmp_path: Path, state: FileState, why: str) -> None:
@@ -255,7 +258,7 @@ def no_content(state: FileState) -> Iterator[list[bytes]]:
 
 
 def test_a_state_gives_nobody_special_rights(tmp_path: Path) -> None:
-    state = FileState(tmp_path / "file", Kind.FILE, 0o6755, OLD, 4)
+    state = FileState(tmp_path / "file", PathKind.FILE, 0o6755, OLD, 4)
     put_back([state], lambda state: contextlib.nullcontext([b"text"]), tmp_path / "aside")
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o755
 
@@ -286,7 +289,9 @@ def test_damaged_content_changes_nothing_and_stops_nothing(
         else:
             yield content
 
-    states = [FileState(tmp_path / name, Kind.FILE, 0o600, OLD, 4) for name in ("file", "other")]
+    states = [
+        FileState(tmp_path / name, PathKind.FILE, 0o600, OLD, 4) for name in ("file", "other")
+    ]
     report = put_back(states, pieces, tmp_path / "aside")
     assert report.problems == [Skipped(tmp_path / "file", why)]
     assert report.restored == [tmp_path / "other"]
@@ -300,7 +305,9 @@ def test_our_bugs_are_not_hidden(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        put_back([FileState(tmp_path / "file", Kind.FILE, 0o600, OLD, 4)], broken, tmp_path / "x")
+        put_back(
+            [FileState(tmp_path / "file", PathKind.FILE, 0o600, OLD, 4)], broken, tmp_path / "x"
+        )
     assert list(tmp_path.iterdir()) == []
 
 

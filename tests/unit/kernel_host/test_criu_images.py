@@ -15,7 +15,7 @@ import pytest
 from kernelproxy.common.errors import ProcessError
 from kernelproxy.criu import digests, images, protobuf
 from kernelproxy.criu.images import Info, Mapped
-from kernelproxy.criu.protobuf import BYTES, FIXED32, FIXED64, VARINT, Field, Fields
+from kernelproxy.criu.protobuf import BYTES, FIXED32, FIXED64, VARINT, Fields, ProtobufField
 
 FILES = (0x54564319, 0x56303138)
 MM = (0x54564319, 0x57492820)
@@ -28,7 +28,7 @@ def message(**values: int | bytes | list[int | bytes]) -> bytes:
     for name, value in values.items():
         number = int(name[1:])
         for each in value if isinstance(value, list) else [value]:
-            fields.append(Field(number, VARINT if isinstance(each, int) else BYTES, each))
+            fields.append(ProtobufField(number, VARINT if isinstance(each, int) else BYTES, each))
     return fields.encode()
 
 
@@ -85,7 +85,7 @@ def test_messages_are_written_as_they_were_read(seed: int) -> None:
             value = rng.getrandbits(rng.randrange(1, 65))
         else:
             value = rng.randbytes({FIXED64: 8, FIXED32: 4}.get(kind, rng.randrange(300)))
-        fields.append(Field(rng.randrange(1, 1 << 29), kind, value))
+        fields.append(ProtobufField(rng.randrange(1, 1 << 29), kind, value))
     data = fields.encode()
     assert Fields.parse(data) == fields
     assert Fields.parse(data).encode() == data
@@ -144,7 +144,7 @@ def test_numbers_may_be_packed() -> None:
     fields = Fields.parse(message(f5=[1, 300]) + message(f5=b"\x02\xac\x02"))
     assert fields.numbers(5) == [1, 300, 2, 300]
     with pytest.raises(ProcessError, match="no number"):
-        Fields([Field(5, FIXED32, b"1234")]).numbers(5)
+        Fields([ProtobufField(5, FIXED32, b"1234")]).numbers(5)
     with pytest.raises(ProcessError, match="holds no bytes"):
         fields.data(5)
 

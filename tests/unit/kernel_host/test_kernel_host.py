@@ -22,13 +22,13 @@ from kernelproxy.common.protocol import AdoptKernel, AskKernel, Error, StartKern
 from kernelproxy.kernel_host import client, directory, retention
 from kernelproxy.kernel_host.client import RemoteKernel
 from kernelproxy.kernel_host.retention import Keeping
-from kernelproxy.kernel_host.server_records import Record, ServerDirectory, key_of
+from kernelproxy.kernel_host.server_records import KernelRecord, ServerDirectory, key_of
 from kernelproxy.provisioning.provisioner import SingProvisioner
 from tests.doubles.waiting import wait_until
 from tests.integration.conftest import lives
 
 WAIT = "import sys, time\nprint('up', flush=True)\nwhile True: time.sleep(1)"
-RECORD = Record("k", "python3", "", "", {}, "/")
+RECORD = KernelRecord("k", "python3", "", "", {}, "/")
 
 Begin = Callable[..., RemoteKernel]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelproxy.kernel_host.server_records import Record, ServerDirectory, changes, key_of
+from kernelproxy.kernel_host.server_records import KernelRecord, ServerDirectory, changes, key_of
 
 KEY = key_of("/home/ada", "/", "1000")
-RECORD = Record(
+RECORD = KernelRecord(
     "0b7e-1", "python3", "s1", "/home/ada/a.ipynb", {"ip": "127.0.0.1", "key": "k"}, "/home/ada",
     {"JPY_SESSION_NAME": "a.ipynb", "REMOVED": None},
 )  # fmt: skip
@@ -83,7 +83,7 @@ def test_a_damaged_record_is_removed_and_told_once(taken: ServerDirectory, text:
 def test_any_name_of_a_kernel_gives_a_record_in_the_directory(
     taken: ServerDirectory, kernel_id: str
 ) -> None:
-    record = Record(kernel_id, "python3", "", "", {}, "/")
+    record = KernelRecord(kernel_id, "python3", "", "", {}, "/")
     taken.write(record)
     assert taken.records() == ([record], [])
     taken.remove(kernel_id)
@@ -95,7 +95,7 @@ def test_an_environment_is_kept_as_what_differs() -> None:
     asked = {"PATH": "/usr/bin", "TOKEN": "secret", "JPY_SESSION_NAME": "a"}
     kept = changes(asked, server)
     assert "TOKEN" not in kept
-    record = Record("k", "python3", "", "", {}, "/", kept)
+    record = KernelRecord("k", "python3", "", "", {}, "/", kept)
     assert record.environ(server) == asked
     assert record.environ({"TOKEN": "new", "GONE": "2"}) == {**asked, "TOKEN": "new"}
 

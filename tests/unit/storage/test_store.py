@@ -15,7 +15,7 @@ from kernelproxy.common.errors import InternalError, StoreError
 from kernelproxy.storage.chunk_file import Desks
 from kernelproxy.storage.chunk_store import Store
 from kernelproxy.storage.manifest import Extent, Label, Manifest
-from kernelproxy.storage.quota import Limits
+from kernelproxy.storage.quota import StoreLimits
 from kernelproxy.storage.threads import Cancel, file_lock
 from kernelproxy.storage.writer import Kept, Part
 from tests.doubles.session.arena import Arena, MakeArena
@@ -448,7 +448,7 @@ def test_sizes_and_collection_agree_with_the_disk(tmp_path: Path, make_arena: Ma
 
 def test_quota_of_an_owner_binds_him_alone(tmp_path: Path, make_arena: MakeArena) -> None:
     room = 10 * (CHUNK + 4096)
-    store = store_in(tmp_path, limits=Limits(owner=room))
+    store = store_in(tmp_path, limits=StoreLimits(owner=room))
     large = make_arena(random.Random(1).randbytes(9 * CHUNK))
     store.put(label(), large.fd, large.extents)
     before = chunk_files(store)
@@ -470,7 +470,7 @@ def test_a_certain_payer_may_have_a_quota_that_changes(
     tmp_path: Path, make_arena: MakeArena
 ) -> None:
     payers = {"ann": 2 * (CHUNK + 4096)}
-    store = store_in(tmp_path, limits=Limits(payers=payers))
+    store = store_in(tmp_path, limits=StoreLimits(payers=payers))
     large = make_arena(random.Random(1).randbytes(3 * CHUNK))
     for_ann = label("7", meta={"user": "ann"})
     with pytest.raises(StoreError, match="What ann stores would take more"):
@@ -485,7 +485,7 @@ def test_a_certain_payer_may_have_a_quota_that_changes(
 def test_quota_of_the_store_counts_shared_chunks_once(
     tmp_path: Path, make_arena: MakeArena
 ) -> None:
-    store = store_in(tmp_path, limits=Limits(store=12 * (CHUNK + 4096)))
+    store = store_in(tmp_path, limits=StoreLimits(store=12 * (CHUNK + 4096)))
     weights = make_arena(random.Random(1).randbytes(9 * CHUNK))
     store.put(label("ann"), weights.fd, weights.extents)
     store.put(label("bob"), weights.fd, weights.extents)
@@ -497,7 +497,7 @@ def test_quota_of_the_store_counts_shared_chunks_once(
 
 
 def test_quota_counts_what_others_publish_meanwhile(tmp_path: Path, make_arena: MakeArena) -> None:
-    store = store_in(tmp_path, limits=Limits(store=6 * (CHUNK + 4096)), threads=1)
+    store = store_in(tmp_path, limits=StoreLimits(store=6 * (CHUNK + 4096)), threads=1)
     mine = make_arena(random.Random(1).randbytes(4 * CHUNK))
     others = make_arena(random.Random(2).randbytes(4 * CHUNK))
 
@@ -550,7 +550,7 @@ def test_what_is_beside_the_store_counts_against_its_limit(
     tmp_path: Path, make_arena: MakeArena
 ) -> None:
     beside = 0
-    store = store_in(tmp_path, limits=Limits(store=1 << 20), beside=lambda: beside)
+    store = store_in(tmp_path, limits=StoreLimits(store=1 << 20), beside=lambda: beside)
     arena = make_arena(b"some")
     store.put(label(), arena.fd, arena.extents)
     beside = 1 << 20

@@ -23,7 +23,7 @@ from kernelproxy.common.ipc.channel import Channel
 from kernelproxy.common.ipc.fair_share import Share
 from kernelproxy.common.ipc.fd_validation import Guard
 from kernelproxy.common.ipc.framing import encode, recv_message, send_message
-from kernelproxy.common.protocol import Carried, Done, OpenSession, Status, Suspend
+from kernelproxy.common.protocol import Carried, Done, OpenSession, StatusRequest, Suspend
 
 MALICE, BOB = 77, 78
 
@@ -87,7 +87,7 @@ def nested(count: int) -> bytes:
 
 #: Messages that a hostile user sends endlessly.
 FLOODS = {
-    "requests": encode(Status()) * 1000,
+    "requests": encode(StatusRequest()) * 1000,
     "nested lists": nested(20_000),
     "many values": nested(40_000),
     "too many values": nested(110_000),
@@ -158,7 +158,7 @@ async def _flooded(flood: bytes) -> tuple[float, int]:
             assert loop.time() < end + 60
             await asyncio.sleep(0.01)
             began = time.thread_time()
-            await bob.send(Status())
+            await bob.send(StatusRequest())
             await bob.receive()
             worst, rounds = max(worst, time.thread_time() - began), rounds + 1
         over.set()
@@ -309,5 +309,5 @@ def test_what_is_too_large_is_not_sent_and_the_connection_lives() -> None:
             daemon.call(Suspend("s", "x" * (1 << 20)))
         assert error.value.reason == "bad-request"
         send_message(theirs, Done("it lives"))
-        assert daemon.call(Status()) == Done("it lives")
-        assert recv_message(theirs) == (Status(), [])
+        assert daemon.call(StatusRequest()) == Done("it lives")
+        assert recv_message(theirs) == (StatusRequest(), [])
