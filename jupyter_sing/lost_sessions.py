@@ -23,7 +23,7 @@ RESTORE = "The GPU session has ended. To continue, restart the kernel and restor
 
 
 @dataclass(frozen=True)
-class Had:
+class KernelWithSession:
     """Kernel of this server, and the session that was opened for it.
 
     Parameters
@@ -50,22 +50,28 @@ class Kernels:
     def __init__(self, manager: Any) -> None:
         self._manager = manager
 
-    def with_session(self) -> set[Had]:
+    def with_session(self) -> set[KernelWithSession]:
         """Return the kernels for which a session was opened and not closed."""
         found = set()
         for kernel_id in self._manager.list_kernel_ids():
             provisioner = getattr(self._manager.get_kernel(kernel_id), "provisioner", None)
             if session := getattr(provisioner, "session", ""):
-                found.add(Had(kernel_id, session, getattr(provisioner, "notebook", "")))
+                found.add(
+                    KernelWithSession(kernel_id, session, getattr(provisioner, "notebook", ""))
+                )
         return found
 
 
-def lost(before: Iterable[Had], after: set[Had], known: Iterable[dict[str, Any]]) -> list[Had]:
+def lost(
+    before: Iterable[KernelWithSession],
+    after: set[KernelWithSession],
+    known: Iterable[dict[str, Any]],
+) -> list[KernelWithSession]:
     """Return kernels whose sessions have ended.
 
     Parameters
     ----------
-    before, after : set of Had
+    before, after : set of KernelWithSession
         Kernels with a session: before the status request was sent, and after its reply.
     known : iterable of dict
         Sessions that the daemon knows. A session that replaced another has the same kernel.
@@ -78,14 +84,14 @@ def lost(before: Iterable[Had], after: set[Had], known: Iterable[dict[str, Any]]
     return sorted((e for e in gone if e.kernel_id not in kernels), key=lambda e: e.session)
 
 
-async def described(gone: Iterable[Had]) -> list[dict[str, Any]]:
+async def described(gone: Iterable[KernelWithSession]) -> list[dict[str, Any]]:
     """Describe lost sessions as the daemon would, with the checkpoints that can restore them."""
     gone = list(gone)
     stored = await _on_disk() if gone else []
     return [_describe(each, _last(each, stored)) for each in gone]
 
 
-def _last(kernel: Had, stored: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+def _last(kernel: KernelWithSession, stored: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the newest checkpoint of a kernel's notebook."""
     for each in stored:
         mine = each.get("kernel_id") == kernel.kernel_id
@@ -116,7 +122,7 @@ async def _on_disk() -> list[dict[str, Any]]:
         return []
 
 
-def _describe(kernel: Had, last: dict[str, Any] | None) -> dict[str, Any]:
+def _describe(kernel: KernelWithSession, last: dict[str, Any] | None) -> dict[str, Any]:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     checkpoint = last and {
         "name": last["name"],

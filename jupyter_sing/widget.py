@@ -1,5 +1,5 @@
 """Name for notebooks: ``from jupyter_sing import widget``."""
 
-from jupyter_sing.notebook.widget import Panel, Status, status
+from jupyter_sing.notebook.widget import LiveStatus, StatusPanel, status
 
-__all__ = ["Panel", "Status", "status"]
+__all__ = ["LiveStatus", "StatusPanel", "status"]

@@ -29,7 +29,7 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 def cli() -> Iterator[str]:
     """`jupyter sing`: the help of each verb."""
     yield "# Command line\n"
-    yield from _helps(commands._parser())
+    yield from _helps(commands.parser())
 
 
 def _helps(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jupyter_sing.cli.progress import Line
+from jupyter_sing.cli.progress import ProgressLine
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.simulator import openb, plot, report
 from jupyter_sing.simulator.baselines import BASELINES
@@ -101,7 +101,7 @@ def measure(setting: Setting, seeds: Sequence[int], baselines: bool) -> list[Run
     for seed in seeds:
         workload = generate(setting.parameters, seed)
         names = ["sing", *(BASELINES if baselines and seed == seeds[0] else ())]
-        with Line(setting.title) as line:
+        with ProgressLine(setting.title) as line:
             for index, name in enumerate(names):
                 line.show_share(index, len(names))
                 runs.append(simulate(name, workload, setting.cluster, seed))

@@ -12,7 +12,7 @@ from typing import TextIO
 from kernelproxy.common.readable import escaped
 
 
-class Output(io.TextIOBase):
+class SafeOutput(io.TextIOBase):
     """Stream that discards what is written after its reader has closed the pipe, without an error.
 
     Names in the text come from other users and may contain terminal control sequences: they are
@@ -59,10 +59,10 @@ class Output(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def until_nobody_reads() -> Iterator[None]:
-    """Replace standard output by an `Output`, and flush it at the end."""
+def safe_output() -> Iterator[None]:
+    """Replace standard output by an `SafeOutput`, and flush it at the end."""
     before = sys.stdout
-    output = Output(before)
+    output = SafeOutput(before)
     sys.stdout = output
     try:
         yield

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from jupyter_sing.cli.policy import read_policy
-from jupyter_sing.cli.progress import Line
+from jupyter_sing.cli.progress import ProgressLine
 from jupyter_sing.notebook.status_text import Table
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.policy import Policy
@@ -87,7 +87,7 @@ def simulate(options: argparse.Namespace) -> int:
     results, curves = [], []
     for name in ("sing", *(BASELINES if options.baselines else ())):
         try:
-            with Line(f"Simulating {name}") as line:
+            with ProgressLine(f"Simulating {name}") as line:
                 outcome = _simulation(name, found, cluster, policy, _steps(line)).run()
         except SimulationError as error:
             raise ControlError(f"{name}: {error}", "cannot-simulate") from None
@@ -168,7 +168,7 @@ def _lines(file: Any) -> Iterator[str]:
         yield line
 
 
-def _steps(line: Line) -> Callable[[int, int], None]:
+def _steps(line: ProgressLine) -> Callable[[int, int], None]:
     """Return a callback that shows progress at each percent."""
     shown = -1
 

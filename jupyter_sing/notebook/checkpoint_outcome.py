@@ -1,4 +1,4 @@
-"""Outcome of a checkpoint whose daemon died before it replied."""
+"""CheckpointOutcome of a checkpoint whose daemon died before it replied."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelproxy.common.protocol import CheckpointReply, LastCheckpoint
 NOT_SAVED = "The daemon ended during the save. The checkpoint was not saved: save it again."
 
 
-class Outcome:
+class CheckpointOutcome:
     """Comparison of a session's last checkpoint with the one at construction.
 
     Parameters

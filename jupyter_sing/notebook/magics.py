@@ -5,18 +5,15 @@ Each verb prints one short line and shows a table or nothing; errors are one lin
 
 from __future__ import annotations
 
-import contextvars
 import inspect
 import re
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from jupyter_sing.notebook import status_text, status_watcher, view_model
-from jupyter_sing.notebook.checkpoint_outcome import Outcome
+from jupyter_sing.notebook import status_text, status_watcher
+from jupyter_sing.notebook.checkpoint_outcome import CheckpointOutcome
+from jupyter_sing.notebook.progress_bar import ProgressBar
 from kernelproxy.common import paths, restart_note
 from kernelproxy.common.errors import ControlError, SingError
 from kernelproxy.common.ipc.agent_client import connect
@@ -70,7 +67,6 @@ HELP = """\
 
 # Resuming may wait for room, and suspending for the operator that runs now.
 VERB_SECONDS_MAX = 600.0
-BAR_SECONDS = 0.5
 UNKNOWN = "this session has ended: restart the kernel"
 
 Reply = TypeVar("Reply", bound=Message)
@@ -118,7 +114,7 @@ def suspend() -> None:
     session_id = _session_id()
     if session_id:
         client = activation.current().client
-        with Bar("Suspending", session_id):
+        with ProgressBar("Suspending", session_id):
             if client is not None:
                 client.synchronize()
             found = _call(SessionReply, Suspend(session_id, "Suspended by %sing suspend"))
@@ -129,7 +125,7 @@ def resume() -> None:
     """``%sing resume``."""
     session_id = _session_id()
     if session_id:
-        with Bar("Resuming", session_id):
+        with ProgressBar("Resuming", session_id):
             _call(SessionReply, Resume(session_id))
         session = _described(session_id)
         _say(f"Resumed on {device_name(session['device'])}. {status_text.state_text(session)}")
@@ -139,7 +135,7 @@ def migrate(device: str) -> None:
     """``%sing migrate DEVICE``."""
     session_id = _session_id()
     if session_id:
-        with Bar("Migrating", session_id):
+        with ProgressBar("Migrating", session_id):
             _call(SessionReply, MigrateRequest(session_id, device))
         _say(status_text.migration_text(_described(session_id)))
 
@@ -178,8 +174,8 @@ def checkpoint(name: str = "", *, form: str = "") -> None:
         return
     from kernelproxy.kernel.checkpoint_client import begin  # with cloudpickle: only at need
 
-    outcome = Outcome(session_id)
-    with Bar("Saving") as bar:
+    outcome = CheckpointOutcome(session_id)
+    with ProgressBar("Saving") as bar:
         begun = begin(session_id, _shell(), name, form=form)
         try:
             made = begun.finish(bar.show)
@@ -224,7 +220,7 @@ def restore(name: str = "", *, form: str = "") -> None:
         if not session_id:
             return
         name = _call(CheckpointReply, LastCheckpoint(session_id)).checkpoint["name"]
-    with Bar("Restoring") as bar:
+    with ProgressBar("Restoring") as bar:
         outcome = take_out(_shell(), name, form, bar.show)
     _say("\n".join(status_text.restored_lines(outcome)))
 
@@ -270,82 +266,6 @@ def _shell() -> Any:
     from IPython import get_ipython
 
     return get_ipython()
-
-
-class Bar:
-    """Progress bar, shown when an operation takes longer than half a second.
-
-    Parameters
-    ----------
-    what : str
-        Name of the operation.
-    session : str, optional
-        Session whose state is shown while no byte counts are known: it may have to wait.
-    """
-
-    def __init__(self, what: str, session: str = "") -> None:
-        self._what, self._session, self._began = what, session, time.monotonic()
-        self._lock = threading.RLock()
-        self._shown: Any = None
-        self._counts = self._over = False
-        # Output of the other threads must belong to this cell, too.
-        self._context = contextvars.copy_context()
-        self._timer = threading.Timer(BAR_SECONDS, self._begin)
-        self._timer.daemon = True
-
-    def __enter__(self) -> Bar:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            self._over = True
-            if self._shown is not None:
-                self._shown.update({"text/plain": ""}, raw=True)
-        status_watcher.current.leave(self._hear)
-
-    def show(self, done: int, total: int) -> None:
-        """Show progress in bytes."""
-        if time.monotonic() - self._began < BAR_SECONDS or not total:
-            return
-        text = f"{self._what}: {bytes_text(done)} of {bytes_text(total)}"
-        with self._lock:
-            self._counts = True
-            self._show(text, f'value="{done}" max="{total}" ')
-
-    def _begin(self) -> None:
-        """Show the bar; called by the timer after half a second. Byte counts may never arrive."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the user's thread
-        self._wait(f"{self._what} …")
-        if self._session:
-            status_watcher.current.join(self._hear)
-            if self._over:  # ended in the meantime
-                status_watcher.current.leave(self._hear)
-
-    def _hear(self, seen: status_watcher.Seen) -> None:
-        """Show the session's new state; called by the watcher in its thread."""
-        session = seen.sessions.get(self._session)
-        if session is not None and not seen.problem:
-            self._wait(
-                f"{self._what}: {view_model.queue_text(session) or view_model.word(session)}"
-            )
-
-    def _wait(self, text: str) -> None:
-        """Show that work continues, while no byte counts are known."""
-        with self._lock:
-            if not self._over and not self._counts:
-                self._context.run(self._show, text, "")
-
-    def _show(self, text: str, far: str) -> None:
-        bar = f'<progress {far}aria-label="{text}"></progress> {text}'
-        data = {"text/plain": text, "text/html": bar}
-        if self._shown is None:
-            from IPython.display import display
-
-            self._shown = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._shown.update(data, raw=True)
 
 
 def show_help() -> None:

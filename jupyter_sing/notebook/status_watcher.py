@@ -41,7 +41,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 @dataclass(frozen=True)
-class Seen:
+class KnownStatus:
     """Snapshot of what is known.
 
     Parameters
@@ -65,24 +65,24 @@ class Seen:
     anew: bool = False
 
     @classmethod
-    def whole(cls, reply: StatusReply) -> Seen:
+    def whole(cls, reply: StatusReply) -> KnownStatus:
         """Return the state after a full status reply."""
         return cls(tuple(reply.devices), {each["id"]: each for each in reply.sessions}, anew=True)
 
-    def after(self, changed: Changed) -> Seen:
+    def after(self, changed: Changed) -> KnownStatus:
         """Return the state after a notification of changes."""
         devices = {each["id"]: each for each in [*self.devices, *changed.devices]}
         sessions = {**self.sessions, **{each["id"]: each for each in changed.sessions}}
         for ended in changed.gone:
             sessions.pop(ended, None)
         anew = bool(changed.gone) and detach.current.restored
-        return Seen(tuple(devices.values()), sessions, anew=anew)
+        return KnownStatus(tuple(devices.values()), sessions, anew=anew)
 
 
-Listener = Callable[[Seen], object]
+Listener = Callable[[KnownStatus], object]
 
 
-class Watcher:
+class StatusWatcher:
     """Distributor of the daemon's notifications to listeners."""
 
     def __init__(self) -> None:
@@ -94,8 +94,8 @@ class Watcher:
         # listener may leave while it is notified.
         self._lock = threading.RLock()
         self._listeners: tuple[Listener, ...] = ()
-        self._seen: Seen | None = None
-        self._watch: _Watch | None = None
+        self._seen: KnownStatus | None = None
+        self._watch: _WatcherThread | None = None
 
     def join(self, listener: Listener) -> None:
         """Add a listener and notify it at once if something is known; idempotent.
@@ -110,7 +110,7 @@ class Watcher:
                 return
             self._listeners = (*self._listeners, listener)
             if self._watch is None:
-                self._watch = _Watch(self._tell)
+                self._watch = _WatcherThread(self._tell)
                 self._watch.start()
             if self._seen is not None:
                 self._tell_one(listener, self._seen)
@@ -131,7 +131,7 @@ class Watcher:
         if watch is not None:
             watch.disown()
 
-    def _tell(self, watch: _Watch, seen: Seen) -> None:
+    def _tell(self, watch: _WatcherThread, seen: KnownStatus) -> None:
         with self._lock:
             if watch is not self._watch:
                 return  # the last listener has left
@@ -139,7 +139,7 @@ class Watcher:
             for each in self._listeners:
                 self._tell_one(each, seen)
 
-    def _tell_one(self, listener: Listener, seen: Seen) -> None:
+    def _tell_one(self, listener: Listener, seen: KnownStatus) -> None:
         """Notify one listener; drop it if it raises, without affecting the others."""
         try:
             listener(seen)
@@ -147,7 +147,7 @@ class Watcher:
             self.leave(listener)
 
 
-class _Watch(threading.Thread):
+class _WatcherThread(threading.Thread):
     """Thread with one connection at a time, until it is ended.
 
     Parameters
@@ -156,13 +156,13 @@ class _Watch(threading.Thread):
         Called with this object and what is known.
     """
 
-    def __init__(self, tell: Callable[[_Watch, Seen], object]) -> None:
+    def __init__(self, tell: Callable[[_WatcherThread, KnownStatus], object]) -> None:
         super().__init__(name="jupyter_sing watch", daemon=True)
         self._tell = tell
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._control: Control | None = None
-        self._seen = Seen()
+        self._seen = KnownStatus()
         self._pause = 0.0
 
     def end(self) -> None:
@@ -173,7 +173,7 @@ class _Watch(threading.Thread):
                 self._control.abort()
 
     def disown(self) -> None:
-        """See `Watcher.disown`."""
+        """See `StatusWatcher.disown`."""
         if self._control is not None:
             self._control.close()
 
@@ -203,7 +203,7 @@ class _Watch(threading.Thread):
                     self._control = None
 
     def _listen(self, control: Control) -> None:
-        seen = Seen.whole(control.expect(StatusReply, WatchRequest(), ANSWER_SECONDS_MAX))
+        seen = KnownStatus.whole(control.expect(StatusReply, WatchRequest(), ANSWER_SECONDS_MAX))
         self._pause = 0.0
         while True:
             self._say(seen)
@@ -214,19 +214,19 @@ class _Watch(threading.Thread):
             if isinstance(message, Changed):
                 seen = self._seen.after(message)
 
-    def _say(self, seen: Seen) -> None:
+    def _say(self, seen: KnownStatus) -> None:
         self._seen = seen
         self._tell(self, seen)
 
 
-def look() -> Seen:
+def look() -> KnownStatus:
     """Request the current state once; called in a cell, where this does not count as work."""
     try:
         with connect(start=False) as control:
             request = StatusRequest(session_id())
-            return Seen.whole(control.expect(StatusReply, request, ANSWER_SECONDS_MAX))
+            return KnownStatus.whole(control.expect(StatusReply, request, ANSWER_SECONDS_MAX))
     except ControlError as error:
-        return Seen(problem=error.message)
+        return KnownStatus(problem=error.message)
 
 
 class ElsewhereError(ControlError):
@@ -283,7 +283,7 @@ def checkpoint(session: str, name: str) -> dict[str, Any]:
 
 
 #: The watcher of this process.
-current = Watcher()
+current = StatusWatcher()
 os.register_at_fork(after_in_child=current.disown)
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from jupyter_sing.notebook import status_text
-from jupyter_sing.notebook.status_watcher import Seen
+from jupyter_sing.notebook.status_watcher import KnownStatus
 from kernelproxy.common.readable import device_label, device_name, soon, turn, without_turn
 from kernelproxy.common.units import bytes_text
 
@@ -103,7 +103,7 @@ class View:
     devices: status_text.Table | None = None
 
     @classmethod
-    def of(cls, seen: Seen | None, session_id: str) -> View:
+    def of(cls, seen: KnownStatus | None, session_id: str) -> View:
         """Return the view of what is known; `session_id` is this notebook's session."""
         if seen is None:
             return cls(UNKNOWN_GLYPH, "", WAITING)
@@ -248,7 +248,7 @@ def buttons(session: dict[str, Any]) -> frozenset[str]:
     return frozenset(found if session["progress"] else found | {CHECKPOINT})
 
 
-def devices_table(seen: Seen, session_id: str) -> status_text.Table:
+def devices_table(seen: KnownStatus, session_id: str) -> status_text.Table:
     """Return the table of devices and the sessions on them."""
     rows = []
     for device in seen.devices:

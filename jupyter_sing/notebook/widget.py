@@ -1,6 +1,6 @@
 """The state of this notebook's session as a live widget: ``widget.status()``.
 
-    status() -> Status       shown as a cell's result; a table where there are no widgets
+    status() -> LiveStatus   shown as a cell's result; a table where there are no widgets
     ├ view_model.py        its texts
     └ status_watcher.py    source of its data; sends the requests of its buttons
 
@@ -8,8 +8,8 @@ Built from stock ipywidgets, which are imported when it is first shown. Updates 
 so it is current while a cell runs. Requests of buttons are made in threads, too, so that no click
 waits. It receives nothing while no view is open, as far as front ends report the number of views.
 
-A `Status` is not a widget itself, so that a notebook that holds one can be saved. A restored one is
-another `Status`, which is live when it is shown.
+A `LiveStatus` is not a widget itself, so that a notebook that holds one can be saved. A restored
+one is another `LiveStatus`, which is live when it is shown.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from datetime import datetime
 from typing import Any
 
 from jupyter_sing.notebook import status_text, status_watcher, view_model
-from jupyter_sing.notebook.status_watcher import ElsewhereError, Seen
+from jupyter_sing.notebook.status_watcher import ElsewhereError, KnownStatus
 from jupyter_sing.notebook.view_model import View
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.protocol import Pin, Resume, SessionReply, Suspend
 
-__all__ = ["Status", "status"]
+__all__ = ["LiveStatus", "status"]
 
 #: How long the first view waits for the daemon, which answers at once unless it is replaced.
 FIRST_SECONDS_MAX = 2.0
@@ -37,12 +37,12 @@ BAR_SECONDS = 0.5
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def status() -> Status:
+def status() -> LiveStatus:
     """Show the state of this notebook's session, its device and all devices; kept up to date.
 
     Returns
     -------
-    Status
+    LiveStatus
         Shown as the result of a cell, or by ``display``. In a kernel without a session it shows
         why there is none.
 
@@ -51,15 +51,15 @@ def status() -> Status:
     >>> from jupyter_sing import widget
     >>> widget.status()
     """
-    return Status()
+    return LiveStatus()
 
 
-class Status:
+class LiveStatus:
     """Live status, see `status`. Its widgets are made when it is first shown."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # guards all below
-        self._panel: Panel | None = None
+        self._panel: StatusPanel | None = None
         self._closed = False
 
     @property
@@ -68,7 +68,7 @@ class Status:
         with self._lock:
             if self._panel is None and not self._closed and _has_kernel():
                 widgets = _ipywidgets()
-                self._panel = Panel(widgets) if widgets is not None else None
+                self._panel = StatusPanel(widgets) if widgets is not None else None
             return None if self._panel is None else self._panel.box
 
     def close(self) -> None:
@@ -129,8 +129,8 @@ def _has_kernel() -> bool:
     return hasattr(get_ipython(), "kernel") and not status_watcher.reason()
 
 
-class Panel:
-    """Widgets of one `Status`.
+class StatusPanel:
+    """Widgets of one `LiveStatus`.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class Panel:
 
     def __init__(self, widgets: Any) -> None:
         self._lock = threading.RLock()
-        self._seen: Seen | None = None
+        self._seen: KnownStatus | None = None
         self._first = threading.Event()
         self._progress_since: tuple[str, float] | None = None
         self._view, self._changed_at = View.of(None, ""), datetime.now()
@@ -179,7 +179,7 @@ class Panel:
         self._show()
         status_watcher.current.join(self._take)
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> KnownStatus | None:
         """Return what is shown; wait a short time for the first update."""
         self._first.wait(FIRST_SECONDS_MAX)
         return self._seen
@@ -197,7 +197,7 @@ class Panel:
 
     # ---------------------------------------------------------------- display
 
-    def _take(self, seen: Seen) -> None:
+    def _take(self, seen: KnownStatus) -> None:
         """Take an update; called by the watcher in its thread, or in the thread that joins it."""
         if self.box.comm is None:  # all widgets were closed
             status_watcher.current.leave(self._take)
@@ -296,7 +296,7 @@ class Panel:
         with self._lock:
             if self._seen is not None:  # the notification may come later, and the toggle shows this
                 sessions = {**self._seen.sessions, session: found}
-                self._seen = Seen(self._seen.devices, sessions, self._seen.problem)
+                self._seen = KnownStatus(self._seen.devices, sessions, self._seen.problem)
         return [status_text.pinned_text(found)]
 
     def _checkpoint(self, session: str) -> list[str]:

@@ -126,7 +126,7 @@ def _without_prose(document: Any) -> Any:
 
 def commands() -> dict[str, Any]:
     """``jupyter sing``: each verb with its arguments."""
-    return dict(_verbs(cli._parser()))
+    return dict(_verbs(cli.parser()))
 
 
 def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[str, Any]]:

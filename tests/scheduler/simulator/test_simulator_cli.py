@@ -98,7 +98,7 @@ def test_the_generator_is_a_workload(capsys: pytest.CaptureFixture[str]) -> None
         (b"", 1, "line 1: the header must be"),
         (ROWS.encode() + b"c,x,0,1,8\n", 1, "line 5: num_gpu must be a number from 0, not 'x'"),
         (ROWS.encode() + b"c,1,0,1\n", 1, "line 5: 5 fields are needed, there are 4"),
-        (b"session,\xff\xfe\n", 1, "no text in UTF-8"),
+        (b"session,\xff\xfe\n", 1, "not UTF-8 text"),
         (b"x" * 20_000, 1, "line 1: it is longer than 10000 characters"),
         (b"session,num_gpu,start_min,dur_min\na,4,0,1\n", 2, "a needs 4 devices of 2"),
         (ROWS.encode() + b"c,1,0,1,80\n", 1, "c needs 80.0 GB of a device, which has 24.0"),
@@ -153,7 +153,7 @@ def test_progress_is_a_bar_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "SHOWN_AFTER_SECONDS", 0.0)
-    with progress.Line("Simulating") as line:
+    with progress.ProgressLine("Simulating") as line:
         line.show_share(1, 3)
         assert capsys.readouterr().err == ""  # not a terminal
         monkeypatch.setattr("sys.stderr.isatty", lambda: True)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 
-from jupyter_sing.cli.output import Output
+from jupyter_sing.cli.output import SafeOutput
 from jupyter_sing.notebook.status_text import Table
 from kernelproxy.common.readable import (
     clock,
@@ -102,6 +102,6 @@ def test_what_controls_a_terminal_is_escaped_and_what_names_are_made_of_is_not()
     assert escaped("\x1b[2J\n\x9b\u202e\ud800") == r"\x1b[2J\n\x9b\u202e\ud800"
     assert escaped("a\nb\t", but="\n") == "a\nb\\t"
     shown = io.StringIO()
-    Output(shown).write("a \x1b]0;title\x07\n")
+    SafeOutput(shown).write("a \x1b]0;title\x07\n")
     assert shown.getvalue() == "a \\x1b]0;title\\x07\n"
     assert str(Table(["x"], [["a\r\nb"]])) == "x\na\\r\\nb"

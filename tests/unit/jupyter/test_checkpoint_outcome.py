@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jupyter_sing.notebook.checkpoint_outcome import NOT_SAVED, Outcome
+from jupyter_sing.notebook.checkpoint_outcome import NOT_SAVED, CheckpointOutcome
 from kernelproxy.common.errors import ControlError
 
 BROKE = ControlError("The connection to the jupyter_sing daemon broke.", "no-daemon")
@@ -14,17 +14,17 @@ GONE = ControlError("No jupyter_sing daemon is running.", "no-daemon")
 ONE, TWO = {"name": "one"}, {"name": "two"}
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, *last: Any) -> Outcome:
+def outcome(monkeypatch: pytest.MonkeyPatch, *last: Any) -> CheckpointOutcome:
     answers = iter(last)
 
-    def answer(_: Outcome) -> Any:
+    def answer(_: CheckpointOutcome) -> Any:
         found = next(answers)
         if isinstance(found, Exception):
             raise found
         return found
 
-    monkeypatch.setattr(Outcome, "_last", answer)
-    return Outcome("0123abcd")
+    monkeypatch.setattr(CheckpointOutcome, "_last", answer)
+    return CheckpointOutcome("0123abcd")
 
 
 @pytest.mark.parametrize("before", [None, ONE])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing.cli import commands, progress
+from jupyter_sing.cli import commands, program, progress
 from kernelproxy.agent.status.activity_store import Record
 from kernelproxy.agent.status.timeline import Change
 from kernelproxy.common.errors import ControlError
@@ -384,7 +384,7 @@ def test_a_program_of_who_may_use_no_device_ends_with_one_line(
 
     script = tmp_path / "train.py"
     script.write_text("print('runs')")
-    monkeypatch.setattr(commands, "_open_session", refuse)
+    monkeypatch.setattr(program, "_open_session", refuse)
     assert commands.main(["run", str(script)]) == 1
     out, err = capfd.readouterr()
     assert out == ""

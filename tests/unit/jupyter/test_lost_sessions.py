@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from jupyter_sing import lost_sessions
-from jupyter_sing.lost_sessions import Had
+from jupyter_sing.lost_sessions import KernelWithSession
 from tests.unit.fake_daemon import CHECKPOINT, SESSION
 
-ONE = Had("k-1", "0123abcd", "/home/ada/digits.ipynb")
+ONE = KernelWithSession("k-1", "0123abcd", "/home/ada/digits.ipynb")
 
 
 def test_kernels_are_asked_which_session_they_have() -> None:
@@ -40,7 +40,7 @@ def test_kernels_are_asked_which_session_they_have() -> None:
     ],
 )
 def test_lost_is_what_the_daemon_does_not_know(
-    after: set[Had], known: list[dict[str, Any]], gone: list[Had]
+    after: set[KernelWithSession], known: list[dict[str, Any]], gone: list[KernelWithSession]
 ) -> None:
     assert lost_sessions.lost({ONE}, after, known) == gone
 
@@ -61,7 +61,7 @@ def test_they_are_described_with_the_checkpoint_that_gives_them_back(
     assert (found["state"], found["kernel_id"], found["memory"]) == ("failed", "k-1", 0)
     assert found["last_checkpoint"]["name"] == mine["name"]
     assert mine["name"] in found["reason"]
-    (other,) = asyncio.run(lost_sessions.described([Had("k-5", "5", "")]))
+    (other,) = asyncio.run(lost_sessions.described([KernelWithSession("k-5", "5", "")]))
     assert other["last_checkpoint"] is None
     assert other["reason"] == lost_sessions.REASON
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from jupyter_sing.cli import progress
-from jupyter_sing.notebook import magics, status_watcher
+from jupyter_sing.notebook import progress_bar, status_watcher
+from jupyter_sing.notebook.progress_bar import ProgressBar
 from kernelproxy.agent.status import progress as far
 from kernelproxy.agent.status.progress import Underway, with_progress
 from kernelproxy.common.errors import ControlError
@@ -123,7 +124,7 @@ def test_a_terminal_shows_it_after_half_a_second(
     for terminal in (False, True):
         monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
         clock.now = 0.0
-        with progress.Line("Reading") as line:
+        with progress.ProgressLine("Reading") as line:
             line.show_bytes(1 << 20, 3 << 20)
             assert capsys.readouterr().err == ""
             clock.now = 0.5
@@ -136,7 +137,7 @@ def test_a_terminal_shows_it_after_half_a_second(
             "\r\x1b[KReading [####################] 2 of 2 notebooks\r\x1b[K"
         )
         assert capsys.readouterr().err == (shown if terminal else "")
-    with progress.Line("Reading", wanted=False) as line:
+    with progress.ProgressLine("Reading", wanted=False) as line:
         clock.now = 60.0
         line.show_bytes(1, 3)
     assert capsys.readouterr().err == ""
@@ -187,16 +188,16 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(data["text/plain"])
         return Handle()
 
-    monkeypatch.setattr(magics, "time", Clock())
-    monkeypatch.setattr(magics.threading, "Timer", Timer)
+    monkeypatch.setattr(progress_bar, "time", Clock())
+    monkeypatch.setattr(progress_bar.threading, "Timer", Timer)
     monkeypatch.setattr("IPython.display.display", display)
     Timer.made = []
     return texts
 
 
 def test_a_notebook_shows_it_after_half_a_second(shown: list[str]) -> None:
-    clock: Any = magics.time
-    with magics.Bar("Reading") as bar:
+    clock: Any = progress_bar.time
+    with ProgressBar("Reading") as bar:
         bar.show(1, 10)
         clock.now = 0.5
         bar.show(2, 10)
@@ -206,7 +207,7 @@ def test_a_notebook_shows_it_after_half_a_second(shown: list[str]) -> None:
 
 
 def test_a_notebook_shows_that_it_goes_on_though_nobody_says_how_far(shown: list[str]) -> None:
-    with magics.Bar("Reading"):
+    with ProgressBar("Reading"):
         (timer,) = Timer.made
         in_thread(timer.fire)
     assert shown == ["Reading …", ""]
@@ -215,7 +216,7 @@ def test_a_notebook_shows_that_it_goes_on_though_nobody_says_how_far(shown: list
 
 
 def test_what_takes_no_half_second_shows_nothing(shown: list[str]) -> None:
-    with magics.Bar("Reading") as bar:
+    with ProgressBar("Reading") as bar:
         bar.show(1, 10)
     in_thread(Timer.made[0].fire)
     assert shown == []
@@ -224,11 +225,11 @@ def test_what_takes_no_half_second_shows_nothing(shown: list[str]) -> None:
 def test_a_notebook_is_told_what_it_waits_for(
     shown: list[str], fake_daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watcher = status_watcher.Watcher()
+    watcher = status_watcher.StatusWatcher()
     monkeypatch.setattr(status_watcher, "current", watcher)
     queued = SESSION | {"state": "queued", "queue_position": 1, "expected_wait": 20.0}
     fake_daemon.sessions[SESSION["id"]] = queued
-    with magics.Bar("Resuming", SESSION["id"]):
+    with ProgressBar("Resuming", SESSION["id"]):
         in_thread(Timer.made[0].fire)
         while len(shown) < 2:
             threading.Event().wait(0.01)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jupyter_sing.notebook import status_watcher
-from jupyter_sing.notebook.status_watcher import ElsewhereError, Seen, Watcher
+from jupyter_sing.notebook.status_watcher import ElsewhereError, KnownStatus, StatusWatcher
 from kernelproxy.common import protocol
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import detach
@@ -28,12 +28,12 @@ class Ear:
     """Listener of a watcher."""
 
     def __init__(self) -> None:
-        self.heard: queue.Queue[Seen] = queue.Queue()
+        self.heard: queue.Queue[KnownStatus] = queue.Queue()
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: KnownStatus) -> None:
         self.heard.put(seen)
 
-    def next(self) -> Seen:
+    def next(self) -> KnownStatus:
         return self.heard.get(timeout=SECONDS)
 
 
@@ -46,8 +46,8 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Absence:
 
 
 @pytest.fixture
-def watcher(away: Absence, fake_daemon: FakeDaemon) -> Iterator[Watcher]:
-    made = Watcher()
+def watcher(away: Absence, fake_daemon: FakeDaemon) -> Iterator[StatusWatcher]:
+    made = StatusWatcher()
     yield made
     for each in list(made._listeners):
         made.leave(each)
@@ -64,7 +64,9 @@ def wait_for_no_thread() -> None:
     assert threads() == []
 
 
-def test_all_is_told_first_and_then_what_changes(watcher: Watcher, fake_daemon: FakeDaemon) -> None:
+def test_all_is_told_first_and_then_what_changes(
+    watcher: StatusWatcher, fake_daemon: FakeDaemon
+) -> None:
     ear = Ear()
     watcher.join(ear)
     first = ear.next()
@@ -84,7 +86,7 @@ def test_all_is_told_first_and_then_what_changes(watcher: Watcher, fake_daemon: 
 
 
 def test_many_share_one_thread_and_the_last_ends_it(
-    watcher: Watcher, fake_daemon: FakeDaemon
+    watcher: StatusWatcher, fake_daemon: FakeDaemon
 ) -> None:
     ears = [Ear() for _ in range(5)]
     for ear in ears:
@@ -101,10 +103,10 @@ def test_many_share_one_thread_and_the_last_ends_it(
     assert ears[0].next().anew
 
 
-def test_who_cannot_hear_is_told_no_more(watcher: Watcher, fake_daemon: FakeDaemon) -> None:
+def test_who_cannot_hear_is_told_no_more(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
     calls, ear = [], Ear()
 
-    def deaf(seen: Seen) -> None:
+    def deaf(seen: KnownStatus) -> None:
         calls.append(seen)
         raise RuntimeError
 
@@ -116,7 +118,7 @@ def test_who_cannot_hear_is_told_no_more(watcher: Watcher, fake_daemon: FakeDaem
     assert len(calls) == 1
 
 
-def test_another_daemon_is_found(watcher: Watcher, fake_daemon: FakeDaemon) -> None:
+def test_another_daemon_is_found(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
     ear = Ear()
     watcher.join(ear)
     ear.next()
@@ -132,7 +134,7 @@ def test_without_a_daemon_that_is_told(
     runtime_dir: Path, away: Absence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_watcher, "_PAUSE_SECONDS", 0.01)
-    watcher, ear = Watcher(), Ear()
+    watcher, ear = StatusWatcher(), Ear()
     watcher.join(ear)
     assert ear.next().problem == "No jupyter_sing daemon is running."
     daemon = FakeDaemon(runtime_dir / "agent.sock")
@@ -145,7 +147,7 @@ def test_without_a_daemon_that_is_told(
 
 
 def test_it_lets_the_process_leave_and_is_there_again_with_it(
-    watcher: Watcher, away: Absence, fake_daemon: FakeDaemon
+    watcher: StatusWatcher, away: Absence, fake_daemon: FakeDaemon
 ) -> None:
     ear = Ear()
     watcher.join(ear)
@@ -158,7 +160,7 @@ def test_it_lets_the_process_leave_and_is_there_again_with_it(
 
 @pytest.mark.parametrize("restored", [True, False])
 def test_who_was_restored_says_all_again_when_the_process_before_it_has_ended(
-    watcher: Watcher, away: Absence, fake_daemon: FakeDaemon, restored: bool
+    watcher: StatusWatcher, away: Absence, fake_daemon: FakeDaemon, restored: bool
 ) -> None:
     away.begin(SECONDS)
     away.end(Return(restored=restored))
@@ -249,7 +251,7 @@ def test_a_refusal_is_raised(away: Absence, fake_daemon: FakeDaemon) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # others with threads, too
-def test_a_forked_child_watches_nothing(watcher: Watcher, fake_daemon: FakeDaemon) -> None:
+def test_a_forked_child_watches_nothing(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
     ear = Ear()
     watcher.join(ear)
     ear.next()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jupyter_sing.notebook import status_text, view_model
-from jupyter_sing.notebook.status_watcher import Seen
+from jupyter_sing.notebook.status_watcher import KnownStatus
 from jupyter_sing.notebook.view_model import View
 from kernelproxy.agent.session.states import State
 from tests.unit.fake_daemon import DEVICE, SESSION
@@ -17,9 +17,9 @@ ID = SESSION["id"]
 GIB = 1 << 30
 
 
-def seen(*others: dict[str, Any], **changes: Any) -> Seen:
+def seen(*others: dict[str, Any], **changes: Any) -> KnownStatus:
     sessions = [SESSION | changes, *others]
-    return Seen((DEVICE, DEVICE | {"id": "cpu:1"}), {each["id"]: each for each in sessions})
+    return KnownStatus((DEVICE, DEVICE | {"id": "cpu:1"}), {each["id"]: each for each in sessions})
 
 
 def of(**changes: Any) -> View:
@@ -139,9 +139,9 @@ def test_the_table_says_who_has_each_device() -> None:
 
 def test_what_nobody_can_say_is_said() -> None:
     assert View.of(None, ID).text() == view_model.WAITING
-    gone = View.of(Seen((DEVICE,), {}), ID)
+    gone = View.of(KnownStatus((DEVICE,), {}), ID)
     assert gone.lines() == [f"? {view_model.GONE}: {view_model.UNKNOWN}"]
-    silent = View.of(Seen((DEVICE,), {ID: SESSION}, problem="It is being replaced."), ID)
+    silent = View.of(KnownStatus((DEVICE,), {ID: SESSION}, problem="It is being replaced."), ID)
     assert silent.lines() == [f"? {view_model.NO_DAEMON}: It is being replaced."]
     assert silent.can == frozenset()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jupyter_sing.notebook import status_watcher, view_model, widget
-from jupyter_sing.notebook.widget import Panel, Status
+from jupyter_sing.notebook.widget import LiveStatus, StatusPanel
 from kernelproxy.common import protocol
 from kernelproxy.common.ipc import detach
 from kernelproxy.common.ipc.detach import Absence
@@ -29,7 +29,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, fake_daemon: FakeDaemon) -> Iterator
     """Act as the kernel of the daemon's session."""
     monkeypatch.setattr(activation.state, "_current", activation.Activation(session=ID))
     monkeypatch.setattr(detach, "current", Absence())
-    monkeypatch.setattr(status_watcher, "current", status_watcher.Watcher())
+    monkeypatch.setattr(status_watcher, "current", status_watcher.StatusWatcher())
     monkeypatch.setattr(widget, "FIRST_SECONDS_MAX", SECONDS)
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=object()))
     yield
@@ -43,11 +43,11 @@ class Shown:
 
     def __init__(self, daemon: FakeDaemon) -> None:
         self.daemon, self.changed = daemon, queue.Queue[None]()
-        self.status = Status()
+        self.status = LiveStatus()
         self.bundle = self.status._repr_mimebundle_()
         panel = self.status._panel
         assert panel is not None
-        self.panel: Panel = panel
+        self.panel: StatusPanel = panel
         for each in panel._widgets():
             each.observe(lambda _: self.changed.put(None))
 
@@ -205,8 +205,8 @@ def test_closing_all_widgets_ends_it(shown: Shown) -> None:
 
 
 def test_it_is_pickled_as_what_makes_another_one(kernel: None) -> None:
-    other = pickle.loads(pickle.dumps(Status()))
-    assert type(other) is Status
+    other = pickle.loads(pickle.dumps(LiveStatus()))
+    assert type(other) is LiveStatus
     assert other._panel is None  # no subscription before it is shown
 
 
@@ -221,7 +221,7 @@ def test_without_ipywidgets_it_is_a_table(
         return usual(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", lacking)
-    bundle = Status()._repr_mimebundle_()
+    bundle = LiveStatus()._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html"}
     assert view_model.WITHOUT_WIDGETS in bundle["text/plain"]
     assert "this notebook (Idle" in bundle["text/plain"]
@@ -229,6 +229,6 @@ def test_without_ipywidgets_it_is_a_table(
 
 def test_without_a_session_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation.state, "_current", activation.Activation())
-    assert repr(Status()) == "CPU only: this kernel was started without a GPU session"
+    assert repr(LiveStatus()) == "CPU only: this kernel was started without a GPU session"
     monkeypatch.setenv("SING_REASON", "torch <2")
-    assert Status()._repr_mimebundle_()["text/html"].endswith("CPU only: torch &lt;2</div>")
+    assert LiveStatus()._repr_mimebundle_()["text/html"].endswith("CPU only: torch &lt;2</div>")

@@ -197,6 +197,7 @@ def test_kernel_side_needs_only_torch(file: Path) -> None:
             "jupyter_sing.lost_sessions",
         },  # in the function that runs if there is no daemon
         "compile_progress.py": {"IPython"},
+        "progress_bar.py": {"IPython"},
         "widget.py": {"IPython"},
         "__init__.py": {
             "jupyter_sing.server.extension"

@@ -1,0 +1,105 @@
+"""``jupyter sing run``: a Python program in a session of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from jupyter_sing.cli.verbs import ANSWER_SECONDS_MAX, PYTHON_HELP, AddVerb
+from kernelproxy.common import environment, paths
+from kernelproxy.common.errors import ControlError, SingError
+from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.protocol import CloseSession, OpenSession, OpenSessionReply, Prepare
+from kernelproxy.common.readable import escaped
+from kernelproxy.native import build as native
+
+
+def add_verb(add: AddVerb) -> None:
+    """Add ``run``; called once, for the parser of the command line."""
+    run = add("run", run_program, "run a Python program with a GPU session")
+    run.add_argument("--name", help="name of the session (default: name of the script)")
+    run.add_argument(
+        "--device", help="id of the GPU, such as cpu:1 (default: the one with the most free memory)"
+    )
+    run.add_argument("--python", default=sys.executable, help=PYTHON_HELP)
+    run.add_argument("script", help="Python program")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
+
+
+def run_program(options: argparse.Namespace) -> int:
+    """``run SCRIPT``: in a session if possible, else without; return the script's exit status."""
+    script = os.path.abspath(options.script)
+    if not os.path.isfile(script):
+        raise ControlError(f"The program {options.script} was not found.", "bad-request")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SING_")}
+    name = options.name or os.path.basename(script)
+    try:
+        session = _open_session(options.python, name, options.device)
+    except (SingError, OSError) as error:
+        denied = isinstance(error, ControlError) and error.reason == "not-allowed"
+        if options.device or denied:
+            raise  # the user requested a device or may not run at all: do not fall back
+        print(f"jupyter_sing: CPU only: {escaped(str(error)).rstrip('.')}.", file=sys.stderr)
+        return _wait(subprocess.Popen([options.python, script, *options.arguments], env=env))
+    bundle = str(paths.bundle_dir())
+    search = [bundle, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    env |= {
+        "PYTHONPATH": os.pathsep.join(search),
+        "SING_BUNDLE": bundle,
+        "SING_SESSION": session,
+        "SING_SOCKET": str(paths.socket_path()),
+    }
+    under = [options.python, "-m", "kernelproxy.kernel.activation.run_script"]
+    try:
+        return _wait(subprocess.Popen([*under, script, *options.arguments], env=env))
+    finally:
+        _close_session(session)
+
+
+def _open_session(python: str, name: str, device: str | None) -> str:
+    """Open a session for a program; an environment without a usable torch gets none."""
+    native.check_version(native.find_torch(python))
+    request = OpenSession(
+        name=name, kernel_id="", python=python, device=device, script=True, user=environment.user()
+    )
+    with connect() as control:
+        session = control.expect(OpenSessionReply, request, timeout=ANSWER_SECONDS_MAX).session
+        control.call(Prepare(python), timeout=ANSWER_SECONDS_MAX)
+    return session
+
+
+def _close_session(session: str) -> None:
+    try:
+        with connect(start=False) as control:
+            control.call(CloseSession(session), timeout=ANSWER_SECONDS_MAX)
+    except ControlError as error:
+        if error.reason != "no-daemon":  # without a daemon its sessions have ended, too
+            print(f"jupyter sing: {error}", file=sys.stderr)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a program; return its exit status, 128 + n if signal n killed it.
+
+    A terminal sends its signals to both processes, so this one ignores SIGINT and leaves it to the
+    program. SIGTERM and SIGHUP, which may be sent to this process alone, are forwarded.
+    """
+
+    def forward(number: int, frame: Any) -> None:
+        if process.poll() is None:
+            process.send_signal(number)
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, forward),
+    }
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
