@@ -14,7 +14,7 @@ from typing import Any
 
 from kernelproxy.agent.checkpoint.catalog import Checkpoints
 from kernelproxy.agent.status.session_status import user_name
-from kernelproxy.common import environment, paths
+from kernelproxy.common import options, paths
 from kernelproxy.common.errors import StoreError
 from kernelproxy.storage.chunk_store import Store
 
@@ -134,7 +134,7 @@ def _describe(kernel: KernelWithSession, last: dict[str, Any] | None) -> dict[st
     return {
         "id": kernel.session,
         "name": os.path.basename(kernel.notebook) or f"kernel-{kernel.kernel_id[:8]}",
-        "owner": environment.user() or user_name(os.getuid()),
+        "owner": options.user() or user_name(os.getuid()),
         "kernel_id": kernel.kernel_id,
         "kernel_pid": None,
         "worker_pid": None,

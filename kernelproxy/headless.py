@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 CHOOSER = "jupyter_client.provisioning.factory"
 PROVISIONER = "sing"
 #: Environment variable (with a prefix) that disables this.
-VARIABLE = "HEADLESS"
 #: In servers, our server extension does this; where it is disabled, kernels have no devices.
 _SERVER = "jupyter_server.serverapp"
 
@@ -88,10 +87,10 @@ def is_wanted(factory: Any) -> bool:
     """
     import os
 
-    from kernelproxy.common import environment
+    from kernelproxy.common.options import HEADLESS
 
     return (
-        environment.switched_on(VARIABLE)
+        HEADLESS.is_on()
         and factory.default_provisioner_name_env not in os.environ
         and "default_provisioner_name" not in factory.config.KernelProvisionerFactory
         and not is_of_server(factory)

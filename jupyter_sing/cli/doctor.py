@@ -13,6 +13,7 @@ from pathlib import Path
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, ProcessError, SingError
 from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.options import OPTIONS, PREFIX
 from kernelproxy.common.units import bytes_text
 from kernelproxy.criu import mode_probe
 from kernelproxy.devices import configured_devices
@@ -47,6 +48,7 @@ def examine(python: str = sys.executable) -> list[Finding]:
         Interpreter whose torch is checked.
     """
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "settings": _settings,
         "provisioner": _provisioner,
         "panels": _panels,
         "torch": lambda: _torch(python),
@@ -63,6 +65,22 @@ def examine(python: str = sys.executable) -> list[Finding]:
         except (SingError, OSError) as error:
             findings.append(Finding(name, "broken", str(error)))
     return findings
+
+
+def _settings() -> Iterator[Finding]:
+    """Yield a finding for each variable that is not an option, or has a value that is not allowed.
+
+    Nothing if there is none.
+    """
+    known = {each.variable: each for each in OPTIONS if each.has_variable}
+    for name in sorted(each for each in os.environ if each.startswith(PREFIX)):
+        try:
+            known[name].read()
+        except KeyError:
+            text = f"{name} is not a setting of this version: see docs/settings.md"
+            yield Finding("settings", "missing", text)
+        except ControlError as error:
+            yield Finding("settings", "broken", str(error))
 
 
 def _provisioner() -> Iterator[Finding]:

@@ -10,9 +10,10 @@ import sys
 from typing import Any
 
 from jupyter_sing.cli.verbs import ANSWER_SECONDS_MAX, PYTHON_HELP, AddVerb
-from kernelproxy.common import environment, paths
+from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError, SingError
 from kernelproxy.common.ipc.agent_client import connect
+from kernelproxy.common.options import user
 from kernelproxy.common.protocol import CloseSession, OpenSession, OpenSessionReply, Prepare
 from kernelproxy.common.readable import escaped
 from kernelproxy.native import build as native
@@ -64,7 +65,7 @@ def _open_session(python: str, name: str, device: str | None) -> str:
     """Open a session for a program; an environment without a usable torch gets none."""
     native.check_version(native.find_torch(python))
     request = OpenSession(
-        name=name, kernel_id="", python=python, device=device, script=True, user=environment.user()
+        name=name, kernel_id="", python=python, device=device, script=True, user=user()
     )
     with connect() as control:
         session = control.expect(OpenSessionReply, request, timeout=ANSWER_SECONDS_MAX).session

@@ -12,13 +12,14 @@ from jupyter_sing.controller.effective_policy import HostPolicy
 from jupyter_sing.controller.guarantees import Nodes
 from jupyter_sing.scheduler.policy.yaml_reader import TEXT_BYTES_MAX
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.options import POLICY
 from kernelproxy.common.ownership import check_file
 
 log = logging.getLogger(__name__)
 
 NAME = "policy.yaml"
 #: Environment variable with the path of a policy that is applied at each start of the daemon.
-VARIABLE = "JUPYTER_SING_POLICY"
+VARIABLE = POLICY.variable
 
 
 def keep(directory: Path, text: str) -> None:

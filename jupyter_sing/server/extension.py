@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
-from traitlets import Float, Int, Unicode, default
 
 from jupyter_sing import lost_sessions
 from jupyter_sing.server import routes
@@ -18,9 +17,11 @@ from jupyter_sing.server.defaults import use_provisioner
 from jupyter_sing.server.event_publisher import Feed
 from jupyter_sing.server.notebooks import NotebookNames
 from jupyter_sing.server.reattach import Reattachment
-from kernelproxy.common import environment
+from kernelproxy.common import options
 from kernelproxy.common.errors import SingError
+from kernelproxy.common.options import Kind, Reader
 from kernelproxy.provisioning.events import EVENT_ID
+from kernelproxy.provisioning.traits import trait
 
 EVENT_SCHEMA = Path(__file__).parent / "events" / "session-v1.yaml"
 
@@ -36,120 +37,30 @@ class SingExtension(ExtensionApp):
     extension_url = "/jupyter-sing"
     description = "GPU sessions of notebooks: suspended when idle, resumed by the next cell."
 
-    idle_timeout = Float(
-        allow_none=True,
-        help="Seconds without use after which a session is suspended; 0: never. Default: "
-        "JUPYTER_SING_IDLE_TIMEOUT, else the policy's value, else 600.",
-    ).tag(config=True)
-
-    cold_after = Float(
-        help="Seconds without use after which a suspended state is spilled to disk; 0: never. "
-        "Default: JUPYTER_SING_COLD_AFTER, else 3600.",
-    ).tag(config=True)
-
-    host_memory = Unicode(
-        help="Host memory for logs and suspended states, such as 16GiB. If more is used, the "
-        "states that were unused for longest are spilled to disk. Default: "
-        "JUPYTER_SING_HOST_MEMORY, else half of the machine's memory.",
-    ).tag(config=True)
-
-    disk_quota = Unicode(
-        help="Disk space for spilled states, checkpoints and hibernating kernels, such as 100GiB. "
-        "Default: JUPYTER_SING_DISK_QUOTA, else 64GiB.",
-    ).tag(config=True)
-
-    policy = Unicode(
-        help="Policy file, which sets which users may use which devices (docs/policy.md); applied "
-        "when the daemon starts. Default: JUPYTER_SING_POLICY, else the policy applied last.",
-    ).tag(config=True)
-
-    checkpoint_every = Float(
-        help="Seconds between two automatic checkpoints of a notebook that runs cells; 0: not by "
-        "time. Default: JUPYTER_SING_CHECKPOINT_EVERY, else 0.",
-    ).tag(config=True)
-
-    checkpoint_cells = Int(
-        help="Cells between two automatic checkpoints; 0: not by number of cells. Default: "
-        "JUPYTER_SING_CHECKPOINT_CELLS, else 0.",
-    ).tag(config=True)
-
-    checkpoint_keep = Int(
-        help="Number of automatic checkpoints of a notebook that are kept. Default: "
-        "JUPYTER_SING_CHECKPOINT_KEEP, else 3.",
-    ).tag(config=True)
-
-    hibernate_timeout = Float(
-        help="Seconds without use after which a notebook is hibernated: its GPU memory and, where "
-        "possible, its process are moved to disk; 0: never. Default: "
-        "JUPYTER_SING_HIBERNATE_TIMEOUT, else 0.",
-    ).tag(config=True)
+    idle_timeout: float | None = trait(options.IDLE_TIMEOUT, given=True)
+    cold_after: float = trait(options.COLD_AFTER)
+    host_memory: str = trait(options.HOST_MEMORY)
+    disk_quota: str = trait(options.DISK_QUOTA)
+    policy: str = trait(options.POLICY)
+    checkpoint_every: float = trait(options.CHECKPOINT_EVERY)
+    checkpoint_cells: int = trait(options.CHECKPOINT_CELLS)
+    checkpoint_keep: int = trait(options.CHECKPOINT_KEEP)
+    hibernate_timeout: float = trait(options.HIBERNATE_TIMEOUT)
+    keep_kernels: float = trait(options.KEEP_KERNELS)
 
     _feed: Feed | None = None
-
-    keep_kernels = Float(
-        help="Seconds for which kernels keep running without a server after this one was ended by "
-        "a signal or died; a new server reattaches them. 0: they end with the server. Default: "
-        "JUPYTER_SING_KEEP_KERNELS, else 86400.",
-    ).tag(config=True)
-
     _reattachment: Reattachment | None = None
     _adopted = False
     _terminated = False  # by a signal, which does not request the end of kernels
 
-    @default("keep_kernels")
-    def _default_keep_kernels(self) -> float:
-        return environment.number("KEEP_KERNELS", 86400, self.log)
-
-    @default("hibernate_timeout")
-    def _default_hibernate_timeout(self) -> float:
-        return environment.number("HIBERNATE_TIMEOUT", 0, self.log)
-
-    @default("checkpoint_every")
-    def _default_checkpoint_every(self) -> float:
-        return environment.number("CHECKPOINT_EVERY", 0, self.log)
-
-    @default("checkpoint_cells")
-    def _default_checkpoint_cells(self) -> int:
-        return int(environment.number("CHECKPOINT_CELLS", 0, self.log))
-
-    @default("checkpoint_keep")
-    def _default_checkpoint_keep(self) -> int:
-        return int(environment.number("CHECKPOINT_KEEP", 3, self.log))
-
-    @default("cold_after")
-    def _default_cold_after(self) -> float:
-        return environment.number("COLD_AFTER", 3600, self.log)
-
-    @default("host_memory")
-    def _default_host_memory(self) -> str:
-        return os.environ.get("JUPYTER_SING_HOST_MEMORY", "")
-
-    @default("disk_quota")
-    def _default_disk_quota(self) -> str:
-        return os.environ.get("JUPYTER_SING_DISK_QUOTA", "")
-
-    @default("policy")
-    def _default_policy(self) -> str:
-        return os.environ.get("JUPYTER_SING_POLICY", "")
-
-    @default("idle_timeout")
-    def _default_idle_timeout(self) -> float | None:
-        return environment.asked_number("IDLE_TIMEOUT", self.log)
-
     def initialize_settings(self) -> None:
         """Called by the server once, before handlers are made and kernels start."""
         # Provisioners and the daemon read these variables, not this application's configuration.
-        for name in (
-            "idle_timeout", "hibernate_timeout", "cold_after",
-            "checkpoint_every", "checkpoint_cells", "checkpoint_keep",
-        ):  # fmt: skip
-            if (given := getattr(self, name)) is not None:
-                os.environ[f"JUPYTER_SING_{name.upper()}"] = str(given)
-        for name in ("host_memory", "disk_quota"):
-            if value := getattr(self, name):
-                os.environ[f"JUPYTER_SING_{name.upper()}"] = value
-        if self.policy:
-            os.environ["JUPYTER_SING_POLICY"] = os.path.abspath(self.policy)
+        for option in options.options_of(Reader.SERVER):
+            given = getattr(self, option.name)
+            if option.readers != {Reader.SERVER} and given not in (None, ""):
+                path = option.kind is Kind.PATH
+                os.environ[option.variable] = os.path.abspath(given) if path else str(given)
         if self.serverapp is None or self.serverapp.event_logger is None:
             return
         use_provisioner(self.serverapp)

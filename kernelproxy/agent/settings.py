@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from kernelproxy.common.errors import ControlError
-from kernelproxy.common.units import parse_bytes
-
-MIB = 1 << 20
+from kernelproxy.common import options
+from kernelproxy.common.options import Reader, options_of
+from kernelproxy.common.units import MIB
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,8 @@ class Settings:
         True if the daemon runs as root and serves all users of the machine.
     """
 
-    idle_timeout: float = 600.0
-    linger: float = 300.0
+    idle_timeout: float = options.IDLE_TIMEOUT.default
+    linger: float = options.LINGER.default
     log_bytes: int = 512 * MIB
     log_budget: int = 256 * MIB
     grant_step: int = 64 * MIB
@@ -70,8 +67,8 @@ class Settings:
     busy_seconds: float = 120.0
     snapshot_seconds: float = 300.0
     host_memory: int = field(default_factory=lambda: _physical_memory() // 2)
-    cold_after: float = 3600.0
-    disk_quota: int = 64 << 30
+    cold_after: float = options.COLD_AFTER.default
+    disk_quota: int = options.DISK_QUOTA.default
     stop_seconds: float = 30.0
     zygote_seconds: float = 900.0
     zygote_command: list[str] = field(default_factory=lambda: ["-m", "kernelproxy.worker.zygote"])
@@ -79,22 +76,20 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read ``JUPYTER_SING_IDLE_TIMEOUT``, ``JUPYTER_SING_LINGER`` and
-        ``JUPYTER_SING_COLD_AFTER`` (seconds), ``JUPYTER_SING_HOST_MEMORY`` and
-        ``JUPYTER_SING_DISK_QUOTA`` (sizes such as ``16GiB``).
+        """Read the daemon's options that are fields of these settings.
 
         Raises
         ------
         ControlError
-            If one of them is not a number or not a size.
+            If the value of one of them is not allowed.
         """
-        return cls(
-            idle_timeout=_seconds(environment, "JUPYTER_SING_IDLE_TIMEOUT", cls.idle_timeout),
-            linger=_seconds(environment, "JUPYTER_SING_LINGER", cls.linger),
-            host_memory=_bytes(environment, "JUPYTER_SING_HOST_MEMORY", _physical_memory() // 2),
-            cold_after=_seconds(environment, "JUPYTER_SING_COLD_AFTER", cls.cold_after),
-            disk_quota=_bytes(environment, "JUPYTER_SING_DISK_QUOTA", cls.disk_quota),
+        names = {each.name for each in fields(cls)}
+        given = (
+            each
+            for each in options_of(Reader.DAEMON)
+            if each.name in names and each.text(environment) is not None
         )
+        return cls(**{each.name: each.read(environment) for each in given})
 
     def step_of(self, memory: int) -> int:
         """Return the granularity of grants, in bytes, on a device with `memory` bytes."""
@@ -103,26 +98,3 @@ class Settings:
 
 def _physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _bytes(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name)
-    if text is None:
-        return default
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise ControlError(f"{name}: {error}", "bad-request") from error
-
-
-def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
-    text = environment.get(name)
-    if text is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if math.isnan(seconds):
-        raise ControlError(f"{name} is {text!r}: not a number of seconds.", "bad-request")
-    return min(seconds, float(sys.maxsize))

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.options import DATA_DIR, DEVICES, RUNTIME_DIR, SYSTEM_DIR
 from kernelproxy.common.ownership import check_inside, overflow_uid, own_directory
 
 SOCKET_NAME = "agent.sock"
 #: Directory of the system daemon, which all users of the machine share.
-SYSTEM_DIR = "/run/jupyter-sing"
 _PACKAGES = ("kernelproxy", "jupyter_sing")
 #: Pure Python packages, which work with any interpreter.
 _LIBRARIES = ("cloudpickle",)
@@ -39,10 +39,9 @@ def runtime_dir() -> Path:
         If another user could have created files there (see `ownership.own_directory`): a user
         who can replace the socket could read every notebook.
     """
-    name = "JUPYTER_SING_RUNTIME_DIR"
-    configured = os.environ.get(name)
+    configured = RUNTIME_DIR.text()
     directory = Path(configured) if configured else jupyter_runtime_dir() / "sing"
-    return own_directory(Path(os.path.abspath(directory)), _OWN.format(name))
+    return own_directory(Path(os.path.abspath(directory)), _OWN.format(RUNTIME_DIR.variable))
 
 
 def data_dir() -> Path:
@@ -55,11 +54,10 @@ def data_dir() -> Path:
     ControlError
         As `runtime_dir`: a user who can create a checkpoint there can have its code executed.
     """
-    name = "JUPYTER_SING_DATA_DIR"
-    configured = os.environ.get(name)
+    configured = DATA_DIR.text()
     directory = Path(configured) if configured else jupyter_data_dir() / "sing"
-    own_directory(directory := Path(os.path.abspath(directory)), _OWN.format(name))
-    check_inside(directory, _OWN.format(name))
+    own_directory(directory := Path(os.path.abspath(directory)), _OWN.format(DATA_DIR.variable))
+    check_inside(directory, _OWN.format(DATA_DIR.variable))
     return directory
 
 
@@ -115,7 +113,7 @@ def socket_path() -> Path:
     """
     if named := os.environ.get("SING_SOCKET"):
         return Path(named)
-    if not os.environ.get("JUPYTER_SING_RUNTIME_DIR") and (shared := system_socket()):
+    if not RUNTIME_DIR.text() and (shared := system_socket()):
         return shared
     return runtime_dir() / SOCKET_NAME
 
@@ -125,7 +123,7 @@ def system_dir() -> Path:
 
     ``JUPYTER_SING_SYSTEM_DIR`` changes it.
     """
-    configured = os.environ.get("JUPYTER_SING_SYSTEM_DIR") or SYSTEM_DIR
+    configured = SYSTEM_DIR.text() or SYSTEM_DIR.default
     return Path(os.path.abspath(configured))
 
 
@@ -151,8 +149,8 @@ def system_socket() -> Path | None:
         raise ControlError(
             f"{path} belongs to a user who has no number in this container, which is probably the "
             "machine's root: the machine's daemon cannot serve rootless containers. Run without a "
-            "namespace of users, or set JUPYTER_SING_SYSTEM_DIR to an empty directory and "
-            "JUPYTER_SING_DEVICES to devices that the machine's daemon does not have.",
+            f"namespace of users, or set {SYSTEM_DIR.variable} to an empty directory and "
+            f"{DEVICES.variable} to devices that the machine's daemon does not have.",
             "unsafe-directory",
         )
     if not stat.S_ISSOCK(found.st_mode) or owners != {0}:

@@ -13,7 +13,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelproxy.common import paths
+from kernelproxy.common import options, paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ownership import own_directory
 
@@ -77,7 +77,7 @@ def system_place(group: str | None) -> Place:
         gid = grp.getgrnam(group).gr_gid if group else -1
     except KeyError:
         raise ControlError(f"There is no group {group!r}.", "bad-request") from None
-    data = Path(os.path.abspath(os.environ.get("JUPYTER_SING_DATA_DIR") or DATA_DIR))
+    data = Path(os.path.abspath(options.DATA_DIR.text() or DATA_DIR))
     try:
         directory = _directory(paths.system_dir(), 0o755)
         private = _directory(_directory(data, 0o700) / "daemon", 0o700)
@@ -86,8 +86,8 @@ def system_place(group: str | None) -> Place:
             error
         )
     os.umask(0o077)
-    os.environ["JUPYTER_SING_DATA_DIR"] = str(data)
-    os.environ["JUPYTER_SING_RUNTIME_DIR"] = str(private)
+    os.environ[options.DATA_DIR.variable] = str(data)
+    os.environ[options.RUNTIME_DIR.variable] = str(private)
     paths.bundle_dir(directory, 0o755)  # where users' processes find our packages
     return Place(directory, private, 0o660 if group else 0o666, gid, system=True)
 

@@ -22,13 +22,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
+from kernelproxy.common import options
 from kernelproxy.common.errors import NativeError, ProcessError
 from kernelproxy.common.untrusted import parse_json
 from kernelproxy.criu import criu, sandbox
 from kernelproxy.criu.sandbox import Form, Kind
 from kernelproxy.native.tools import sandbox_program
 
-VARIABLE = "JUPYTER_SING_CRIU"
+VARIABLE = options.CRIU.variable
 CACHE = "process-form.json"
 #: How long a failure is cached: it may be repaired meanwhile.
 REFUSAL_SECONDS = 600.0

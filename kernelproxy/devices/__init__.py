@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from kernelproxy.common.errors import DeviceError
+from kernelproxy.common.options import DEVICES
 from kernelproxy.common.shared_memory import DeviceKind
 from kernelproxy.devices import cuda, software
 from kernelproxy.devices.device import Device
@@ -27,7 +26,7 @@ def configured_devices(text: str | None = None) -> list[Device]:
         If it is invalid, or names a GPU twice or one that does not exist.
     """
     if text is None:
-        text = os.environ.get("JUPYTER_SING_DEVICES", "auto")
+        text = DEVICES.read()
     if text.strip() in ("", "auto"):
         return cuda.all_devices() or software.default_devices()
     devices: list[Device] = []
@@ -40,10 +39,10 @@ def configured_devices(text: str | None = None) -> list[Device]:
             devices.append(cuda.parse(rest))
         else:
             raise DeviceError(
-                f"{entry!r} is not a device: JUPYTER_SING_DEVICES is auto, or a list of entries "
+                f"{entry!r} is not a device: {DEVICES.variable} is auto, or a list of entries "
                 "such as cpu:4GiB, cpu:4GiB@2 (compute threads) or cuda:0."
             )
     repeated = {each.id for each in devices if [d.id for d in devices].count(each.id) > 1}
     if repeated:
-        raise DeviceError(f"JUPYTER_SING_DEVICES names {', '.join(sorted(repeated))} twice.")
+        raise DeviceError(f"{DEVICES.variable} names {', '.join(sorted(repeated))} twice.")
     return devices

@@ -17,7 +17,6 @@ import argparse
 import functools
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelproxy.common.errors import NativeError
+from kernelproxy.common.options import ANY_TORCH
 from kernelproxy.native import libraries, tools
 from kernelproxy.native import machine_libraries as machine
 from kernelproxy.native.compiler import (
@@ -278,10 +278,10 @@ def check_version(info: TorchInfo) -> None:
     """Raise `NativeError` if this torch is not supported."""
     found = re.match(r"(\d+)\.(\d+)", info.version)
     version = (int(found.group(1)), int(found.group(2))) if found else (0, 0)
-    if not TORCH_MIN <= version < TORCH_END and os.environ.get("JUPYTER_SING_ANY_TORCH") != "1":
+    if not TORCH_MIN <= version < TORCH_END and ANY_TORCH.text() != "1":
         raise NativeError(
             f"torch {info.version} is not supported: 2.{TORCH_MIN[1]} to 2.{TORCH_END[1] - 1} are"
-            " (JUPYTER_SING_ANY_TORCH=1 tries anyway)"
+            f" ({ANY_TORCH.variable}=1 tries anyway)"
         )
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from kernelproxy.common.errors import ControlError, NativeError
+from kernelproxy.common.options import NATIVE_DIR
 from kernelproxy.common.ownership import check_file, own_directory
 
 T = TypeVar("T")
 
-VARIABLE = "JUPYTER_SING_NATIVE_DIR"
-USUAL = Path("/var/cache/jupyter-sing/native")
+VARIABLE = NATIVE_DIR.variable
+USUAL = Path(NATIVE_DIR.default)
 DIGESTS = "digests.json"
 _REMEDY = f"ask root for `jupyter sing build`, or set {VARIABLE}"
 

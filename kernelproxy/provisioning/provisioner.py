@@ -17,10 +17,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from traitlets import Bool, Float, Int, Unicode, default
-
 from kernelproxy import headless
-from kernelproxy.common import environment, paths
+from kernelproxy.common import options, paths
 from kernelproxy.common.errors import ControlError, NativeError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import (
@@ -38,6 +36,7 @@ from kernelproxy.kernel.files import tracker
 from kernelproxy.native import build, libraries, tools
 from kernelproxy.provisioning import events
 from kernelproxy.provisioning.launcher import KeptKernel, in_thread
+from kernelproxy.provisioning.traits import trait
 
 EXTENSION = "kernelproxy.kernel.ipython_extension"
 #: Entry points: modules with a `load_ipython_extension`.
@@ -61,69 +60,20 @@ _trackable: set[tuple[str, float, Path]] = set()
 class SingProvisioner(KeptKernel):
     """Provisioner that starts a kernel locally and opens a device session for it."""
 
-    idle_timeout = Float(
-        allow_none=True,
-        help="Seconds without use after which a session is suspended; 0: never; not given: what "
-        "the daemon's settings or its policy say. A policy's time cannot be made longer.",
-        config=True,
-    )
-    device = Unicode("", help="Id of the device to use; empty: the agent chooses.", config=True)
-    open_timeout = Float(20.0, help="Seconds to wait for the daemon at kernel start.", config=True)
-    track_files = Bool(
-        help="Note which files a kernel changes, so that checkpoints hold them (by LD_PRELOAD).",
-        config=True,
-    )
-    checkpoint_every = Float(
-        help="Seconds between two automatic checkpoints; 0: time is no reason for one.", config=True
-    )
-    checkpoint_cells = Int(
-        help="Cells between two automatic checkpoints; 0: cells are no reason for one.", config=True
-    )
-    checkpoint_keep = Int(
-        help="How many automatic checkpoints of a notebook are kept; at least one.", config=True
-    )
-
-    save_process = Bool(
-        help="Start kernels so that their process can be saved, where CRIU works.", config=True
-    )
-    hibernate_timeout = Float(
-        help="Seconds without use after which a kernel's process is saved and ended, until it is "
-        "used again, where CRIU works; 0: never, as only users know what else their kernels do.",
-        config=True,
-    )
+    idle_timeout: float | None = trait(options.IDLE_TIMEOUT, given=True)
+    device: str = trait(options.DEVICE)
+    open_timeout: float = trait(options.OPEN_TIMEOUT)
+    track_files: bool = trait(options.TRACK_FILES)
+    checkpoint_every: float = trait(options.CHECKPOINT_EVERY)
+    checkpoint_cells: int = trait(options.CHECKPOINT_CELLS)
+    checkpoint_keep: int = trait(options.CHECKPOINT_KEEP)
+    save_process: bool = trait(options.SAVE_PROCESS)
+    hibernate_timeout: float = trait(options.HIBERNATE_TIMEOUT)
 
     _no_process: str = ""  # why its process cannot be saved
     _ending = False  # the kernel manager has requested the kernel's end
     _died = False  # it ended without such a request
     _owed = False  # and its last checkpoint is not announced yet
-
-    @default("idle_timeout")
-    def _default_idle_timeout(self) -> float | None:
-        return environment.asked_number("IDLE_TIMEOUT", self.log)
-
-    @default("hibernate_timeout")
-    def _default_hibernate_timeout(self) -> float:
-        return environment.number("HIBERNATE_TIMEOUT", 0.0, self.log)
-
-    @default("checkpoint_every")
-    def _default_checkpoint_every(self) -> float:
-        return environment.number("CHECKPOINT_EVERY", 0.0, self.log)
-
-    @default("checkpoint_cells")
-    def _default_checkpoint_cells(self) -> int:
-        return int(environment.number("CHECKPOINT_CELLS", 0, self.log))
-
-    @default("checkpoint_keep")
-    def _default_checkpoint_keep(self) -> int:
-        return int(environment.number("CHECKPOINT_KEEP", 3, self.log))
-
-    @default("track_files")
-    def _default_track_files(self) -> bool:
-        return environment.switched_on("TRACK_FILES")
-
-    @default("save_process")
-    def _default_save_process(self) -> bool:
-        return environment.switched_on("SAVE_PROCESS")
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Called by the kernel manager before each launch, also at a restart.
@@ -319,7 +269,7 @@ class SingProvisioner(KeptKernel):
             checkpoint_every=self.checkpoint_every,
             checkpoint_cells=self.checkpoint_cells,
             checkpoint_keep=self.checkpoint_keep,
-            user=environment.user(),
+            user=options.user(),
         )
 
         def open_session() -> OpenSessionReply:

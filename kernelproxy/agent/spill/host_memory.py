@@ -12,6 +12,7 @@ from typing import Protocol
 from kernelproxy.agent.spill.spill_policy import Parked, choose_cold, seconds_to_next
 from kernelproxy.agent.spill.spill_store import ColdStates
 from kernelproxy.common.errors import ControlError, SingError, StoreError
+from kernelproxy.common.options import DISK_QUOTA, HOST_MEMORY
 from kernelproxy.common.units import bytes_text
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class HostMemory:
                 raise ControlError(
                     f"Host memory for suspended sessions is full ({bytes_text(self._budget)}), and "
                     f"{full} Close notebooks, delete checkpoints, or raise "
-                    "JUPYTER_SING_HOST_MEMORY or JUPYTER_SING_DISK_QUOTA.",
+                    f"{HOST_MEMORY.variable} or {DISK_QUOTA.variable}.",
                     "quota",
                 )
             yield

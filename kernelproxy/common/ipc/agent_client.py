@@ -20,6 +20,7 @@ from kernelproxy.common.errors import ControlError, ProtocolError
 from kernelproxy.common.ipc import detach as absence
 from kernelproxy.common.ipc.fd_wait import readable
 from kernelproxy.common.ipc.framing import encode, recv_message, send_frame
+from kernelproxy.common.options import RUNTIME_DIR
 from kernelproxy.common.protocol import Error, Message, Progress
 
 __all__ = ["Control", "ControlError", "connect", "runtime_dir"]
@@ -441,7 +442,7 @@ def start_detached(
         If it cannot be started.
     """
     environment = {k: v for k, v in os.environ.items() if k not in ("SING_SESSION", "SING_SOCKET")}
-    environment["JUPYTER_SING_RUNTIME_DIR"] = str(directory)
+    environment[RUNTIME_DIR.variable] = str(directory)
     # This interpreter may find our packages by a path that is not in its environment variables.
     search = [str(paths.bundle_dir()), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search))

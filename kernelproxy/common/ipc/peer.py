@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.options import ANY_TORCH
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ _SO_PEERGROUPS = 59  # Python has no name for it
 _GROUPS_MAX = 256  # of getsockopt's 1024 bytes
 _PATH_BYTES_MAX = 4096
 #: Variables of the daemon's environment that users' processes get, besides those with a prefix.
-_PASSED = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "JUPYTER_SING_ANY_TORCH")
+_PASSED = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", ANY_TORCH.variable)
 _PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "MKL_", "TORCH_")
 
 

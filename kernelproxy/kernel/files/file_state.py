@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from kernelproxy.common import paths
+from kernelproxy.common.options import DATA_DIR, RUNTIME_DIR
 
 MODE_MASK = 0o777  # without set-user-id bits: no checkpoint restores a set-user-id program
 
@@ -124,7 +125,7 @@ def default_exclusions(environ: Mapping[str, str] = os.environ) -> tuple[str, ..
     """
     names = (
         *("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"),
-        *("JUPYTER_SING_RUNTIME_DIR", "JUPYTER_SING_DATA_DIR", "XDG_CACHE_HOME"),
+        *(RUNTIME_DIR.variable, DATA_DIR.variable, "XDG_CACHE_HOME"),
     )
     named = {environ.get(name, "") for name in names}
     ours = {str(paths.jupyter_runtime_dir()), str(paths.jupyter_data_dir())}
