@@ -14,7 +14,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { activityIcon } from '../ui/icons';
 import { CommandIDs, DOMAIN, ISing } from '../api/tokens';
 import { showView } from '../ui/views';
-import { ActivityFeed } from './data/feed';
+import { ActivityPoller } from './data/activitypoller';
 import { ActivityPanel, viewState } from './view/view';
 
 const NAMESPACE = 'jupyter-sing-activity';
@@ -48,9 +48,9 @@ export const activity: JupyterFrontEndPlugin<void> = {
       }
     };
     const open = (state: object): MainAreaWidget<ActivityPanel> => {
-      const feed = new ActivityFeed(client, model);
+      const poller = new ActivityPoller(client, model);
       const content = new ActivityPanel({
-        feed,
+        poller,
         model,
         state: viewState(state),
         translator,

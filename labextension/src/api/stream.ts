@@ -21,6 +21,6 @@ export function sessionEvent(emission: Event.Emission): ISessionEvent | null {
     return null;
   }
   const { schema_id, ...rest } = emission;
-  const told = Object.entries(rest).filter(([key]) => !key.startsWith('__'));
-  return Object.fromEntries(told) as unknown as ISessionEvent;
+  const fields = Object.entries(rest).filter(([key]) => !key.startsWith('__'));
+  return Object.fromEntries(fields) as unknown as ISessionEvent;
 }

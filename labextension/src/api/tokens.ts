@@ -37,7 +37,7 @@ export interface ISingModel {
   /** Emitted after changes, at most once a frame. */
   readonly changed: ISignal<ISingModel, void>;
   /** Emitted for each event of the server about a session, after the model was updated. */
-  readonly told: ISignal<ISingModel, ISessionEvent>;
+  readonly eventReceived: ISignal<ISingModel, ISessionEvent>;
   /** The session of a kernel, if it has one. */
   ofKernel(kernelId: string | null | undefined): Session | undefined;
   /** The session with an id. */

@@ -87,12 +87,14 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-const told = () => Notification.manager.notifications.map(each => each.message);
+const notifications = () => Notification.manager.notifications.map(each => each.message);
 
 test('restores into a notebook, and says what came back', async () => {
   await actions.restore(aCheckpoint(), here);
   expect(order).toEqual(['restore before-lunch into session-1']);
-  expect(told()).toEqual(['Restored 2 variables and 1 file from before-lunch into train.ipynb.']);
+  expect(notifications()).toEqual([
+    'Restored 2 variables and 1 file from before-lunch into train.ipynb.'
+  ]);
 });
 
 test('what did not come back stays to be seen, with its details', async () => {
@@ -112,10 +114,10 @@ test('a slow one shows that it goes on, and then only what came of it', async ()
   restore.mockReturnValueOnce(new Promise(resolve => (answer = resolve)));
   const restoring = actions.restore(aCheckpoint(), here);
   await vi.advanceTimersByTimeAsync(600);
-  expect(told()).toEqual(['Restoring before-lunch into train.ipynb']);
+  expect(notifications()).toEqual(['Restoring before-lunch into train.ipynb']);
   answer({ ...OUTCOME, form: 'process' });
   await restoring;
-  expect(told()).toEqual([
+  expect(notifications()).toEqual([
     'Restored the process of before-lunch into train.ipynb, with 2 variables and 1 file.'
   ]);
 });
@@ -134,7 +136,7 @@ test('restores into a new notebook as soon as its kernel has a session', async (
   changed.emit();
   await restoring;
   expect(order.at(-1)).toBe('restore before-lunch into session-2');
-  expect(told()).toEqual([
+  expect(notifications()).toEqual([
     'Restored 2 variables and 1 file from before-lunch into train-Copy1.ipynb.'
   ]);
 });
@@ -144,23 +146,23 @@ test('a new notebook whose kernel has no session is said to have none', async ()
   await vi.advanceTimersByTimeAsync(60_000);
   await restoring;
   expect(restore).not.toHaveBeenCalled();
-  expect(told()[0]).toContain('The kernel of train-Copy1.ipynb has no GPU session');
+  expect(notifications()[0]).toContain('The kernel of train-Copy1.ipynb has no GPU session');
 });
 
 test('a notebook that cannot be made or started is told, and nothing is restored', async () => {
   notebooks.create.mockRejectedValueOnce(new Error('No space left.'));
   await actions.restoreIntoNew(aCheckpoint());
-  expect(told()).toEqual(['No space left.']);
+  expect(notifications()).toEqual(['No space left.']);
   notebooks.start.mockResolvedValueOnce({ path: 'a.ipynb', kernelId: null });
   await actions.restoreIntoNew(aCheckpoint());
-  expect(told()[0]).toBe('a.ipynb has no kernel. Select one first.');
+  expect(notifications()[0]).toBe('a.ipynb has no kernel. Select one first.');
   expect(restore).not.toHaveBeenCalled();
 });
 
 test('a refusal is told in its own words', async () => {
   restore.mockRejectedValueOnce(new SingError('There is no checkpoint.', 'unknown-checkpoint'));
   await actions.restore(aCheckpoint(), here);
-  expect(told()).toEqual(['There is no checkpoint.']);
+  expect(notifications()).toEqual(['There is no checkpoint.']);
 });
 
 test('asks first, as long as people want to be asked', async () => {
@@ -200,5 +202,5 @@ test('who says no has lost nothing', async () => {
 test('what could not be deleted is told', async () => {
   store.delete.mockResolvedValueOnce(new Map([['before-lunch', 'Somebody reads it.']]));
   expect(await actions.delete([aCheckpoint()])).toBe(false);
-  expect(told()).toEqual(['before-lunch was not deleted: Somebody reads it.']);
+  expect(notifications()).toEqual(['before-lunch was not deleted: Somebody reads it.']);
 });

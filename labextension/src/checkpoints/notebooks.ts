@@ -139,15 +139,15 @@ export async function sessionOf(
     return found;
   }
   const observing = model.observe();
-  let look = () => undefined as void;
+  let check = () => undefined as void;
   const appeared = new Promise<Session>(resolve => {
-    look = () => {
+    check = () => {
       const session = live();
       if (session) {
         resolve(session);
       }
     };
-    model.changed.connect(look);
+    model.changed.connect(check);
   });
   try {
     void model.refresh();
@@ -158,7 +158,7 @@ export async function sessionOf(
       )
     );
   } finally {
-    model.changed.disconnect(look);
+    model.changed.disconnect(check);
     observing.dispose();
   }
 }

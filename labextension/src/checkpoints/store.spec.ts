@@ -51,8 +51,8 @@ afterEach(() => {
 });
 
 /** Change the session in the model. */
-async function tell(told: Partial<Session>): Promise<void> {
-  sessions = [aSession(told)];
+async function tell(overrides: Partial<Session>): Promise<void> {
+  sessions = [aSession(overrides)];
   changed.emit();
   await vi.advanceTimersByTimeAsync(1);
 }

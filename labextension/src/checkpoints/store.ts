@@ -1,7 +1,7 @@
 import type { IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
 import type { SingClient } from '../api/client';
-import { PATIENCE_MS, fraction } from '../model/progress';
+import { PROGRESS_DELAY_MS, fraction } from '../model/progress';
 import type { Checkpoint, ISingModel, Session } from '../api/tokens';
 
 /** Work in progress on a checkpoint. */
@@ -112,7 +112,7 @@ export class CheckpointStore implements IDisposable {
     const timer = setTimeout(() => {
       ours.isLong = true;
       this._changed.emit();
-    }, PATIENCE_MS);
+    }, PROGRESS_DELAY_MS);
     this._changed.emit();
     try {
       return await work();
@@ -193,7 +193,7 @@ export class CheckpointStore implements IDisposable {
     const timer = setTimeout(() => {
       isLong = true;
       show();
-    }, PATIENCE_MS);
+    }, PROGRESS_DELAY_MS);
     try {
       await work(show);
     } finally {

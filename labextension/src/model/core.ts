@@ -17,10 +17,10 @@ export const core: JupyterFrontEndPlugin<ISing> = {
     const client = new SingClient(serviceManager.serverSettings);
     const model = new SingModel({ client, events: serviceManager.events });
     // Events are missed while a connection is interrupted, or while the page sleeps.
-    serviceManager.connectionFailure.connect(() => model.suspect());
+    serviceManager.connectionFailure.connect(() => model.invalidate());
     document.addEventListener('visibilitychange', () => {
       if (!document.hidden) {
-        model.suspect();
+        model.invalidate();
       }
     });
     const settings = new SingSettings(registry);

@@ -81,7 +81,7 @@ test('asks about a session that is new, and forgets one that has ended', async (
 test('what is told while an answer is awaited outlasts the answer', async () => {
   let answer: (value: unknown) => void = () => undefined;
   status.mockReturnValueOnce(new Promise(resolve => (answer = resolve)));
-  model.suspect();
+  model.invalidate();
   await vi.advanceTimersByTimeAsync(10);
   tell({ session: 'session-1', state: 'queued', device: 'cpu:0', queue_position: 2 });
   answer({ devices: [aDevice()], sessions: [aSession()], sharing: {} });
@@ -93,7 +93,7 @@ test('asks until it has an answer, and says what is wrong meanwhile', async () =
   status.mockRejectedValueOnce(
     new SingError('The Jupyter server cannot be reached.', 'unreachable')
   );
-  model.suspect();
+  model.invalidate();
   await vi.advanceTimersByTimeAsync(100);
   expect(model.problem).toBe('The Jupyter server cannot be reached.');
   await vi.advanceTimersByTimeAsync(120_000);

@@ -14,9 +14,9 @@ const BACKOFF_MS_MAX = 60_000;
 /**
  * The state of devices and sessions, see `ISingModel`.
  *
- * Note [Asking]: events report every change, but not whether some were missed. So the server's
- * status is requested at the start, whenever `suspect` is called (a connection was interrupted, the
- * page was hidden), and every `interval` as long as there are observers. A poll does that: it runs
+ * Note [Requests]: events report every change, but not whether some were missed. So the server's
+ * status is requested at the start, whenever `invalidate` is called (a connection was interrupted,
+ * the page was hidden), and every `interval` as long as there are observers. A poll does that: it runs
  * while a request is pending or there are observers, stands by while the page is hidden, and is
  * stopped otherwise.
  */
@@ -27,13 +27,13 @@ export class SingModel implements ISingModel, IDisposable {
     this._events = options.events;
     this._poll = new Poll({
       auto: false,
-      factory: () => this._ask(),
+      factory: () => this._request(),
       frequency: this._frequency,
       name: 'jupyter_sing:status',
       standby: 'when-hidden'
     });
     this._events.stream.connect(this._onEvent, this);
-    this.suspect();
+    this.invalidate();
   }
 
   get devices(): readonly Device[] {
@@ -65,8 +65,8 @@ export class SingModel implements ISingModel, IDisposable {
   }
 
   /** Emitted for each event of the server about a session, after the model was updated. */
-  get told(): ISignal<this, ISessionEvent> {
-    return this._told;
+  get eventReceived(): ISignal<this, ISessionEvent> {
+    return this._eventReceived;
   }
 
   get isDisposed(): boolean {
@@ -94,8 +94,8 @@ export class SingModel implements ISingModel, IDisposable {
   }
 
   /** Request the status soon, as events may have been missed. */
-  suspect(): void {
-    this._owed = true;
+  invalidate(): void {
+    this._isRequestDue = true;
     void this._poll.refresh();
   }
 
@@ -105,13 +105,13 @@ export class SingModel implements ISingModel, IDisposable {
     }
     return new DisposableDelegate(() => {
       this._observers--;
-      this._rest();
+      this._stopIfIdle();
     });
   }
 
   update(session: Session): void {
-    this._put(session.id, session);
-    this._note();
+    this._replace(session.id, session);
+    this._emitChanged();
   }
 
   dispose(): void {
@@ -120,33 +120,33 @@ export class SingModel implements ISingModel, IDisposable {
     Signal.clearData(this);
   }
 
-  /** Request the status, and stop the poll if no more is needed (Note [Asking]). */
-  private async _ask(): Promise<void> {
-    this._owed = false;
+  /** Request the status, and stop the poll if no more is needed (Note [Requests]). */
+  private async _request(): Promise<void> {
+    this._isRequestDue = false;
     const meanwhile: ISessionEvent[] = (this._meanwhile = []);
     try {
       const { devices, sessions } = await this._client.status();
       this._devices = devices;
       this._sessions = sessions;
       // They may be newer than the answer; if they are not, applying them again is idempotent.
-      meanwhile.forEach(event => this._take(event));
+      meanwhile.forEach(event => this._apply(event));
       this._isReady = true;
       this._problem = '';
       this._isUnreachable = false;
     } catch (error) {
-      this._owed = true;
+      this._isRequestDue = true;
       this._problem = (error as Error).message;
       this._isUnreachable = error instanceof SingError && error.reason === 'unreachable';
       throw error; // the poll backs off
     } finally {
       this._meanwhile = null;
-      this._note();
+      this._emitChanged();
     }
-    this._rest();
+    this._stopIfIdle();
   }
 
-  private _rest(): void {
-    if (!this._owed && this._observers === 0 && !this.isDisposed) {
+  private _stopIfIdle(): void {
+    if (!this._isRequestDue && this._observers === 0 && !this.isDisposed) {
       void this._poll.stop();
     }
   }
@@ -157,33 +157,33 @@ export class SingModel implements ISingModel, IDisposable {
       return;
     }
     this._meanwhile?.push(event);
-    this._take(event);
-    this._note();
-    this._told.emit(event);
+    this._apply(event);
+    this._emitChanged();
+    this._eventReceived.emit(event);
   }
 
-  private _take(event: ISessionEvent): void {
-    const { session: id, ended, checkpoint, command, ...told } = event;
+  private _apply(event: ISessionEvent): void {
+    const { session: id, ended, checkpoint, command, ...changes } = event;
     if (ended) {
       this._sessions = this._sessions.filter(each => each.id !== id);
-      this.suspect(); // its kernel may still run without it, which only the server knows
+      this.invalidate(); // its kernel may still run without it, which only the server knows
     } else if (this.get(id)) {
-      this._put(id, { progress: null, ...told, device: told.device || null });
-    } else if (told.state !== 'failed') {
-      this.suspect(); // a new session, of which the event contains only a part
+      this._replace(id, { progress: null, ...changes, device: changes.device || null });
+    } else if (changes.state !== 'failed') {
+      this.invalidate(); // a new session, of which the event contains only a part
     }
     this._devicesAreOld = true;
   }
 
-  private _put(id: string, told: Partial<Session>): void {
+  private _replace(id: string, changes: Partial<Session>): void {
     const before = this.get(id);
     this._sessions = before
-      ? this._sessions.map(each => (each === before ? { ...each, ...told } : each))
-      : [...this._sessions, told as Session];
+      ? this._sessions.map(each => (each === before ? { ...each, ...changes } : each))
+      : [...this._sessions, changes as Session];
     this._devicesAreOld = true;
   }
 
-  private _note(): void {
+  private _emitChanged(): void {
     this._frame ??= window.setTimeout(() => {
       this._frame = undefined;
       this._changed.emit();
@@ -199,7 +199,7 @@ export class SingModel implements ISingModel, IDisposable {
   private readonly _events: Event.IManager;
   private readonly _poll: Poll;
   private readonly _changed = new Signal<this, void>(this);
-  private readonly _told = new Signal<this, ISessionEvent>(this);
+  private readonly _eventReceived = new Signal<this, ISessionEvent>(this);
   private _devices: readonly Device[] = [];
   private _sessions: readonly Session[] = [];
   private _isReady = false;
@@ -207,7 +207,7 @@ export class SingModel implements ISingModel, IDisposable {
   private _isUnreachable = false;
   private _interval: number;
   private _observers = 0;
-  private _owed = false;
+  private _isRequestDue = false;
   private _meanwhile: ISessionEvent[] | null = null; // events received while an answer is awaited
   private _devicesAreOld = false;
   private _frame: number | undefined;

@@ -1,6 +1,6 @@
 import { Notification } from '@jupyterlab/apputils';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { fraction, PATIENCE_MS, withProgress } from './progress';
+import { fraction, PROGRESS_DELAY_MS, withProgress } from './progress';
 import { FakeModel } from '../testing/model';
 import { aSession } from '../testing/sessions';
 
@@ -30,22 +30,23 @@ function show(_: unknown, { type, notification }: Notification.IChange): void {
   }
 }
 
-const told = () => Notification.manager.notifications.map(each => [each.type, each.message]);
+const notifications = () =>
+  Notification.manager.notifications.map(each => [each.type, each.message]);
 const bar = () => document.querySelector('[role=progressbar]');
 
 test('of what is done at once nothing is shown', async () => {
   expect(await withProgress(model, 'session-1', Promise.resolve('evening'), TEXTS)).toBe('evening');
-  await vi.advanceTimersByTimeAsync(10 * PATIENCE_MS);
-  expect(told()).toEqual([]);
+  await vi.advanceTimersByTimeAsync(10 * PROGRESS_DELAY_MS);
+  expect(notifications()).toEqual([]);
 });
 
 test('what takes longer has a bar, which follows what is known', async () => {
   let end: (name: string) => void = () => undefined;
   const doing = withProgress(model, 'session-1', new Promise<string>(done => (end = done)), TEXTS);
-  await vi.advanceTimersByTimeAsync(PATIENCE_MS - 1);
-  expect(told()).toEqual([]);
+  await vi.advanceTimersByTimeAsync(PROGRESS_DELAY_MS - 1);
+  expect(notifications()).toEqual([]);
   await vi.advanceTimersByTimeAsync(20);
-  expect(told()).toEqual([['in-progress', TEXTS.doing]]);
+  expect(notifications()).toEqual([['in-progress', TEXTS.doing]]);
   expect(bar()?.getAttribute('aria-label')).toBe(TEXTS.doing);
   expect(bar()?.hasAttribute('aria-valuenow')).toBe(false);
   model.put(aSession({ progress: progress(25, 100) }));
@@ -53,7 +54,7 @@ test('what takes longer has a bar, which follows what is known', async () => {
   expect(bar()?.getAttribute('aria-valuenow')).toBe('25');
   end('evening');
   await doing;
-  expect(told()).toEqual([['success', 'Is saved as evening.']]);
+  expect(notifications()).toEqual([['success', 'Is saved as evening.']]);
   expect(bar()).toBeNull();
 });
 
@@ -61,10 +62,10 @@ test('what fails is told in place of what was being done', async () => {
   let fail: (error: Error) => void = () => undefined;
   const never = new Promise<string>((_, reject) => (fail = reject));
   const doing = withProgress(model, 'session-1', never, TEXTS);
-  await vi.advanceTimersByTimeAsync(PATIENCE_MS + 20);
+  await vi.advanceTimersByTimeAsync(PROGRESS_DELAY_MS + 20);
   fail(new Error('The disk is full.'));
   expect(await doing).toBeUndefined();
-  expect(told()).toEqual([['error', 'The disk is full.']]);
+  expect(notifications()).toEqual([['error', 'The disk is full.']]);
 });
 
 test.each([

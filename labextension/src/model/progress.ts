@@ -2,7 +2,7 @@ import { Notification } from '@jupyterlab/apputils';
 import type { ISingModel, Session } from '../api/tokens';
 
 /** Work that takes longer than this is shown while it is in progress. */
-export const PATIENCE_MS = 500;
+export const PROGRESS_DELAY_MS = 500;
 /** Time for which a success is shown. */
 const SUCCESS_MS = 5000;
 
@@ -28,7 +28,7 @@ export async function withProgress<T>(
   let shown: Shown | undefined;
   const timer = window.setTimeout(() => {
     shown = new Shown(texts.doing, () => fraction(model.get(session)));
-  }, PATIENCE_MS);
+  }, PROGRESS_DELAY_MS);
   try {
     const result = await doing;
     shown?.end(texts.done(result), { type: 'success', autoClose: SUCCESS_MS });

@@ -29,7 +29,7 @@ export class SingSettings implements ISingSettings {
   }
 
   async set<K extends keyof SingChoices>(key: K, value: SingChoices[K]): Promise<void> {
-    this._take({ ...this._choices, [key]: value });
+    this._apply({ ...this._choices, [key]: value });
     try {
       await this._saved?.set(key, value);
     } catch (error) {
@@ -40,7 +40,7 @@ export class SingSettings implements ISingSettings {
   private async _follow(registry: ISettingRegistry): Promise<void> {
     try {
       const saved = (this._saved = await registry.load(PLUGIN_ID));
-      const read = () => this._take(saved.composite as Partial<SingChoices>);
+      const read = () => this._apply(saved.composite as Partial<SingChoices>);
       saved.changed.connect(read);
       read();
     } catch (error) {
@@ -48,7 +48,7 @@ export class SingSettings implements ISingSettings {
     }
   }
 
-  private _take(choices: Partial<SingChoices>): void {
+  private _apply(choices: Partial<SingChoices>): void {
     this._choices = { ...DEFAULTS, ...choices };
     this.changed.emit();
   }

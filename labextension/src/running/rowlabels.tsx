@@ -15,9 +15,9 @@ interface ISearched {
 /** Render again when the value read from the rows has changed. */
 function useRow<T>(rows: Rows, read: () => T): T {
   const subscribe = useCallback(
-    (heard: () => void) => {
-      rows.changed.connect(heard);
-      return () => void rows.changed.disconnect(heard);
+    (onChange: () => void) => {
+      rows.changed.connect(onChange);
+      return () => void rows.changed.disconnect(onChange);
     },
     [rows]
   );

@@ -3,7 +3,7 @@ import { Signal } from '@lumino/signaling';
 import { isWaiting } from '../text/facts';
 import type { Shown } from '../ui/icons';
 import type { Device, ISingModel, Session } from '../api/tokens';
-import { isMine, obstacle } from '../text/verbs';
+import { isMine, obstacle } from '../text/sessionactions';
 import { bytesText, occupancyText, usedPercent } from '../text/format';
 import { deviceName, sessionName, shown, stateSentence, stateWord } from '../text/words';
 
@@ -109,7 +109,7 @@ export class Rows {
       this._deviceRow(each, waiting.get(each.id) ?? 0)
     );
     this._groups = this._grouped();
-    this._note = this._noted();
+    this._note = this._noteText();
     this._shape = JSON.stringify([this._groups, this._note]);
   }
 
@@ -155,7 +155,7 @@ export class Rows {
     return elsewhere.length > 0 ? [...groups, group(null, elsewhere)] : groups;
   }
 
-  private _noted(): string {
+  private _noteText(): string {
     const { isReady, problem, sessions } = this._model;
     if (problem) {
       return isReady ? this._trans.__('%1 This list may be out of date.', problem) : problem;

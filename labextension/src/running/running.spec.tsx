@@ -69,8 +69,8 @@ test.each([
   ['restoring', {}, 'Restoring', null],
   ['migrating', {}, 'Migrating', null],
   ['failed', {}, 'Error', null]
-] as const)('a session that is %s %j reads %s, and its button %s', (state, told, word, label) => {
-  model.put(aSession({ state, ...told, reason: 'This happens next.' }));
+] as const)('a session that is %s %j reads %s, and its button %s', (state, overrides, word, label) => {
+  model.put(aSession({ state, ...overrides, reason: 'This happens next.' }));
   render();
   expect(part('session-1', 'Name')).toBe('train.ipynb');
   expect(part('session-1', 'Word')).toBe(word);

@@ -16,7 +16,7 @@ import { activityIcon } from '../ui/icons';
 import { DeviceLabel, NoteLabel, SessionLabel } from './rowlabels';
 import { type IGroup, Rows } from './rows';
 import { CommandIDs, DOMAIN, ISing, type ISingModel } from '../api/tokens';
-import { obstacle } from '../text/verbs';
+import { obstacle } from '../text/sessionactions';
 
 /**
  * The view that is opened from the section's toolbar; more buttons would leave no room for its
@@ -188,7 +188,7 @@ export class RunningDevices implements IRunningSessions.IManager {
 /** Hold a resource while a widget is visible. */
 export function whileVisible(widget: Widget, hold: () => IDisposable): void {
   let held: IDisposable | undefined;
-  const look = () => {
+  const update = () => {
     if (widget.isVisible && !held) {
       held = hold();
     } else if (!widget.isVisible) {
@@ -198,9 +198,9 @@ export function whileVisible(widget: Widget, hold: () => IDisposable): void {
   };
   MessageLoop.installMessageHook(widget, (_, { type }) => {
     if (/^(after-(show|hide|attach|detach)|close-request)$/.test(type)) {
-      queueMicrotask(look); // hooks are called before the widget updates its state
+      queueMicrotask(update); // hooks are called before the widget updates its state
     }
     return true;
   });
-  look();
+  update();
 }

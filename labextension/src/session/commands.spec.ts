@@ -26,7 +26,7 @@ const notebook = (kernel: string) => ({
 beforeEach(() => {
   registry = new CommandRegistry();
   model = new FakeModel([aDevice(), aDevice({ id: 'cpu:1', memory_used: 0 })], [aSession()]);
-  const done = (told: Partial<Session>) => vi.fn(async () => aSession(told));
+  const done = (overrides: Partial<Session>) => vi.fn(async () => aSession(overrides));
   client = {
     suspend: done({ state: 'suspended' }),
     resume: done({ state: 'idle' }),
@@ -58,7 +58,8 @@ afterEach(() => {
   document.body.replaceChildren();
 });
 
-const told = () => Notification.manager.notifications.map(each => [each.type, each.message]);
+const notifications = () =>
+  Notification.manager.notifications.map(each => [each.type, each.message]);
 
 /** Answer the dialog as soon as it is open. */
 async function answer(label: string): Promise<HTMLElement> {
@@ -100,7 +101,7 @@ test('what cannot be done says why', async () => {
   expect(registry.caption(CommandIDs.suspend, { session })).toBe('It is already suspended.');
   await registry.execute(CommandIDs.suspend, { session });
   expect(client['suspend']).not.toHaveBeenCalled();
-  expect(told()).toEqual([['info', 'It is already suspended.']]);
+  expect(notifications()).toEqual([['info', 'It is already suspended.']]);
   model.devices = [aDevice()];
   expect(registry.caption(CommandIDs.migrate, { session })).toBe('There is no other GPU.');
 });
@@ -140,7 +141,7 @@ test('a running session is suspended when people have said so, and is not asked 
   model.put(aSession());
   await registry.execute(CommandIDs.suspend, { session });
   expect(client['suspend']).toHaveBeenCalledTimes(2);
-  expect(told()).toEqual([]);
+  expect(notifications()).toEqual([]);
 });
 
 test('an idle session is suspended without a question', async () => {
@@ -196,7 +197,7 @@ test('what fails is told once, in the words of the server', async () => {
   client['resume'].mockRejectedValueOnce(new Error('cpu:0 has no room.'));
   model.put(aSession({ state: 'suspended' }));
   await registry.execute(CommandIDs.resume, { session });
-  expect(told()).toEqual([['error', 'cpu:0 has no room.']]);
+  expect(notifications()).toEqual([['error', 'cpu:0 has no room.']]);
 });
 
 test('the notebook of a session is opened, if this server has it', async () => {
@@ -205,7 +206,9 @@ test('the notebook of a session is opened, if this server has it', async () => {
   model.put(aSession({ kernel_id: 'elsewhere' }));
   await registry.execute(CommandIDs.openNotebook, { session });
   expect(opened).toHaveBeenCalledTimes(1);
-  expect(told()).toEqual([['info', 'The notebook train.ipynb was not found on this server.']]);
+  expect(notifications()).toEqual([
+    ['info', 'The notebook train.ipynb was not found on this server.']
+  ]);
 });
 
 test('what shows commands is told when they change, and only then', async () => {

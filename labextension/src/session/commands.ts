@@ -12,7 +12,7 @@ import { askForDevice, askForName, mayBeSuspended } from './dialogs';
 import { checkpointIcon, pinIcon, stateIcons } from '../ui/icons';
 import { withProgress } from '../model/progress';
 import { CommandIDs, DOMAIN, ISing, type Session } from '../api/tokens';
-import { isMine, movedText, obstacle, type Verb } from '../text/verbs';
+import { isMine, movedText, obstacle, type Verb } from '../text/sessionactions';
 import { bytesText } from '../text/format';
 import { deviceName, sessionName, stateSentence } from '../text/words';
 
@@ -294,7 +294,7 @@ class Commands {
     const { _app: app } = this;
     const { model } = this._sing;
     let before = '';
-    const look = () => {
+    const notifyIfChanged = () => {
       const about = model.sessions.map(each =>
         [each.id, each.state, each.pinned, each.device, each.progress?.verb, each.kernel_id].join()
       );
@@ -307,8 +307,8 @@ class Commands {
         );
       }
     };
-    model.changed.connect(look);
-    app.shell.currentChanged?.connect(look);
+    model.changed.connect(notifyIfChanged);
+    app.shell.currentChanged?.connect(notifyIfChanged);
   }
 }
 

@@ -5,7 +5,7 @@ import React from 'react';
 import { waitingCount } from '../text/facts';
 import { MemoryBar } from '../ui/memorybar';
 import type { ISing, ISingModel, Session } from '../api/tokens';
-import { checkpointName, likelyTarget, roomOn, roomText } from '../text/verbs';
+import { checkpointName, likelyTarget, capacityOn, capacityText } from '../text/sessionactions';
 import { occupancyText, usedPercent } from '../text/format';
 import { deviceName, sessionName } from '../text/words';
 
@@ -100,9 +100,9 @@ class DevicePicker extends ReactWidget implements Dialog.IBodyWidget<string | nu
 
   private _choice(device: ISingModel['devices'][number]): React.JSX.Element {
     const session = this._model.get(this._session.id) ?? this._session;
-    const room = roomOn(device, session);
+    const room = capacityOn(device, session);
     const waiting = waitingCount(this._model.sessions, device);
-    const words = [occupancyText(device), roomText(room, this._trans)];
+    const words = [occupancyText(device), capacityText(room, this._trans)];
     if (waiting > 0) {
       words.splice(1, 0, this._trans.__('%1 waiting', waiting));
     }

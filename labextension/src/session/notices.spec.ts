@@ -28,7 +28,8 @@ beforeEach(() => {
 
 afterEach(() => Notification.dismiss());
 
-const told = () => Notification.manager.notifications.map(each => [each.type, each.message]);
+const notifications = () =>
+  Notification.manager.notifications.map(each => [each.type, each.message]);
 
 function tell(event: ISessionEvent): void {
   const { session, ...changes } = event;
@@ -38,7 +39,7 @@ function tell(event: ISessionEvent): void {
   } else {
     model.sessions = model.sessions.filter(each => each.id !== session);
   }
-  model.told.emit(event);
+  model.eventReceived.emit(event);
   model.changed.emit();
 }
 
@@ -60,7 +61,7 @@ function press(): void {
 test('a checkpoint is restored into the next kernel of a notebook whose kernel died', () => {
   tell({ session: 'session-1', ended: true });
   tell(DIED);
-  expect(told()).toEqual([
+  expect(notifications()).toEqual([
     ['warning', 'The kernel of train.ipynb died. Restore checkpoint evening to continue.']
   ]);
   press();
@@ -93,8 +94,8 @@ test.each([
   model.put(aSession({ state: before, pinned }));
   // The change of the model comes after the event.
   model.sessions = [aSession({ state, pinned, reason })];
-  model.told.emit({ session: 'session-1', state, reason });
-  expect(told()).toEqual(type ? [[type, `train.ipynb: ${reason}`]] : []);
+  model.eventReceived.emit({ session: 'session-1', state, reason });
+  expect(notifications()).toEqual(type ? [[type, `train.ipynb: ${reason}`]] : []);
 });
 
 test('people are told who has paused their notebook, and can resume it', () => {
@@ -102,16 +103,16 @@ test('people are told who has paused their notebook, and can resume it', () => {
   const reason = 'Suspended by root, 09:12. Resumes when you run the next cell.';
   const now = { state: 'suspended', suspended_by: 'root', reason } as const;
   model.sessions = [aSession(now)];
-  model.told.emit({ session: 'session-1', ...now });
-  expect(told()).toEqual([['warning', `train.ipynb: ${reason}`]]);
+  model.eventReceived.emit({ session: 'session-1', ...now });
+  expect(notifications()).toEqual([['warning', `train.ipynb: ${reason}`]]);
   press();
   expect(resumed.mock.calls[0][0]).toEqual({ session: 'session-1' });
 });
 
 test('nothing is told of the sessions of others, or when nobody wants to know', async () => {
   model.put(aSession({ reason: '', owner: 'bob' }));
-  model.told.emit({ session: 'session-1', state: 'failed', reason: '' });
+  model.eventReceived.emit({ session: 'session-1', state: 'failed', reason: '' });
   await settings.set('notifications', false);
-  model.told.emit(DIED);
-  expect(told()).toEqual([]);
+  model.eventReceived.emit(DIED);
+  expect(notifications()).toEqual([]);
 });

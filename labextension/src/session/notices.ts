@@ -4,7 +4,7 @@ import { ITranslator, nullTranslator, type TranslationBundle } from '@jupyterlab
 import type { CommandRegistry } from '@lumino/commands';
 import type { ISessionEvent } from '../api/stream';
 import { CommandIDs, DOMAIN, ISing, type Session } from '../api/tokens';
-import { isMine } from '../text/verbs';
+import { isMine } from '../text/sessionactions';
 import { readable, sessionName } from '../text/words';
 
 /**
@@ -41,10 +41,10 @@ class Notices {
     const { model } = this._sing;
     const remember = () => (this._known = new Map(model.sessions.map(each => [each.id, each])));
     remember();
-    model.told.connect((_, event) => {
+    model.eventReceived.connect((_, event) => {
       const before = this._known.get(event.session);
       if (this._sing.settings.get('notifications')) {
-        this._look(event, before);
+        this._compare(event, before);
       }
       const now = model.get(event.session);
       // A session that has ended is remembered: the event that its kernel died may come after its
@@ -56,13 +56,13 @@ class Notices {
     model.changed.connect(() => {
       const died = this._known;
       remember();
-      died.forEach((each, id) => this._known.has(id) || this._gone.set(id, each.name));
+      died.forEach((each, id) => this._known.has(id) || this._endedNames.set(id, each.name));
       // Keep only the sessions that ended last.
-      [...this._gone.keys()].slice(0, -GONE_MAX).forEach(id => this._gone.delete(id));
+      [...this._endedNames.keys()].slice(0, -GONE_MAX).forEach(id => this._endedNames.delete(id));
     });
   }
 
-  private _look(event: ISessionEvent, before: Session | undefined): void {
+  private _compare(event: ISessionEvent, before: Session | undefined): void {
     if (event.checkpoint && event.command) {
       this._kernelDied(event, before);
     } else if (before && isMine(before) && !event.ended && event.state !== before.state) {
@@ -94,7 +94,7 @@ class Notices {
   private _kernelDied(event: ISessionEvent, before: Session | undefined): void {
     const { _trans: trans } = this;
     const checkpoint = event.checkpoint ?? '';
-    const known = (before?.name ?? this._gone.get(event.session))?.split('/').pop();
+    const known = (before?.name ?? this._endedNames.get(event.session))?.split('/').pop();
     const text = known
       ? trans.__('The kernel of %1 died. Restore checkpoint %2 to continue.', known, checkpoint)
       : trans.__('A kernel died. Restore checkpoint %1 to continue.', checkpoint);
@@ -130,7 +130,7 @@ class Notices {
       'in-progress',
       { autoClose: false }
     );
-    const look = () => {
+    const restoreIfReady = () => {
       const session = next();
       if (session) {
         stop();
@@ -145,15 +145,15 @@ class Notices {
       }
     };
     const stop = () => {
-      model.changed.disconnect(look);
+      model.changed.disconnect(restoreIfReady);
       Notification.manager.changed.disconnect(hidden);
     };
-    model.changed.connect(look);
+    model.changed.connect(restoreIfReady);
     Notification.manager.changed.connect(hidden);
   }
 
   private _known = new Map<string, Session>();
-  private readonly _gone = new Map<string, string>();
+  private readonly _endedNames = new Map<string, string>();
 }
 
 /** True if another user than its owner has suspended a session. */

@@ -8,7 +8,7 @@ import { Pill, pill as plugin } from './pill';
 import { SingSettings } from '../model/settings';
 import { FakeContext } from '../testing/kernels';
 import { FakeModel } from '../testing/model';
-import { until } from '../testing/patience';
+import { until } from '../testing/timeouts';
 import { aDevice, aSession } from '../testing/sessions';
 import { CommandIDs, type ISing, type Session } from '../api/tokens';
 
@@ -42,7 +42,7 @@ function isBlank(): boolean {
 }
 
 function word(): string | null | undefined {
-  return pill.node.querySelector('.jp-SingRoom > :first-child')?.textContent;
+  return pill.node.querySelector('.jp-SingReservedWidth > :first-child')?.textContent;
 }
 
 function popover(): Element | null {
@@ -61,14 +61,14 @@ test.each<[Partial<Session>, string]>([
     { state: 'preparing', progress: { verb: 'prepare', checkpoint: '', done: 12, total: 58 } },
     'Preparing, 12 of 58'
   ]
-])('shows %j as %s, with an icon and its sentence', async (told, expected) => {
-  model.put(aSession({ ...told, reason: 'So it is.' }));
+])('shows %j as %s, with an icon and its sentence', async (overrides, expected) => {
+  model.put(aSession({ ...overrides, reason: 'So it is.' }));
   await until(() => word() === expected);
   const shown = await button();
   expect(shown.querySelector('svg')).not.toBeNull();
   expect(shown.title).toBe('So it is.');
   expect(shown.getAttribute('aria-label')).toBe(`${expected}: GPU session of this kernel`);
-  expect(shown.dataset['state']).toBe(told.state);
+  expect(shown.dataset['state']).toBe(overrides.state);
 });
 
 test('shows that a session is pinned', async () => {
@@ -106,7 +106,7 @@ test('says CPU only of a kernel without a session, once that is known', async ()
 test('says nothing without a kernel, and until the server has answered, but keeps its place', async () => {
   context.stop();
   await until(isBlank);
-  expect(pill.node.querySelectorAll('.jp-SingRoom-text').length).toBeGreaterThan(5);
+  expect(pill.node.querySelectorAll('.jp-SingReservedWidth-text').length).toBeGreaterThan(5);
   context.start('kernel-1');
   await button();
   model.isReady = false;
@@ -201,8 +201,8 @@ test('one of three on two devices reads the same while turns come and go', async
   const read = new Set<string>();
   model.put(aSession({ state: 'queued', queue_position: 1 }));
   await until(() => word() === 'Queued, next');
-  for (const told of [...turns, ...turns]) {
-    model.put(aSession({ shared, queue_position: null, ...told }));
+  for (const overrides of [...turns, ...turns]) {
+    model.put(aSession({ shared, queue_position: null, ...overrides }));
     await until(() => word() === 'Sharing');
     const { title, dataset } = await button();
     read.add(`${dataset.state} ${title.split(' · ').slice(0, 2).join(' · ')}`);

@@ -10,7 +10,7 @@ import { pinIcon, stateIcons } from '../ui/icons';
 import { contextOf, isUnknown, sessionOf } from '../model/kernels';
 import { Popover } from '../ui/popover';
 import { fraction } from '../model/progress';
-import { Room } from '../ui/room';
+import { ReservedWidth } from '../ui/reservedwidth';
 import { StateCard } from './statecard';
 import { CommandIDs, DOMAIN, ISing, type ISingModel, type Session } from '../api/tokens';
 import { percentText } from '../text/format';
@@ -125,9 +125,9 @@ export function PillButton(props: {
   const content = (
     <>
       <Icon tag="span" className="jp-SingPill-icon" />
-      <span className="jp-SingRoom">
+      <span className="jp-SingReservedWidth">
         <span>{word}</span>
-        <Room for={allWords(trans)} />
+        <ReservedWidth for={allWords(trans)} />
       </span>
       {session?.pinned && <pinIcon.react tag="span" className="jp-SingPill-icon jp-mod-pin" />}
       <PillBar session={session} />

@@ -6,7 +6,7 @@ import * as React from 'react';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { StateCard } from './statecard';
 import { FakeModel } from '../testing/model';
-import { until } from '../testing/patience';
+import { until } from '../testing/timeouts';
 import { aDevice, aSession } from '../testing/sessions';
 import { CommandIDs, type Session } from '../api/tokens';
 
@@ -55,22 +55,22 @@ async function show(session: Session | undefined, ...others: Session[]): Promise
 const text = () => card.node.textContent ?? '';
 const buttons = () => [...card.node.querySelectorAll('button')];
 const label = (each: Element) =>
-  each.querySelector('.jp-SingRoom > :first-child')?.textContent ?? each.textContent;
+  each.querySelector('.jp-SingReservedWidth > :first-child')?.textContent ?? each.textContent;
 const button = (text: string) => buttons().find(each => label(each) === text)!;
 
 test.each<[Partial<Session>, string[]]>([
   [{ state: 'running' }, ['Suspend', 'Keep on GPU', 'Save checkpoint', 'Activity']],
   [{ state: 'queued' }, ['Suspend', 'Keep on GPU', 'Save checkpoint', 'Activity']],
   [{ state: 'suspended' }, ['Resume now', 'Keep on GPU', 'Save checkpoint', 'Activity']]
-])('of %j it offers %j', async (told, labels) => {
-  await show(aSession(told));
+])('of %j it offers %j', async (overrides, labels) => {
+  await show(aSession(overrides));
   expect(buttons().map(label)).toEqual(labels);
 });
 
 test('the button that was pressed keeps the focus when it says the opposite', async () => {
   const session = aSession({ state: 'running' });
-  const Shown = (told: { session: Session }) => (
-    <StateCard {...{ model, commands, trans }} session={told.session} onLeave={left} />
+  const Shown = (overrides: { session: Session }) => (
+    <StateCard {...{ model, commands, trans }} session={overrides.session} onLeave={left} />
   );
   const [first, then] = [session, { ...session, state: 'suspended' } as Session];
   model.sessions = [session];
@@ -103,11 +103,14 @@ test.each<[number | null, 'premium' | 'basic', boolean]>([
   [0.95, 'premium', false],
   [0, 'basic', false],
   [null, 'premium', false]
-])('who shares and is promised %s as %s is told of a lack: %s', async (promised, tier, isTold) => {
-  const shared = { devices: ['cpu:0'], with: ['bob'], share: 0.5 };
-  await show(aSession({ promised, served_as: tier, shared }));
-  expect(text().includes('without its guaranteed share')).toBe(isTold);
-});
+])(
+  'who shares and is promised %s as %s is overrides of a lack: %s',
+  async (promised, tier, isTold) => {
+    const shared = { devices: ['cpu:0'], with: ['bob'], share: 0.5 };
+    await show(aSession({ promised, served_as: tier, shared }));
+    expect(text().includes('without its guaranteed share')).toBe(isTold);
+  }
+);
 
 test('what cannot be done says why, and is not done', async () => {
   obstacle = 'A checkpoint is being saved.';

@@ -4,7 +4,7 @@ import * as React from 'react';
 import { checkpointText, neighbours, queueText, shortfallText, withoutTurn } from '../text/facts';
 import { checkpointIcon, pinIcon, stateIcons } from '../ui/icons';
 import { fraction } from '../model/progress';
-import { Room } from '../ui/room';
+import { ReservedWidth } from '../ui/reservedwidth';
 import { CommandIDs, type Device, type ISingModel, type Session } from '../api/tokens';
 import { bytesText, occupancyText, percentText } from '../text/format';
 import {
@@ -139,9 +139,9 @@ function Turn(props: { session: Session; trans: TranslationBundle }): React.JSX.
 function useCountdown(session: Session): number | null {
   const [now, setNow] = React.useState(Date.now);
   // Each update of a session makes a new object, with a new estimate.
-  const told = React.useRef({ session, at: now });
-  if (told.current.session !== session) {
-    told.current = { session, at: Date.now() };
+  const received = React.useRef({ session, at: now });
+  if (received.current.session !== session) {
+    received.current = { session, at: Date.now() };
   }
   const counts = session.expected_wait != null;
   React.useEffect(() => {
@@ -150,7 +150,7 @@ function useCountdown(session: Session): number | null {
   }, [counts]);
   return session.expected_wait == null
     ? null
-    : session.expected_wait - Math.max(0, now - told.current.at) / 1000;
+    : session.expected_wait - Math.max(0, now - received.current.at) / 1000;
 }
 
 /** Work in progress (save, restore or preparation), and its progress. */
@@ -299,9 +299,9 @@ function Actions(props: IStateCardProps & { session: Session }): React.JSX.Eleme
               {command === CommandIDs.pin && (
                 <pinIcon.react tag="span" className="jp-SingCard-icon" />
               )}
-              <span className="jp-SingRoom">
+              <span className="jp-SingReservedWidth">
                 <span>{label}</span>
-                <Room for={room ?? []} />
+                <ReservedWidth for={room ?? []} />
               </span>
             </button>
           );

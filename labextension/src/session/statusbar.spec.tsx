@@ -4,7 +4,7 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { StatusItem } from './statusbar';
 import { FakeContext } from '../testing/kernels';
 import { FakeModel } from '../testing/model';
-import { until } from '../testing/patience';
+import { until } from '../testing/timeouts';
 import { aDevice, aSession } from '../testing/sessions';
 
 const GB = 2 ** 30;
@@ -33,7 +33,7 @@ beforeEach(() => {
 
 afterEach(() => item.dispose());
 
-const text = () => item.node.querySelector('.jp-SingRoom > :first-child')?.textContent;
+const text = () => item.node.querySelector('.jp-SingReservedWidth > :first-child')?.textContent;
 
 test('says it of all devices, and of its own for a notebook', async () => {
   await until(() => text() === '2 GPUs: 13.0 GiB of 160.0 GiB · 1 waiting');

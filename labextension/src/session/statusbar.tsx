@@ -8,7 +8,7 @@ import * as React from 'react';
 import { devicesText, devicesTextsMax, waitingCount } from '../text/facts';
 import { deviceIcon } from '../ui/icons';
 import { contextOf, sessionOf } from '../model/kernels';
-import { Room } from '../ui/room';
+import { ReservedWidth } from '../ui/reservedwidth';
 import { type Device, DOMAIN, ISing, type ISingModel } from '../api/tokens';
 
 /** JupyterLab's own command; its panel has our section. */
@@ -66,9 +66,9 @@ export class StatusItem extends ReactWidget {
         onClick={onClick}
       >
         <deviceIcon.react tag="span" className="jp-SingStatus-icon" />
-        <span className="jp-SingRoom">
+        <span className="jp-SingReservedWidth">
           <span>{text(shown, device)}</span>
-          <Room for={devicesTextsMax(shown, trans)} />
+          <ReservedWidth for={devicesTextsMax(shown, trans)} />
         </span>
       </button>
     );

@@ -1,4 +1,4 @@
-import type { Activity, DeviceActivity, Happening, Span } from '../activity/data/data';
+import type { Activity, DeviceActivity, ActivityEvent, Span } from '../activity/data/data';
 
 /** Pseudorandom numbers, the same each time. */
 export function randomOf(seed: number): () => number {
@@ -42,7 +42,7 @@ export function aDay(options: {
   const since = until - 86_400;
   const total = kind === 'cuda' ? 80 * GB : 2 * GB;
   const scale = total / (80 * GB);
-  const events: Happening[] = [];
+  const events: ActivityEvent[] = [];
   const devices: DeviceActivity[] = Array.from({ length: count }, (_, index) => ({
     id: `${kind === 'cuda' ? 'cuda' : 'cpu'}:${index}`,
     kind,
@@ -53,7 +53,7 @@ export function aDay(options: {
   }));
   const happens = (
     at: number,
-    what: Happening['kind'],
+    what: ActivityEvent['kind'],
     who: number,
     device: number,
     text: string

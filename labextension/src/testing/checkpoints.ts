@@ -1,7 +1,7 @@
 import type { Checkpoint } from '../api/tokens';
 
 /** A checkpoint as the server describes one, with a test's values. */
-export function aCheckpoint(told: Partial<Checkpoint> = {}): Checkpoint {
+export function aCheckpoint(overrides: Partial<Checkpoint> = {}): Checkpoint {
   return {
     name: 'before-lunch',
     created: '2026-01-01T12:00:00.000+00:00',
@@ -23,7 +23,7 @@ export function aCheckpoint(told: Partial<Checkpoint> = {}): Checkpoint {
     omitted: [{ name: 'stream', why: 'a generator', partly: false }],
     only_process: [],
     files: 1,
-    ...told
+    ...overrides
   };
 }
 

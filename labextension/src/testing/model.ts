@@ -6,7 +6,7 @@ import type { Device, ISingModel, Session } from '../api/tokens';
 /** A model with a test's data, which emits changes at once. */
 export class FakeModel implements ISingModel {
   readonly changed = new Signal<this, void>(this);
-  readonly told = new Signal<this, ISessionEvent>(this);
+  readonly eventReceived = new Signal<this, ISessionEvent>(this);
   isReady = true;
   problem = '';
   isUnreachable = false;

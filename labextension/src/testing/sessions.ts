@@ -1,7 +1,7 @@
 import type { Device, Session } from '../api/tokens';
 
 /** A session as the server describes one, with a test's values. */
-export function aSession(told: Partial<Session> = {}): Session {
+export function aSession(overrides: Partial<Session> = {}): Session {
   return {
     id: 'session-1',
     name: 'lessons/train.ipynb',
@@ -39,12 +39,12 @@ export function aSession(told: Partial<Session> = {}): Session {
     automatic: { every: 0, cells: 0, keep: 3, problem: '' },
     last_checkpoint: null,
     progress: null,
-    ...told
+    ...overrides
   };
 }
 
 /** A device as the server describes one. */
-export function aDevice(told: Partial<Device> = {}): Device {
+export function aDevice(overrides: Partial<Device> = {}): Device {
   const memory = { memory_total: 2 ** 31, memory_used: 2 ** 28 };
-  return { id: 'cpu:0', kind: 'software', sessions: ['session-1'], ...memory, ...told };
+  return { id: 'cpu:0', kind: 'software', sessions: ['session-1'], ...memory, ...overrides };
 }

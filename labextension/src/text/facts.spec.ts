@@ -41,8 +41,8 @@ test.each([
 
 test('says when the last checkpoint was made, with the date if that was not today', () => {
   const now = new Date(2026, 10, 22, 12, 0);
-  const made = (created: Date, told: object = {}) => {
-    const last = { name: 'a', automatic: true, earlier: false, died: false, ...told };
+  const made = (created: Date, overrides: object = {}) => {
+    const last = { name: 'a', automatic: true, earlier: false, died: false, ...overrides };
     const session = aSession({ last_checkpoint: { ...last, created: created.toISOString() } });
     return checkpointText(session, now, 'en-GB', trans);
   };
@@ -75,8 +75,8 @@ test('those wait for a device who are queued for it', () => {
 });
 
 test('a sentence that is said beside its word and its turn says neither again', () => {
-  const told = 'Waiting for Simulated GPU 0 (in use by bob). You are next, about 1 s.';
-  expect(withoutTurn(told)).toBe('Waiting for Simulated GPU 0 (in use by bob).');
+  const sentence = 'Waiting for Simulated GPU 0 (in use by bob). You are next, about 1 s.';
+  expect(withoutTurn(sentence)).toBe('Waiting for Simulated GPU 0 (in use by bob).');
   expect(withoutTurn('Waiting for GPU 1. Place 12 in the queue, about 3 min.')).toBe(
     'Waiting for GPU 1.'
   );
@@ -92,8 +92,8 @@ test.each([
   ['Suspends at %.', new Date(2026, 10, 24, 9, 12), '24 Nov 2026, 09:12']
 ])('moments in a sentence are read on the clock of the browser: %s', (text, moment, clock) => {
   const now = new Date(2026, 10, 23, 8, 0);
-  const told = text.replace('%', moment.toISOString().replace(':00.000Z', 'Z'));
-  expect(readable(told, now, 'en-GB')).toBe(text.replace('%', clock));
+  const sentence = text.replace('%', moment.toISOString().replace(':00.000Z', 'Z'));
+  expect(readable(sentence, now, 'en-GB')).toBe(text.replace('%', clock));
   expect(readable(text.replace('%', moment.toISOString()), now, 'en-GB')).toContain(clock);
 });
 

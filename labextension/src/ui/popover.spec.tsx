@@ -1,7 +1,7 @@
 import * as React from 'react';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { place, Popover } from './popover';
-import { until } from '../testing/patience';
+import { until } from '../testing/timeouts';
 
 class Choices extends Popover {
   protected content(): React.ReactElement {

@@ -17,14 +17,14 @@ import {
 
 const NOW = 1_800_000_000;
 
-function aSpan(start: number, end: number, told: Partial<Span> = {}): Span {
-  const session = told.session ?? 's';
+function aSpan(start: number, end: number, overrides: Partial<Span> = {}): Span {
+  const session = overrides.session ?? 's';
   return {
     device: 'cuda:0',
     name: '',
     owner: 'ada',
     state: 'running',
-    ...told,
+    ...overrides,
     session,
     start,
     end
@@ -35,10 +35,10 @@ function aRecord(
   since: number,
   until: number,
   held: Span[],
-  told: Partial<Activity> = {}
+  overrides: Partial<Activity> = {}
 ): Activity {
   const device = { id: 'cuda:0', kind: 'cuda' as const, memory_total: 100, memory: [], queue: [] };
-  return { since, until, devices: [{ ...device, held }], events: [], ...told } as Activity;
+  return { since, until, devices: [{ ...device, held }], events: [], ...overrides } as Activity;
 }
 
 /** Return the answer of a server that knows a whole day, to a request for a part of it. */
@@ -90,8 +90,8 @@ test.each([1, 2, 3, 4])('many small answers are as good as one (seed %i)', seed 
 test('a day is kept, and not more', () => {
   const events = [{ ...aSpan(0, 0), at: 10, kind: 'resumed', device: 'cuda:0', text: '' } as never];
   const before = aRecord(0, DAY, [aSpan(5, 10), aSpan(50, 500)], { events });
-  const told = aRecord(DAY - 2, DAY + 100, []);
-  const { since, devices, events: kept } = merge(before, told);
+  const later = aRecord(DAY - 2, DAY + 100, []);
+  const { since, devices, events: kept } = merge(before, later);
   expect(since).toBe(100);
   expect(devices[0].held).toEqual([aSpan(100, 500)]);
   expect(kept).toEqual([]);
@@ -100,7 +100,7 @@ test('a day is kept, and not more', () => {
 test.each<[string, Span[], Span[], [number, number][]]>([
   ['goes on', [aSpan(0, 100)], [aSpan(98, 120)], [[0, 120]]],
   ['has ended while asked', [aSpan(0, 100)], [aSpan(98, 99)], [[0, 99]]],
-  ['was told from its beginning', [aSpan(0, 100)], [aSpan(0, 120)], [[0, 120]]],
+  ['was known from its beginning', [aSpan(0, 100)], [aSpan(0, 120)], [[0, 120]]],
   [
     'begins anew',
     [aSpan(0, 50)],
@@ -120,23 +120,23 @@ test.each<[string, Span[], Span[], [number, number][]]>([
     ]
   ],
   ['was not there after all', [aSpan(0, 50), aSpan(99, 100)], [], [[0, 50]]]
-])('a span that %s', (_, held, told, expected) => {
-  const merged = merge(aRecord(0, 100, held), aRecord(98, 120, told));
+])('a span that %s', (_, held, later, expected) => {
+  const merged = merge(aRecord(0, 100, held), aRecord(98, 120, later));
   expect(merged.devices[0].held.map(({ start, end }) => [start, end])).toEqual(expected);
 });
 
 test('an answer that does not adjoin what is known replaces it', () => {
-  const told = aRecord(500, 600, [aSpan(500, 510)]);
-  expect(merge(aRecord(0, 100, [aSpan(0, 100)]), told)).toBe(told);
+  const later = aRecord(500, 600, [aSpan(500, 510)]);
+  expect(merge(aRecord(0, 100, [aSpan(0, 100)]), later)).toBe(later);
 });
 
 test('a device that is no more is shown as long as it was used', () => {
   const before = aRecord(0, 100, [aSpan(0, 90)]);
-  const told = { ...aRecord(98, 120, []), devices: [] };
-  expect(merge(before, told).devices.map(({ id }) => id)).toEqual(['cuda:0']);
-  expect(merge({ ...before, devices: [{ ...before.devices[0], held: [] }] }, told).devices).toEqual(
-    []
-  );
+  const later = { ...aRecord(98, 120, []), devices: [] };
+  expect(merge(before, later).devices.map(({ id }) => id)).toEqual(['cuda:0']);
+  expect(
+    merge({ ...before, devices: [{ ...before.devices[0], held: [] }] }, later).devices
+  ).toEqual([]);
 });
 
 test.each([

@@ -7,11 +7,11 @@ export type DeviceActivity = Activity['devices'][number];
 /** A time span in which a session held a device. */
 export type Span = DeviceActivity['held'][number];
 /** An event of a session. */
-export type Happening = Activity['events'][number];
+export type ActivityEvent = Activity['events'][number];
 /** Times, and the values from then on. */
 export type Steps = readonly (readonly number[])[];
 
-export type Kind = Happening['kind'];
+export type Kind = ActivityEvent['kind'];
 
 /** Time for which the past is kept and shown, in seconds. */
 export const DAY = 86_400;
@@ -20,25 +20,25 @@ export const DAY = 86_400;
 const EPSILON = 0.05;
 
 /**
- * Merge a later answer into a record: from `told.since` on it replaces the known data.
+ * Merge a later answer into a record: from `later.since` on it replaces the known data.
  *
  * @param before - The record so far; null if there is none.
- * @param told - An answer of the server, from a time that `before` covers.
+ * @param later - An answer of the server, from a time that `before` covers.
  * @returns The merged record, without anything older than a day.
  */
-export function merge(before: Activity | null, told: Activity): Activity {
-  if (before === null || told.since <= before.since || told.since > before.until) {
-    return told;
+export function merge(before: Activity | null, later: Activity): Activity {
+  if (before === null || later.since <= before.since || later.since > before.until) {
+    return later;
   }
-  const since = told.since;
-  const horizon = Math.max(before.since, told.until - DAY);
-  const mergedDevices = told.devices.map(device => {
+  const since = later.since;
+  const horizon = Math.max(before.since, later.until - DAY);
+  const mergedDevices = later.devices.map(device => {
     const known = before.devices.find(each => each.id === device.id);
     return known ? mergedDevice(known, device, horizon, since) : device;
   });
-  const isTold = new Set(told.devices.map(device => device.id));
+  const isKnown = new Set(later.devices.map(device => device.id));
   const others = before.devices
-    .filter(device => !isTold.has(device.id))
+    .filter(device => !isKnown.has(device.id))
     .map(device => ({
       ...device,
       held: clipped(device.held, horizon, since),
@@ -48,24 +48,24 @@ export function merge(before: Activity | null, told: Activity): Activity {
     .filter(device => device.held.length > 0);
   const events = before.events.filter(({ at }) => at >= horizon && at < since);
   return {
-    ...told,
+    ...later,
     since: horizon,
     devices: [...mergedDevices, ...others],
-    events: [...events, ...told.events.filter(({ at }) => at >= since)]
+    events: [...events, ...later.events.filter(({ at }) => at >= since)]
   };
 }
 
 function mergedDevice(
   before: DeviceActivity,
-  told: DeviceActivity,
+  later: DeviceActivity,
   horizon: number,
   since: number
 ): DeviceActivity {
   return {
-    ...told,
-    held: joined(clipped(before.held, horizon, since), told.held, since),
-    memory: joinedSteps(stepsWithin(before.memory, horizon, since), told.memory, since),
-    queue: joinedSteps(stepsWithin(before.queue, horizon, since), told.queue, since)
+    ...later,
+    held: joined(clipped(before.held, horizon, since), later.held, since),
+    memory: joinedSteps(stepsWithin(before.memory, horizon, since), later.memory, since),
+    queue: joinedSteps(stepsWithin(before.queue, horizon, since), later.queue, since)
   };
 }
 
@@ -81,7 +81,7 @@ export function clipped(held: readonly Span[], from: number, to: number): Span[]
 }
 
 /** Join spans before a time with those after it; spans that were cut there become one again. */
-function joined(before: readonly Span[], told: readonly Span[], since: number): Span[] {
+function joined(before: readonly Span[], later: readonly Span[], since: number): Span[] {
   const cut = new Map<string, number>();
   const result = [...before];
   result.forEach((span, index) => {
@@ -89,7 +89,7 @@ function joined(before: readonly Span[], told: readonly Span[], since: number): 
       cut.set(`${span.state} ${span.session}`, index);
     }
   });
-  for (const span of told) {
+  for (const span of later) {
     const key = `${span.state} ${span.session}`;
     const index = span.start <= since + EPSILON ? cut.get(key) : undefined;
     if (index !== undefined) {
@@ -108,9 +108,9 @@ function stepsWithin(steps: Steps, from: number, to: number): number[][] {
   return start === null ? within : [[from, start], ...within];
 }
 
-function joinedSteps(before: number[][], told: Steps, since: number): number[][] {
+function joinedSteps(before: number[][], later: Steps, since: number): number[][] {
   const result = before;
-  for (const [at, value] of told) {
+  for (const [at, value] of later) {
     const moment = Math.max(at, since);
     if (result.length > 0 && result[result.length - 1][0] >= moment) {
       result.pop();

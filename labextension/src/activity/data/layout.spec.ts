@@ -1,12 +1,12 @@
 import { expect, test } from 'vitest';
 import { aDay, randomOf } from '../../testing/activity';
-import { greatest, type Happening, type Span } from './data';
+import { greatest, type ActivityEvent, type Span } from './data';
 import {
   barsAt,
   curveOf,
   itemsOf,
   laneOf,
-  Looks,
+  SessionStyles,
   marksOf,
   rowsOf,
   spaced,
@@ -32,7 +32,11 @@ function aSpan(session: string, start: number, end: number): Span {
   return { session, name: '', owner: '', state: 'running', start, end } as Span;
 }
 
-function anEvent(at: number, kind: Happening['kind'] = 'resumed', device = 'cuda:0'): Happening {
+function anEvent(
+  at: number,
+  kind: ActivityEvent['kind'] = 'resumed',
+  device = 'cuda:0'
+): ActivityEvent {
   return { at, kind, session: 's', name: '', owner: '', device, text: '' };
 }
 
@@ -146,11 +150,11 @@ test('one steps through spans and events in the order of time', () => {
   ]);
 });
 
-test('a session keeps its look, and the first ones look different', () => {
-  const looks = new Looks(7);
-  const first = Array.from({ length: 21 }, (_, index) => looks.of(`s${index}`));
+test('a session keeps its style, and the first ones style different', () => {
+  const styles = new SessionStyles(7);
+  const first = Array.from({ length: 21 }, (_, index) => styles.of(`s${index}`));
   expect(new Set(first.map(each => JSON.stringify(each))).size).toBe(21);
-  expect(looks.of('s3')).toBe(first[3]);
+  expect(styles.of('s3')).toBe(first[3]);
 });
 
 test('whatever one does, only the last day is shown', () => {

@@ -1,4 +1,4 @@
-import { endOf, type Happening, type Kind, lastIndex, type Span, type Steps } from './data';
+import { endOf, type ActivityEvent, type Kind, lastIndex, type Span, type Steps } from './data';
 import { type IRange, toPixel } from './range';
 
 /** The row of its device in which each span is drawn: spans in one row do not overlap. */
@@ -143,7 +143,7 @@ export interface IMark {
   at: number;
   /** The most important kind. */
   kind: Kind;
-  events: Happening[];
+  events: ActivityEvent[];
 }
 
 /** Kinds of events, the most important first. */
@@ -163,7 +163,11 @@ export const KINDS: readonly Kind[] = [
  *
  * They depend on the length of the shown time and not on its position: marks stay while panning.
  */
-export function marksOf(events: readonly Happening[], device: string, seconds: number): IMark[] {
+export function marksOf(
+  events: readonly ActivityEvent[],
+  device: string,
+  seconds: number
+): IMark[] {
   const marks: IMark[] = [];
   for (const event of events) {
     const last = marks[marks.length - 1];
@@ -242,12 +246,13 @@ export function laneOf(rowCount: number, room = 0): ILane {
 
 /** An item of a lane that can be pointed at: a span, or an event. */
 export type Item =
-  { type: 'span'; span: Span; start: number } | { type: 'event'; event: Happening; start: number };
+  | { type: 'span'; span: Span; start: number }
+  | { type: 'event'; event: ActivityEvent; start: number };
 
 /** Return spans and events of a device in the order of time, to step through. */
 export function itemsOf(
   held: readonly Span[],
-  events: readonly Happening[],
+  events: readonly ActivityEvent[],
   device: string
 ): Item[] {
   const items: Item[] = [
@@ -263,24 +268,24 @@ export function itemsOf(
  * Appearance that distinguishes a session from others: a colour and, when there are more sessions
  * than colours, a texture.
  */
-export interface ILook {
+export interface ISessionStyle {
   colour: number;
   texture: number;
 }
 
-/** Assigns each session a look of its own and remembers it. */
-export class Looks {
+/** Assigns each session a style of its own and remembers it. */
+export class SessionStyles {
   constructor(private readonly _colours: number) {}
 
-  of(session: string): ILook {
-    let look = this._looks.get(session);
-    if (look === undefined) {
-      const count = this._looks.size;
-      look = { colour: count % this._colours, texture: Math.floor(count / this._colours) % 3 };
-      this._looks.set(session, look);
+  of(session: string): ISessionStyle {
+    let style = this._styles.get(session);
+    if (style === undefined) {
+      const count = this._styles.size;
+      style = { colour: count % this._colours, texture: Math.floor(count / this._colours) % 3 };
+      this._styles.set(session, style);
     }
-    return look;
+    return style;
   }
 
-  private readonly _looks = new Map<string, ILook>();
+  private readonly _styles = new Map<string, ISessionStyle>();
 }

@@ -2,7 +2,7 @@ import {
   type DeviceActivity,
   greatest,
   type IMove,
-  type Happening,
+  type ActivityEvent,
   type Span,
   type Steps
 } from '../data/data';
@@ -12,18 +12,18 @@ import {
   curveOf,
   type IBar,
   type ILane,
-  type ILook,
+  type ISessionStyle,
   type IMark,
   type IRows,
   type Item,
   LANE,
-  type Looks
+  type SessionStyles
 } from '../data/layout';
 import { type IRange, type ITick, toPixel } from '../data/range';
 import type { ITheme } from './theme';
 
 /** A migration, and the heights between which it is drawn, relative to the first lane's top. */
-export interface IWay extends IMove {
+export interface IMovePath extends IMove {
   from: number;
   to: number;
 }
@@ -37,7 +37,7 @@ export interface IScene {
   /** Position of the lane, relative to the first one's top. */
   top: number;
   /** Migrations to draw; those of other lanes cross this one. */
-  moves: readonly IWay[];
+  moves: readonly IMovePath[];
   ticks: readonly ITick[];
   range: IRange;
   width: number;
@@ -46,7 +46,7 @@ export interface IScene {
   now: number;
   /** The longest queue of any device, so that all are drawn at one scale. */
   queueMax: number;
-  looks: Looks;
+  styles: SessionStyles;
   theme: ITheme;
   /** The highlighted session, or null. */
   highlighted: string | null;
@@ -202,16 +202,16 @@ function drawCounts(context: Canvas, scene: IScene): void {
 function drawBar(context: Canvas, scene: IScene, bar: IBar): void {
   const { theme, lane, highlighted, selected } = scene;
   const { span, left } = bar;
-  const look = scene.looks.of(span.session);
+  const style = scene.styles.of(span.session);
   const [top, height] = [lane.bars + bar.row * lane.barPitch, lane.barHeight];
   const width = Math.max(bar.right - left - (bar.right - left > 4 ? 1 : 0), 1);
   context.globalAlpha = highlighted === null || highlighted === span.session ? 1 : 0.18;
   if (width < 4) {
     const part = span.state === 'idle' ? 0.4 : 1;
-    context.fillStyle = theme.sessions[look.colour];
+    context.fillStyle = theme.sessions[style.colour];
     context.fillRect(left, top + height * (1 - part), width, height * part);
   } else {
-    const box = fillBox(context, theme, span.state, look, { left, top, width, height });
+    const box = fillBox(context, theme, span.state, style, { left, top, width, height });
     if (selected?.type === 'span' && isOf(selected.span, span)) {
       context.strokeStyle = theme.accent;
       context.lineWidth = 2.5;
@@ -227,12 +227,12 @@ export function drawSwatch(
   context: Canvas,
   theme: ITheme,
   state: Span['state'],
-  look: ILook | null,
+  style: ISessionStyle | null,
   { width, height }: { width: number; height: number }
 ): void {
   const neutral = { ...theme, sessions: [theme.faint] };
   const box = { left: 0, top: 0, width, height };
-  fillBox(context, look ? theme : neutral, state, look ?? { colour: 0, texture: 0 }, box);
+  fillBox(context, style ? theme : neutral, state, style ?? { colour: 0, texture: 0 }, box);
 }
 
 /** Fill a box for a state and a session, and return its outline. */
@@ -240,10 +240,10 @@ function fillBox(
   context: Canvas,
   theme: ITheme,
   state: Span['state'],
-  look: ILook,
+  style: ISessionStyle,
   { left, top, width, height }: IBox
 ): Path2D {
-  const colour = theme.sessions[look.colour];
+  const colour = theme.sessions[style.colour];
   const box = new Path2D();
   box.roundRect(left + 0.5, top + 0.5, width - 1, height - 1, Math.min(3, width / 3));
   context.save();
@@ -253,8 +253,8 @@ function fillBox(
   fillState(context, theme, state, colour, { left, top, width, height });
   context.restore();
   outline(context, theme, box, colour);
-  if (look.texture > 0 && height >= 8) {
-    const [dash, pitch] = look.texture === 1 ? [2, 4] : [6, 9];
+  if (style.texture > 0 && height >= 8) {
+    const [dash, pitch] = style.texture === 1 ? [2, 4] : [6, 9];
     context.fillStyle = theme.text;
     for (let x = left + 3; x + dash < left + width - 2; x += pitch) {
       context.fillRect(x, top + height - 3.5, dash, 1.5);
@@ -269,7 +269,7 @@ function isOf(one: Span, other: Span): boolean {
 }
 
 /** True if two events are the same one. */
-function isEvent(one: Happening, other: Happening): boolean {
+function isEvent(one: ActivityEvent, other: ActivityEvent): boolean {
   return one.at === other.at && one.kind === other.kind && one.session === other.session;
 }
 
@@ -397,14 +397,14 @@ function drawMoves(context: Canvas, scene: IScene): void {
 }
 
 /** Draw the migration of a session from one lane to another. */
-function drawMove(context: Canvas, scene: IScene, move: IWay): void {
-  const { range, width, theme, looks, highlighted } = scene;
+function drawMove(context: Canvas, scene: IScene, move: IMovePath): void {
+  const { range, width, theme, styles, highlighted } = scene;
   const x = toPixel(move.at, range, width);
   if (x < -30 || x > width + 30) {
     return;
   }
   const bend = move.to > move.from ? 10 : -10;
-  const colour = theme.sessions[looks.of(move.session).colour];
+  const colour = theme.sessions[styles.of(move.session).colour];
   const way = new Path2D();
   way.moveTo(x, move.from);
   way.bezierCurveTo(x - 8, move.from + 2 * bend, x - 8, move.to - 2 * bend, x, move.to);

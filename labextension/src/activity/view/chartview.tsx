@@ -4,16 +4,16 @@ import { deviceIcon, stateIcons } from '../../ui/icons';
 import { durationText, percentText } from '../../text/format';
 import { deviceName, sessionName } from '../../text/words';
 import {
-  aimAt,
+  hitAt,
   barEdges,
-  type IAim,
+  type IHit,
   type ISelection,
   isSame,
   itemOf,
   pointedAt,
   sessionOf,
   topsOf
-} from './aim';
+} from './hittest';
 import { type IScene, MARK_PITCH, queueMax } from './chart';
 import {
   type Activity,
@@ -32,7 +32,7 @@ import {
   type Item,
   itemsOf,
   laneOf,
-  type Looks,
+  type SessionStyles,
   marksOf,
   rowsOf,
   spaced
@@ -51,7 +51,7 @@ import {
 } from '../data/range';
 import { type Clock, itemSentence, memoryText } from '../data/text';
 import type { ITheme } from './theme';
-import { Tip } from './tip';
+import { Tooltip } from './tooltip';
 
 /** Minimum movement of the pointer that counts as dragging, in pixels. */
 const DRAG_MIN = 4;
@@ -61,7 +61,7 @@ interface IChartProps {
   window: IWindow;
   now: number;
   theme: ITheme;
-  looks: Looks;
+  styles: SessionStyles;
   highlighted: string | null;
   clock: Clock;
   trans: TranslationBundle;
@@ -72,13 +72,13 @@ interface IChartProps {
 
 /** The timelines of all devices on one axis. */
 export function Chart(props: IChartProps): React.ReactElement {
-  const { record, window, now, theme, looks, highlighted, clock, trans, onWindow } = props;
+  const { record, window, now, theme, styles, highlighted, clock, trans, onWindow } = props;
   const root = useRef<HTMLDivElement>(null);
   const ruler = useRef<HTMLDivElement>(null);
   const width = useSize(ruler).width;
   const { height } = useSize(root);
   const [cursor, setCursor] = useState<number | null>(null); // the moment that is pointed at
-  const [aim, setAim] = useState<IAim | null>(null);
+  const [hit, setAim] = useState<IHit | null>(null);
   const [selection, setSelection] = useState<ISelection | null>(null);
   const [said, setSaid] = useState('');
   const drag = useRef<{ x: number; window: IWindow; now: number; isMoving: boolean } | null>(null);
@@ -137,7 +137,7 @@ export function Chart(props: IChartProps): React.ReactElement {
       until,
       now,
       queueMax: most,
-      looks,
+      styles,
       theme,
       highlighted,
       selected: selection?.device === device.id ? selection.item : null,
@@ -158,7 +158,7 @@ export function Chart(props: IChartProps): React.ReactElement {
     now,
     apart,
     theme,
-    looks,
+    styles,
     highlighted,
     selection,
     trans
@@ -194,7 +194,7 @@ export function Chart(props: IChartProps): React.ReactElement {
   );
 
   // The position of the selected item's tip is known only when it is in view.
-  const chosen = selection && aimAt(selection, scenes, range, width, root.current);
+  const chosen = selection && hitAt(selection, scenes, range, width, root.current);
 
   const onKey = (event: React.KeyboardEvent): void => {
     const plot = (event.target as Element).closest<HTMLElement>('[data-device]');
@@ -324,7 +324,7 @@ export function Chart(props: IChartProps): React.ReactElement {
     drag.current = null;
     const plot = (event.target as Element).closest<HTMLElement>('[data-device]');
     if (!wasDragged && plot) {
-      select(plot.dataset.device!, aim && itemOf(aim.pointed));
+      select(plot.dataset.device!, hit && itemOf(hit.pointed));
     }
   };
   const onPointerLeave = (): void => {
@@ -336,7 +336,7 @@ export function Chart(props: IChartProps): React.ReactElement {
   };
 
   const moment = Math.min(cursor ?? end, now);
-  const shownAim = aim ?? chosen;
+  const shownAim = hit ?? chosen;
   const seconds = Math.max(Math.min(end, now) - start, 1);
   const readoutOf = (device: DeviceActivity): IReadout => {
     const holders = holdersAt(device.held, moment, until);
@@ -424,7 +424,7 @@ export function Chart(props: IChartProps): React.ReactElement {
           style={{ transform: `translateX(${toPixel(cursor, range, width)}px)` }}
         />
       )}
-      {shownAim && <Tip {...shownAim} until={until} now={now} clock={clock} trans={trans} />}
+      {shownAim && <Tooltip {...shownAim} until={until} now={now} clock={clock} trans={trans} />}
       <div className="jp-SingActivity-hidden" id="jp-SingActivity-keys">
         {trans.__(
           'Left and right arrow: previous and next entry. Shift with an arrow, Page Up and Page Down: move in time. Plus and minus: zoom. Enter: open the notebook.'

@@ -5,7 +5,7 @@ import { sessionName, stateWord } from '../../text/words';
 import { drawSwatch, paint } from './chart';
 import { kindIcons } from './icons';
 import type { IUse, Kind, Span } from '../data/data';
-import { KINDS, type Looks } from '../data/layout';
+import { KINDS, type SessionStyles } from '../data/layout';
 import { kindWord } from '../data/text';
 import type { ITheme } from './theme';
 
@@ -16,7 +16,7 @@ const SWATCH = { width: 22, height: 12 };
 export const Legend = React.memo(function Legend(props: {
   uses: readonly IUse[];
   kinds: ReadonlySet<Kind>;
-  looks: Looks;
+  styles: SessionStyles;
   theme: ITheme;
   highlighted: string | null;
   pinned: string | null;
@@ -24,7 +24,7 @@ export const Legend = React.memo(function Legend(props: {
   onPin: (session: string | null) => void;
   trans: TranslationBundle;
 }): React.ReactElement {
-  const { uses, kinds, looks, theme, pinned, trans } = props;
+  const { uses, kinds, styles, theme, pinned, trans } = props;
   return (
     <div className="jp-SingActivity-legend">
       <div
@@ -53,7 +53,7 @@ export const Legend = React.memo(function Legend(props: {
               onPointerLeave={() => props.onHighlight(null)}
               onClick={() => props.onPin(isPinned ? null : session)}
             >
-              <Swatch theme={theme} looks={looks} session={session} state="running" />
+              <Swatch theme={theme} styles={styles} session={session} state="running" />
               <strong>{sessionName(use, trans)}</strong>
               {use.name && use.owner && <span className="jp-SingActivity-owner">{use.owner}</span>}
               <span className="jp-SingActivity-seconds">
@@ -95,16 +95,16 @@ function classOf({ session, held }: IUse, highlighted: string | null): string {
 function Swatch(props: {
   theme: ITheme;
   state: Span['state'];
-  looks?: Looks;
+  styles?: SessionStyles;
   session?: string;
 }): React.ReactElement {
-  const { theme, state, looks, session } = props;
+  const { theme, state, styles, session } = props;
   const canvas = useRef<HTMLCanvasElement>(null);
   useLayoutEffect(() => {
-    const look = session === undefined ? null : (looks?.of(session) ?? null);
+    const style = session === undefined ? null : (styles?.of(session) ?? null);
     paint(canvas.current!, SWATCH.width, SWATCH.height, context =>
-      drawSwatch(context, theme, state, look, SWATCH)
+      drawSwatch(context, theme, state, style, SWATCH)
     );
-  }, [theme, state, looks, session]);
+  }, [theme, state, styles, session]);
   return <canvas ref={canvas} style={SWATCH} aria-hidden="true" />;
 }

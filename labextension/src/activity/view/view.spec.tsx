@@ -6,7 +6,7 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { aDay } from '../../testing/activity';
 import type { ISingModel } from '../../api/tokens';
 import type { Activity } from '../data/data';
-import { ActivityFeed } from '../data/feed';
+import { ActivityPoller } from '../data/activitypoller';
 import { ActivityPanel, INITIAL, viewState } from './view';
 
 let answer: () => Promise<Activity>;
@@ -45,7 +45,7 @@ async function shown(state = INITIAL): Promise<HTMLElement> {
   const model = { changed: new Signal({}), devices: [] } as unknown as ISingModel;
   opened = [];
   panel = new ActivityPanel({
-    feed: new ActivityFeed({ activity: () => answer() as never }, model),
+    poller: new ActivityPoller({ activity: () => answer() as never }, model),
     model,
     state,
     translator: nullTranslator,

@@ -9,10 +9,10 @@ import { activityIcon, stateIcons } from '../../ui/icons';
 import { DOMAIN, type ISingModel } from '../../api/tokens';
 import { Chart } from './chartview';
 import { DAY, uses } from '../data/data';
-import type { ActivityFeed } from '../data/feed';
+import type { ActivityPoller } from '../data/activitypoller';
 import { Header } from './header';
 import { usePixelRatio, usePresent, useSignal, useTheme } from './hooks';
-import { laneOf, Looks } from '../data/layout';
+import { laneOf, SessionStyles } from '../data/layout';
 import { Legend } from './legend';
 import { type IWindow, rangeOf, zoomed } from '../data/range';
 import { ActivityTable } from './table';
@@ -43,7 +43,7 @@ export function viewState(saved: Partial<Record<keyof IViewState, unknown>>): IV
 const WIDTH = 1000;
 
 interface IViewProps {
-  feed: ActivityFeed;
+  poller: ActivityPoller;
   model: ISingModel;
   initial: IViewState;
   themeChanged?: ISignal<unknown, unknown>;
@@ -54,34 +54,34 @@ interface IViewProps {
 
 /** The view "GPU activity". */
 export function ActivityView(props: IViewProps): React.ReactElement {
-  const { feed, model, trans, onState } = props;
-  useSignal(feed.changed);
+  const { poller, model, trans, onState } = props;
+  useSignal(poller.changed);
   const root = useRef<HTMLDivElement>(null);
   const theme = useTheme(root, props.themeChanged);
   const ratio = usePixelRatio();
   const clock = useMemo(() => new Clock(document.documentElement.lang || undefined), []);
-  const looks = useMemo(() => new Looks(COLOURS), []);
+  const styles = useMemo(() => new SessionStyles(COLOURS), []);
   const [state, setState] = useState(props.initial);
   const [width, setWidth] = useState(WIDTH);
   const [hovered, setHovered] = useState<string | null>(null);
   const [pinned, setPinned] = useState<string | null>(null);
 
-  const { record } = feed;
+  const { record } = poller;
   const { seconds, isTable } = state;
-  const [first, last] = [feed.now() - DAY, feed.now()];
+  const [first, last] = [poller.now() - DAY, poller.now()];
   // When a layout is restored, the shown time may be more than a day ago.
   const end = state.end !== null && state.end - seconds >= first - 1 ? state.end : null;
-  const isMoving = feed.isVisible && (end === null || end > last);
+  const isMoving = poller.isVisible && (end === null || end > last);
   // One update for each pixel by which the present moves.
   const beat = isMoving ? Math.max(seconds / width, 1) : 0;
-  const now = usePresent(() => feed.now(), beat);
+  const now = usePresent(() => poller.now(), beat);
   const window: IWindow = useMemo(() => ({ seconds, end }), [seconds, end]);
   const range = rangeOf(window, now);
 
   useEffect(() => onState(state), [onState, state]);
   useEffect(() => {
-    feed.look(range, width);
-  }, [feed, seconds, end, width, record]);
+    poller.show(range, width);
+  }, [poller, seconds, end, width, record]);
 
   const onWindow = useCallback(
     (change: (before: IWindow) => IWindow) =>
@@ -100,17 +100,17 @@ export function ActivityView(props: IViewProps): React.ReactElement {
     Math.ceil(range.end / grain) * grain
   ];
   const legend = useMemo(
-    () => (record === null ? [] : uses(record, from, Math.min(to, feed.now()), feed.now())),
-    [feed, record, from, to]
+    () => (record === null ? [] : uses(record, from, Math.min(to, poller.now()), poller.now())),
+    [poller, record, from, to]
   );
   const kinds = useMemo(() => new Set(record?.events.map(({ kind }) => kind)), [record]);
-  // Looks are assigned in the order in which sessions came, whichever part is drawn.
+  // Styles are assigned in the order in which sessions came, whichever part is drawn.
   useMemo(() => {
     record?.devices
       .flatMap(({ held }) => held)
       .sort((one, other) => one.start - other.start)
-      .forEach(({ session }) => looks.of(session));
-  }, [looks, record]);
+      .forEach(({ session }) => styles.of(session));
+  }, [styles, record]);
 
   return (
     <div className="jp-SingActivity-view" ref={root} data-ratio={ratio}>
@@ -119,7 +119,7 @@ export function ActivityView(props: IViewProps): React.ReactElement {
         follows={end === null}
         isTable={isTable}
         text={clock.range({ start: range.start, end: Math.min(range.end, now) })}
-        problem={record === null ? '' : feed.problem}
+        problem={record === null ? '' : poller.problem}
         trans={trans}
         onPreset={value =>
           onWindow(before => zoomed(before, value / before.seconds, now, end === null ? 1 : 0.5))
@@ -127,12 +127,12 @@ export function ActivityView(props: IViewProps): React.ReactElement {
         onZoom={factor => onWindow(before => zoomed(before, factor, now, end === null ? 1 : 0.5))}
         onFollow={() => setState({ ...state, end: end === null ? range.end : null })}
         onTable={() => setState({ ...state, isTable: !isTable })}
-        onRetry={() => feed.retry()}
+        onRetry={() => poller.retry()}
       />
       {record === null ? (
-        feed.problem ? (
-          <Notice icon={stateIcons.failed} text={feed.problem} role="alert">
-            <button type="button" className="jp-mod-styled" onClick={() => feed.retry()}>
+        poller.problem ? (
+          <Notice icon={stateIcons.failed} text={poller.problem} role="alert">
+            <button type="button" className="jp-mod-styled" onClick={() => poller.retry()}>
               {trans.__('Retry')}
             </button>
           </Notice>
@@ -155,7 +155,7 @@ export function ActivityView(props: IViewProps): React.ReactElement {
           window={window}
           now={now}
           theme={theme}
-          looks={looks}
+          styles={styles}
           highlighted={highlighted}
           clock={clock}
           trans={trans}
@@ -167,7 +167,7 @@ export function ActivityView(props: IViewProps): React.ReactElement {
       <Legend
         uses={legend}
         kinds={kinds}
-        looks={looks}
+        styles={styles}
         theme={theme}
         highlighted={highlighted}
         pinned={pinned}
@@ -210,7 +210,7 @@ function Skeleton({ count, text }: { count: number; text: string }): React.React
   );
 }
 
-/** A panel with the view; its feed is active only while it is visible. */
+/** A panel with the view; its poller is active only while it is visible. */
 export class ActivityPanel extends ReactWidget {
   constructor(private readonly _options: ActivityPanel.IOptions) {
     super();
@@ -230,18 +230,18 @@ export class ActivityPanel extends ReactWidget {
 
   override dispose(): void {
     if (!this.isDisposed) {
-      document.removeEventListener('visibilitychange', this._look);
-      this._options.feed.dispose();
+      document.removeEventListener('visibilitychange', this._updateVisibility);
+      this._options.poller.dispose();
       Signal.clearData(this);
       super.dispose();
     }
   }
 
   protected override render(): React.ReactElement {
-    const { feed, model, translator, themes, onOpen } = this._options;
+    const { poller, model, translator, themes, onOpen } = this._options;
     return (
       <ActivityView
-        feed={feed}
+        poller={poller}
         model={model}
         initial={this._state}
         themeChanged={themes?.themeChanged}
@@ -254,23 +254,23 @@ export class ActivityPanel extends ReactWidget {
 
   protected override onAfterAttach(message: Message): void {
     super.onAfterAttach(message);
-    document.addEventListener('visibilitychange', this._look);
-    this._look();
+    document.addEventListener('visibilitychange', this._updateVisibility);
+    this._updateVisibility();
   }
 
   protected override onAfterShow(message: Message): void {
     super.onAfterShow(message);
-    this._look();
+    this._updateVisibility();
   }
 
   protected override onAfterHide(message: Message): void {
     super.onAfterHide(message);
-    this._look();
+    this._updateVisibility();
   }
 
   protected override onBeforeDetach(message: Message): void {
-    document.removeEventListener('visibilitychange', this._look);
-    this._options.feed.isVisible = false;
+    document.removeEventListener('visibilitychange', this._updateVisibility);
+    this._options.poller.isVisible = false;
     super.onBeforeDetach(message);
   }
 
@@ -280,8 +280,8 @@ export class ActivityPanel extends ReactWidget {
     this.node.focus();
   }
 
-  private readonly _look = (): void => {
-    this._options.feed.isVisible = this.isVisible && !document.hidden;
+  private readonly _updateVisibility = (): void => {
+    this._options.poller.isVisible = this.isVisible && !document.hidden;
   };
 
   private readonly _onState = (state: IViewState): void => {
@@ -297,7 +297,7 @@ export class ActivityPanel extends ReactWidget {
 
 export namespace ActivityPanel {
   export interface IOptions {
-    feed: ActivityFeed;
+    poller: ActivityPoller;
     model: ISingModel;
     state: IViewState;
     translator: ITranslator;

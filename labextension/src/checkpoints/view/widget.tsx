@@ -27,11 +27,11 @@ class CheckpointsContent extends ReactWidget {
     this.addClass('jp-Sing-checkpointsContent');
     this._view.store.changed.connect(this.update, this);
     this._view.notebooks.changed.connect(this.update, this);
-    document.addEventListener('visibilitychange', this._look);
+    document.addEventListener('visibilitychange', this._updateVisibility);
   }
 
   override dispose(): void {
-    document.removeEventListener('visibilitychange', this._look);
+    document.removeEventListener('visibilitychange', this._updateVisibility);
     window.clearInterval(this._ages);
     this._view.store.isWatched = false;
     this._view.store.changed.disconnect(this.update, this);
@@ -45,7 +45,7 @@ class CheckpointsContent extends ReactWidget {
 
   protected override onAfterAttach(msg: Message): void {
     super.onAfterAttach(msg);
-    this._look();
+    this._updateVisibility();
   }
 
   protected override onBeforeDetach(msg: Message): void {
@@ -54,7 +54,7 @@ class CheckpointsContent extends ReactWidget {
   }
 
   protected override onAfterShow(_: Message): void {
-    this._look();
+    this._updateVisibility();
   }
 
   protected override onAfterHide(_: Message): void {
@@ -67,7 +67,7 @@ class CheckpointsContent extends ReactWidget {
     (first ?? this.node).focus();
   }
 
-  private readonly _look = () => this._watch(this.isVisible && !document.hidden);
+  private readonly _updateVisibility = () => this._watch(this.isVisible && !document.hidden);
 
   private _watch(watched: boolean): void {
     window.clearInterval(this._ages);

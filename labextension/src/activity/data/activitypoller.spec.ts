@@ -2,11 +2,11 @@ import { Signal } from '@lumino/signaling';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import type { ISingModel } from '../../api/tokens';
 import type { Activity } from './data';
-import { ActivityFeed, withDetail } from './feed';
+import { ActivityPoller, withDetail } from './activitypoller';
 
 let model: { changed: Signal<object, void> };
 let activity: ReturnType<typeof vi.fn>;
-let feed: ActivityFeed;
+let poller: ActivityPoller;
 
 beforeEach(() => {
   vi.useFakeTimers({ now: 1_800_000_000_000 });
@@ -15,36 +15,36 @@ beforeEach(() => {
     async (since: number): Promise<Activity> =>
       ({ since, until: Date.now() / 1000, devices: [], events: [] }) as unknown as Activity
   );
-  feed = new ActivityFeed({ activity } as never, model as unknown as ISingModel);
+  poller = new ActivityPoller({ activity } as never, model as unknown as ISingModel);
 });
 
 afterEach(() => {
-  feed.dispose();
+  poller.dispose();
   vi.useRealTimers();
 });
 
 const now = () => Date.now() / 1000;
 
 async function shown(): Promise<void> {
-  feed.look({ start: now() - 3600, end: now() }, 3600);
-  feed.isVisible = true;
+  poller.show({ start: now() - 3600, end: now() }, 3600);
+  poller.isVisible = true;
   await vi.advanceTimersByTimeAsync(5000);
 }
 
-test('nothing is asked while nobody looks', async () => {
+test('nothing is requests while nobody looks', async () => {
   model.changed.emit();
-  feed.look({ start: now() - 300, end: now() }, 800);
+  poller.show({ start: now() - 300, end: now() }, 800);
   await vi.advanceTimersByTimeAsync(600_000);
   expect(activity).not.toHaveBeenCalled();
 });
 
-test('a day is asked for, then what is looked at more exactly, then nothing', async () => {
+test('a day is requests for, then what is looked at more exactly, then nothing', async () => {
   await shown();
-  const asked = activity.mock.calls.map(([since, resolution]) => [
+  const requests = activity.mock.calls.map(([since, resolution]) => [
     Math.round((1_800_000_000 - since) / 100) * 100,
     resolution
   ]);
-  expect(asked).toEqual([
+  expect(requests).toEqual([
     [86_400, 16],
     [3600, 1]
   ]);
@@ -55,7 +55,7 @@ test('a day is asked for, then what is looked at more exactly, then nothing', as
 test('many changes are followed by one question for what is new', async () => {
   await shown();
   activity.mockClear();
-  const { until } = feed.record!;
+  const { until } = poller.record!;
   for (let count = 0; count < 50; count++) {
     model.changed.emit();
     await vi.advanceTimersByTimeAsync(20);
@@ -65,40 +65,40 @@ test('many changes are followed by one question for what is new', async () => {
   expect(activity.mock.calls[0][0]).toBeGreaterThan(until - 10);
 });
 
-test('what changes while nobody looks is asked for when somebody does again', async () => {
+test('what changes while nobody looks is requests for when somebody does again', async () => {
   await shown();
   activity.mockClear();
-  feed.isVisible = false;
+  poller.isVisible = false;
   model.changed.emit();
   await vi.advanceTimersByTimeAsync(600_000);
   expect(activity).not.toHaveBeenCalled();
-  feed.isVisible = true;
+  poller.isVisible = true;
   await vi.advanceTimersByTimeAsync(100);
   expect(activity).toHaveBeenCalledTimes(1);
 });
 
 test('a failure is told, and what is known is kept', async () => {
   await shown();
-  const { record } = feed;
+  const { record } = poller;
   activity.mockRejectedValueOnce(new Error('The server is away.'));
   model.changed.emit();
   await vi.advanceTimersByTimeAsync(2000);
-  expect(feed.problem).toBe('The server is away.');
-  expect(feed.record).toBe(record);
-  feed.retry();
+  expect(poller.problem).toBe('The server is away.');
+  expect(poller.record).toBe(record);
+  poller.retry();
   await vi.advanceTimersByTimeAsync(100);
-  expect(feed.problem).toBe('');
+  expect(poller.problem).toBe('');
 });
 
-test('after a failure it is asked again by itself, and not once it is disposed', async () => {
+test('after a failure it is requests again by itself, and not once it is disposed', async () => {
   activity.mockRejectedValueOnce(new Error('The server is away.'));
   await shown();
-  expect(feed.record).toBeNull();
+  expect(poller.record).toBeNull();
   await vi.advanceTimersByTimeAsync(20_000);
-  expect(feed.record).not.toBeNull();
+  expect(poller.record).not.toBeNull();
   activity.mockClear();
-  feed.dispose();
-  feed.isVisible = true;
+  poller.dispose();
+  poller.isVisible = true;
   await vi.advanceTimersByTimeAsync(600_000);
   expect(activity).not.toHaveBeenCalled();
 });
@@ -111,7 +111,7 @@ test('the present is that of the server', async () => {
     events: []
   }));
   await shown();
-  expect(feed.now()).toBeCloseTo(Date.now() / 1000 + 100, 1);
+  expect(poller.now()).toBeCloseTo(Date.now() / 1000 + 100, 1);
 });
 
 test('what is known more exactly later does not make what was before more exact', () => {

@@ -35,7 +35,7 @@ export function obstacle(
   if (verb !== 'pin' && session.progress) {
     return unfinished(trans)[session.progress.verb];
   }
-  return verb === 'pin' || verb === 'checkpoint' ? '' : misfit(verb, session, trans);
+  return verb === 'pin' || verb === 'checkpoint' ? '' : stateObstacle(verb, session, trans);
 }
 
 /** Work that must end before another action is possible. */
@@ -46,7 +46,7 @@ const unfinished = (trans: TranslationBundle) => ({
 });
 
 /** Why a session's state does not allow moving it onto, off or between devices. */
-function misfit(
+function stateObstacle(
   verb: Verb,
   { state, worker_pid: worker }: Session,
   trans: TranslationBundle
@@ -71,25 +71,25 @@ function misfit(
 }
 
 /** Memory that a session would find on a device. */
-export type Room = 'here' | 'room' | 'full' | 'small';
+export type Capacity = 'here' | 'free' | 'full' | 'small';
 
 /** Return whether a device has free memory for a session. */
-export function roomOn(device: Device, session: Session): Room {
+export function capacityOn(device: Device, session: Session): Capacity {
   if (device.id === session.device) {
     return 'here';
   }
   if (session.memory > device.memory_total) {
     return 'small';
   }
-  return session.memory > device.memory_total - device.memory_used ? 'full' : 'room';
+  return session.memory > device.memory_total - device.memory_used ? 'full' : 'free';
 }
 
 /** The same in a few words. */
-export function roomText(room: Room, trans: TranslationBundle): string {
-  switch (room) {
+export function capacityText(capacity: Capacity, trans: TranslationBundle): string {
+  switch (capacity) {
     case 'here':
       return trans.__('current GPU');
-    case 'room':
+    case 'free':
       return trans.__('free');
     case 'full':
       return trans.__('full: other sessions are suspended first');
@@ -101,12 +101,13 @@ export function roomText(room: Room, trans: TranslationBundle): string {
 /** Return the most likely target of a migration: the emptiest device with enough memory. */
 export function likelyTarget(devices: readonly Device[], session: Session): Device | undefined {
   const free = (device: Device) => device.memory_total - device.memory_used;
-  const order: Room[] = ['room', 'full'];
+  const order: Capacity[] = ['free', 'full'];
   return devices
-    .filter(each => order.includes(roomOn(each, session)))
+    .filter(each => order.includes(capacityOn(each, session)))
     .sort(
       (a, b) =>
-        order.indexOf(roomOn(a, session)) - order.indexOf(roomOn(b, session)) || free(b) - free(a)
+        order.indexOf(capacityOn(a, session)) - order.indexOf(capacityOn(b, session)) ||
+        free(b) - free(a)
     )[0];
 }
 

@@ -26,7 +26,7 @@ interface IDetail {
  * whenever the model reports a change, only new data is requested. Nothing is requested while the
  * view is hidden.
  */
-export class ActivityFeed implements IDisposable {
+export class ActivityPoller implements IDisposable {
   constructor(
     private readonly _client: Pick<SingClient, 'activity'>,
     model: ISingModel
@@ -65,7 +65,7 @@ export class ActivityFeed implements IDisposable {
     this._isVisible = value;
     if (value) {
       this._isStale = true;
-      this._ask(0);
+      this._schedule(0);
     } else {
       window.clearTimeout(this._timer);
       this._timer = undefined;
@@ -79,11 +79,11 @@ export class ActivityFeed implements IDisposable {
   }
 
   /** Set which time is shown, and in how many pixels. */
-  look({ start, end }: IRange, width: number): void {
-    this._looked = { since: start, resolution: rounded((end - start) / width) };
+  show({ start, end }: IRange, width: number): void {
+    this._shown = { since: start, resolution: rounded((end - start) / width) };
     this._width = width;
     if (this._isVisible && this._record !== null && this._isTooCoarse()) {
-      this._ask(SOON_MS / 5);
+      this._schedule(SOON_MS / 5);
     }
   }
 
@@ -92,7 +92,7 @@ export class ActivityFeed implements IDisposable {
     this._isStale = true;
     window.clearTimeout(this._timer);
     this._timer = undefined;
-    this._ask(0);
+    this._schedule(0);
   }
 
   dispose(): void {
@@ -105,7 +105,7 @@ export class ActivityFeed implements IDisposable {
   private _onChange(): void {
     this._isStale = true;
     if (this._isVisible) {
-      this._ask(SOON_MS);
+      this._schedule(SOON_MS);
     }
   }
 
@@ -114,15 +114,15 @@ export class ActivityFeed implements IDisposable {
    * request.
    */
   private _isTooCoarse(): boolean {
-    const { since, resolution } = this._looked;
+    const { since, resolution } = this._shown;
     return this._details.some(
       (detail, index) =>
         detail.resolution > resolution && (this._details[index + 1]?.since ?? Infinity) > since
     );
   }
 
-  private _ask(delay: number): void {
-    if (this._isVisible && !this._isAsking) {
+  private _schedule(delay: number): void {
+    if (this._isVisible && !this._isRequesting) {
       this._timer ??= window.setTimeout(() => {
         this._timer = undefined;
         void this._fetch();
@@ -131,37 +131,37 @@ export class ActivityFeed implements IDisposable {
   }
 
   private async _fetch(): Promise<void> {
-    this._isAsking = true;
+    this._isRequesting = true;
     this._isStale = false;
     const record = this._record;
     const last = this._details[this._details.length - 1];
-    let asked: IDetail;
+    let request: IDetail;
     if (record === null) {
-      asked = { since: this.now() - DAY, resolution: rounded(DAY / this._width) };
+      request = { since: this.now() - DAY, resolution: rounded(DAY / this._width) };
     } else if (this._isTooCoarse()) {
-      asked = { ...this._looked, since: Math.max(this._looked.since, record.since) };
+      request = { ...this._shown, since: Math.max(this._shown.since, record.since) };
     } else {
-      asked = {
+      request = {
         since: Math.max(record.until - OVERLAP, record.since),
         resolution: last.resolution
       };
     }
     try {
-      const told = await this._client.activity(Math.floor(asked.since), asked.resolution);
-      this._ahead = told.until - Date.now() / 1000;
-      this._record = merge(record, told);
-      const before = this._record === told ? [] : this._details;
-      this._details = withDetail(before, { since: told.since, resolution: asked.resolution });
+      const response = await this._client.activity(Math.floor(request.since), request.resolution);
+      this._ahead = response.until - Date.now() / 1000;
+      this._record = merge(record, response);
+      const before = this._record === response ? [] : this._details;
+      this._details = withDetail(before, { since: response.since, resolution: request.resolution });
       this._problem = '';
     } catch (error) {
       this._isStale = true;
       this._problem = (error as Error).message;
     }
-    this._isAsking = false;
+    this._isRequesting = false;
     if (!this._isDisposed) {
       this._changed.emit();
       if (this._isStale || this._isTooCoarse()) {
-        this._ask(this._problem ? RETRY_MS : SOON_MS);
+        this._schedule(this._problem ? RETRY_MS : SOON_MS);
       }
     }
   }
@@ -170,12 +170,12 @@ export class ActivityFeed implements IDisposable {
   private _record: Activity | null = null;
   private _problem = '';
   private _details: readonly IDetail[] = [];
-  private _looked: IDetail = { since: 0, resolution: 60 };
+  private _shown: IDetail = { since: 0, resolution: 60 };
   private _width = 1440;
   private _ahead = 0;
   private _isVisible = false;
   private _isStale = true;
-  private _isAsking = false;
+  private _isRequesting = false;
   private _isDisposed = false;
   private _timer: number | undefined;
 }

@@ -4,20 +4,20 @@ import { stateIcons } from '../../ui/icons';
 import { durationText } from '../../text/format';
 import { readable, sessionName } from '../../text/words';
 import { kindIcons } from './icons';
-import type { Happening, Span } from '../data/data';
+import type { ActivityEvent, Span } from '../data/data';
 import { type Clock, kindWord, spanFacts } from '../data/text';
 
 /** What is pointed at. */
 export type Pointed =
   | { type: 'spans'; spans: readonly Span[] }
-  | { type: 'events'; events: readonly Happening[] }
+  | { type: 'events'; events: readonly ActivityEvent[] }
   | { type: 'value'; text: string; at: number };
 
 /** Above this number of lines, only the number is shown. */
 const LINES_MAX = 5;
 
 /** Describes the item that is pointed at, beside it and within the chart. */
-export function Tip(props: {
+export function Tooltip(props: {
   pointed: Pointed;
   x: number;
   y: number;

@@ -4,10 +4,10 @@ import { type IScene, MARK_PITCH } from './chart';
 import { valueAt } from '../data/data';
 import { type IMark, type Item, LANE, spansAt } from '../data/layout';
 import { type IRange, toMoment, toPixel } from '../data/range';
-import type { Pointed } from './tip';
+import type { Pointed } from './tooltip';
 
 /** The item that is pointed at, or selected by keys, and where to show its tip. */
-export interface IAim {
+export interface IHit {
   pointed: Pointed;
   x: number;
   y: number;
@@ -134,13 +134,13 @@ function nearestMark(
 }
 
 /** Return where to show the tip of the selected item, if it is in view. */
-export function aimAt(
+export function hitAt(
   { device, item }: ISelection,
   scenes: readonly IScene[],
   range: IRange,
   width: number,
   root: HTMLElement | null
-): IAim | null {
+): IHit | null {
   const plot = root?.querySelector<HTMLElement>(`[data-device="${CSS.escape(device)}"]`);
   const scene = scenes.find(each => each.device.id === device);
   const isInView = item.start <= range.end && item.start >= range.start - 1;
