@@ -2,23 +2,23 @@
 
 ``parse`` makes a `Policy` of YAML text or raises `PolicyError` with one line; ``dump`` writes it
 back; ``resolve`` returns what applies to a user; ``configuration`` what is guaranteed, as cells;
-``differences`` which users another policy would affect. All are pure; `schema` is the grammar, from
-which ``policy.schema.json`` is made.
+``differences`` which users another policy would affect. All are pure. `document.schema` makes
+``policy.schema.json``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from types import MappingProxyType
 from typing import Any
 
 from jupyter_sing.scheduler.policy.checks import check
 from jupyter_sing.scheduler.policy.diff import Difference, SessionUse, differences
+from jupyter_sing.scheduler.policy.document import validated, written
 from jupyter_sing.scheduler.policy.errors import PolicyError
 from jupyter_sing.scheduler.policy.guaranteed import configuration
 from jupyter_sing.scheduler.policy.model import Policy
 from jupyter_sing.scheduler.policy.resolve import Resolver, UserPolicy, resolve
-from jupyter_sing.scheduler.policy.schema import POLICY
+from jupyter_sing.scheduler.policy.values import extended
 from jupyter_sing.scheduler.policy.yaml_reader import lines, read, resolved
 
 __all__ = [
@@ -56,16 +56,14 @@ def parse(text: str | bytes) -> Policy:
         If it is no policy, contradicts itself, or guarantees more than there is.
     """
     root = read(text)
-    said = POLICY.read(root, "")
-    policy = dataclasses.replace(said, lines=MappingProxyType(lines(root)))
+    policy: Policy = extended(Policy, validated(root), lines=MappingProxyType(lines(root)))
     check(policy)
     return policy
 
 
 def document(policy: Policy) -> dict[str, Any]:
     """Convert a policy to JSON values; `parse` reads the result, since JSON is YAML."""
-    written = POLICY.write(policy)
-    return written if isinstance(written, dict) else {}
+    return written(policy)
 
 
 def dump(policy: Policy) -> str:
@@ -80,5 +78,6 @@ def dump(policy: Policy) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
     Dumper.add_representer(str, text_node)
-    written = document(policy)
-    return yaml.dump(written, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(
+        document(policy), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100
+    )

@@ -11,9 +11,14 @@ from typing import Any
 
 from jupyter_sing.scheduler.hived import Configuration, ConfigurationError, configuration_of
 from jupyter_sing.scheduler.policy.errors import PolicyError, quoted
-from jupyter_sing.scheduler.policy.model import ChildCell, ClusterPolicy, Policy, VirtualCluster
+from jupyter_sing.scheduler.policy.model import (
+    DEVICES_MAX,
+    ChildCell,
+    ClusterPolicy,
+    Policy,
+    VirtualCluster,
+)
 from jupyter_sing.scheduler.policy.resolve import home_of_others
-from jupyter_sing.scheduler.policy.schema import DEVICES_MAX
 
 LEVELS_MAX = 8
 

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+from dataclasses import fields
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from jupyter_sing.scheduler.policy.guaranteed import device_count
-from jupyter_sing.scheduler.policy.model import ClusterPolicy, VirtualCluster
-from jupyter_sing.scheduler.policy.resolve import QUOTAS, EffectiveQuotas
-from jupyter_sing.scheduler.policy.schema import KINDS
-
-NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "admitted": "admitted",
-        "virtual_cluster": "virtual cluster",
-        "tier": "tier",
-        "weight": "weight",
-        "packing": "packing",
-        "devices": "devices at once",
-        "device_memory": "device memory",
-        "gpu_hours_per_day": "GPU-hours a day",
-        "disk": "disk",
-        "gpu_percent": "guaranteed GPU time",
-        "suspend_after": "suspended after",
-        "hibernate_after": "hibernated after",
-        "max_hold": "longest hold",
-    }
+from jupyter_sing.scheduler.policy.model import (
+    ClusterPolicy,
+    Others,
+    Quotas,
+    TierTerms,
+    UserTerms,
+    VirtualCluster,
 )
+from jupyter_sing.scheduler.policy.resolve import QUOTAS, EffectiveQuotas
+from jupyter_sing.scheduler.policy.values import Value
+
+_RECORDS = (Others, UserTerms, Quotas, TierTerms)
+
+NAMES: Mapping[str, str] = {
+    field.name: field.metadata["label"]
+    for record in _RECORDS
+    for field in fields(record)
+    if field.metadata.get("label")
+}
+"""Of the keys of terms, quotas and tiers, as users read them."""
+
+# Types of the keys of terms, quotas and tiers; none of these names has another type elsewhere.
+_TYPES: Mapping[str, Value] = {
+    key: hint.__metadata__[0]
+    for record in _RECORDS
+    for key, hint in get_type_hints(record, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
 
 
 def value_text(key: str, value: Any) -> str:
@@ -36,7 +43,7 @@ def value_text(key: str, value: Any) -> str:
         return "allowed" if value else "not allowed"
     if key == "gpu_percent":
         return f"{value:g} %" if value else "none"
-    written = KINDS[key].write(value) if key in KINDS else value
+    written = _TYPES[key].write(value) if key in _TYPES else value
     return f"{written:g}" if isinstance(written, float) else str(written)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -39,8 +39,8 @@ _TIER_TERMS = {
 _PATIENCE = TierTerms(suspend_after=600.0, hibernate_after=math.inf, max_hold=math.inf)
 _TERMS = UserTerms(tier=Tier.STANDARD, weight=1.0, packing=False)
 
-QUOTAS = ("devices", "device_memory", "gpu_hours_per_day", "disk")
-TIER_TERMS = ("gpu_percent", "suspend_after", "hibernate_after", "max_hold")
+QUOTAS = tuple(field.name for field in fields(Quotas))
+TIER_TERMS = tuple(field.name for field in fields(TierTerms))
 
 
 @dataclass(frozen=True, slots=True)

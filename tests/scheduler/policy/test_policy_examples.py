@@ -8,7 +8,7 @@ import re
 import pytest
 
 from jupyter_sing.scheduler.policy import parse, resolve
-from jupyter_sing.scheduler.policy.schema import schema
+from jupyter_sing.scheduler.policy.document import schema
 from jupyter_sing.scheduler.settings import Tier
 from tests.scheduler.policy_strategies import DOCS, EXAMPLES
 

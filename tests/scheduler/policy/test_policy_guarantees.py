@@ -6,7 +6,7 @@ import pytest
 
 from jupyter_sing.scheduler.hived import ConfigurationError, HivedGuarantees
 from jupyter_sing.scheduler.policy import PolicyError, configuration, parse
-from jupyter_sing.scheduler.policy.schema import DEVICES_MAX
+from jupyter_sing.scheduler.policy.model import DEVICES_MAX
 from tests.scheduler.policy_strategies import EXAMPLES
 
 

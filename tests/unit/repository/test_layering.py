@@ -160,7 +160,13 @@ def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", each)[0] for each in project["dependencies"]}
     # Torch belongs to the kernel's environment.
-    distributions = {"yaml": "pyyaml", "zmq": "pyzmq", "torch": None, "IPython": "ipython"}
+    distributions = {
+        "yaml": "pyyaml",
+        "zmq": "pyzmq",
+        "torch": None,
+        "IPython": "ipython",
+        "pydantic_core": "pydantic",  # which requires exactly one version of it
+    }
     imported = {
         name.split(".")[0]
         for file in modules("jupyter_sing", "kernelproxy")
@@ -211,7 +217,7 @@ def test_kernel_side_needs_only_torch(file: Path) -> None:
 def test_scheduler_is_pure() -> None:
     forbidden = {"socket", "time", "random", "threading", "asyncio", "subprocess", "os"}
     seeded = "random.Random"  # the generator of workloads draws; where it is made, it has a seed
-    allowed = {"policy": {"yaml"}}
+    allowed = {"policy": {"yaml", "pydantic", "pydantic_core"}}
     pure = {"jupyter_sing.scheduler", "jupyter_sing.simulator", "kernelproxy.common.units"}
     wrong = {
         file.name: names
