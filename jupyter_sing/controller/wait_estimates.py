@@ -28,12 +28,12 @@ class WaitEstimates:
 
     def __init__(
         self,
-        look: Callable[[float], dict[str, explain.WaitOutlook]],
+        look: Callable[[float], dict[str, explain.ExplainedWait]],
         named: Callable[[str, str], str],
         clock: Callable[[], float],
     ) -> None:
         self._look, self._named, self._clock = look, named, clock
-        self._found: dict[str, explain.WaitOutlook] = {}
+        self._found: dict[str, explain.ExplainedWait] = {}
         self._at = -math.inf
 
     def forget(self) -> None:
@@ -53,13 +53,13 @@ class WaitEstimates:
         known = None if seconds is None or seconds == math.inf else seconds
         return WaitOutlook(found.position, known, self._sentence(session, found))
 
-    def _all(self) -> dict[str, explain.WaitOutlook]:
+    def _all(self) -> dict[str, explain.ExplainedWait]:
         now = self._clock()
         if now - self._at > KEEP_SECONDS:
             self._found, self._at = self._look(now), now
         return self._found
 
-    def _sentence(self, session: str, found: explain.WaitOutlook) -> str:
+    def _sentence(self, session: str, found: explain.ExplainedWait) -> str:
         if found.expected_wait == math.inf:
             return f"Cannot run: {self._named(found.reason, session)}."
         turn = readable.turn(found.position, found.expected_wait)

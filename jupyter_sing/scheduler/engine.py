@@ -12,7 +12,7 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler import persistence as past
 from jupyter_sing.scheduler.decisions import Decision, Guarantees, Promised, Queued
 from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.explain.explain import Explainer, WaitOutlook
+from jupyter_sing.scheduler.explain.explain import ExplainedWait, Explainer
 from jupyter_sing.scheduler.fairness.fair_queue import Flow, ServiceLedger
 from jupyter_sing.scheduler.fairness.tier_targets import Admission, Tally, admit
 from jupyter_sing.scheduler.ids import SessionId
@@ -142,14 +142,14 @@ class Engine:
         self._leases.out = []
         return decided
 
-    def outlooks(self, now: float) -> dict[SessionId, WaitOutlook]:
+    def outlooks(self, now: float) -> dict[SessionId, ExplainedWait]:
         """Return for each waiting session its position, its expected wait, and why it waits.
 
         This takes time in proportion to the number of sessions, and changes nothing.
         """
         return self._explaining.outlooks(now)
 
-    def explain(self, session: SessionId, now: float) -> WaitOutlook | None:
+    def explain(self, session: SessionId, now: float) -> ExplainedWait | None:
         """Return the outlook of one session; None if it does not wait."""
         return self.outlooks(now).get(session)
 

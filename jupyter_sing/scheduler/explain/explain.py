@@ -19,7 +19,7 @@ from kernelproxy.common.units import bytes_text
 
 
 @dataclass(frozen=True, slots=True)
-class WaitOutlook:
+class ExplainedWait:
     """Prospects of a waiting session.
 
     Attributes
@@ -71,15 +71,15 @@ class Explainer:
         limit = self._limiter.reason(session, now)
         return self._usual(session, now) if limit is None else limit.text
 
-    def outlooks(self, now: float) -> dict[SessionId, WaitOutlook]:
+    def outlooks(self, now: float) -> dict[SessionId, ExplainedWait]:
         """Return the outlook of every waiting session."""
-        found: dict[SessionId, WaitOutlook] = {}
+        found: dict[SessionId, ExplainedWait] = {}
         line = _Line()
         for session in self._leases.sessions.values():
             if session.phase is Phase.RESERVED:
                 rest, why = self._leases.awaited(session)
                 place = line.place(self._leases.reserved(session)[0])
-                found[session.id] = WaitOutlook(place, rest, why)
+                found[session.id] = ExplainedWait(place, rest, why)
             elif session.phase is Phase.WAITING and session not in self._waiting:
                 found[session.id] = self._aside(session, now)
         free: list[tuple[Key, EngineSession]] = []
@@ -97,7 +97,7 @@ class Explainer:
             held_up = session.moving or self._leases.tried_again(session, now) > now
             where = "" if held_up else _where(expected[session].devices)
             place, seconds = line.place(session.only), expected[session].seconds
-            found[session.id] = WaitOutlook(place, seconds, self._usual(session, now), where)
+            found[session.id] = ExplainedWait(place, seconds, self._usual(session, now), where)
         for flow, those in limited.items():
             found |= self._within(flow, those, now)
         return found
@@ -111,7 +111,7 @@ class Explainer:
 
     def _within(
         self, flow: Flow, those: list[tuple[Key, EngineSession, Held]], now: float
-    ) -> dict[SessionId, WaitOutlook]:
+    ) -> dict[SessionId, ExplainedWait]:
         """Return the outlooks of sessions that wait for a limit of `flow`.
 
         They can only get devices that sessions of that user or virtual cluster hold.
@@ -123,7 +123,7 @@ class Explainer:
         found = {}
         for index, (_, session, limit) in enumerate(those):
             seconds = expected[session].seconds if limit.seconds is None else limit.seconds
-            found[session.id] = WaitOutlook(index + 1, seconds, limit.text)
+            found[session.id] = ExplainedWait(index + 1, seconds, limit.text)
         return found
 
     def _held(self, holder: EngineSession) -> tuple[EngineDevice, ...]:
@@ -131,7 +131,7 @@ class Explainer:
             return self._leases.reserved(holder)
         return holder.devices
 
-    def _aside(self, session: EngineSession, now: float) -> WaitOutlook:
+    def _aside(self, session: EngineSession, now: float) -> ExplainedWait:
         """Return the outlook of a session that waits for room within a limit, or for ever."""
         limit, place = self._limiter.reason(session, now), 1
         seconds: float | None = None
@@ -141,7 +141,7 @@ class Explainer:
             seconds = limit.seconds
         if session.short is not None:
             place += list(session.short.short).index(session)
-        return WaitOutlook(place, seconds, self.why(session, now))
+        return ExplainedWait(place, seconds, self.why(session, now))
 
     def _never(self, session: EngineSession) -> str | None:
         """Return what has to change before it can have a device at all; None: nothing."""

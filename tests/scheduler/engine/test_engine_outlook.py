@@ -13,7 +13,7 @@ from jupyter_sing.scheduler import events
 from jupyter_sing.scheduler.decisions import Decision, Grant
 from jupyter_sing.scheduler.engine import Engine
 from jupyter_sing.scheduler.events import Event
-from jupyter_sing.scheduler.explain.explain import WaitOutlook
+from jupyter_sing.scheduler.explain.explain import ExplainedWait
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, QuotaLimits
 from jupyter_sing.simulator.cluster import SimulatedCluster
 from jupyter_sing.simulator.generator import Parameters, generate
@@ -37,7 +37,7 @@ def begin(host: Controller, name: str, seconds: float, **terms: object) -> None:
     host.submit(name, seconds)
 
 
-def outlook(host: Controller, name: str) -> WaitOutlook:
+def outlook(host: Controller, name: str) -> ExplainedWait:
     found = host.engine.explain(name, host.now)
     assert found is not None
     return found

@@ -7,18 +7,18 @@ import math
 import pytest
 
 from jupyter_sing.controller.wait_estimates import WaitEstimates
-from jupyter_sing.scheduler.explain.explain import WaitOutlook
+from jupyter_sing.scheduler.explain.explain import ExplainedWait
 from kernelproxy.common.readable import soon
 
 
 class Looks:
     """Counts the queries of an engine's outlook, at a clock that tests set."""
 
-    def __init__(self, **found: WaitOutlook) -> None:
+    def __init__(self, **found: ExplainedWait) -> None:
         self.found, self.now, self.count = found, 0.0, 0
         self.outlooks = WaitEstimates(self.look, self.named, lambda: self.now)
 
-    def look(self, now: float) -> dict[str, WaitOutlook]:
+    def look(self, now: float) -> dict[str, ExplainedWait]:
         self.count += 1
         return self.found
 
@@ -48,8 +48,8 @@ def test_times_are_no_more_precise_than_they_can_be(seconds: float, words: str) 
 
 
 def test_place_wait_and_device_are_in_one_sentence() -> None:
-    first = WaitOutlook(1, 4.2, "2 sessions wait for 1 device", "Simulated GPU 0 (in use by ID)")
-    looks = Looks(mine=first, others=first, last=WaitOutlook(3, 12.0, "ID stops first"))
+    first = ExplainedWait(1, 4.2, "2 sessions wait for 1 device", "Simulated GPU 0 (in use by ID)")
+    looks = Looks(mine=first, others=first, last=ExplainedWait(3, 12.0, "ID stops first"))
     assert looks.said("mine") == (
         "Waiting for Simulated GPU 0 (in use by train.ipynb). You are next, about 4 s."
     )
@@ -68,14 +68,14 @@ def test_place_wait_and_device_are_in_one_sentence() -> None:
     ],
 )
 def test_what_nobody_can_say_is_not_said(seconds: float | None, words: str) -> None:
-    looks = Looks(mine=WaitOutlook(1, seconds, "Room"))
+    looks = Looks(mine=ExplainedWait(1, seconds, "Room"))
     found = looks.outlooks.of("mine")
     assert found is not None
     assert (found.position, found.seconds, found.reason) == (1, None, words)
 
 
 def test_who_asks_for_all_has_the_engine_look_once() -> None:
-    looks = Looks(mine=WaitOutlook(1, 1.0, "Room"), others=WaitOutlook(2, 2.0, "Room"))
+    looks = Looks(mine=ExplainedWait(1, 1.0, "Room"), others=ExplainedWait(2, 2.0, "Room"))
     for session in looks.outlooks.waiting():
         looks.said(session)
     assert looks.count == 1
