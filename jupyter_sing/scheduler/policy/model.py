@@ -14,10 +14,10 @@ from typing import Annotated
 from jupyter_sing.scheduler.policy.values import (
     FLAG,
     ByName,
+    DocumentRecord,
     NotEmpty,
     OrName,
     Present,
-    Record,
     choice,
     key,
     number,
@@ -46,7 +46,7 @@ UNTIL = DURATION.or_word("never")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quotas(Record):
+class Quotas(DocumentRecord):
     """Maximum use of resources by a user or virtual cluster."""
 
     devices: Annotated[float | None, COUNT_OR_0.or_word("unlimited")] = key(
@@ -68,7 +68,7 @@ class Quotas(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UserTerms(Record):
+class UserTerms(DocumentRecord):
     """Rights of a user."""
 
     tier: Annotated[Tier | None, choice(Tier)] = key(
@@ -111,7 +111,7 @@ class UserGroup(UserGroupEntry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuaranteedCells(Record):
+class GuaranteedCells(DocumentRecord):
     """A number of cells of one type; the type is given by its path from a top cell."""
 
     cell_type: Annotated[str, TYPE_PATH] = required(
@@ -121,7 +121,7 @@ class GuaranteedCells(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualClusterEntry(Record):
+class VirtualClusterEntry(DocumentRecord):
     """Users who share devices, with what is guaranteed to them together."""
 
     guaranteed_devices: Annotated[int | None, COUNT_OR_0] = key(
@@ -172,7 +172,7 @@ class Others(UserTerms):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierTerms(Record):
+class TierTerms(DocumentRecord):
     """Target of a tier, and its timeouts."""
 
     gpu_percent: Annotated[float | None, number(0, 99)] = key(
@@ -196,7 +196,7 @@ class TierTerms(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiers(Record):
+class Tiers(DocumentRecord):
     """The three tiers."""
 
     premium: TierTerms = key("What premium sessions are promised.", TierTerms())
@@ -205,7 +205,7 @@ class Tiers(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellTypeEntry(Record):
+class CellTypeEntry(DocumentRecord):
     """Composition of a cell type. A type that is not defined is one device."""
 
     child_cell_type: Annotated[str, NAME] = required(
@@ -225,7 +225,7 @@ class CellType(CellTypeEntry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildCell(Record):
+class ChildCell(DocumentRecord):
     """A cell inside another, where it needs an address or is pinned."""
 
     cell_address: Annotated[str | None, ADDRESS] = key(
@@ -245,7 +245,7 @@ class TopCell(ChildCell):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPolicy(Record):
+class ClusterPolicy(DocumentRecord):
     """Hosts of equal devices, or cells."""
 
     hosts: Annotated[int | None, COUNT] = key("Hosts with equal devices. Built in: 1.")
@@ -259,8 +259,8 @@ class ClusterPolicy(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyDocument(Record):
-    """Who may use which devices; see docs/policy.md."""
+class PolicyDocument(DocumentRecord):
+    """Rules that say who may use which devices; see docs/policy.md."""
 
     cluster: Annotated[ClusterPolicy | None, Present(ClusterPolicy)] = key(
         "What there is. Without it: what the machine has."

@@ -178,7 +178,7 @@ def _as_written(value: object) -> object:
     return value.text if isinstance(value, WrittenInt | WrittenFloat) else value
 
 
-class Record:
+class DocumentRecord:
     """Base of dataclasses that are keys of a document, and nothing else."""
 
     __slots__ = ()
@@ -239,11 +239,11 @@ class ByName:
     key
         The names.
     entry
-        Record of the document, without the name; the items of the tuple are of a subclass.
+        DocumentRecord of the document, without the name; the items of the tuple are of a subclass.
     """
 
     key: Value
-    entry: type[Record]
+    entry: type[DocumentRecord]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Core) -> Schema:
         from pydantic_core import core_schema
@@ -292,7 +292,7 @@ class OrName:
 class Present:
     """A record that may be left out, but is not empty where it is written."""
 
-    record: type[Record]
+    record: type[DocumentRecord]
 
     def __get_pydantic_core_schema__(self, source: object, handler: Core) -> Schema:
         return handler.generate_schema(self.record)
@@ -319,7 +319,7 @@ def required(description: str) -> Any:
     return dataclasses.field(metadata={"description": description})
 
 
-def extended(kind: type, record: Record, **more: Any) -> Any:
+def extended(kind: type, record: DocumentRecord, **more: Any) -> Any:
     """Return a record as an instance of a subclass with more attributes."""
     fields = dataclasses.fields(record)  # type: ignore[arg-type]
     return kind(**{field.name: getattr(record, field.name) for field in fields}, **more)
