@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
+# Most tests wait more than they compute. Each worker runs whole files, in the order of conftest.py.
+TEST_WORKERS ?= $(shell expr 2 \* $$(nproc))
+PARALLEL := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 NPM := npm --prefix labextension --silent
 FUZZ_SECONDS ?= 20
 
@@ -17,7 +20,7 @@ LABEXTENSION_SOURCES := $(shell find labextension/src labextension/style labexte
   labextension/package.json labextension/tsconfig.json jupyter_sing/server/openapi.yaml
 LABEXTENSION_LINK := $(VENV)/share/jupyter/labextensions/jupyter-sing
 
-.PHONY: help system venv native labextension lab wheels test conformance test-fast test-cpp test-ts test-torch fuzz lint format docs bench pictures clean
+.PHONY: help system venv native labextension lab wheels test test-all test-py conformance test-fast test-cpp test-ts test-torch fuzz lint format docs bench pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -91,14 +94,28 @@ wheels: venv $(TORCHES:%=build/torch-%/torch/version.py) ## a wheel in dist/ tha
 	JUPYTER_SING_TORCH_DIRS="$(subst $(empty) $(empty),:,$(TORCHES:%=$(CURDIR)/build/torch-%/torch))" \
 	  $(BIN)/python -m hatchling build -t wheel
 
-test: venv test-cpp test-ts fuzz ## all tests
-	$(PYTEST)
+# Says how long each part took.
+IN_PARTS = @for part in $(1); do began=$$(date +%s); \
+  $(MAKE) --no-print-directory $$part $(2) || exit; \
+  echo "== make $$part: $$(($$(date +%s) - began)) s"; done
+
+test: ## all tests of a change: 25 minutes on two cores
+	$(call IN_PARTS,venv test-cpp test-ts fuzz test-py)
+
+test-all: ## these, and repetitions and sweeps that docs/testing.md lists
+	$(call IN_PARTS,venv test-cpp test-ts fuzz test-py,EXHAUSTIVE=yes)
+
+# What measures time has the machine to itself.
+CHOSEN := $(if $(EXHAUSTIVE),,and not exhaustive)
+test-py: venv
+	$(PYTEST) $(PARALLEL) -m 'not alone $(CHOSEN)'
+	$(PYTEST) -m 'alone $(CHOSEN)'
 
 conformance: venv ## PyTorch's samples of all operators, in all dtypes; an hour
 	$(BIN)/python -m tests.conformance
 
 test-fast: venv ## what is quick: under two minutes
-	$(PYTEST) -m 'not slow and not e2e'
+	$(PYTEST) $(PARALLEL) -m 'not slow and not e2e and not alone and not exhaustive'
 
 TORCH_DIR = $$($(BIN)/python -m kernelproxy.native --torch-dir)
 IN_NATIVE = $(MAKE) --no-print-directory -j$(shell nproc) -C native PYTHON=$(abspath $(BIN)/python)

@@ -12,7 +12,7 @@ from tests.browser.conftest import TWO
 from tests.browser.lab import Lab, Screen, patient
 from tests.unit.fake_daemon import SESSION
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.alone, pytest.mark.e2e, pytest.mark.slow]
 
 SESSIONS, DEVICES = 200, 8
 ROUNDS = 10

@@ -14,7 +14,7 @@ from tests.e2e.kernels import kernel
 from tests.wire.notebook import TELL
 from tests.wire.record import CHECKPOINTS, STORED
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.e2e]
 
 
 def put(checkpoint: Path, states: Path) -> None:

@@ -170,7 +170,6 @@ def _saves_processes(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None
 
 
 @pytest.mark.usefixtures("_saves_processes")
-@pytest.mark.timeout(1800)
 def test_it_is_no_obstacle_for_its_process_to_be_saved_and_restored() -> None:
     def works(notebook: Page, model: str) -> None:
         notebook.click(model, view_model.SUSPEND)

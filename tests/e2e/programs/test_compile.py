@@ -18,7 +18,7 @@ from tests.conftest import RunProgram, daemon_directory
 from tests.decorated import decorated
 from tests.e2e.trainers import program, session_of, verb
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "programs" / "compiling"
 PROGRAM = PROGRAMS / "compiled.py"

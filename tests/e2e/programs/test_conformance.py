@@ -10,7 +10,7 @@ from tests.conformance import running
 from tests.conformance.refused import REFUSED
 from tests.conftest import daemon_directory
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # One dtype where an operator supports it, and few samples: `make conformance` runs all.
 CHOICE = ["--samples=8", "--dtypes", "float32"]

@@ -38,13 +38,15 @@ from tests.integration.conftest import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LONG_SECONDS = 5 * SECONDS_MAX
 VICTIMS = ("kernel", "worker", "agent", "server")
 COMBINATIONS = [
     victims for count in (1, 2, 3, 4) for victims in itertools.combinations(VICTIMS, count)
 ]
+#: Each alone, the whole daemon with and without the server, and all.
+SOME = [*((victim,) for victim in VICTIMS), ("worker", "agent"), ("agent", "server"), VICTIMS]
 OPTIONS = (
     "--KernelRestarter.time_to_dead=0.2",  # seconds until a dead kernel is noticed
     "--KernelRestarter.restart_limit=1000",
@@ -462,7 +464,18 @@ def told(what: object) -> Iterator[None]:
 
 
 def test_whoever_was_killed_everything_comes_back(world: World) -> None:
-    for victims in COMBINATIONS:
+    check_that_all_come_back(world, SOME)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_in_every_combination_everything_comes_back(world: World) -> None:
+    check_that_all_come_back(world, COMBINATIONS)
+
+
+def check_that_all_come_back(world: World, combinations: Sequence[tuple[str, ...]]) -> None:
+    """Kill each combination of processes, and restore the notebooks after each."""
+    for victims in combinations:
         with told(victims):
             world.kill(victims)
             world.come_back(victims)

@@ -20,7 +20,7 @@ from tests.e2e.kernels import SECONDS_MAX, Kernel, kernel, sessions, wait_for_se
 from tests.e2e.trainers import agent_pid
 from tests.integration.conftest import keeper_of, kill_at_once
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 NOTEBOOK = """\
 import itertools, random, threading, time

@@ -12,7 +12,7 @@ from tests.doubles.waiting import wait_until
 from tests.e2e.kernels import kernel
 from tests.e2e.trainers import status
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.e2e]
 
 MIB = 1 << 20
 

@@ -17,7 +17,7 @@ from tests.e2e.kernels import kernel, sessions
 from tests.e2e.trainers import Program, program, session_of, status
 from tests.integration.conftest import kill_at_once, lives
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e]
 
 #: This many steps take some seconds.
 STEPS = 2000

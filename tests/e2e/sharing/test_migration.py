@@ -19,7 +19,7 @@ from tests.doubles.waiting import wait_until
 from tests.e2e.trainers import agent_pid, program, status, verb
 from tests.integration.conftest import children_of, lives
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 MIGRATIONS = 100
 DEATHS = 25

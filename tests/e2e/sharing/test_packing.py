@@ -14,7 +14,7 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from tests.e2e.trainers import PROGRAM, Program, program, session_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e]
 
 PACING = PROGRAM.with_name("pacing.py")
 SEEDS = (1, 2)

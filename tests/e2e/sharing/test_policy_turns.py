@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.trainers import Program, program, session_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e]
 
 STEPS = 1500
 CELLS = 5

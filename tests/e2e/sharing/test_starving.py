@@ -16,7 +16,7 @@ from tests.e2e.kernels import kernel
 from tests.e2e.trainers import status
 from tests.integration.conftest import lives, parent_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 GROUPS = Path("/sys/fs/cgroup/memory")
 MIB = 1 << 20

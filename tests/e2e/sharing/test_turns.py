@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.trainers import WEIGHTS, Program, program, session_of, status
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e]
 
 MIB = 1 << 20
 #: This many steps take a second or two.

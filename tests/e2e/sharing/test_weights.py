@@ -26,7 +26,7 @@ from tests.e2e.trainers import (
     verb,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 MIB = 1 << 20
 #: State of an inference session: size of a matrix, and number of matrices.
