@@ -16,6 +16,7 @@ from kernelproxy.agent.checkpoint.catalog import Checkpoints
 from kernelproxy.agent.status.session_status import user_name
 from kernelproxy.common import options, paths
 from kernelproxy.common.errors import StoreError
+from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView, SessionView
 from kernelproxy.storage.chunk_store import Store
 
 REASON = "The GPU session has ended, and its GPU memory is lost. Restart the kernel."
@@ -65,7 +66,7 @@ class Kernels:
 def lost(
     before: Iterable[KernelWithSession],
     after: set[KernelWithSession],
-    known: Iterable[dict[str, Any]],
+    known: Iterable[SessionView],
 ) -> list[KernelWithSession]:
     """Return kernels whose sessions have ended.
 
@@ -84,14 +85,14 @@ def lost(
     return sorted((e for e in gone if e.kernel_id not in kernels), key=lambda e: e.session)
 
 
-async def described(gone: Iterable[KernelWithSession]) -> list[dict[str, Any]]:
+async def described(gone: Iterable[KernelWithSession]) -> list[SessionView]:
     """Describe lost sessions as the daemon would, with the checkpoints that can restore them."""
     gone = list(gone)
     stored = await _on_disk() if gone else []
     return [_describe(each, _last(each, stored)) for each in gone]
 
 
-def _last(kernel: KernelWithSession, stored: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+def _last(kernel: KernelWithSession, stored: Iterable[CheckpointView]) -> CheckpointView | None:
     """Return the newest checkpoint of a kernel's notebook."""
     for each in stored:
         mine = each.get("kernel_id") == kernel.kernel_id
@@ -100,7 +101,7 @@ def _last(kernel: KernelWithSession, stored: Iterable[dict[str, Any]]) -> dict[s
     return None
 
 
-async def stored() -> list[dict[str, Any]]:
+async def stored() -> list[CheckpointView]:
     """List this user's checkpoints without a daemon, the newest first.
 
     Raises
@@ -114,7 +115,7 @@ async def stored() -> list[dict[str, Any]]:
     return await Checkpoints(lambda: Store(directory)).all(os.getuid())
 
 
-async def _on_disk() -> list[dict[str, Any]]:
+async def _on_disk() -> list[CheckpointView]:
     """As `stored`, but empty if that fails; only the list itself reports the error."""
     try:
         return await stored()
@@ -122,9 +123,9 @@ async def _on_disk() -> list[dict[str, Any]]:
         return []
 
 
-def _describe(kernel: KernelWithSession, last: dict[str, Any] | None) -> dict[str, Any]:
+def _describe(kernel: KernelWithSession, last: CheckpointView | None) -> SessionView:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    checkpoint = last and {
+    checkpoint: LastCheckpointView | None = last and {
         "name": last["name"],
         "created": last["created"],
         "automatic": last["automatic"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from jupyter_sing.controller import policy_file
 from kernelproxy.agent.status import activity_store
@@ -13,13 +12,20 @@ from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import ActivityReply, ActivityRequest, GetPolicy, PolicyReply
+from kernelproxy.common.protocol.views import (
+    ActivityView,
+    DeviceActivityView,
+    EventView,
+    SessionView,
+    SpanView,
+)
 
 ACTIVITY_SECONDS_MAX = 60.0
 POLICY_SECONDS_MAX = 30.0
 DAY_SECONDS = 86_400.0
 
 
-def activity_since(since: float, resolution: float = 1.0) -> dict[str, Any]:
+def activity_since(since: float, resolution: float = 1.0) -> ActivityView:
     """Return which sessions used the devices; waits for a disk, or for the machine's daemon.
 
     Parameters
@@ -47,15 +53,19 @@ def activity_since(since: float, resolution: float = 1.0) -> dict[str, Any]:
     return activity_store.read(paths.runtime_dir(), since, time.time(), resolution, os.getuid())
 
 
-def with_names(found: dict[str, Any], sessions: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def with_names(found: ActivityView, sessions: Iterable[SessionView]) -> ActivityView:
     """Return a copy in which sessions have the names that a status gives them, where known."""
     names = {each["id"]: each["name"] for each in sessions}
 
-    def name(entry: dict[str, Any]) -> dict[str, Any]:
-        return {**entry, "name": names.get(entry["session"], entry["name"])}
+    def name(entry: SpanView | EventView) -> str:
+        return names.get(entry["session"], entry["name"])
 
-    devices = [{**each, "held": [name(span) for span in each["held"]]} for each in found["devices"]]
-    return {**found, "devices": devices, "events": [name(each) for each in found["events"]]}
+    devices: list[DeviceActivityView] = [
+        {**device, "held": [{**each, "name": name(each)} for each in device["held"]]}
+        for device in found["devices"]
+    ]
+    events: list[EventView] = [{**each, "name": name(each)} for each in found["events"]]
+    return {**found, "devices": devices, "events": events}
 
 
 def standing_policy_text() -> str:

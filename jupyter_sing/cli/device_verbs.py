@@ -7,13 +7,13 @@ import math
 import time
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
 
 from jupyter_sing import queries
 from jupyter_sing.cli.verbs import AddVerb, print_json, request_status
 from jupyter_sing.notebook import status_text
 from jupyter_sing.notebook.status_text import Table
 from kernelproxy.common.protocol import StatusReply
+from kernelproxy.common.protocol.views import ActivityView
 from kernelproxy.common.readable import clock, device_label, device_name
 from kernelproxy.common.units import bytes_text
 
@@ -92,7 +92,7 @@ def _hours(text: str) -> float:
     return hours
 
 
-def _activity_lines(found: dict[str, Any]) -> list[str]:
+def _activity_lines(found: ActivityView) -> list[str]:
     """Return a table for each device, and the events, as user-facing lines."""
     written: list[str] = []
     for device in found["devices"]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any
 
 from jupyter_sing.notebook import status_text
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import Control, connect
 from kernelproxy.common.protocol import Changed, StatusReply, WatchRequest
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.readable import without_turn
 from kernelproxy.common.units import bytes_text
 
@@ -119,7 +119,7 @@ class WaitLines:
             with self._lock:
                 self._control = None
 
-    def _say(self, sessions: list[dict[str, Any]]) -> None:
+    def _say(self, sessions: list[SessionView]) -> None:
         for session in sessions:
             text = f"Waiting for {session['name']}. {status_text.state_text(session)}"
             with self._lock:

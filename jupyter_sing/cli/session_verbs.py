@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import cast
 
 from jupyter_sing.cli.progress import WaitLines
 from jupyter_sing.cli.verbs import (
@@ -33,6 +33,7 @@ from kernelproxy.common.protocol import (
     Why,
     WhyReply,
 )
+from kernelproxy.common.protocol.views import DecisionView, SessionView
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.scheduler_api import TIERS
 
@@ -108,7 +109,7 @@ def priority(options: argparse.Namespace) -> int:
     return show_session(options, session, status_text.priority_text(session))
 
 
-def _session(control: Control, name: str) -> dict[str, Any]:
+def _session(control: Control, name: str) -> SessionView:
     """Find a session as the daemon does: by id, unique prefix, or name."""
     sessions = control.expect(StatusReply, StatusRequest()).sessions
     found = [each for each in sessions if each["id"] == name]
@@ -119,7 +120,7 @@ def _session(control: Control, name: str) -> dict[str, Any]:
     if len(found) > 1:
         ids = ", ".join(each["id"] for each in found)
         raise ControlError(f"Several sessions match {quoted(name)}: {ids}.", "ambiguous")
-    return dict(found[0])
+    return found[0]
 
 
 def why(options: argparse.Namespace) -> int:
@@ -137,14 +138,15 @@ def why(options: argparse.Namespace) -> int:
     for each in decisions:
         at = datetime.fromtimestamp(each["at"]).strftime("%Y-%m-%d %H:%M:%S")
         print(f"{at}  {each['reason']}")
-    for each in now:
-        print(f"now{' ' * 16}  {status_text.state_text(each)}")
+    for one in now:
+        print(f"now{' ' * 16}  {status_text.state_text(one)}")
     return 0
 
 
-def _decisions(session: str, count: int) -> list[dict[str, Any]]:
+def _decisions(session: str, count: int) -> list[DecisionView]:
     if paths.is_shared(paths.socket_path()):
         with connect(start=False) as control:
             return control.expect(WhyReply, Why(session, count)).decisions
     # Works without a daemon, too.
-    return [asdict(each) for each in decision_log.read(paths.runtime_dir(), session, count)]
+    found = decision_log.read(paths.runtime_dir(), session, count)
+    return [cast("DecisionView", asdict(each)) for each in found]

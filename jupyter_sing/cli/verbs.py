@@ -11,6 +11,7 @@ from jupyter_sing.notebook import status_text
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import SessionReply, StatusReply, StatusRequest
+from kernelproxy.common.protocol.views import SessionView
 
 ANSWER_SECONDS_MAX = 30.0
 SESSION_HELP = "id of the session, a unique prefix of the id, or the name"
@@ -36,7 +37,7 @@ def show_state(options: argparse.Namespace, reply: SessionReply) -> int:
     return show_session(options, reply.session, status_text.state_text(reply.session))
 
 
-def show_session(options: argparse.Namespace, session: dict[str, Any], text: str) -> int:
+def show_session(options: argparse.Namespace, session: SessionView, text: str) -> int:
     if options.json:
         print_json(session)
     else:

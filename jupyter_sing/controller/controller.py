@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from jupyter_sing.controller import decision_log, policy_file
 from jupyter_sing.controller.accounts_writer import AccountsUpdate, AccountsWriter
@@ -40,6 +40,12 @@ from jupyter_sing.scheduler.policy import differences
 from jupyter_sing.scheduler.settings import DeviceSpec, EngineSettings, Tier
 from kernelproxy.common import paths
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol.views import (
+    DecisionView,
+    DifferenceView,
+    PolicyEffect,
+    SharingView,
+)
 from kernelproxy.common.readable import device_name, devices_named
 from kernelproxy.common.scheduler_api import Hands, SessionDescription, WaitOutlook
 
@@ -294,7 +300,7 @@ class Controller:
         """See `Arbiter`."""
         return self._outlooks.of(session)
 
-    def sharing(self) -> dict[str, Any]:
+    def sharing(self) -> SharingView:
         """See `Arbiter`.
 
         Returns
@@ -326,7 +332,7 @@ class Controller:
         """See `Arbiter`."""
         return self._rules.text
 
-    def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
+    def apply(self, text: str, *, dry: bool) -> PolicyEffect:
         """See `Arbiter`."""
         rules = HostPolicy(text, self._nodes)
         views = [known.view() for known in self._sessions.values()]
@@ -339,7 +345,7 @@ class Controller:
             self._tell(events.Reconfigured(self._clock(), self._settings(), guarantees))
             for known in list(self._sessions.values()):
                 self._revise(known)
-        affected = [{**asdict(each), "text": str(each)} for each in found]
+        affected = [cast("DifferenceView", {**asdict(each), "text": str(each)}) for each in found]
         return {"affected": affected, "notes": [*rules.notes(), *self._shortfalls(rules)]}
 
     def _shortfalls(self, rules: HostPolicy) -> list[str]:
@@ -361,9 +367,10 @@ class Controller:
             notes.append(f"{terms.name} of {terms.user} does not have {share}: {why}.")
         return notes
 
-    def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
+    def decisions(self, session: str, count: int) -> list[DecisionView]:
         """See `Arbiter`."""
-        return [asdict(each) for each in decision_log.read(self._directory, session, count)]
+        found = decision_log.read(self._directory, session, count)
+        return [cast("DecisionView", asdict(each)) for each in found]
 
     async def close(self) -> None:
         """See `Arbiter`."""

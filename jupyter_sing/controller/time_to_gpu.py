@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from typing import Any
+
+from kernelproxy.common.protocol.views import WaitsView
 
 BOUNDS = (
     0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0,
@@ -29,7 +30,7 @@ class WaitTimes:
         self._seconds += seconds
         self._recent.append(seconds)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> WaitsView:
         """Return the statistics.
 
         Returns
@@ -80,6 +81,6 @@ class TimeToGpu:
         """Forget a session: its cell is over, or it is closed."""
         self._since.pop(session, None)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, WaitsView]:
         """Return `WaitTimes.figures` by tier."""
         return {tier: waits.figures() for tier, waits in sorted(self._tiers.items())}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc.agent_client import connect
 from kernelproxy.common.protocol import CheckpointReply, LastCheckpoint
+from kernelproxy.common.protocol.views import CheckpointView
 
 NOT_SAVED = "The daemon ended during the save. The checkpoint was not saved: save it again."
 
@@ -24,7 +23,7 @@ class CheckpointOutcome:
         self._session = session
         self._before = self._last()
 
-    def after(self, error: ControlError) -> dict[str, Any]:
+    def after(self, error: ControlError) -> CheckpointView:
         """Return the new checkpoint as `CheckpointsRequest` lists it.
 
         Parameters
@@ -48,7 +47,7 @@ class CheckpointOutcome:
             raise ControlError(NOT_SAVED, "failed") from error
         return last
 
-    def _last(self) -> dict[str, Any] | None:
+    def _last(self) -> CheckpointView | None:
         with connect(start=False) as control:
             try:
                 return control.expect(CheckpointReply, LastCheckpoint(self._session)).checkpoint

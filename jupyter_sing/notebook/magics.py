@@ -34,6 +34,7 @@ from kernelproxy.common.protocol import (
     StatusRequest,
     Suspend,
 )
+from kernelproxy.common.protocol.views import CheckpointView, SessionView
 from kernelproxy.common.readable import device_name, escaped
 from kernelproxy.common.units import bytes_text, parse_duration
 from kernelproxy.kernel import activation
@@ -200,7 +201,7 @@ def checkpoints() -> Any:
     return status_text.checkpoints_table(found) if found else None
 
 
-def _stored() -> list[dict[str, Any]]:
+def _stored() -> list[CheckpointView]:
     """List the checkpoints on disk; in a thread, because the kernel's own runs an event loop."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
@@ -314,7 +315,7 @@ def _session_id() -> str:
     return status_watcher.session_id()
 
 
-def _described(session_id: str) -> dict[str, Any]:
+def _described(session_id: str) -> SessionView:
     """Return the status of this kernel's session, including the work issued before this call.
 
     Raises
@@ -324,7 +325,7 @@ def _described(session_id: str) -> dict[str, Any]:
     """
     for session in _call(StatusReply, StatusRequest(session_id)).sessions:
         if session["id"] == session_id:
-            return dict(session)
+            return session
     raise ControlError(UNKNOWN, "unknown-session")
 
 

@@ -6,8 +6,16 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from kernelproxy.common.protocol.views import (
+    AutomaticView,
+    CheckpointView,
+    DeviceView,
+    OmissionView,
+    RestoreView,
+    SessionView,
+    SharingView,
+)
 from kernelproxy.common.readable import (
     clock,
     device_label,
@@ -70,7 +78,7 @@ class Table:
         return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
-def state_word(session: dict[str, Any]) -> str:
+def state_word(session: SessionView) -> str:
     """Return a session's state in a word, with its queue position if it waits: ``Queued, next``.
 
     For a session that takes turns the word is always the same, in its turn and between turns.
@@ -86,7 +94,7 @@ def state_word(session: dict[str, Any]) -> str:
     return f"{word}, next" if place == 1 else f"{word}, place {place}"
 
 
-def sentence(session: dict[str, Any]) -> str:
+def sentence(session: SessionView) -> str:
     """Return why a session is in its state and what happens next; times are in local time."""
     if found := session.get("shared"):
         text = sharing(found["devices"], found["with"], found["share"])
@@ -94,7 +102,7 @@ def sentence(session: dict[str, Any]) -> str:
     return clock(session["reason"]) or NEXT.get(str(session["state"]), "")
 
 
-def next_turn(session: dict[str, Any]) -> str:
+def next_turn(session: SessionView) -> str:
     """Return when the next turn of a session that takes turns begins."""
     if session["queue_position"] is None:
         return "running now"
@@ -107,7 +115,7 @@ def _in(seconds: float) -> str:
     return f"in {about}" if about.startswith("about") else about
 
 
-def state_text(session: dict[str, Any]) -> str:
+def state_text(session: SessionView) -> str:
     """Return a session's state and what happens next: ``Suspended by you. Resumes when …``."""
     word, said = state_word(session), sentence(session)
     if said.startswith((word, WORDS.get(str(session["state"]), word))):
@@ -115,7 +123,7 @@ def state_text(session: dict[str, Any]) -> str:
     return f"{word}. {said}" if said else f"{word}."
 
 
-def migration_text(session: dict[str, Any]) -> str:
+def migration_text(session: SessionView) -> str:
     """Return where a session is after a migration, and how long the migration took."""
     where, done = f"Now on {device_name(session['device'])}.", session["migration"]
     if not done or not done["downtime"]:
@@ -123,7 +131,7 @@ def migration_text(session: dict[str, Any]) -> str:
     return f"{where} Moved in {done['seconds']:.1f} s, paused for {done['downtime']:.3f} s."
 
 
-def pinned_text(session: dict[str, Any]) -> str:
+def pinned_text(session: SessionView) -> str:
     """Return whether a session's memory stays on its device, as text."""
     if not session["pinned"]:
         return "Not pinned: its memory may leave the GPU when other sessions need it."
@@ -133,13 +141,13 @@ def pinned_text(session: dict[str, Any]) -> str:
     return f"Pinned: its memory stays on {device}."
 
 
-def priority_text(session: dict[str, Any]) -> str:
+def priority_text(session: SessionView) -> str:
     """Return a session's priority as text."""
     level = session["priority"]
     return f"Priority: {level}" if level else "Priority: default"
 
 
-def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
+def sessions_table(sessions: Sequence[SessionView]) -> Table:
     """Return the table of sessions, with their owners if there are several."""
     several = len({s["owner"] for s in sessions}) > 1
     rows = [
@@ -159,7 +167,7 @@ def sessions_table(sessions: Sequence[dict[str, Any]]) -> Table:
     return Table(header, rows)
 
 
-def waits_line(sharing: dict[str, Any]) -> str:
+def waits_line(sharing: SharingView) -> str:
     """Return how long cells waited for a device, and how often guarantees were missed; or ""."""
     waited = [
         f"{tier}: median {measured_text(found['p50'])}, p99 {measured_text(found['p99'])}"
@@ -174,7 +182,7 @@ def waits_line(sharing: dict[str, Any]) -> str:
     return f"Time to GPU: {'; '.join(waited)}{missed}"
 
 
-def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:
+def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table:
     """Return the table of checkpoints; for one that cannot be read it shows the reason."""
     rows = []
     for c in checkpoints:
@@ -197,7 +205,7 @@ def checkpoints_table(checkpoints: Sequence[dict[str, Any]]) -> Table:
     return Table(("name", "created", "created by", "saved as", "size", "freed", "contents"), rows)
 
 
-def checkpoint_made_lines(checkpoint: dict[str, Any]) -> list[str]:
+def checkpoint_made_lines(checkpoint: CheckpointView) -> list[str]:
     """Return what was saved, its size, and what is missing in one form or in all."""
     only = ", ".join(dict.fromkeys(each["name"] for each in checkpoint["only_process"]))
     return [
@@ -209,7 +217,7 @@ def checkpoint_made_lines(checkpoint: dict[str, Any]) -> list[str]:
     ]
 
 
-def checkpoint_lines(session: dict[str, Any]) -> list[str]:
+def checkpoint_lines(session: SessionView) -> list[str]:
     """Return which checkpoint can be restored, and any problem of automatic checkpoints."""
     found, lines = session["last_checkpoint"], []
     if found is not None:
@@ -225,7 +233,7 @@ def checkpoint_lines(session: dict[str, Any]) -> list[str]:
     return lines
 
 
-def automatic_text(automatic: dict[str, Any]) -> str:
+def automatic_text(automatic: AutomaticView) -> str:
     """Return when automatic checkpoints are made, as text."""
     reasons = []
     if automatic["every"] > 0:
@@ -249,7 +257,7 @@ def duration_text(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def restored_lines(outcome: dict[str, Any]) -> list[str]:
+def restored_lines(outcome: RestoreView) -> list[str]:
     """Return what was restored, which files were renamed, and what could not be restored."""
     contents = _contents(outcome["variables"], outcome["files"])
     process = ", with the process" if outcome.get("form") == "process" else ""
@@ -261,7 +269,7 @@ def restored_lines(outcome: dict[str, Any]) -> list[str]:
     ]
 
 
-def omissions(found: Sequence[dict[str, Any]]) -> list[str]:
+def omissions(found: Sequence[OmissionView]) -> list[str]:
     """Return one line for each thing that was not saved or not restored."""
     return [f"{each['name']}: {each['why']}" for each in found]
 
@@ -278,7 +286,7 @@ def _contents(variables: int, files: int) -> str:
     return some(variables, "variable") + (f" and {some(files, 'file')}" if files else "")
 
 
-def devices_table(devices: Sequence[dict[str, Any]]) -> Table:
+def devices_table(devices: Sequence[DeviceView]) -> Table:
     """Return the table of devices."""
     rows = [
         (

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kernelproxy.common.errors import ControlError
 from kernelproxy.common.ipc import detach
@@ -27,6 +27,7 @@ from kernelproxy.common.protocol import (
     StatusRequest,
     WatchRequest,
 )
+from kernelproxy.common.protocol.views import CheckpointView, DeviceView, SessionView
 from kernelproxy.kernel import activation
 
 #: A new daemon answers once it has taken over the state of the previous one.
@@ -59,8 +60,8 @@ class KnownStatus:
         the output of this process.
     """
 
-    devices: Sequence[dict[str, Any]] = ()
-    sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    devices: Sequence[DeviceView] = ()
+    sessions: dict[str, SessionView] = field(default_factory=dict)
     problem: str = ""
     anew: bool = False
 
@@ -273,7 +274,7 @@ def ask(reply_type: type[Reply], request: Message, after: Message | None = None)
         asked = after or request
 
 
-def checkpoint(session: str, name: str) -> dict[str, Any]:
+def checkpoint(session: str, name: str) -> CheckpointView:
     """Save this notebook as soon as no cell runs, and return its checkpoint; see `ask`.
 
     The process may detach to be saved. The name lets it ask for the right checkpoint afterwards.

@@ -9,10 +9,10 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from jupyter_sing.notebook import status_text
 from jupyter_sing.notebook.status_watcher import KnownStatus
+from kernelproxy.common.protocol.views import DeviceView, SessionView
 from kernelproxy.common.readable import device_label, device_name, soon, turn, without_turn
 from kernelproxy.common.units import bytes_text
 
@@ -186,12 +186,12 @@ def since_html(moment: datetime) -> str:
     return f"<div><small>{SINCE.format(moment.strftime('%Y-%m-%d %H:%M:%S'))}</small></div>"
 
 
-def word(session: dict[str, Any]) -> str:
+def word(session: SessionView) -> str:
     """Return the word of a session's state."""
     return status_text.state_word(session)
 
 
-def memory_text(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> str:
+def memory_text(session: SessionView, devices: Sequence[DeviceView]) -> str:
     """Return how much memory of a session is where."""
     device = device_name(session["device"])
     if session["tier"] in _ELSEWHERE:
@@ -205,7 +205,7 @@ def memory_text(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> s
     return f"{bytes_text(session['memory'])}{of} on {device}"
 
 
-def share(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> tuple[int, int] | None:
+def share(session: SessionView, devices: Sequence[DeviceView]) -> tuple[int, int] | None:
     """Return the bytes of a session and of its device; None while it is not resident."""
     if session["tier"] in _ELSEWHERE:
         return None
@@ -213,7 +213,7 @@ def share(session: dict[str, Any], devices: Sequence[dict[str, Any]]) -> tuple[i
     return (session["memory"], total) if total else None
 
 
-def queue_text(session: dict[str, Any]) -> str:
+def queue_text(session: SessionView) -> str:
     """Return the queue position of a session, and how long it is expected to wait."""
     position, wait = session.get("queue_position"), session.get("expected_wait")
     if session.get("shared"):
@@ -225,7 +225,7 @@ def queue_text(session: dict[str, Any]) -> str:
     return "Waiting time unknown." if wait is None else f"Its turn: {soon(wait)}."
 
 
-def progress_of(session: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:
+def progress_of(session: SessionView) -> tuple[str, tuple[int, int] | None]:
     """Return the save or restore in progress for a session, with its bytes."""
     found = session["progress"]
     if found is None:
@@ -239,7 +239,7 @@ def progress_of(session: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:
     return f"{what} {found['checkpoint']}: {done} of {total}", (found["done"], found["total"])
 
 
-def buttons(session: dict[str, Any]) -> frozenset[str]:
+def buttons(session: SessionView) -> frozenset[str]:
     """Return the names of the enabled buttons."""
     state = session["state"]
     if state == "failed":
@@ -275,7 +275,7 @@ def devices_table(seen: KnownStatus, session_id: str) -> status_text.Table:
     return status_text.Table(("GPU", "memory", "used by", "waiting"), rows)
 
 
-def _holder(session: dict[str, Any], session_id: str) -> str:
+def _holder(session: SessionView, session_id: str) -> str:
     name = HERE if session["id"] == session_id else session["name"] or OTHERS
     return f"{name} ({word(session)}, {bytes_text(session['memory'])})"
 

@@ -14,6 +14,7 @@ from kernelproxy.common.errors import ControlError, ProtocolError
 from kernelproxy.common.ipc.agent_client import connect_to_watch
 from kernelproxy.common.ipc.channel import Channel, expect
 from kernelproxy.common.protocol import Changed, Error, StatusReply, WatchRequest
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.provisioning import events
 
 #: Between two checks whether a daemon runs.
@@ -102,7 +103,7 @@ class Feed:
                     case Error(text, reason):
                         raise ControlError(text, reason)
 
-    async def _say(self, sessions: Sequence[dict[str, Any]]) -> None:
+    async def _say(self, sessions: Sequence[SessionView]) -> None:
         if sessions:
             for session in await self._names.name(sessions):
                 event = events.changed(session)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -14,6 +14,8 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+
+from kernelproxy.common.protocol.views import DeviceView, SessionView, SharingView
 
 _COUNTED = {
     "preemptions": "Leases that were ended so that another session could run.",
@@ -31,9 +33,9 @@ class _Collector:
 
     def __init__(
         self,
-        devices: Sequence[dict[str, Any]],
-        sessions: Sequence[dict[str, Any]],
-        sharing: dict[str, Any],
+        devices: Sequence[DeviceView],
+        sessions: Sequence[SessionView],
+        sharing: SharingView,
     ) -> None:
         self._devices, self._sessions, self._sharing = devices, sessions, sharing
 
@@ -92,8 +94,9 @@ class _Collector:
             ]
             waits.add_metric([tier], classes, found["seconds"])
         yield waits
+        counts = cast("dict[str, int]", self._sharing)
         for name, text in _COUNTED.items():
-            yield CounterMetricFamily(f"sing_{name}", text, value=self._sharing[name])
+            yield CounterMetricFamily(f"sing_{name}", text, value=counts[name])
         served = CounterMetricFamily(
             "sing_user_gpu_seconds",
             "Seconds for which users held devices.",
@@ -106,9 +109,9 @@ class _Collector:
 
 
 def render(
-    devices: Sequence[dict[str, Any]],
-    sessions: Sequence[dict[str, Any]],
-    sharing: dict[str, Any],
+    devices: Sequence[DeviceView],
+    sessions: Sequence[SessionView],
+    sharing: SharingView,
 ) -> bytes:
     """Write the metrics in Prometheus's text format."""
     registry = CollectorRegistry()

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kernelproxy.common.protocol.views import SessionView
+
 
 def contents_path(notebook: str, root: str) -> str:
     """Return the path of a notebook for the contents API.
@@ -41,7 +43,7 @@ class NotebookNames:
     def __init__(self, session_manager: Any) -> None:
         self._session_manager = session_manager
 
-    async def name(self, sessions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def name(self, sessions: Sequence[SessionView]) -> list[SessionView]:
         """Return copies of `sessions` in which ``name`` is the notebook's path, where known."""
         paths = {
             found["kernel"]["id"]: found["path"]

@@ -42,6 +42,7 @@ from kernelproxy.common.protocol import (
     StatusRequest,
     Suspend,
 )
+from kernelproxy.common.protocol.views import CheckpointOnServer, SessionView
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.untrusted import parse_json
 
@@ -167,12 +168,12 @@ class SingHandler(APIHandler):
                 raise
             return StatusReply([], [])
 
-    async def named(self, sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def named(self, sessions: list[SessionView]) -> list[SessionView]:
         """Name sessions after their notebooks."""
-        names: list[dict[str, Any]] = await self.settings["jupyter_sing_notebooks"].name(sessions)
+        names: list[SessionView] = await self.settings["jupyter_sing_notebooks"].name(sessions)
         return names
 
-    async def checkpoints(self) -> list[dict[str, Any]]:
+    async def checkpoints(self) -> list[CheckpointOnServer]:
         """Return all checkpoints, newest first, with their notebooks' paths on this server."""
         found = (await self.call(CheckpointsReply, CheckpointsRequest(), start=True)).checkpoints
         root = str(getattr(self.contents_manager, "root_dir", ""))

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol.views import DecisionView, PolicyEffect, SharingView
 
 #: Tiers of service, the best first.
 TIERS = ("premium", "standard", "basic")
@@ -230,13 +231,13 @@ class Arbiter(Protocol):
     def outlook(self, session: str) -> WaitOutlook | None:
         """Return the forecast for a waiting session; None: it does not wait, or it is unknown."""
 
-    def sharing(self) -> dict[str, Any]:
+    def sharing(self) -> SharingView:
         """Return the results of the decisions so far, for users and programs."""
 
     def policy(self) -> str:
         """Return the text of the current policy; empty if there is none."""
 
-    def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
+    def apply(self, text: str, *, dry: bool) -> PolicyEffect:
         """Apply another policy, without disturbing sessions that execute.
 
         Parameters
@@ -257,7 +258,7 @@ class Arbiter(Protocol):
             If it is invalid, or cannot apply here; the previous policy stays in force.
         """
 
-    def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
+    def decisions(self, session: str, count: int) -> list[DecisionView]:
         """Return the last decisions about a session, for ``why``; called in another thread.
 
         Parameters
@@ -351,16 +352,16 @@ class Everybody:
     def outlook(self, session: str) -> WaitOutlook | None:
         return None
 
-    def sharing(self) -> dict[str, Any]:
+    def sharing(self) -> SharingView:
         return {}
 
     def policy(self) -> str:
         return ""
 
-    def apply(self, text: str, *, dry: bool) -> dict[str, Any]:
+    def apply(self, text: str, *, dry: bool) -> PolicyEffect:
         raise ControlError("This daemon shares devices by no policy.", "unavailable")
 
-    def decisions(self, session: str, count: int) -> list[dict[str, Any]]:
+    def decisions(self, session: str, count: int) -> list[DecisionView]:
         raise ControlError("This daemon decides nothing about sessions.", "unavailable")
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kernelproxy.common.errors import ControlError, StoreError
 from kernelproxy.common.ipc import detach
@@ -32,6 +32,7 @@ from kernelproxy.common.protocol import (
     RestoreReply,
     TakeOver,
 )
+from kernelproxy.common.protocol.views import CheckpointView, OmissionView, RestoreView
 from kernelproxy.kernel import activation
 from kernelproxy.kernel.activation.native_client import NativeClient
 from kernelproxy.kernel.files.changed_files import PutBack
@@ -136,7 +137,7 @@ class Begun:
     def __init__(self, control: Control, request: AwaitCheckpoint | None = None) -> None:
         self._control, self._request = control, request
 
-    def finish(self, show: Show | None = None) -> dict[str, Any]:
+    def finish(self, show: Show | None = None) -> CheckpointView:
         """Wait until it is safe on disk, and return its entry as `CheckpointsRequest` lists it.
 
         Parameters
@@ -253,7 +254,7 @@ def _described(
     }
 
 
-def take_out(shell: Any, name: str, form: str = "", show: Show | None = None) -> dict[str, Any]:
+def take_out(shell: Any, name: str, form: str = "", show: Show | None = None) -> RestoreView:
     """Replace this notebook by the notebook of a checkpoint.
 
     Parameters
@@ -323,7 +324,7 @@ def _put_in_place(reply: CheckpointOpened, fds: Sequence[int]) -> PutBack:
 
 def _take_out(
     shell: Any, reply: CheckpointOpened, fds: Sequence[int], files: PutBack | None = None
-) -> dict[str, Any]:
+) -> RestoreView:
     """Restore the namespace, and the files unless they are restored already."""
     host, device_memory = (mapped(fd) for fd in fds[:2])
     whole = memoryview(host) if host is not None else memoryview(b"")
@@ -369,14 +370,14 @@ def _only_in_process(reply: CheckpointOpened) -> list[Omission]:
 
 def _outcome(
     reply: CheckpointOpened, variables: int, problems: Sequence[Omission], files: PutBack
-) -> dict[str, Any]:
+) -> RestoreView:
     problems = [*problems, *(Omission(str(f.path), f.why) for f in files.problems)]
     return {
         "checkpoint": reply.checkpoint["name"],
         "variables": variables,
         "files": len(files.restored),
         "aside": {str(path): str(where) for path, where in files.kept_aside.items()},
-        "problems": [asdict(each) for each in problems],
+        "problems": [cast("OmissionView", asdict(each)) for each in problems],
     }
 
 
@@ -386,7 +387,7 @@ def carry_out(wish: KernelRequest, shell: Any, session: str) -> None:
     try:
         if wish.verb == "restore":
             outcome = take_out(shell, wish.name, wish.form)
-            report = Carried(session, wish.verb, wish.name, outcome=outcome)
+            report = Carried(session, wish.verb, wish.name, outcome={**outcome})
         else:
             begun = begin(session, shell, wish.name, automatic=wish.automatic, form=wish.form)
             # The notebook continues while it is stored.

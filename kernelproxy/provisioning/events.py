@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelproxy.common.protocol.views import SessionView
+
 EVENT_ID = "https://schema.jupyter.org/jupyter_sing/session/v1"
 
 #: Fields of a session's description that an event contains unchanged.
@@ -14,7 +16,7 @@ _TOLD = (
 )  # fmt: skip
 
 
-def changed(session: dict[str, Any]) -> dict[str, Any]:
+def changed(session: SessionView) -> dict[str, Any]:
     """Return the event for a session's current state.
 
     Parameters

@@ -18,6 +18,7 @@ SECONDS_MAX = 60.0
 DEVICE: dict[str, Any] = {
     "id": "cpu:0",
     "kind": "software",
+    "name": "Software device (2 CPU threads)",
     "memory_total": 2 << 30,
     "memory_used": 3 << 20,
     "sessions": ["0123abcd"],

@@ -70,6 +70,7 @@ from kernelproxy.common.protocol import (
     Why,
     WhyReply,
 )
+from kernelproxy.common.protocol.views import DecisionView
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.shared_memory import close_all
 from kernelproxy.common.units import bytes_text
@@ -239,8 +240,8 @@ class Conversations:
                 return PolicyApplied(**self._agent.arbiter.apply(policy, dry=dry))
             case ActivityRequest(since, resolution):
                 read, directory, now = activity_store.read, paths.runtime_dir(), time.time()
-                found = await asyncio.to_thread(read, directory, since, now, resolution, uid)
-                return ActivityReply(found)
+                activity = await asyncio.to_thread(read, directory, since, now, resolution, uid)
+                return ActivityReply(activity)
             case Why(name, count):
                 return WhyReply(await self._why(name, count, uid))
             case Prepare(python, home):
@@ -376,7 +377,7 @@ class Conversations:
         found = [each for each in ended if not isinstance(each, BaseException)]
         return StopReply([n for n, _ in found if n], [why for _, why in found if why])
 
-    async def _why(self, name: str, count: int, uid: int) -> list[dict[str, Any]]:
+    async def _why(self, name: str, count: int, uid: int) -> list[DecisionView]:
         """Return the scheduler's decisions about a session.
 
         Users other than root and the daemon's own can only ask about their own open sessions.

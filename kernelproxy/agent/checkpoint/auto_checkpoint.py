@@ -18,6 +18,7 @@ from kernelproxy.agent.checkpoint.retention import surplus
 from kernelproxy.agent.session.states import State
 from kernelproxy.common.errors import ControlError, SingError, StoreError
 from kernelproxy.common.protocol import Checkpoint
+from kernelproxy.common.protocol.views import AutomaticView
 
 if TYPE_CHECKING:
     from kernelproxy.agent.checkpoint.catalog import Checkpoints
@@ -238,9 +239,15 @@ class Automatic:
 
     # ---------------------------------------------------------------- state, its record, its end
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> AutomaticView:
         """Return ``automatic`` of ``openapi.yaml``."""
-        return {**asdict(self.rule), "problem": self.problem}
+        rule = self.rule
+        return {
+            "every": rule.every,
+            "cells": rule.cells,
+            "keep": rule.keep,
+            "problem": self.problem,
+        }
 
     def record(self) -> dict[str, Any]:
         """Return what `adopt` needs, as JSON."""

@@ -32,6 +32,7 @@ from kernelproxy.agent.workers.worker import Snapshot
 from kernelproxy.common.errors import ControlError, StoreError
 from kernelproxy.common.protocol import CheckpointOpened
 from kernelproxy.common.protocol.snapshot_tables import ArenaExtent, read_storages, read_tables
+from kernelproxy.common.protocol.views import CheckpointView
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.units import bytes_text
 from kernelproxy.storage.chunk_store import Store
@@ -223,7 +224,7 @@ class Checkpoints:
         """Return the origins as last read, updated by what was made and deleted here since."""
         return list(self._known.get(owner, {}).values())
 
-    async def one(self, owner: int, name: str) -> dict[str, Any]:
+    async def one(self, owner: int, name: str) -> CheckpointView:
         """Return one entry of what `all` lists; raises as `open`."""
         return await asyncio.to_thread(lambda: self._describe(self._load(owner, name)))
 
@@ -239,7 +240,7 @@ class Checkpoints:
         process: ProcessSide | None,
         cancel: Cancel,
         progress: Callable[[int, int], object],
-    ) -> tuple[dict[str, Any], Manifest]:
+    ) -> tuple[CheckpointView, Manifest]:
         """Store a checkpoint; return its entry as in `all`, and its manifest.
 
         Raises
@@ -250,7 +251,7 @@ class Checkpoints:
             If the images of a process cannot be read.
         """
 
-        def work() -> tuple[dict[str, Any], Manifest]:
+        def work() -> tuple[CheckpointView, Manifest]:
             wanted = list(host.storages)
             extents, small = _device_part(device.snapshot, wanted)
             meta = {
@@ -320,10 +321,10 @@ class Checkpoints:
         self._known.setdefault(owner, {})[record.name] = record
         return made, manifest
 
-    async def all(self, owner: int) -> list[dict[str, Any]]:
+    async def all(self, owner: int) -> list[CheckpointView]:
         """List a user's checkpoints, the newest first; unreadable ones with name and error."""
 
-        def work() -> list[dict[str, Any]]:
+        def work() -> list[CheckpointView]:
             store, found = self._opened(), []
             for user, name in store.names():
                 if user != _OWNER.format(owner):
@@ -483,7 +484,7 @@ class Checkpoints:
         except StoreError as error:
             raise _unknown(error, name) from error
 
-    def _describe(self, manifest: Manifest) -> dict[str, Any]:
+    def _describe(self, manifest: Manifest) -> CheckpointView:
         label = manifest.label
         sizes = self._opened().sizes(label.owner, label.name)
         about = label.meta  # trusted: only this daemon writes manifests of this owner

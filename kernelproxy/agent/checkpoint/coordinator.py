@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kernelproxy.agent.checkpoint.catalog import Checkpoints, DeviceSide, Host, ProcessSide
 from kernelproxy.agent.process.image_dirs import ImageDirectories
@@ -28,6 +28,7 @@ from kernelproxy.common.protocol import (
     Restore,
     Stay,
 )
+from kernelproxy.common.protocol.views import CheckpointView, RestoreView
 from kernelproxy.common.readable import quoted
 from kernelproxy.common.shared_memory import PAGE_BYTES
 from kernelproxy.storage.manifest import Manifest, check_name
@@ -68,9 +69,9 @@ class Checkpointing:
     ) -> None:
         self._session, self._checkpoints, self._images = session, checkpoints, images
         self._last: Manifest | None = None
-        self._asked: dict[tuple[str, str], asyncio.Future[dict[str, Any]]] = {}
+        self._asked: dict[tuple[str, str], asyncio.Future[Mapping[str, Any]]] = {}
         #: The newest checkpoint that the kernel has handed over: its name and its outcome.
-        self._newest: tuple[str, asyncio.Future[dict[str, Any]]] | None = None
+        self._newest: tuple[str, asyncio.Future[Mapping[str, Any]]] | None = None
         #: Checkpoints that are being stored, or read, for the session.
         self.underway = Underway(session.changed)
         self._returning: asyncio.Task[None] | None = None
@@ -90,7 +91,7 @@ class Checkpointing:
         """
         return bool(self._asked)
 
-    async def ask(self, request: Checkpoint, channel: Channel | None = None) -> dict[str, Any]:
+    async def ask(self, request: Checkpoint, channel: Channel | None = None) -> CheckpointView:
         """Ask the kernel to make a checkpoint as soon as no cell runs; return when it is stored.
 
         Parameters
@@ -110,25 +111,26 @@ class Checkpointing:
         name = self._checkpoints.name(request.name, self._session.name)
         check_name(name, "name")  # before the notebook is captured in vain
         wish = KernelRequest("checkpoint", name, request.automatic, request.form)
-        return await (self._ask(wish) if channel is None else self._telling(wish, channel))
+        made = await (self._ask(wish) if channel is None else self._telling(wish, channel))
+        return cast("CheckpointView", made)
 
-    async def restore(self, request: Restore, channel: Channel) -> dict[str, Any]:
+    async def restore(self, request: Restore, channel: Channel) -> RestoreView:
         """Ask the kernel to restore a checkpoint as soon as no cell runs; as `ask`."""
         await self._checkpoints.check(self._session.owner, request.name)
         outcome = await self._telling(
             KernelRequest("restore", request.name, form=request.form), channel
         )
         self._session.past.note_use()
-        return outcome
+        return cast("RestoreView", outcome)
 
-    async def _telling(self, wish: KernelRequest, channel: Channel) -> dict[str, Any]:
+    async def _telling(self, wish: KernelRequest, channel: Channel) -> Mapping[str, Any]:
         """Do as `_ask`, and report progress, which the kernel's own request makes known here."""
         far = self.underway.far
         return await with_progress(
             channel, None, lambda _: self._ask(wish), lambda: far(wish.verb, wish.name)
         )
 
-    async def _ask(self, wish: KernelRequest) -> dict[str, Any]:
+    async def _ask(self, wish: KernelRequest) -> Mapping[str, Any]:
         if wish.form not in ("", *FORMS):
             raise ControlError(f"A form is {' or '.join(FORMS)}, not {wish.form!r}.", "bad-request")
         self._session.check_usable()
@@ -179,7 +181,7 @@ class Checkpointing:
 
     async def make(
         self, request: Checkpoint, fds: Sequence[int], channel: Channel
-    ) -> dict[str, Any]:
+    ) -> CheckpointView:
         """Store what the kernel has captured, with the device's state of the same moment.
 
         Parameters
@@ -198,7 +200,7 @@ class Checkpointing:
         """
         name = self._checkpoints.name(request.name, self._session.name)
         stored = self._session.automatic.begun(name)
-        outcome: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self._newest = name, outcome
         try:
             sizes = [os.fstat(fd).st_size for fd in fds]
@@ -225,7 +227,7 @@ class Checkpointing:
         self._settle(("checkpoint", name), made)
         return made
 
-    async def follow(self, name: str, channel: Channel) -> dict[str, Any]:
+    async def follow(self, name: str, channel: Channel) -> CheckpointView:
         """Wait for a checkpoint that the kernel has handed over before it detached.
 
         Parameters
@@ -249,9 +251,9 @@ class Checkpointing:
             await channel.send(Progress(*self.underway.far("checkpoint", name)))
         if outcome.cancelled():
             raise ControlError("The session has ended.", "ended")
-        return outcome.result()
+        return cast("CheckpointView", outcome.result())
 
-    def _settle(self, key: tuple[str, str], outcome: dict[str, Any] | ControlError) -> None:
+    def _settle(self, key: tuple[str, str], outcome: Mapping[str, Any] | ControlError) -> None:
         asked = self._asked.get(key)
         if asked is None or asked.done():
             return
@@ -263,7 +265,7 @@ class Checkpointing:
 
     async def _make(
         self, name: str, request: Checkpoint, host: Host, fds: Sequence[int], channel: Channel
-    ) -> dict[str, Any]:
+    ) -> CheckpointView:
         session = self._session
         session.check_usable()
         state, cancel = session.device_state, Cancel()
@@ -348,7 +350,7 @@ class Checkpointing:
         process: ProcessSide | None,
         omitted: list[dict[str, Any]],
         cancel: Cancel,
-    ) -> dict[str, Any]:
+    ) -> CheckpointView:
         session, state = self._session, self._session.device_state
         resisting, left_out = host.about["omitted"], [*host.about["left_out"], *omitted]
         about = {
@@ -384,7 +386,7 @@ class Checkpointing:
 
         with self.underway.doing("checkpoint", name) as far:
 
-            def put(note: Note) -> Awaitable[tuple[dict[str, Any], Manifest]]:
+            def put(note: Note) -> Awaitable[tuple[CheckpointView, Manifest]]:
                 return self._checkpoints.put(
                     session.owner, label, host, fds, device, process, cancel, both(far, note)
                 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernelproxy.agent.checkpoint.catalog import Checkpoints, created_text
 from kernelproxy.agent.checkpoint.retention import Last, Record, Run, last, of_notebook
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol.views import CheckpointView, LastCheckpointView
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session
@@ -45,7 +46,7 @@ class Runs:
 
 async def last_of_ended(
     run: Run, owner: int, checkpoints: Checkpoints, runs: Runs
-) -> dict[str, Any]:
+) -> CheckpointView:
     """Find the checkpoint to restore of a run that has ended, also of an earlier daemon's run.
 
     Returns
@@ -92,7 +93,7 @@ class Past:
         """Return the notebook's checkpoints, the oldest first; raises StoreError."""
         return self._choose(await self._checkpoints.records(self._session.owner))
 
-    async def last(self) -> dict[str, Any]:
+    async def last(self) -> CheckpointView:
         """Return the checkpoint to restore, as in `Checkpoints.all`.
 
         Raises
@@ -109,7 +110,7 @@ class Past:
             )
         return await self._checkpoints.one(self._session.owner, found.record.name)
 
-    def describe(self) -> dict[str, Any] | None:
+    def describe(self) -> LastCheckpointView | None:
         """Return ``last_checkpoint`` of ``openapi.yaml``."""
         found = self._last(self._choose(self._checkpoints.known(self._session.owner)))
         if found is None:

@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernelproxy.agent.checkpoint.catalog import PAGES, Checkpoints
 from kernelproxy.agent.devices.device_allocator import Room
@@ -45,6 +45,7 @@ from kernelproxy.common.protocol import (
     Revived,
 )
 from kernelproxy.common.protocol.snapshot_tables import read_tables
+from kernelproxy.common.protocol.views import RestoreView
 from kernelproxy.common.shared_memory import LAYOUT_VERSION, PAGE_BYTES, SessionMemory
 from kernelproxy.criu import images
 from kernelproxy.storage.chunk_store import Store
@@ -144,7 +145,7 @@ class TakeOvers:
         if why:
             raise ControlError(why, "unavailable")
 
-    async def take_over(self, session: Session, name: str, note: Note) -> dict[str, Any]:
+    async def take_over(self, session: Session, name: str, note: Note) -> RestoreView:
         """Replace a session's kernel by the process of a checkpoint.
 
         Parameters

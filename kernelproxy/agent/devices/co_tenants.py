@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from kernelproxy.agent.devices.device_allocator import Room, Tenant
 from kernelproxy.agent.devices.usage_history import AFTER_SECONDS, LATELY_SECONDS
+from kernelproxy.common.protocol.views import SharedView
 
 #: A share is one of at least so much device time; time that is missing counts in equal parts.
 SETTLED_SECONDS = 10.0
@@ -21,9 +21,7 @@ SETTLED_SECONDS = 10.0
 _STEP = 0.05
 
 
-def shared(
-    session: Tenant, rooms: Sequence[Room], now: float | None = None
-) -> dict[str, Any] | None:
+def shared(session: Tenant, rooms: Sequence[Room], now: float | None = None) -> SharedView | None:
     """Return with which sessions a session takes turns; None if it or all others take none.
 
     Parameters

@@ -19,6 +19,7 @@ from kernelproxy.agent.session.suspend_hold import Hold
 from kernelproxy.agent.state.migration import migrate
 from kernelproxy.agent.status import session_status
 from kernelproxy.common.errors import ControlError, InternalError, WorkerError
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.readable import device_name
 from kernelproxy.common.units import bytes_text
 
@@ -40,13 +41,13 @@ class Verbs:
     def __init__(self, session: Session) -> None:
         self._session = session
         #: Commands being carried out.
-        self.running: set[asyncio.Task[dict[str, Any]]] = set()
+        self.running: set[asyncio.Task[SessionView]] = set()
         self._waiting: set[asyncio.Task[Any] | None] = set()  # that only wait: Note [Withdrawing]
         self._withdrawn: set[asyncio.Task[Any] | None] = set()
         self._resuming = 0  # number of `resume` commands that wait for a lease
         self._held: tuple[Hold, str] | None = None  # the hold that these ended, with its reason
 
-    async def suspend(self, why: str, by: int, uid: int) -> dict[str, Any]:
+    async def suspend(self, why: str, by: int, uid: int) -> SessionView:
         """Suspend it on request, whatever it does; return when its worker is gone.
 
         A running cell continues until it needs the device, and then waits; see Note [Holding].
@@ -61,7 +62,7 @@ class Verbs:
         why = why.rstrip(". ") or "Suspended on request"
         return await self._as_verb(self._suspend(why, by, uid))
 
-    async def _suspend(self, why: str, by: int, uid: int) -> dict[str, Any]:
+    async def _suspend(self, why: str, by: int, uid: int) -> SessionView:
         session = self._session
         session.device_state.hurry()
         async with self._begun():
@@ -88,11 +89,11 @@ class Verbs:
             )
             return session_status.describe_session(session)
 
-    async def resume(self) -> dict[str, Any]:
+    async def resume(self) -> SessionView:
         """Resume it; return when it is resident. It may have to wait for room first."""
         return await self._as_verb(self._resume())
 
-    async def _resume(self) -> dict[str, Any]:
+    async def _resume(self) -> SessionView:
         session = self._session
         await session.hibernation.wake()
         session.device_state.hurry()
@@ -143,7 +144,7 @@ class Verbs:
                     session.returning.stand_back()
                     session.suspended(reason)
 
-    async def migrate(self, room: Room, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    async def migrate(self, room: Room, check: Callable[[], None] = lambda: None) -> SessionView:
         """Migrate it to another device while it continues to work; return when it is there.
 
         A session without a worker is only reassigned to the other device. `check` is called just
@@ -151,7 +152,7 @@ class Verbs:
         """
         return await self._as_verb(self._migrate(room, check))
 
-    async def _migrate(self, room: Room, check: Callable[[], None]) -> dict[str, Any]:
+    async def _migrate(self, room: Room, check: Callable[[], None]) -> SessionView:
         session = self._session
         session.device_state.hurry()
         async with self._begun():
@@ -228,7 +229,7 @@ class Verbs:
             session.device_state.settle_on(room.device)
             session.device_state.memory.agent.ring()
 
-    async def _as_verb(self, work: Coroutine[None, None, dict[str, Any]]) -> dict[str, Any]:
+    async def _as_verb(self, work: Coroutine[None, None, SessionView]) -> SessionView:
         """Run a command. If the session closes, the command ends.
 
         If the caller is cancelled, it ends only if it just waits: Note [Withdrawing].

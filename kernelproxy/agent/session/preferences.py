@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelproxy.agent.status import session_status
 from kernelproxy.common.errors import ControlError
+from kernelproxy.common.protocol.views import SessionView
 from kernelproxy.common.scheduler_api import TIERS
 from kernelproxy.common.untrusted import parse_json
 
@@ -42,7 +43,7 @@ class Wanted:
         self.tier: str | None = None
         self._session = session
 
-    def pin(self, pinned: bool) -> dict[str, Any]:
+    def pin(self, pinned: bool) -> SessionView:
         """Pin the session to its device, or unpin it; return its description afterwards.
 
         Raises
@@ -53,7 +54,7 @@ class Wanted:
         self._session.check_usable()
         return self._change(pinned, self.tier)
 
-    def prefer(self, level: str) -> dict[str, Any]:
+    def prefer(self, level: str) -> SessionView:
         """Ask for a tier; raises as `pin`."""
         self._session.check_usable()
         if level not in TIERS:
@@ -61,7 +62,7 @@ class Wanted:
             raise ControlError(f"There is no priority {level!r}, only {known}.", "bad-request")
         return self._change(self.pinned, level)
 
-    def _change(self, pinned: bool, tier: str | None) -> dict[str, Any]:
+    def _change(self, pinned: bool, tier: str | None) -> SessionView:
         session, before = self._session, (self.pinned, self.tier)
         if (pinned, tier) != before:
             self.pinned, self.tier = pinned, tier

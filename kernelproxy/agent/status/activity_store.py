@@ -24,12 +24,13 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kernelproxy.agent.status.timeline import Change, History, Span, coarser, cut, merged
+from kernelproxy.common.protocol.views import ActivityView, DeviceActivityView, EventView
 from kernelproxy.common.sqlite_writer import Scribe, opened
 
 log = logging.getLogger(__name__)
@@ -245,12 +246,10 @@ class _Rows:
     changes: list[Change]
     memory: dict[str, list[tuple[float, int]]]
     executed: dict[str, float]
-    events: list[dict[str, Any]]
+    events: list[EventView]
 
 
-def read(
-    directory: Path, since: float, until: float, resolution: float, uid: int
-) -> dict[str, Any]:
+def read(directory: Path, since: float, until: float, resolution: float, uid: int) -> ActivityView:
     """Return the use of the devices, as `Activity` of ``openapi.yaml``; read in a thread.
 
     Parameters
@@ -284,7 +283,7 @@ def read(
         "since": since,
         "until": until,
         "resolution": used,
-        "devices": devices,
+        "devices": cast("list[DeviceActivityView]", devices),
         "events": events[-EVENTS_MAX:],
     }
 
@@ -329,7 +328,7 @@ def _load(path: Path, since: float, until: float) -> _Rows:
             [Change(*each) for each in changes],
             steps,
             dict(executed.fetchall()),
-            [dict(zip(keys, each, strict=True)) for each in events],
+            [cast("EventView", dict(zip(keys, each, strict=True))) for each in events],
         )
 
 
@@ -374,14 +373,14 @@ class _Names:
         uid = self._sessions.get(session, (-1, "", ""))[0]
         return self._uid in (uid, os.getuid(), 0)
 
-    def of(self, entry: dict[str, Any]) -> dict[str, Any]:
+    def of(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Add name and owner to an entry about a session."""
         _, owner, name = self._sessions.get(entry["session"], (-1, "", ""))
         return {**entry, "name": name if self._mine(entry["session"]) else "", "owner": owner}
 
-    def of_event(self, event: dict[str, Any]) -> dict[str, Any] | None:
+    def of_event(self, event: EventView) -> EventView | None:
         """Do the same with an event; None if only the session's owner may see it."""
         if self._mine(event["session"]):
-            return self.of(event)
+            return cast("EventView", self.of(event))
         text = _FOR_ALL.get(event["kind"])
-        return self.of({**event, "text": text}) if text else None
+        return cast("EventView", self.of({**event, "text": text})) if text else None

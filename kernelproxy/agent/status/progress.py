@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kernelproxy.common.ipc.channel import Channel
 from kernelproxy.common.protocol import Progress
+from kernelproxy.common.protocol.views import ProgressView
 from kernelproxy.storage.threads import Cancel
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class Underway:
         """Return the bytes done and in total; (0, 0) if it has not begun or has ended."""
         return self._far.get((verb, name), (0, 0))
 
-    def describe(self) -> dict[str, Any] | None:
+    def describe(self) -> ProgressView | None:
         """Return ``progress`` of ``openapi.yaml``: of several operations, the earliest."""
         for (verb, name), (done, total) in list(self._far.items()):
             return {"verb": verb, "checkpoint": name, "done": done, "total": total}

@@ -11,12 +11,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kernelproxy.agent.devices.co_tenants import known_as, shared
 from kernelproxy.agent.devices.device_allocator import Room
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.workers.worker import Snapshot
+from kernelproxy.common.protocol.views import (
+    DeviceView,
+    MigrationView,
+    ProgressView,
+    SessionView,
+    SharedView,
+    SnapshotView,
+    Tier,
+)
 from kernelproxy.common.readable import device_name, moment
 from kernelproxy.native.libraries import Compiling
 
@@ -38,7 +47,7 @@ _BEFORE_WORKERS = {State.IDLE, State.QUEUED, State.RESTORING}
 _SUBORDINATE = Path("/etc/subuid")
 
 
-def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any]:
+def describe_session(session: Session, *, asking: bool = False) -> SessionView:
     """Return a session's entry in the status reply; `asking` as in `Session.standing`."""
     session.observe()
     standing, reason = session.standing(asking=asking)
@@ -82,7 +91,7 @@ def describe_session(session: Session, *, asking: bool = False) -> dict[str, Any
         "reason": _reason(session, outlook.reason if outlook else reason),
         "loading": memory.worker.loading_bytes if worker else 0,
         "snapshot": _snapshot(state.snapshot),
-        "migration": asdict(session.migration) if session.migration else None,
+        "migration": _migration(session),
         "automatic": session.automatic.describe(),
         "last_checkpoint": session.past.describe(),
         "progress": session.checkpointing.underway.describe() or _prepared(session),
@@ -96,7 +105,7 @@ def awaited_compilation(session: Session) -> Compiling | None:
     return session.zygotes.compiling(session.python)
 
 
-def _prepared(session: Session) -> dict[str, Any] | None:
+def _prepared(session: Session) -> ProgressView | None:
     """Return the progress of that compilation, as ``progress`` in ``openapi.yaml``."""
     found = awaited_compilation(session)
     if found is None:
@@ -104,7 +113,7 @@ def _prepared(session: Session) -> dict[str, Any] | None:
     return {"verb": "prepare", "checkpoint": "", "done": found.done, "total": found.total}
 
 
-def _shared(session: Session) -> dict[str, Any] | None:
+def _shared(session: Session) -> SharedView | None:
     """Return the sessions with which it shares devices; None if a user suspended it."""
     if session.arbiter.keeps or session.hold is not None:
         return None
@@ -154,17 +163,17 @@ _UNSAID = {
 }  # fmt: skip
 
 
-def outline(session: dict[str, Any]) -> dict[str, Any]:
+def outline(session: SessionView) -> SessionView:
     """Return a session's description for other users than its owner: mostly blank fields."""
     found = {k: value if k in _OUTLINE else _blank(value) for k, value in session.items()}
     # Optional objects become null.
     none = {k: None for k, value in session.items() if isinstance(value, dict)}
     automatic = {k: _blank(value) for k, value in session["automatic"].items()}
     unsaid = dict.fromkeys(_UNSAID & session.keys())
-    return {**found, **none, "automatic": automatic, **unsaid}
+    return cast("SessionView", {**found, **none, "automatic": automatic, **unsaid})
 
 
-def shown(session: dict[str, Any], owner: int, uid: int) -> dict[str, Any]:
+def shown(session: SessionView, owner: int, uid: int) -> SessionView:
     """Return a session's description as the user `uid` may see it."""
     return session if uid in (owner, os.getuid(), 0) else outline(session)
 
@@ -173,7 +182,7 @@ def _blank(value: Any) -> Any:
     return None if value is None else type(value)()
 
 
-def _tier(session: Session, resident: bool) -> str:
+def _tier(session: Session, resident: bool) -> Tier:
     """Return where its state is."""
     if resident:
         return "resident"
@@ -198,7 +207,12 @@ def _reason(session: Session, reason: str) -> str:
     return reason
 
 
-def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
+def _migration(session: Session) -> MigrationView | None:
+    """Return the last migration of a session, or None."""
+    return cast("MigrationView", asdict(session.migration)) if session.migration else None
+
+
+def _snapshot(snapshot: Snapshot | None) -> SnapshotView | None:
     """Return the newest snapshot of a session, or None."""
     if snapshot is None:
         return None
@@ -212,7 +226,7 @@ def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
     }
 
 
-def describe_device(room: Room, sessions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def describe_device(room: Room, sessions: Sequence[SessionView]) -> DeviceView:
     """Return a device's entry in the reply to `StatusRequest`, given all sessions of the reply."""
     here = [each for each in sessions if each["device"] == room.device.id]
     return {

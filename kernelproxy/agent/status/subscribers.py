@@ -17,13 +17,14 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernelproxy.agent.devices.device_allocator import Room
 from kernelproxy.agent.session.states import State
 from kernelproxy.agent.status import session_status
 from kernelproxy.common.ipc.channel import Channel, close_fds
 from kernelproxy.common.protocol import Changed, StatusReply
+from kernelproxy.common.protocol.views import DeviceView, SessionView, SharingView
 
 if TYPE_CHECKING:
     from kernelproxy.agent.session.session import Session
@@ -44,16 +45,14 @@ _TOLD = (
 )  # fmt: skip
 _MOVING = {State.RUNNING, State.QUEUED, State.RESTORING, State.MIGRATING}
 
-Description = dict[str, Any]
 
-
-def differs(before: Description, now: Description, seconds: float, memory_total: int) -> bool:
+def differs(before: SessionView, now: SessionView, seconds: float, memory_total: int) -> bool:
     """Return True if a change of a session is to be sent.
 
     Parameters
     ----------
     before, now : dict
-        Descriptions of it, see `session_status.describe_session`.
+        SessionViews of it, see `session_status.describe_session`.
     seconds : float
         Time between the two.
     memory_total : int
@@ -87,7 +86,7 @@ class Audience:
         self._watchers: set[_Watcher] = set()
         self._noted: set[str] = set()
         #: Last description sent of each session, and when; empty without subscribers.
-        self._told: dict[str, tuple[Description, float]] = {}
+        self._told: dict[str, tuple[SessionView, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
 
@@ -133,7 +132,7 @@ class Audience:
     def _there(self) -> list[Session]:
         return [each for each in self._sessions.values() if not each.device_state.closed]
 
-    def _refresh(self, session: Session) -> Description:
+    def _refresh(self, session: Session) -> SessionView:
         """Describe a session, and send the description if it differs from the last one."""
         now, described = time.monotonic(), session_status.describe_session(session)
         told, total = self._told.get(session.id), session.room.device.memory_total
@@ -146,7 +145,7 @@ class Audience:
         for each in self._watchers:
             each.tell(session)
 
-    async def serve(self, channel: Channel, only: Session | None, sharing: dict[str, Any]) -> None:
+    async def serve(self, channel: Channel, only: Session | None, sharing: SharingView) -> None:
         """Send a subscriber the current state and then changes, until it disconnects.
 
         Parameters
@@ -216,12 +215,12 @@ class Audience:
         devices = watcher.learn(self._devices())
         return Changed(views, devices, gone) if views or gone or devices else None
 
-    def _view(self, described: Description, uid: int) -> Description:
+    def _view(self, described: SessionView, uid: int) -> SessionView:
         """Return a session's description as a user may see it."""
         there = self._sessions.get(described["id"])
         return session_status.shown(described, there.owner if there is not None else 0, uid)
 
-    def _devices(self) -> list[Description]:
+    def _devices(self) -> list[DeviceView]:
         told = [each for each, _ in self._told.values()]
         return [session_status.describe_device(each, told) for each in self._rooms.values()]
 
@@ -231,7 +230,7 @@ class _Watcher:
 
     def __init__(self, only: Session | None) -> None:
         self._only, self._names = only, dict[str, None]()
-        self._devices: dict[str, Description] = {}
+        self._devices: dict[str, DeviceView] = {}
         self._something = asyncio.Event()
 
     def tell(self, session: str) -> None:
@@ -251,7 +250,7 @@ class _Watcher:
         self._names.clear()
         return names
 
-    def learn(self, devices: list[Description]) -> list[Description]:
+    def learn(self, devices: list[DeviceView]) -> list[DeviceView]:
         """Return the descriptions of devices that have changed, and note them as sent."""
         changed = [each for each in devices if self._devices.get(each["id"]) != each]
         self._devices.update((each["id"], each) for each in changed)

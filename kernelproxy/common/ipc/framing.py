@@ -164,7 +164,7 @@ def _has_type(value: object, hint: Any) -> bool:
     if origin is list:
         (item,) = typing.get_args(hint)
         return isinstance(value, list) and all(_has_type(each, item) for each in value)
-    if origin is dict:
+    if origin is dict or typing.is_typeddict(hint):
         return isinstance(value, dict)
     if hint is float:
         return isinstance(value, float) or type(value) is int

@@ -6,6 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelproxy.common.protocol.base import LARGE_BYTES_MAX, Message
+from kernelproxy.common.protocol.views import (
+    ActivityView,
+    CheckpointView,
+    DecisionView,
+    DeviceView,
+    DifferenceView,
+    RestoreView,
+    SessionView,
+    SharingView,
+)
 
 
 @dataclass(frozen=True)
@@ -21,9 +31,9 @@ class StatusReply(Message, kind="StatusReply"):
         A sentence for each GPU of this machine that another daemon owns.
     """
 
-    devices: list[dict[str, Any]]
-    sessions: list[dict[str, Any]]
-    sharing: dict[str, Any] = field(default_factory=dict)
+    devices: list[DeviceView]
+    sessions: list[SessionView]
+    sharing: SharingView = field(default_factory=SharingView)
     elsewhere: list[str] = field(default_factory=list)
     frame_bytes_max = LARGE_BYTES_MAX
 
@@ -40,8 +50,8 @@ class Changed(Message, kind="Changed"):
         Ids of sessions that have ended.
     """
 
-    sessions: list[dict[str, Any]]
-    devices: list[dict[str, Any]]
+    sessions: list[SessionView]
+    devices: list[DeviceView]
     gone: list[str]
     frame_bytes_max = LARGE_BYTES_MAX
 
@@ -56,7 +66,7 @@ class ActivityReply(Message, kind="ActivityReply"):
         As `Activity` in ``openapi.yaml``.
     """
 
-    activity: dict[str, Any]
+    activity: ActivityView
     frame_bytes_max = LARGE_BYTES_MAX
 
 
@@ -64,7 +74,7 @@ class ActivityReply(Message, kind="ActivityReply"):
 class WhyReply(Message, kind="WhyReply"):
     """Decisions, the oldest first: ``at``, ``session``, ``name``, ``kind`` and ``reason``."""
 
-    decisions: list[dict[str, Any]]
+    decisions: list[DecisionView]
     frame_bytes_max = LARGE_BYTES_MAX
 
 
@@ -98,7 +108,7 @@ class Attached(Message, kind="Attached"):
 class SessionReply(Message, kind="SessionReply"):
     """One session, as in `StatusReply`."""
 
-    session: dict[str, Any]
+    session: SessionView
     frame_bytes_max = LARGE_BYTES_MAX
 
 
@@ -122,7 +132,7 @@ class PolicyApplied(Message, kind="PolicyApplied"):
         Sentences about parts of the policy that have no effect here.
     """
 
-    affected: list[dict[str, Any]]
+    affected: list[DifferenceView]
     notes: list[str]
     frame_bytes_max = LARGE_BYTES_MAX
 
@@ -148,7 +158,7 @@ class CheckpointBegun(Message, kind="CheckpointBegun"):
 class CheckpointReply(Message, kind="CheckpointReply"):
     """One checkpoint, as in `CheckpointsReply`."""
 
-    checkpoint: dict[str, Any]
+    checkpoint: CheckpointView
     frame_bytes_max = LARGE_BYTES_MAX
 
 
@@ -156,7 +166,7 @@ class CheckpointReply(Message, kind="CheckpointReply"):
 class CheckpointsReply(Message, kind="CheckpointsReply"):
     """Checkpoints, the newest first, as ``jupyter sing checkpoints --json`` shows them."""
 
-    checkpoints: list[dict[str, Any]]
+    checkpoints: list[CheckpointView]
     frame_bytes_max = LARGE_BYTES_MAX
 
 
@@ -201,7 +211,7 @@ class CheckpointOpened(Message, kind="CheckpointOpened"):
         User-facing reason why its process is not restored although the checkpoint has one.
     """
 
-    checkpoint: dict[str, Any]
+    checkpoint: CheckpointView
     parts: list[int]
     storages: list[list[int]]
     files: list[dict[str, Any]]
@@ -221,7 +231,7 @@ class RestoreReply(Message, kind="RestoreReply"):
         replaced files were moved), ``problems`` (each with ``name`` and ``why``).
     """
 
-    outcome: dict[str, Any]
+    outcome: RestoreView
     frame_bytes_max = LARGE_BYTES_MAX
 
 

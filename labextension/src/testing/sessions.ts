@@ -46,5 +46,6 @@ export function aSession(overrides: Partial<Session> = {}): Session {
 /** A device as the server describes one. */
 export function aDevice(overrides: Partial<Device> = {}): Device {
   const memory = { memory_total: 2 ** 31, memory_used: 2 ** 28 };
-  return { id: 'cpu:0', kind: 'software', sessions: ['session-1'], ...memory, ...overrides };
+  const name = 'Software device (2 CPU threads)';
+  return { id: 'cpu:0', kind: 'software', name, sessions: ['session-1'], ...memory, ...overrides };
 }
