@@ -22,7 +22,7 @@ while not pathlib.Path("stop").exists():
 @pytest.mark.parametrize(
     "lab", [("cpu:1GiB@1,cpu:1GiB@1", "--SingExtension.idle_timeout=0")], indirect=True
 )
-def test_what_was_done_is_seen_and_stays_in_the_layout(lab: Lab, screen: Screen) -> None:
+def test_activity_is_shown_and_kept_in_the_layout(lab: Lab, screen: Screen) -> None:
     names = ("digits.ipynb", "speech.ipynb", "thesis.ipynb")
     for name, mebibytes in zip(names, (200, 350, 120), strict=True):
         write_notebook(lab.root / name, TRAIN.format(mebibytes=mebibytes))

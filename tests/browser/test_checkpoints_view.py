@@ -17,7 +17,7 @@ weights.sum().item()"""
 
 
 @pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=0")], indirect=True)
-def test_a_notebook_is_put_away_and_restored_from_the_view(lab: Lab, screen: Screen) -> None:
+def test_notebook_is_saved_and_restored_in_the_view(lab: Lab, screen: Screen) -> None:
     write_notebook(lab.root / "work.ipynb", MAKE, "print(note, weights.sum().item())")
     screen.open("work.ipynb")
     screen.run(0)

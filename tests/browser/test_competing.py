@@ -22,7 +22,7 @@ for step in range(10**9):
 
 
 @pytest.mark.parametrize("lab", [("cpu:1GiB@1", "--SingExtension.idle_timeout=0")], indirect=True)
-def test_who_waits_is_told_the_place_and_the_time(
+def test_waiting_notebook_shows_position_and_time(
     lab: Lab, open_screen: Callable[[], Screen]
 ) -> None:
     write_notebook(lab.root / "first.ipynb", TRAIN)

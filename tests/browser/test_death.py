@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=0")], indirect=True)
-def test_who_lost_a_kernel_restores_its_checkpoint_with_a_click(lab: Lab, screen: Screen) -> None:
+def test_dead_kernel_is_restored_with_a_click(lab: Lab, screen: Screen) -> None:
     make = "import torch\nweights = torch.arange(10., device='cuda')\nweights.sum().item()"
     write_notebook(lab.root / "work.ipynb", make, "print('again', weights.sum().item())")
     screen.open("work.ipynb")

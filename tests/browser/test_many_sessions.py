@@ -62,7 +62,7 @@ def event(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lab", [(TWO,)], indirect=True)
-def test_the_panel_follows_200_sessions_and_rests_while_hidden(lab: Lab, screen: Screen) -> None:
+def test_panel_follows_200_sessions_and_is_idle_while_hidden(lab: Lab, screen: Screen) -> None:
     sessions = [session(number) for number in range(SESSIONS)]
     devices = [
         {

@@ -28,7 +28,7 @@ print("the same:", torch.equal(again, weights), torch.isfinite(weights).all().it
 
 
 @pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=0")], indirect=True)
-def test_a_session_is_moved_from_the_panel_while_it_trains(lab: Lab, screen: Screen) -> None:
+def test_training_session_is_migrated_in_the_panel(lab: Lab, screen: Screen) -> None:
     write_notebook(lab.root / "train.ipynb", TRAIN, CHECK)
     screen.open("train.ipynb")
     screen.run(0, wait=False)

@@ -18,7 +18,9 @@ print("kernel", os.getpid())"""
 
 @pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=0")], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_notebook_is_as_it_was(lab: Lab, screen: Screen, number: int) -> None:
+def test_notebook_is_unchanged_after_a_server_restart(
+    lab: Lab, screen: Screen, number: int
+) -> None:
     write_notebook(lab.root / "work.ipynb", MAKE, "print(os.getpid(), weights.sum().item())")
     screen.open("work.ipynb")
     screen.run(0)

@@ -14,9 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("lab", [(TWO, "--SingExtension.idle_timeout=2")], indirect=True)
-def test_an_idle_notebook_is_suspended_and_resumes_with_the_next_cell(
-    lab: Lab, screen: Screen
-) -> None:
+def test_idle_notebook_is_suspended_and_resumed_by_the_next_cell(lab: Lab, screen: Screen) -> None:
     shutil.copy(ROOT / "docs" / "tutorial.ipynb", lab.root)
     screen.open("tutorial.ipynb")
     for number in range(3):

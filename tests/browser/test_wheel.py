@@ -45,7 +45,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
-def test_the_wheel_alone_gives_devices_to_kernels_without_a_server(installed: Path) -> None:
+def test_installed_wheel_gives_devices_to_kernels_without_a_server(installed: Path) -> None:
     asked = (
         "from jupyter_client.provisioning import KernelProvisionerFactory as Factory;"
         "print(Factory.instance().default_provisioner_name)"
@@ -55,7 +55,7 @@ def test_the_wheel_alone_gives_devices_to_kernels_without_a_server(installed: Pa
     assert run(installed / "python", "-c", asked, env=env) == "sing\n"
 
 
-def test_the_wheel_alone_shows_the_panels(
+def test_installed_wheel_shows_the_panels(
     installed: Path,
     browser: Browser,
     runtime_dir: Path,

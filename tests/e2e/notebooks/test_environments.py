@@ -77,7 +77,7 @@ def is_ordinary(notebook: Kernel) -> bool:
     return ran.stdout == "[] []\n" and ran.stderr == ""
 
 
-def test_an_environment_with_torch_but_not_us_is_proxied(environment: Environment) -> None:
+def test_environment_with_torch_alone_is_proxied(environment: Environment) -> None:
     link_torch(environment)
     with kernel("foreign") as notebook:
         ran = notebook.run("import importlib.util as u; print(u.find_spec('prometheus_client'))")
@@ -100,7 +100,7 @@ def test_an_environment_with_torch_but_not_us_is_proxied(environment: Environmen
         assert "No module named 'kernelproxy'" in ran.stdout
 
 
-def test_its_notebooks_are_put_away_and_taken_out(environment: Environment) -> None:
+def test_notebook_of_another_environment_is_saved_and_restored(environment: Environment) -> None:
     link_torch(environment)
     with kernel("foreign") as notebook:
         setup = "import torch\nt = torch.ones(5000, device='cuda')\ntotal = lambda: t.sum().item()"
@@ -112,12 +112,12 @@ def test_its_notebooks_are_put_away_and_taken_out(environment: Environment) -> N
         assert notebook.run("print(total())").stdout == "5000.0\n"
 
 
-def test_an_environment_without_torch_is_left_alone(environment: Environment) -> None:
+def test_environment_without_torch_is_not_changed(environment: Environment) -> None:
     with kernel("foreign") as notebook:
         assert is_ordinary(notebook)
 
 
-def test_an_unsupported_torch_is_imported_as_it_is_with_one_line(environment: Environment) -> None:
+def test_unsupported_torch_is_imported_unchanged_with_one_line(environment: Environment) -> None:
     torch = environment.site / "torch"
     torch.mkdir()
     (torch / "version.py").write_text("__version__ = '2.4.0'\n")
@@ -130,7 +130,7 @@ def test_an_unsupported_torch_is_imported_as_it_is_with_one_line(environment: En
         assert ran.stderr.count("\n") == 1
 
 
-def test_without_a_compiler_torch_is_imported_as_it_is_with_one_line(
+def test_torch_without_a_compiler_is_imported_unchanged_with_one_line(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link_torch(environment)
@@ -143,7 +143,7 @@ def test_without_a_compiler_torch_is_imported_as_it_is_with_one_line(
         assert ran.stderr.count("\n") == 1
 
 
-def test_a_damaged_installation_of_ours_costs_the_kernel_nothing(
+def test_damaged_installation_does_not_break_kernels(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link_torch(environment)
@@ -156,7 +156,7 @@ def test_a_damaged_installation_of_ours_costs_the_kernel_nothing(
         assert ran.stdout == "tensor(2.) False\n"
 
 
-def test_who_waits_for_a_worker_that_cannot_start_can_interrupt_and_loses_nothing(
+def test_wait_for_a_worker_that_cannot_start_is_interrupted_without_loss(
     environment: Environment,
 ) -> None:
     link_torch(environment)

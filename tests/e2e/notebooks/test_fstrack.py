@@ -93,7 +93,7 @@ def noted(notebook: Kernel, directory: Path) -> set[str]:
     return {os.path.relpath(path, directory) for path in inside}
 
 
-def test_a_journal_has_exactly_what_a_notebook_changed(notebook_directory: Path) -> None:
+def test_journal_has_exactly_the_changed_files(notebook_directory: Path) -> None:
     with kernel() as notebook:
         assert notebook.run(IMPORTS).error == ""
         seen = noted(notebook, notebook_directory)
@@ -113,7 +113,7 @@ def test_a_journal_has_exactly_what_a_notebook_changed(notebook_directory: Path)
     assert (notebook_directory / "theirs.csv").read_text() == "theirs"
 
 
-def test_children_of_a_kernel_say_nothing_of_it(notebook_directory: Path) -> None:
+def test_tracker_prints_nothing_in_children_of_a_kernel(notebook_directory: Path) -> None:
     with kernel() as notebook:
         ran = notebook.run(
             "import subprocess, sys\n"

@@ -33,7 +33,7 @@ def suspended(session: dict[str, Any]) -> bool:
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_an_idle_kernel_is_suspended_and_the_next_cell_resumes_it() -> None:
+def test_idle_kernel_is_suspended_and_resumed_by_the_next_cell() -> None:
     with kernel() as notebook:
         # Torch is imported in the middle of the cell, which counts as running all the same.
         notebook.run("import torch\ntorch.manual_seed(1)\na = torch.randn(1000, device='cuda')")
@@ -47,7 +47,7 @@ def test_an_idle_kernel_is_suspended_and_the_next_cell_resumes_it() -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_a_running_cell_is_not_suspended(tmp_path: Path) -> None:
+def test_running_cell_is_not_suspended(tmp_path: Path) -> None:
     with kernel() as notebook:
         cell = notebook.begin(
             "import os, time, torch\n"
@@ -67,7 +67,7 @@ def test_a_running_cell_is_not_suspended(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_an_interrupted_cell_counts_as_ended() -> None:
+def test_interrupted_cell_counts_as_ended() -> None:
     with kernel() as notebook:
         notebook.run("import torch, time\na = torch.ones(3, device='cuda')")
         cell = notebook.begin("print('here', flush=True)\ntime.sleep(100)")
@@ -77,7 +77,7 @@ def test_an_interrupted_cell_counts_as_ended() -> None:
         wait_for_session(suspended)
 
 
-def test_a_cell_that_waits_for_the_device_can_be_interrupted() -> None:
+def test_cell_that_waits_for_the_device_can_be_interrupted() -> None:
     with kernel() as notebook:
         # A first addition: the first call of an operator waits until the worker is known to support
         # it.
@@ -99,7 +99,7 @@ def test_a_cell_that_waits_for_the_device_can_be_interrupted() -> None:
         assert notebook.run("print(a.tolist())").stdout == "[2.0, 2.0, 2.0]\n"
 
 
-def test_who_waits_for_a_held_session_costs_the_daemon_nothing() -> None:
+def test_daemon_rests_while_a_cell_waits_for_a_suspended_session() -> None:
     with kernel() as notebook:
         cell = notebook.begin(
             "import torch\na = torch.ones(3, device='cuda')\nprint(a.sum().item(), flush=True)\n"
@@ -132,7 +132,7 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_restart_replaces_the_session_and_the_end_closes_it() -> None:
+def test_restart_replaces_the_session_and_shutdown_closes_it() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(10, device='cuda')")
         (first,) = sessions()
@@ -146,7 +146,7 @@ def test_a_restart_replaces_the_session_and_the_end_closes_it() -> None:
     assert sessions() == []
 
 
-def test_a_killed_kernel_leaves_no_session() -> None:
+def test_killed_kernel_leaves_no_session() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(10, device='cuda')")
         (session,) = sessions()
@@ -176,7 +176,7 @@ def test_children_of_a_kernel_are_ordinary_processes() -> None:
         assert ran.stdout.endswith("[1.0, 1.0]\n")
 
 
-def test_without_the_daemon_torch_is_what_it_was() -> None:
+def test_torch_without_the_daemon_is_unchanged() -> None:
     with kernel() as notebook:
         with agent_client.connect(start=False) as connection:
             connection.call(Stop())
@@ -188,14 +188,14 @@ def test_without_the_daemon_torch_is_what_it_was() -> None:
         assert (ran.stdout.startswith("CPU only: "), ran.stderr) == (True, "")
 
 
-def test_a_kernel_that_uses_no_torch_costs_no_worker() -> None:
+def test_kernel_without_torch_has_no_worker() -> None:
     with kernel() as notebook:
         assert notebook.run("print(6 * 7)").stdout == "42\n"
         (session,) = sessions()
         assert session["worker_pid"] is None
 
 
-def test_what_is_run_next_resumes_a_cell_that_somebody_paused(tmp_path: Path) -> None:
+def test_next_execution_resumes_a_paused_cell(tmp_path: Path) -> None:
     gate = tmp_path / "go-on"
     with kernel() as notebook:
         notebook.run("import os, time, torch\na = torch.ones(2, device='cuda')\nprint(a.sum())")
@@ -214,7 +214,7 @@ def test_what_is_run_next_resumes_a_cell_that_somebody_paused(tmp_path: Path) ->
         assert notebook.finish(second).stdout == "second\n"
 
 
-def test_the_magic_says_one_line() -> None:
+def test_magic_prints_one_line() -> None:
     with kernel() as notebook:
         notebook.run("import torch\na = torch.ones(2, device='cuda')")
         assert (

@@ -120,7 +120,7 @@ def state(server: Server, kernel_id: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
-def test_a_restarted_server_finds_a_kernel_that_trains(
+def test_restarted_server_reattaches_a_training_kernel(
     start: Start, form: str, number: int, tmp_path: Path
 ) -> None:
     server = start()
@@ -180,7 +180,7 @@ async def heard(server: Server, kernel_id: str, session: str, until: str) -> lis
 
 
 @process
-def test_who_connects_again_sees_what_a_cell_prints_from_then_on(
+def test_reconnected_client_receives_further_output(
     start: Start, form: str, tmp_path: Path
 ) -> None:
     server = start()
@@ -210,7 +210,7 @@ def server_state(kernels: list[dict[str, Any]]) -> tuple[str, int]:
 
 
 @plain
-def test_two_servers_of_one_directory_have_kernels_of_their_own(start: Start, form: str) -> None:
+def test_servers_of_one_directory_keep_their_own_kernels(start: Start, form: str) -> None:
     first, second = start(), start()
     of_first = first.fetch("api/kernels", "POST", {"name": "python3"})["id"]
     of_second = second.fetch("api/kernels", "POST", {"name": "python3"})["id"]
@@ -223,7 +223,7 @@ def test_two_servers_of_one_directory_have_kernels_of_their_own(start: Start, fo
     assert run(of_first, "print(x)") == "1\n"
 
 
-def test_a_server_that_is_shut_down_ends_its_kernels(start: Start, form: str) -> None:
+def test_server_shutdown_ends_its_kernels(start: Start, form: str) -> None:
     server = start()
     server.fetch("api/sessions", "POST", {**NOTEBOOK, "kernel": {"name": "python3"}})
     wait_until(lambda: sessions()[0]["kernel_pid"])
@@ -234,7 +234,7 @@ def test_a_server_that_is_shut_down_ends_its_kernels(start: Start, form: str) ->
     assert (server.fetch("api/kernels"), server.fetch("api/sessions")) == ([], [])
 
 
-def test_kernels_that_are_not_to_be_kept_end_with_their_server(start: Start, form: str) -> None:
+def test_kernels_end_with_their_server_if_not_kept(start: Start, form: str) -> None:
     server = start("--SingExtension.keep_kernels=0")
     server.fetch("api/sessions", "POST", {**NOTEBOOK, "kernel": {"name": "python3"}})
     wait_until(lambda: sessions()[0]["kernel_pid"])
@@ -243,7 +243,7 @@ def test_kernels_that_are_not_to_be_kept_end_with_their_server(start: Start, for
 
 
 @process
-def test_kernels_are_ended_that_had_no_server_for_too_long(start: Start, form: str) -> None:
+def test_kernels_without_a_server_end_after_a_time(start: Start, form: str) -> None:
     server = start("--SingExtension.keep_kernels=0.5")
     server.fetch("api/sessions", "POST", {**NOTEBOOK, "kernel": {"name": "python3"}})
     wait_until(lambda: sessions()[0]["kernel_pid"])
@@ -254,7 +254,7 @@ def test_kernels_are_ended_that_had_no_server_for_too_long(start: Start, form: s
 
 
 @process
-def test_a_kernel_that_died_meanwhile_is_offered_its_last_checkpoint(
+def test_kernel_that_died_without_a_server_is_offered_its_last_checkpoint(
     start: Start, form: str, runtime_dir: Path
 ) -> None:
     server = start()
@@ -280,7 +280,7 @@ def test_a_kernel_that_died_meanwhile_is_offered_its_last_checkpoint(
 
 
 @plain
-def test_a_kernel_that_was_found_again_is_restarted_when_it_dies(start: Start, form: str) -> None:
+def test_reattached_kernel_is_restarted_when_it_dies(start: Start, form: str) -> None:
     server = start()
     kernel_id = server.fetch("api/kernels", "POST", {"name": "python3"})["id"]
     run(kernel_id, "x = 42")
@@ -294,7 +294,7 @@ def test_a_kernel_that_was_found_again_is_restarted_when_it_dies(start: Start, f
 
 
 @plain
-def test_a_server_outlives_the_attendant(start: Start, form: str) -> None:
+def test_server_survives_the_death_of_the_kernel_host(start: Start, form: str) -> None:
     server = start()
     kernel_id = server.fetch("api/kernels", "POST", {"name": "python3"})["id"]
     run(kernel_id, "x = 42")
@@ -309,7 +309,7 @@ def test_a_server_outlives_the_attendant(start: Start, form: str) -> None:
 
 
 @process
-def test_a_kernel_that_hibernates_is_found_and_left_asleep(start: Start, form: str) -> None:
+def test_hibernating_kernel_is_reattached_without_waking(start: Start, form: str) -> None:
     server = start("--SingExtension.hibernate_timeout=1")
     kernel_id = server.fetch("api/kernels", "POST", {"name": "python3"})["id"]
     run(kernel_id, "numbers = iter(range(9)); next(numbers)")

@@ -149,7 +149,7 @@ def wait_for_ready(client: BlockingKernelClient) -> None:
                 raise
 
 
-def test_a_notebook_is_seen_suspended_and_resumed_from_everywhere(
+def test_notebook_is_suspended_and_resumed_by_each_front_end(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert server.fetch("jupyter-sing/api/sessions") == []
@@ -175,7 +175,7 @@ def test_a_notebook_is_seen_suspended_and_resumed_from_everywhere(
     assert server.fetch("jupyter-sing/api/sessions") == []
 
 
-def test_what_changes_is_said_to_who_listens(server: Server) -> None:
+def test_changes_are_sent_to_subscribers(server: Server) -> None:
     notebook = {"path": "lessons/c.ipynb", "type": "notebook", "name": "c.ipynb"}
     opened = server.fetch("api/sessions", "POST", {**notebook, "kernel": {"name": "python3"}})
     kernel_id = opened["kernel"]["id"]
@@ -218,7 +218,7 @@ def test_what_changes_is_said_to_who_listens(server: Server) -> None:
     assert "was destroyed" not in said
 
 
-def test_a_kernel_that_died_is_offered_its_last_checkpoint(server: Server) -> None:
+def test_dead_kernel_is_offered_its_last_checkpoint(server: Server) -> None:
     notebook = {"path": "lessons/b.ipynb", "type": "notebook", "name": "b.ipynb"}
     opened = server.fetch("api/sessions", "POST", {**notebook, "kernel": {"name": "python3"}})
     kernel_id = opened["kernel"]["id"]

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 TUTORIAL = Path(__file__).resolve().parents[3] / "docs" / "tutorial.ipynb"
 
 
-def test_it_trains_and_is_suspended_and_continues(
+def test_tutorial_trains_is_suspended_and_continues(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "sing")

@@ -51,7 +51,7 @@ def suspend_from_outside() -> None:
         control.call(Suspend(session["id"], "Suspended by a test"), SECONDS_MAX)
 
 
-def test_it_follows_though_no_cell_runs_or_one_does_all_the_time(
+def test_widget_follows_with_and_without_a_running_cell(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JUPYTER_SING_IDLE_TIMEOUT", "1")
@@ -69,7 +69,7 @@ def test_it_follows_though_no_cell_runs_or_one_does_all_the_time(
         notebook.wait_for(model, "<b>Suspended</b>")
 
 
-def test_buttons_do_what_they_say() -> None:
+def test_buttons_act_on_the_session() -> None:
     with page() as notebook:
         notebook.run(USE)
         model = notebook.show(SHOW)
@@ -89,7 +89,7 @@ def test_buttons_do_what_they_say() -> None:
         assert notebook.run("print(x.sum().item())").stdout == f"{float(1 << 20)}\n"
 
 
-def test_a_checkpoint_brings_back_what_was_suspended() -> None:
+def test_suspended_notebook_is_saved_by_the_widget() -> None:
     with page() as notebook:
         notebook.run(USE)
         model = notebook.show(SHOW)
@@ -99,7 +99,7 @@ def test_a_checkpoint_brings_back_what_was_suspended() -> None:
         notebook.wait_for(model, "Saved checkpoint ", " on disk)")
 
 
-def test_many_share_a_thread_and_closing_them_ends_it() -> None:
+def test_widgets_share_a_thread_which_ends_with_the_last() -> None:
     with page() as notebook:
         models = [notebook.show("from jupyter_sing import widget\nwidget.status()") for _ in "abc"]
         model = notebook.show(SHOW)
@@ -114,7 +114,7 @@ def test_many_share_a_thread_and_closing_them_ends_it() -> None:
         assert notebook.run(THREADS.format(0)).stdout == "0\n"
 
 
-def test_it_finds_the_next_daemon() -> None:
+def test_widget_finds_the_next_daemon() -> None:
     with page() as notebook:
         notebook.run(USE)
         model = notebook.show(SHOW)
@@ -126,7 +126,7 @@ def test_it_finds_the_next_daemon() -> None:
         notebook.wait_for(model, "<b>Suspended</b>")
 
 
-def test_it_is_put_away_with_the_notebook_and_is_live_again() -> None:
+def test_widget_is_saved_with_the_notebook_and_live_after_restore() -> None:
     with page() as notebook:
         notebook.run(USE)
         model = notebook.show(SHOW)
@@ -144,7 +144,7 @@ def test_it_is_put_away_with_the_notebook_and_is_live_again() -> None:
         other.wait_for(other.show("w"), "<b>Idle</b>")
 
 
-def test_without_ipywidgets_it_is_a_table() -> None:
+def test_widget_without_ipywidgets_is_a_table() -> None:
     with page() as notebook:
         ran = notebook.run(f"import sys; sys.modules['ipywidgets'] = None\n{SHOW}")
         assert ran.error == ""
@@ -170,7 +170,7 @@ def _saves_processes(monkeypatch: pytest.MonkeyPatch, runtime_dir: Path) -> None
 
 
 @pytest.mark.usefixtures("_saves_processes")
-def test_it_is_no_obstacle_for_its_process_to_be_saved_and_restored() -> None:
+def test_process_with_a_widget_is_saved_and_restored() -> None:
     def works(notebook: Page, model: str) -> None:
         notebook.click(model, view_model.SUSPEND)
         notebook.wait_for(model, "<b>Suspended</b>")

@@ -28,17 +28,21 @@ def outcome(monkeypatch: pytest.MonkeyPatch, *last: Any) -> CheckpointOutcome:
 
 
 @pytest.mark.parametrize("before", [None, ONE])
-def test_what_was_saved_is_told(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
+def test_outcome_is_the_checkpoint_that_was_saved(
+    monkeypatch: pytest.MonkeyPatch, before: Any
+) -> None:
     assert outcome(monkeypatch, before, TWO).after(BROKE) == TWO
 
 
 @pytest.mark.parametrize("before", [None, ONE])
-def test_what_was_not_saved_is_told(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
+def test_outcome_is_an_error_if_nothing_was_saved(
+    monkeypatch: pytest.MonkeyPatch, before: Any
+) -> None:
     with pytest.raises(ControlError, match=NOT_SAVED):
         outcome(monkeypatch, before, before).after(BROKE)
 
 
-def test_nothing_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcome_is_the_original_error_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = ControlError("The disk is full.", "full")
     for error, last in ((refused, TWO), (BROKE, GONE)):
         with pytest.raises(ControlError) as caught:

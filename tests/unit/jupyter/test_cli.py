@@ -37,7 +37,7 @@ from tests.unit.fake_daemon import (
 
 
 @pytest.mark.parametrize("verb", ["status", "devices"])
-def test_without_a_daemon_lists_are_empty_and_none_is_started(
+def test_lists_are_empty_without_a_daemon_and_start_none(
     verb: str, runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main([verb, "--json"]) == 0
@@ -47,7 +47,7 @@ def test_without_a_daemon_lists_are_empty_and_none_is_started(
     assert not (runtime_dir / "agent.sock").exists()
 
 
-def test_status_is_what_the_daemon_says(
+def test_status_shows_the_daemons_reply(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["status", "--json"]) == 0
@@ -56,7 +56,7 @@ def test_status_is_what_the_daemon_says(
     assert "digits.ipynb  Idle" in capsys.readouterr().out
 
 
-def test_activity_is_shown_to_people_and_programs(
+def test_activity_is_shown_as_text_and_as_json(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["activity"]) == 0
@@ -88,13 +88,15 @@ def test_activity_is_shown_to_people_and_programs(
             commands.main(["activity", "--hours", hours])
 
 
-def test_status_shows_places(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_queue_positions(
+    fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake_daemon.sessions[SESSION["id"]] |= {"state": "queued", "queue_position": 2}
     assert commands.main(["status"]) == 0
     assert "digits.ipynb  Queued, place 2" in capsys.readouterr().out
 
 
-def test_migrate_says_what_it_cost(
+def test_migrate_shows_duration_and_downtime(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["migrate", SESSION["id"], "cpu:1"]) == 0
@@ -105,7 +107,9 @@ def test_migrate_says_what_it_cost(
     assert "no device cpu:7" in capsys.readouterr().err
 
 
-def test_pins_and_priorities(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pin_and_priority_are_set_and_shown(
+    fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = SESSION["id"]
     for arguments, line in (
         (["pin", name], "Pinned: its memory stays on Simulated GPU 0."),
@@ -135,7 +139,7 @@ def test_pins_and_priorities(fake_daemon: FakeDaemon, capsys: pytest.CaptureFixt
     assert usage.value.code == 2
 
 
-def test_suspend_names_the_new_state(
+def test_suspend_shows_the_new_state(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["suspend", SESSION["id"]]) == 0
@@ -146,7 +150,7 @@ def test_suspend_names_the_new_state(
     assert json.loads(capsys.readouterr().out)["state"] == "idle"
 
 
-def test_checkpoints_are_made_listed_restored_and_deleted(
+def test_checkpoints_are_saved_listed_restored_and_deleted(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in (["--name", "mine"], ["mine"]):  # as passed by the magic
@@ -186,7 +190,7 @@ def test_checkpoints_are_made_listed_restored_and_deleted(
 
 
 @pytest.mark.parametrize("verb", ["checkpoint", "restore"])
-def test_a_terminal_sees_how_far_it_is_and_a_program_does_not(
+def test_progress_is_shown_to_terminals_only(
     verb: str,
     fake_daemon: FakeDaemon,
     capsys: pytest.CaptureFixture[str],
@@ -202,7 +206,7 @@ def test_a_terminal_sees_how_far_it_is_and_a_program_does_not(
     assert capsys.readouterr().err == ""
 
 
-def test_a_refusal_is_one_line_and_status_1(
+def test_refusal_is_one_line_and_exit_status_1(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["suspend", "nobody"]) == 1
@@ -212,21 +216,21 @@ def test_a_refusal_is_one_line_and_status_1(
     assert found == {"message": "There is no session nobody.", "reason": "unknown-session"}
 
 
-def test_verbs_without_a_daemon_say_so(
+def test_verbs_without_a_daemon_report_that_none_runs(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["suspend", "anything"]) == 1
     assert "No jupyter_sing daemon is running" in capsys.readouterr().err
 
 
-def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         commands.main(["suspend"])
     assert ended.value.code == 2
     assert "usage: jupyter sing" in capsys.readouterr().err
 
 
-def test_stop_saves_notebooks_and_says_which(
+def test_stop_saves_notebooks_and_lists_them(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["stop"]) == 0
@@ -245,7 +249,7 @@ def test_stop_saves_notebooks_and_says_which(
     }
 
 
-def test_the_last_checkpoint_is_restored_without_its_name(
+def test_restore_last_finds_the_last_checkpoint(
     fake_daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["restore", "--last", SESSION["id"]]) == 0
@@ -274,7 +278,7 @@ def policy(tmp_path: Path) -> Path:
     return file
 
 
-def test_whom_a_policy_affects_is_said_before_it_is_applied(
+def test_policy_apply_shows_affected_users_before_it_asks(
     fake_daemon: FakeDaemon, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = f"{AFFECTED['text']}\n{NOTES[0]}\n"
@@ -294,7 +298,7 @@ def test_whom_a_policy_affects_is_said_before_it_is_applied(
     assert capsys.readouterr().out == f"{NOTES[0]}\nNothing changes. {policy} is applied.\n"
 
 
-def test_programs_are_told_whom_a_policy_affects(
+def test_policy_apply_reports_affected_users_as_json(
     fake_daemon: FakeDaemon, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for options, message in (
@@ -306,7 +310,7 @@ def test_programs_are_told_whom_a_policy_affects(
         assert found == {"message": message, "affected": [AFFECTED], "notes": NOTES}
 
 
-def test_a_policy_that_is_none_is_not_sent(
+def test_policy_apply_does_not_send_an_invalid_policy(
     fake_daemon: FakeDaemon, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy.write_text("defaults: {wieght: 2}")
@@ -316,14 +320,14 @@ def test_a_policy_that_is_none_is_not_sent(
     assert fake_daemon.requests == []
 
 
-def test_stop_without_a_daemon_is_no_error(
+def test_stop_without_a_daemon_succeeds(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main(["stop"]) == 0
     assert capsys.readouterr().out == "The daemon was not running.\n"
 
 
-def test_doctor_says_what_is_missing(
+def test_doctor_reports_missing_parts(
     runtime_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -374,7 +378,7 @@ def test_run_reports_a_program_killed_by_a_signal(
     assert opened.user == "ada"
 
 
-def test_a_program_of_who_may_use_no_device_ends_with_one_line(
+def test_run_without_permission_ends_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It does not run at all: on the CPU it would be a different program."""
@@ -392,7 +396,9 @@ def test_a_program_of_who_may_use_no_device_ends_with_one_line(
     assert "The policy does not let eve use devices." in err
 
 
-def test_run_of_nothing_is_an_error(runtime_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_of_a_missing_program_is_an_error(
+    runtime_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert commands.main(["run", "nowhere.py"]) == 1
     assert capsys.readouterr().err == "jupyter sing: The program nowhere.py was not found.\n"
 
@@ -406,7 +412,7 @@ def test_run_of_nothing_is_an_error(runtime_dir: Path, capsys: pytest.CaptureFix
         (["policy", "check", "{}/none.yaml"], "No such file or directory."),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_clear_line(
+def test_unreadable_file_is_one_line(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.main([each.format(tmp_path) for each in arguments]) == 1
@@ -417,7 +423,7 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])
-def test_whoever_reads_may_leave(lines: int) -> None:
+def test_closed_output_pipe_ends_a_verb_quietly(lines: int) -> None:
     program = (
         "import sys\n"
         "from jupyter_sing.cli import commands as cli, doctor\n"
@@ -441,7 +447,7 @@ def test_whoever_reads_may_leave(lines: int) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status"], ["status", "--json"], ["why", "x"]])
 @pytest.mark.parametrize("errors", [False, True])
-def test_a_reader_that_leaves_is_no_error(
+def test_closed_output_pipe_is_not_a_failure(
     runtime_dir: Path, arguments: list[str], errors: bool
 ) -> None:
     reader, writer = os.pipe()

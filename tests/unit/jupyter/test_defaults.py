@@ -25,24 +25,24 @@ def default_name() -> str:
     return str(KernelProvisionerFactory.instance().default_provisioner_name)
 
 
-def test_ours_is_the_default() -> None:
+def test_sing_is_the_default_provisioner() -> None:
     assert use_provisioner(Configurable())
     assert default_name() == "sing"
 
 
-def test_ours_is_the_default_of_a_factory_that_exists() -> None:
+def test_sing_is_the_default_of_an_existing_factory() -> None:
     assert default_name() == "local-provisioner"
     assert use_provisioner(Configurable())
     assert default_name() == "sing"
 
 
-def test_choice_in_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provisioner_of_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, "local-provisioner")
     assert not use_provisioner(Configurable())
     assert default_name() == "local-provisioner"
 
 
-def test_choice_in_the_configuration_stays() -> None:
+def test_provisioner_of_the_configuration_is_kept() -> None:
     config = Config()
     config.KernelProvisionerFactory.default_provisioner_name = "other"
     assert not use_provisioner(Configurable(config=config))

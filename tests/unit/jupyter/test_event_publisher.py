@@ -70,7 +70,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_publisher, "LOOK_SECONDS", 0.01)
 
 
-def test_each_change_is_an_event(fake_daemon: FakeDaemon) -> None:
+def test_change_of_a_session_is_an_event(fake_daemon: FakeDaemon) -> None:
     async def check() -> None:
         async with watched() as events:
             first = await events.next()
@@ -95,7 +95,7 @@ def test_each_change_is_an_event(fake_daemon: FakeDaemon) -> None:
     asyncio.run(check())
 
 
-def test_a_renamed_notebook_has_its_new_name(fake_daemon: FakeDaemon) -> None:
+def test_event_of_a_renamed_notebook_has_the_new_name(fake_daemon: FakeDaemon) -> None:
     async def check() -> None:
         async with watched() as events:
             assert (await events.next())["name"] == "lessons/digits.ipynb"
@@ -108,7 +108,7 @@ def test_a_renamed_notebook_has_its_new_name(fake_daemon: FakeDaemon) -> None:
     asyncio.run(check())
 
 
-def test_the_next_daemon_is_watched_when_one_has_died(runtime_dir: Path) -> None:
+def test_publisher_follows_the_next_daemon(runtime_dir: Path) -> None:
     path = runtime_dir / "agent.sock"
     other = SESSION | {"id": "other", "kernel_id": ""}
 
@@ -138,7 +138,7 @@ def test_the_next_daemon_is_watched_when_one_has_died(runtime_dir: Path) -> None
     asyncio.run(check())
 
 
-def test_an_event_that_cannot_be_said_ends_nothing(
+def test_failing_event_does_not_stop_the_publisher(
     fake_daemon: FakeDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake_daemon.sessions[SESSION["id"]] = SESSION | {"state": "unheard of"}

@@ -15,7 +15,7 @@ from tests.unit.fake_daemon import CHECKPOINT, SESSION
 ONE = KernelWithSession("k-1", "0123abcd", "/home/ada/digits.ipynb")
 
 
-def test_kernels_are_asked_which_session_they_have() -> None:
+def test_sessions_of_kernels_are_read_from_their_provisioners() -> None:
     with_session = SimpleNamespace(session=ONE.session, notebook=ONE.notebook)
     kernels = {
         "k-1": SimpleNamespace(provisioner=with_session),
@@ -39,13 +39,13 @@ def test_kernels_are_asked_which_session_they_have() -> None:
         ({ONE}, [SESSION | {"id": "another", "kernel_id": "k-9"}], [ONE]),
     ],
 )
-def test_lost_is_what_the_daemon_does_not_know(
+def test_lost_sessions_are_those_unknown_to_the_daemon(
     after: set[KernelWithSession], known: list[dict[str, Any]], gone: list[KernelWithSession]
 ) -> None:
     assert lost_sessions.lost({ONE}, after, known) == gone
 
 
-def test_they_are_described_with_the_checkpoint_that_gives_them_back(
+def test_lost_sessions_are_described_with_their_last_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     others = CHECKPOINT | {"kernel_id": "k-9", "notebook": "", "name": "other"}
@@ -66,5 +66,5 @@ def test_they_are_described_with_the_checkpoint_that_gives_them_back(
     assert other["reason"] == lost_sessions.REASON
 
 
-def test_without_a_store_there_are_no_checkpoints() -> None:
+def test_lost_sessions_have_no_checkpoint_without_a_store() -> None:
     assert asyncio.run(lost_sessions._on_disk()) == asyncio.run(lost_sessions.stored()) == []

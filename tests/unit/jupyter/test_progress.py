@@ -41,7 +41,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("by", ["the work", "who knows"])
-def test_it_is_told_until_it_is_done(by: str) -> None:
+def test_progress_is_sent_until_the_work_is_done(by: str) -> None:
     async def run() -> None:
         heard: Any = Heard()
 
@@ -59,7 +59,7 @@ def test_it_is_told_until_it_is_done(by: str) -> None:
 
 
 @pytest.mark.parametrize("waited_for", [True, False])
-def test_what_nobody_waits_for_ends(waited_for: bool) -> None:
+def test_work_ends_when_its_caller_is_cancelled(waited_for: bool) -> None:
     async def run() -> None:
         heard: Any = Heard()
         cancel = Cancel() if waited_for else None
@@ -85,7 +85,7 @@ def test_what_nobody_waits_for_ends(waited_for: bool) -> None:
 
 
 @pytest.mark.parametrize("reply", [Done("So it is."), Error("It is not.", "failed")])
-def test_a_reply_comes_after_how_far_it_was(reply: Message) -> None:
+def test_reply_arrives_after_progress(reply: Message) -> None:
     ours, theirs = socket.socketpair()
 
     def answer() -> None:
@@ -116,7 +116,7 @@ class Clock:
         return self.now
 
 
-def test_a_terminal_shows_it_after_half_a_second(
+def test_terminal_shows_progress_after_half_a_second(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -143,7 +143,7 @@ def test_a_terminal_shows_it_after_half_a_second(
     assert capsys.readouterr().err == ""
 
 
-def test_who_looks_sees_what_is_under_way_and_no_longer() -> None:
+def test_status_has_the_operation_in_progress_until_it_ends() -> None:
     underway = Underway()
     assert underway.describe() is None
     with underway.doing("restore", "one") as note, underway.doing("checkpoint", "two"):
@@ -195,7 +195,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def test_a_notebook_shows_it_after_half_a_second(shown: list[str]) -> None:
+def test_notebook_shows_progress_after_half_a_second(shown: list[str]) -> None:
     clock: Any = progress_bar.time
     with ProgressBar("Reading") as bar:
         bar.show(1, 10)
@@ -206,7 +206,7 @@ def test_a_notebook_shows_it_after_half_a_second(shown: list[str]) -> None:
     assert shown == ["Reading: 2 B of 10 B", "Reading: 3 B of 10 B", ""]
 
 
-def test_a_notebook_shows_that_it_goes_on_though_nobody_says_how_far(shown: list[str]) -> None:
+def test_notebook_shows_progress_of_unknown_size(shown: list[str]) -> None:
     with ProgressBar("Reading"):
         (timer,) = Timer.made
         in_thread(timer.fire)
@@ -215,14 +215,14 @@ def test_a_notebook_shows_that_it_goes_on_though_nobody_says_how_far(shown: list
     assert shown == ["Reading …", ""]
 
 
-def test_what_takes_no_half_second_shows_nothing(shown: list[str]) -> None:
+def test_short_operation_shows_no_progress(shown: list[str]) -> None:
     with ProgressBar("Reading") as bar:
         bar.show(1, 10)
     in_thread(Timer.made[0].fire)
     assert shown == []
 
 
-def test_a_notebook_is_told_what_it_waits_for(
+def test_notebook_shows_the_reason_for_waiting(
     shown: list[str], fake_daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watcher = status_watcher.StatusWatcher()

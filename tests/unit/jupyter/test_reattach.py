@@ -88,7 +88,7 @@ async def started(toy: Toy) -> dict[str, Any]:
     return found
 
 
-def test_kernel_and_session_are_found_under_their_ids(runtime_dir: Path, tmp_path: Path) -> None:
+def test_kernel_and_session_keep_their_ids(runtime_dir: Path, tmp_path: Path) -> None:
     async def story() -> None:
         first = Toy(tmp_path)
         session = await started(first)
@@ -119,7 +119,7 @@ def test_kernel_and_session_are_found_under_their_ids(runtime_dir: Path, tmp_pat
     run(story)
 
 
-def test_what_this_server_cannot_take_over_waits_for_one_that_can(
+def test_kernel_that_cannot_be_adopted_is_left_for_another_server(
     runtime_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -144,7 +144,7 @@ def test_what_this_server_cannot_take_over_waits_for_one_that_can(
     run(story)
 
 
-def test_a_table_that_the_user_has_chosen_is_left_alone(runtime_dir: Path, tmp_path: Path) -> None:
+def test_session_database_of_the_user_is_not_replaced(runtime_dir: Path, tmp_path: Path) -> None:
     toy = Toy(tmp_path)
     assert Path(toy.session_manager.database_filepath).parent.parent == runtime_dir / "servers"
     toy.leave()

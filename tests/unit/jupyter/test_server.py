@@ -58,15 +58,13 @@ async def test_lists_are_empty_without_a_daemon(runtime_dir: Path, jp_fetch: Any
     assert not (runtime_dir / "agent.sock").exists()
 
 
-async def test_devices_and_sessions(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+async def test_devices_and_sessions_are_listed(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     assert json.loads((await jp_fetch(API, "devices")).body) == [DEVICE]
     assert json.loads((await jp_fetch(API, "sessions")).body) == [SESSION]
     assert json.loads((await jp_fetch(API, "sessions", SESSION["id"])).body) == SESSION
 
 
-async def test_answers_have_the_fields_of_the_description(
-    fake_daemon: FakeDaemon, jp_fetch: Any
-) -> None:
+async def test_replies_have_the_fields_of_openapi(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     schemas = OPENAPI["components"]["schemas"]
     (device,) = json.loads((await jp_fetch(API, "devices")).body)
     (session,) = json.loads((await jp_fetch(API, "sessions")).body)
@@ -77,7 +75,7 @@ async def test_answers_have_the_fields_of_the_description(
     assert set(checkpoint["omitted"][0]) == set(schemas["Omission"]["properties"])
 
 
-async def test_suspend_and_resume_and_their_events(
+async def test_suspend_and_resume_emit_events(
     fake_daemon: FakeDaemon, jp_fetch: Any, jp_serverapp: Any
 ) -> None:
     events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -103,7 +101,7 @@ async def test_suspend_and_resume_and_their_events(
     await app.stop_extension()  # idempotent
 
 
-async def test_activity_is_as_described_and_named_after_notebooks(
+async def test_activity_has_the_fields_of_openapi_and_names_of_notebooks(
     fake_daemon: FakeDaemon, jp_fetch: Any, runtime_dir: Path
 ) -> None:
     empty = json.loads((await jp_fetch(API, "activity")).body)
@@ -143,13 +141,15 @@ def resolved(schema: Any) -> Any:
     return {name: resolved(each) for name, each in schema.items()}
 
 
-async def test_all_is_told_in_one_answer(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+async def test_status_has_devices_sessions_and_sharing(
+    fake_daemon: FakeDaemon, jp_fetch: Any
+) -> None:
     found = json.loads((await jp_fetch(API, "status")).body)
     assert found == {"devices": [DEVICE], "sessions": [SESSION], "sharing": {}}
     assert set(found) == set(OPENAPI["components"]["schemas"]["Status"]["properties"])
 
 
-async def test_a_session_is_moved_to_the_device_that_the_body_names(
+async def test_migrate_moves_a_session_to_the_device_of_the_body(
     fake_daemon: FakeDaemon, jp_fetch: Any
 ) -> None:
     path = (API, "sessions", SESSION["id"], "migrate")
@@ -168,7 +168,7 @@ async def test_a_session_is_moved_to_the_device_that_the_body_names(
         assert refused.value.code == code, body
 
 
-async def test_pins_and_priorities(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+async def test_pin_and_priority_are_set(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     path = (API, "sessions", SESSION["id"])
     for verb, pinned in (("pin", True), ("pin", True), ("unpin", False)):
         reply = await jp_fetch(*path, verb, method="POST", body="")
@@ -186,7 +186,7 @@ async def test_pins_and_priorities(fake_daemon: FakeDaemon, jp_fetch: Any) -> No
         assert refused.value.code == code, body
 
 
-async def test_a_notebook_is_put_away_and_taken_out(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+async def test_notebook_is_saved_and_restored(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     path = (API, "sessions", SESSION["id"])
     for body, name in (("", "before-lunch"), ('{"name": "mine"}', "mine")):
         reply = await jp_fetch(*path, "checkpoint", method="POST", body=body)
@@ -215,7 +215,7 @@ async def test_a_notebook_is_put_away_and_taken_out(fake_daemon: FakeDaemon, jp_
         assert refused.value.code == code, arguments
 
 
-async def test_a_kernel_that_starts_is_waited_for(
+async def test_checkpoint_waits_for_a_starting_kernel(
     fake_daemon: FakeDaemon, jp_fetch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = (API, "sessions", SESSION["id"])
@@ -230,7 +230,7 @@ async def test_a_kernel_that_starts_is_waited_for(
     assert refused.value.code == 503
 
 
-async def test_verbs_that_wait_hold_up_nothing_else(
+async def test_waiting_verbs_do_not_block_other_requests(
     fake_daemon: FakeDaemon,
     jp_fetch: Any,
     jp_base_url: str,
@@ -263,7 +263,7 @@ async def test_verbs_that_wait_hold_up_nothing_else(
             assert await asyncio.to_thread(fake_daemon.hung_up.acquire, timeout=SECONDS_MAX)
 
 
-async def test_a_checkpoint_is_found_by_its_name_whatever_it_is_written_with(
+async def test_checkpoint_names_may_contain_special_characters(
     fake_daemon: FakeDaemon, jp_fetch: Any
 ) -> None:
     with pytest.raises(HTTPClientError) as refused:
@@ -272,7 +272,7 @@ async def test_a_checkpoint_is_found_by_its_name_whatever_it_is_written_with(
     assert json.loads(body)["message"] == "There is no checkpoint 'ada@noon+1'."
 
 
-def test_notebooks_are_found_below_the_servers_root() -> None:
+def test_paths_of_notebooks_are_relative_to_the_servers_root() -> None:
     assert contents_path("/home/ada/lessons/digits.ipynb", "/home/ada") == "lessons/digits.ipynb"
     for notebook, root in (
         ("/home/eve/digits.ipynb", "/home/ada"),
@@ -284,7 +284,7 @@ def test_notebooks_are_found_below_the_servers_root() -> None:
         assert contents_path(notebook, root) == "", notebook
 
 
-async def test_refusals_have_message_and_reason(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+async def test_refusal_has_message_and_reason(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     for arguments, options in (
         (("sessions", "nobody"), {}),
         (("sessions", "nobody", "suspend"), {"method": "POST", "body": ""}),
@@ -306,7 +306,7 @@ async def test_refusals_have_message_and_reason(fake_daemon: FakeDaemon, jp_fetc
     ],
     ids=["bytes", "depth"],
 )
-async def test_a_body_that_nobody_can_read_is_refused_in_a_sentence(
+async def test_unreadable_body_is_refused_with_a_sentence(
     fake_daemon: FakeDaemon, jp_fetch: Any, place: str, body: bytes, why: str
 ) -> None:
     with pytest.raises(HTTPClientError) as refused:
@@ -322,7 +322,7 @@ async def test_verbs_without_a_daemon_are_unavailable(runtime_dir: Path, jp_fetc
     assert refused.value.code == 503
 
 
-async def test_checkpoints_are_there_without_a_daemon(
+async def test_checkpoints_are_listed_without_a_running_daemon(
     fake_daemon: FakeDaemon, jp_fetch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[bool] = []
@@ -340,7 +340,7 @@ async def test_checkpoints_are_there_without_a_daemon(
     assert started[3:] == [False]
 
 
-async def test_metrics(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+async def test_metrics_have_prometheus_format(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     text = (await jp_fetch(API, "metrics")).body.decode()
     assert 'sing_device_memory_used_bytes{device="cpu:0"} 3.145728e+06' in text
     assert 'sing_sessions{state="idle"} 1.0' in text
@@ -350,14 +350,18 @@ async def test_metrics(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     assert all(name.startswith("sing_") for name in named)
 
 
-async def test_metrics_say_nothing_of_what_is_blank(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+async def test_metrics_omit_blank_fields_of_other_users(
+    fake_daemon: FakeDaemon, jp_fetch: Any
+) -> None:
     fake_daemon.sessions = {"4567cdef": outline(SESSION | {"id": "4567cdef"})}
     text = (await jp_fetch(API, "metrics")).body.decode()
     assert 'sing_session_memory_bytes{session="4567cdef"} 3.145728e+06' in text
     assert "sing_session_gpu_seconds_total{" not in text
 
 
-async def test_strangers_are_refused(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
+async def test_requests_with_a_wrong_token_are_refused(
+    fake_daemon: FakeDaemon, jp_fetch: Any
+) -> None:
     before = len(fake_daemon.requests)
     for path, verbs in OPENAPI["paths"].items():
         for verb in VERBS:
@@ -378,9 +382,7 @@ async def test_strangers_are_refused(fake_daemon: FakeDaemon, jp_fetch: Any) -> 
     assert len(fake_daemon.requests) == before
 
 
-async def test_the_policy_is_shown_and_another_one_applied(
-    fake_daemon: FakeDaemon, jp_fetch: Any
-) -> None:
+async def test_policy_is_shown_and_replaced(fake_daemon: FakeDaemon, jp_fetch: Any) -> None:
     text = "virtual_clusters: {lab: {users: [{name: ada, weight: 2}]}}"
     outcome = {"affected": [AFFECTED], "notes": NOTES}
     for query, body, message, holds in (
@@ -409,7 +411,7 @@ async def test_the_policy_is_shown_and_another_one_applied(
         assert json.loads(refused.value.response.body)["reason"] == reason
 
 
-async def test_without_a_daemon_what_was_applied_last_is_shown(
+async def test_policy_without_a_daemon_is_the_last_applied(
     runtime_dir: Path, jp_fetch: Any
 ) -> None:
     assert json.loads((await jp_fetch(API, "policy")).body) == {"policy": ""}
@@ -418,7 +420,7 @@ async def test_without_a_daemon_what_was_applied_last_is_shown(
     assert not (runtime_dir / "agent.sock").exists()
 
 
-async def test_the_authorizer_is_asked_about_our_resource(
+async def test_authorizer_receives_the_resource_jupyter_sing(
     fake_daemon: FakeDaemon, jp_fetch: Any, jp_serverapp: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -436,7 +438,7 @@ async def test_the_authorizer_is_asked_about_our_resource(
     assert asked == [("write", "jupyter_sing"), ("read", "jupyter_sing")]
 
 
-def test_handlers_and_description_agree() -> None:
+def test_handlers_are_those_of_openapi() -> None:
     def plain(pattern: str) -> set[str]:
         pattern = pattern.replace("([0-9A-Za-z_-]+)", "{id}")
         pattern = pattern.replace("([0-9A-Za-z._@+%-]+)", "{name}")
@@ -458,7 +460,7 @@ def test_handlers_and_description_agree() -> None:
     assert handled == described
 
 
-def test_only_what_is_configured_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_configured_options_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
     SingExtension().initialize_settings()
     assert not {"JUPYTER_SING_IDLE_TIMEOUT", "JUPYTER_SING_POLICY"} & set(os.environ)
@@ -468,7 +470,7 @@ def test_only_what_is_configured_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     assert SingExtension().policy == "/etc/lab.yaml"
 
 
-async def test_sessions_are_named_after_their_notebooks() -> None:
+async def test_sessions_have_the_names_of_their_notebooks() -> None:
     class SessionManager:
         async def list_sessions(self) -> list[dict[str, Any]]:
             return [

@@ -64,7 +64,7 @@ def wait_for_no_thread() -> None:
     assert threads() == []
 
 
-def test_all_is_told_first_and_then_what_changes(
+def test_listener_receives_the_status_and_then_changes(
     watcher: StatusWatcher, fake_daemon: FakeDaemon
 ) -> None:
     ear = Ear()
@@ -85,7 +85,7 @@ def test_all_is_told_first_and_then_what_changes(
     ]  # fmt: skip
 
 
-def test_many_share_one_thread_and_the_last_ends_it(
+def test_listeners_share_one_thread_which_ends_with_the_last(
     watcher: StatusWatcher, fake_daemon: FakeDaemon
 ) -> None:
     ears = [Ear() for _ in range(5)]
@@ -103,7 +103,7 @@ def test_many_share_one_thread_and_the_last_ends_it(
     assert ears[0].next().anew
 
 
-def test_who_cannot_hear_is_told_no_more(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
+def test_failing_listener_is_removed(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
     calls, ear = [], Ear()
 
     def deaf(seen: KnownStatus) -> None:
@@ -118,7 +118,7 @@ def test_who_cannot_hear_is_told_no_more(watcher: StatusWatcher, fake_daemon: Fa
     assert len(calls) == 1
 
 
-def test_another_daemon_is_found(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
+def test_watcher_finds_the_next_daemon(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
     ear = Ear()
     watcher.join(ear)
     ear.next()
@@ -130,7 +130,7 @@ def test_another_daemon_is_found(watcher: StatusWatcher, fake_daemon: FakeDaemon
     assert (found.problem, found.anew) == ("", True)
 
 
-def test_without_a_daemon_that_is_told(
+def test_missing_daemon_is_reported(
     runtime_dir: Path, away: Absence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_watcher, "_PAUSE_SECONDS", 0.01)
@@ -146,7 +146,7 @@ def test_without_a_daemon_that_is_told(
     assert status_watcher.look().problem
 
 
-def test_it_lets_the_process_leave_and_is_there_again_with_it(
+def test_watcher_detaches_with_the_process_and_reattaches(
     watcher: StatusWatcher, away: Absence, fake_daemon: FakeDaemon
 ) -> None:
     ear = Ear()
@@ -159,7 +159,7 @@ def test_it_lets_the_process_leave_and_is_there_again_with_it(
 
 
 @pytest.mark.parametrize("restored", [True, False])
-def test_who_was_restored_says_all_again_when_the_process_before_it_has_ended(
+def test_restored_process_updates_listeners_when_its_predecessor_ends(
     watcher: StatusWatcher, away: Absence, fake_daemon: FakeDaemon, restored: bool
 ) -> None:
     away.begin(SECONDS)
@@ -173,7 +173,7 @@ def test_who_was_restored_says_all_again_when_the_process_before_it_has_ended(
     assert ear.next().anew == restored
 
 
-def test_a_thread_that_asks_lets_the_process_leave_and_asks_again(
+def test_request_is_repeated_after_the_process_reattaches(
     away: Absence, fake_daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, answer = threading.Semaphore(0), threading.Event()
@@ -201,7 +201,7 @@ def test_a_thread_that_asks_lets_the_process_leave_and_asks_again(
 
 
 @pytest.mark.parametrize(("known", "restored"), [(True, False), (False, False), (False, True)])
-def test_a_checkpoint_is_followed_though_the_process_leaves_for_it(
+def test_checkpoint_is_followed_while_the_process_detaches(
     away: Absence,
     fake_daemon: FakeDaemon,
     monkeypatch: pytest.MonkeyPatch,
@@ -245,13 +245,13 @@ def test_a_checkpoint_is_followed_though_the_process_leaves_for_it(
     assert [type(each) for each in made] == [ElsewhereError if restored else dict]
 
 
-def test_a_refusal_is_raised(away: Absence, fake_daemon: FakeDaemon) -> None:
+def test_refusal_is_raised(away: Absence, fake_daemon: FakeDaemon) -> None:
     with pytest.raises(ControlError, match="There is no session"):
         status_watcher.ask(SessionReply, protocol.Resume("other"))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # others with threads, too
-def test_a_forked_child_watches_nothing(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
+def test_forked_child_has_no_watcher(watcher: StatusWatcher, fake_daemon: FakeDaemon) -> None:
     ear = Ear()
     watcher.join(ear)
     ear.next()

@@ -14,7 +14,7 @@ SECONDS = st.floats(0.0, 1e5)
 
 
 @given(st.lists(SECONDS, max_size=50))
-def test_every_wait_is_counted_in_one_class(waits: list[float]) -> None:
+def test_wait_is_counted_in_one_histogram_class(waits: list[float]) -> None:
     counted = WaitTimes()
     for each in waits:
         counted.note(each)
@@ -36,7 +36,7 @@ def test_quantiles_are_those_of_recent_waits() -> None:
     assert (found["p50"], found["p99"], found["count"]) == (1.0, 1.0, 2 * RECENT)
 
 
-def test_a_cell_waits_until_it_executes_first() -> None:
+def test_wait_of_a_cell_ends_when_it_first_executes() -> None:
     waits = TimeToGpu()
     waits.begin("a", 10.0)
     waits.end("a", "basic", 12.0)
@@ -65,7 +65,7 @@ def sharing() -> dict[str, object]:
     }
 
 
-def test_people_see_waits_and_broken_promises() -> None:
+def test_status_text_shows_waits_and_tier_violations() -> None:
     assert status_text.waits_line(sharing()) == (
         "Time to GPU: basic: median 1.25 s, p99 1.25 s of 2 cells; "
         "premium: median 2.25 s, p99 2.25 s of 1 cell\n"
@@ -74,7 +74,7 @@ def test_people_see_waits_and_broken_promises() -> None:
     assert status_text.waits_line({}) == ""
 
 
-def test_prometheus_reads_what_it_is_told() -> None:
+def test_metrics_have_waits_and_decisions() -> None:
     text = metrics.render([], [], sharing()).decode()
     samples = {
         (sample.name, *sorted(sample.labels.values())): sample.value

@@ -26,7 +26,7 @@ def of(**changes: Any) -> View:
     return View.of(seen(**changes), ID)
 
 
-def test_each_state_has_its_word_and_a_shape_of_its_own() -> None:
+def test_state_has_a_word_and_a_distinct_glyph() -> None:
     shown = [of(state=str(state)) for state in State]
     assert [each.word for each in shown] == [status_text.WORDS[str(state)] for state in State]
     assert len({each.glyph for each in shown}) == len(State)
@@ -42,9 +42,7 @@ def test_each_state_has_its_word_and_a_shape_of_its_own() -> None:
         ({"state": "dreaming", "reason": "Who knows."}, "? Dreaming: Who knows."),
     ],
 )
-def test_the_first_line_is_state_and_what_happens_next(
-    changes: dict[str, Any], expected: str
-) -> None:
+def test_first_line_has_state_and_next_event(changes: dict[str, Any], expected: str) -> None:
     assert of(**changes).lines()[0] == expected
 
 
@@ -62,7 +60,7 @@ def test_the_first_line_is_state_and_what_happens_next(
         ({"device": "cpu:9"}, "3.0 MiB on Simulated GPU 9", None),
     ],
 )
-def test_memory_is_said_to_be_where_it_is(
+def test_memory_text_names_the_location(
     changes: dict[str, Any], memory: str, share: tuple[int, int] | None
 ) -> None:
     assert (of(**changes).memory, of(**changes).share) == (memory, share)
@@ -88,7 +86,7 @@ def test_memory_is_said_to_be_where_it_is(
         ),
     ],
 )
-def test_the_queue_is_said_as_far_as_it_is_known(changes: dict[str, Any], expected: str) -> None:
+def test_queue_text_shows_what_is_known(changes: dict[str, Any], expected: str) -> None:
     assert of(**changes).queue == expected
 
 
@@ -104,11 +102,11 @@ def test_the_queue_is_said_as_far_as_it_is_known(changes: dict[str, Any], expect
         ),
     ],
 )
-def test_buttons_that_could_do_nothing_are_off(changes: dict[str, Any], expected: set[str]) -> None:
+def test_buttons_without_effect_are_disabled(changes: dict[str, Any], expected: set[str]) -> None:
     assert of(**changes).can == expected
 
 
-def test_progress_is_a_bar_once_its_size_is_known() -> None:
+def test_progress_is_a_bar_if_its_size_is_known() -> None:
     under_way = {"verb": "checkpoint", "checkpoint": "one", "done": 0, "total": 0}
     shown = of(progress=under_way)
     assert shown.progress_html() == "<div>Saving one …</div>"
@@ -118,7 +116,7 @@ def test_progress_is_a_bar_once_its_size_is_known() -> None:
     assert shown.progress in shown.lines()
 
 
-def test_the_table_says_who_has_each_device() -> None:
+def test_table_lists_sessions_of_each_device() -> None:
     others = (
         SESSION | {"id": "b", "name": "maths.ipynb", "state": "running", "device": "cpu:1"},
         SESSION | {"id": "c", "name": "", "device": "cpu:1"},
@@ -137,7 +135,7 @@ def test_the_table_says_who_has_each_device() -> None:
     assert view_model.devices_table(seen(tier="parked"), ID).rows[0][2] == "no session"
 
 
-def test_what_nobody_can_say_is_said() -> None:
+def test_unknown_state_has_a_text() -> None:
     assert View.of(None, ID).text() == view_model.WAITING
     gone = View.of(KnownStatus((DEVICE,), {}), ID)
     assert gone.lines() == [f"? {view_model.GONE}: {view_model.UNKNOWN}"]
@@ -146,7 +144,7 @@ def test_what_nobody_can_say_is_said() -> None:
     assert silent.can == frozenset()
 
 
-def test_names_are_no_html() -> None:
+def test_names_are_escaped_in_html() -> None:
     shown = View.of(seen(SESSION | {"id": "b", "name": "<i>"}, reason="<b>", pinned=True), ID)
     text = shown.html(view_model.static_note(datetime(2026, 1, 1)))
     assert "<i> (" not in text
@@ -168,9 +166,7 @@ def test_names_are_no_html() -> None:
         ({"state": "suspended", "queue_position": 2}, "waiting for the next turn"),
     ],
 )
-def test_who_takes_turns_reads_the_same_in_all_of_them(
-    changes: dict[str, Any], following: str
-) -> None:
+def test_sharing_text_is_the_same_everywhere(changes: dict[str, Any], following: str) -> None:
     shared = {"devices": ["cpu:0"], "with": ["bob", "b.ipynb"], "share": 0.5}
     text = "Sharing Simulated GPU 0 with bob and 1 more · my share 50 %"
     found = of(shared=shared, **changes)

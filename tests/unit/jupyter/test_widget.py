@@ -82,7 +82,7 @@ def shown(kernel: None, fake_daemon: FakeDaemon) -> Iterator[Shown]:
     made.status.close()
 
 
-def test_it_shows_how_it_is_and_what_becomes_of_it(shown: Shown) -> None:
+def test_widget_shows_the_state_and_its_changes(shown: Shown) -> None:
     assert "<b>Idle</b>." in shown.text
     assert "this notebook (Idle, 3.0 MiB)" in shown.panel._devices.value
     assert shown.can() == {view_model.SUSPEND, view_model.PIN, view_model.CHECKPOINT}
@@ -93,7 +93,7 @@ def test_it_shows_how_it_is_and_what_becomes_of_it(shown: Shown) -> None:
     shown.wait(lambda: "Place 2 in the queue, about 20 s." in shown.text)
 
 
-def test_nothing_is_sent_when_nothing_it_shows_has_changed(shown: Shown) -> None:
+def test_widget_sends_nothing_without_a_visible_change(shown: Shown) -> None:
     heard: queue.Queue[object] = queue.Queue()
     status_watcher.current.join(heard.put)
     heard.get(timeout=SECONDS)
@@ -104,7 +104,7 @@ def test_nothing_is_sent_when_nothing_it_shows_has_changed(shown: Shown) -> None
     assert shown.changed.empty()
 
 
-def test_those_without_widgets_see_text_that_says_when_it_was(shown: Shown) -> None:
+def test_text_without_widgets_has_its_time(shown: Shown) -> None:
     assert shown.bundle["text/plain"].startswith("○ Idle.\n3.0 MiB of 2.0 GiB on Simulated GPU 0\n")
     assert "; not updated." in shown.bundle["text/plain"]
     assert "<progress" in shown.bundle["text/html"]
@@ -112,7 +112,7 @@ def test_those_without_widgets_see_text_that_says_when_it_was(shown: Shown) -> N
     assert found["model_id"] == shown.status.box.model_id
 
 
-def test_buttons_ask_the_daemon(shown: Shown) -> None:
+def test_buttons_send_requests_to_the_daemon(shown: Shown) -> None:
     def asked(request: protocol.Message) -> bool:
         return request in shown.daemon.requests
 
@@ -136,7 +136,7 @@ def test_buttons_ask_the_daemon(shown: Shown) -> None:
     assert kinds == ["Watch", "Suspend", "Resume", "Pin", "Pin", "Checkpoint"]
 
 
-def test_a_pin_that_somebody_else_sets_is_shown_and_not_asked_for(shown: Shown) -> None:
+def test_pin_set_elsewhere_is_shown_and_not_requested(shown: Shown) -> None:
     shown.tell(pinned=True)
     shown.wait(lambda: shown.button(view_model.PIN).value)
     shown.tell(reason="Later.")
@@ -144,16 +144,14 @@ def test_a_pin_that_somebody_else_sets_is_shown_and_not_asked_for(shown: Shown) 
     assert not any(isinstance(each, protocol.Pin) for each in shown.daemon.requests)
 
 
-def test_what_the_daemon_refuses_is_said(shown: Shown) -> None:
+def test_refusal_of_the_daemon_is_shown(shown: Shown) -> None:
     del shown.daemon.sessions[ID]
     shown.button(view_model.PIN).set_state({"value": True})
     shown.wait(lambda: f"There is no session {ID}." in shown.text)
     shown.wait(lambda: not shown.button(view_model.PIN).value)
 
 
-def test_a_bar_is_shown_for_what_takes_longer_than_half_a_second(
-    shown: Shown, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bar_is_shown_after_half_a_second(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: clock.now, strftime=lambda _: "", now=1.0)
     monkeypatch.setattr(widget, "time", clock)
     under_way = {"verb": "checkpoint", "checkpoint": "one", "done": 1, "total": 4}
@@ -167,7 +165,7 @@ def test_a_bar_is_shown_for_what_takes_longer_than_half_a_second(
     shown.wait(lambda: shown.panel._far.value == "")
 
 
-def test_it_is_told_nothing_while_nobody_looks(shown: Shown) -> None:
+def test_widget_without_views_does_not_listen(shown: Shown) -> None:
     shown.status.box.set_state({"_view_count": 1})
     shown.status.box.set_state({"_view_count": 0})
     wait_for_no_thread()
@@ -176,7 +174,7 @@ def test_it_is_told_nothing_while_nobody_looks(shown: Shown) -> None:
     shown.wait(lambda: "Meanwhile." in shown.text)
 
 
-def test_another_connection_brings_all_of_it_to_the_page(
+def test_widget_is_sent_whole_over_a_new_connection(
     shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: queue.Queue[str] = queue.Queue()
@@ -189,7 +187,7 @@ def test_another_connection_brings_all_of_it_to_the_page(
     shown.wait(lambda: "Idle" in shown.text)
 
 
-def test_closing_ends_it_and_says_so(shown: Shown) -> None:
+def test_closing_ends_the_widget_with_a_note(shown: Shown) -> None:
     shown.status.close()
     shown.status.close()
     wait_for_no_thread()
@@ -198,19 +196,19 @@ def test_closing_ends_it_and_says_so(shown: Shown) -> None:
     assert shown.panel.box.comm is None
 
 
-def test_closing_all_widgets_ends_it(shown: Shown) -> None:
+def test_closing_all_widgets_ends_the_watcher(shown: Shown) -> None:
     shown.panel.box.close()
     shown.tell()
     wait_for_no_thread()
 
 
-def test_it_is_pickled_as_what_makes_another_one(kernel: None) -> None:
+def test_widget_is_pickled_as_its_constructor(kernel: None) -> None:
     other = pickle.loads(pickle.dumps(LiveStatus()))
     assert type(other) is LiveStatus
     assert other._panel is None  # no subscription before it is shown
 
 
-def test_without_ipywidgets_it_is_a_table(
+def test_widget_without_ipywidgets_is_a_table(
     kernel: None, fake_daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = builtins.__import__
@@ -227,7 +225,7 @@ def test_without_ipywidgets_it_is_a_table(
     assert "this notebook (Idle" in bundle["text/plain"]
 
 
-def test_without_a_session_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_widget_without_a_session_shows_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation.state, "_current", activation.Activation())
     assert repr(LiveStatus()) == "CPU only: this kernel was started without a GPU session"
     monkeypatch.setenv("SING_REASON", "torch <2")
