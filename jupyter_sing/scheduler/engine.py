@@ -223,7 +223,7 @@ class Engine:
 
     def admission(self, session: str) -> Admission:
         """Return whether the tier target of a session can be kept, and the reason."""
-        return self._sessions[session].admission
+        return self._sessions[session].terms.admission
 
     def _restore(self, accounts: object, now: float) -> None:
         found = past.restore(accounts, self._ledger, self._leases.devices, self._settings, now)
@@ -253,12 +253,12 @@ class Engine:
         if known is not None:
             known.apply(session, event.at)
         if event.bound is not None and event.gpus == 1:
-            session.bound = self._leases.devices[event.bound]
+            session.residency.bound = self._leases.devices[event.bound]
         if event.device is not None and event.resident and event.gpus == 1 and event.memory:
             home = self._leases.devices[event.device]
             if home.healthy and home.used + event.memory <= home.memory:
                 home.put(session, event.memory)
-                session.homes = [home]
+                session.residency.homes = [home]
                 self._leases.free.update(home)
 
     def _user(self, vc: str, user: str, now: float) -> Flow:
@@ -278,10 +278,12 @@ class Engine:
 
     def _promise(self, session: EngineSession, now: float) -> None:
         """Admit a session to its tier, if the tier target can be kept."""
-        before, found = session.admission, self._admit(session)
-        session.admission = found
-        session.goal = self._settings.targets.get(session.tier, 0.0) if found.kept else 0.0
-        session.account.promise(session.goal, now)
+        before, found = session.terms.admission, self._admit(session)
+        session.terms.admission = found
+        session.terms.goal = (
+            self._settings.targets.get(session.terms.tier, 0.0) if found.kept else 0.0
+        )
+        session.account.promise(session.terms.goal, now)
         if found.kept:
             self._count_promise(session, 1)
             self._unpromised.pop(session, None)
@@ -292,7 +294,7 @@ class Engine:
 
     def _withdraw_promise(self, session: EngineSession) -> None:
         """Withdraw the tier target of a session; `_promise_again` may then admit others."""
-        if session.admission.kept:
+        if session.terms.admission.kept:
             self._count_promise(session, -1)
         self._unpromised.pop(session, None)
 
@@ -303,24 +305,26 @@ class Engine:
 
     def _count_promise(self, session: EngineSession, times: int) -> None:
         """Add what a session is expected to keep busy, or, with -1, subtract it."""
-        self._tiers[session.tier] += times * session.gpus * self._settings.duty
+        self._tiers[session.terms.tier] += times * session.gpus * self._settings.duty
 
     def _pin(self, session: EngineSession, pinned: bool, device: str | None) -> None:
         """Pin a session to the device that it holds or is on, or unpin it."""
-        if session.pinned and not pinned:
-            for home in session.homes:
+        if session.terms.pinned and not pinned:
+            for home in session.residency.homes:
                 self._leases.refusals.relent(home)
-        session.pinned = pinned
+        session.terms.pinned = pinned
         if not pinned or session.gpus > 1:
-            session.pinned_on = None
-        elif session.pinned_on is None:
-            here = [*session.devices, *session.homes][:1]
-            session.pinned_on = self._leases.devices.get(device or "", here[0] if here else None)
+            session.residency.pinned_on = None
+        elif session.residency.pinned_on is None:
+            here = [*session.lease.devices, *session.residency.homes][:1]
+            session.residency.pinned_on = self._leases.devices.get(
+                device or "", here[0] if here else None
+            )
 
     def _admit(self, session: EngineSession) -> Admission:
         healthy = sum(device.healthy for device in self._leases.devices.values())
         return admit(
-            session.tier, session.gpus, self._tiers, healthy, healthy, self._settings.targets
+            session.terms.tier, session.gpus, self._tiers, healthy, healthy, self._settings.targets
         )
 
     def _closed(self, event: events.SessionRemoved) -> None:
@@ -344,13 +348,13 @@ class Engine:
         if session is None:
             return
         now = event.at
-        if event.tier is not session.tier:
+        if event.tier is not session.terms.tier:
             self._withdraw_promise(session)
-            session.tier = event.tier
+            session.terms.tier = event.tier
             self._promise(session, now)
             self._promise_again(now)
         self._pin(session, event.pinned, event.device)
-        session.may_pack = event.may_pack
+        session.terms.may_pack = event.may_pack
         self._move(session, event.vc, event.user, now)
         self._ledger.reweigh(session.flow, event.weight, now)
         self._packing.offer(session)
@@ -384,11 +388,13 @@ class Engine:
         if session is None:
             return
         self._leases.resize(session, event.memory)
-        session.step_seconds = event.step_seconds
-        session.nadir = event.nadir
-        if event.at > session.measured_at:
-            session.utilisation = min(1.0, event.seconds_used / (event.at - session.measured_at))
-        session.measured_at = event.at
+        session.usage.step_seconds = event.step_seconds
+        session.usage.nadir = event.nadir
+        if event.at > session.usage.measured_at:
+            session.usage.utilisation = min(
+                1.0, event.seconds_used / (event.at - session.usage.measured_at)
+            )
+        session.usage.measured_at = event.at
         pack = self._packing.packs.get(session)
         if pack is not None:
             tried = not pack.kept
@@ -400,7 +406,7 @@ class Engine:
                 self._running.remove(pack.guest)
                 self._leases.part(pack.guest, total, event.at)
         elif session.phase is Phase.RUNNING and event.step_seconds:
-            session.rate_alone = 1.0 / event.step_seconds
+            session.usage.rate_alone = 1.0 / event.step_seconds
             self._packing.offer(session)
 
     def _bandwidth(self, event: events.BandwidthMeasured) -> None:

@@ -61,9 +61,9 @@ class SessionHistory:
             flow.tag = entry["tag"]
         session.account.restore([(age + passed, d, g) for age, d, g in entry["hour"]], now)
         session.gaps.restore(entry["gap"], now - entry["idle"] - passed)
-        session.attained, session.waited = entry["attained"], entry["waited"]
-        session.switch = entry["switch"]
-        session.resumes = session.attained > 0.0 or session.waited > 0.0
+        session.attained, session.wait.waited = entry["attained"], entry["waited"]
+        session.lease.switch = entry["switch"]
+        session.wait.resumes = session.attained > 0.0 or session.wait.waited > 0.0
 
     def aged(self, now: float) -> Document:
         """Return the entry for the next export."""
@@ -139,9 +139,9 @@ def _session(session: EngineSession, now: float) -> Document:
     assert flow.parent.parent
     flow.settle(now)
     session.account.settle(now)
-    busy = session.phase is not Phase.IDLE or session.resumes
+    busy = session.phase is not Phase.IDLE or session.wait.resumes
     waits = session.phase in (Phase.WAITING, Phase.RESERVED)
-    waited = now - session.waiting_since if waits else 0.0
+    waited = now - session.wait.since if waits else 0.0
     mean, since = session.gaps.known
     return {
         "session": session.id,
@@ -150,9 +150,9 @@ def _session(session: EngineSession, now: float) -> Document:
         "tag": flow.tag,
         "served": flow.served,
         "attained": session.attained_at(now) if busy else 0.0,
-        "waited": session.waited if session.resumes else waited,
+        "waited": session.wait.waited if session.wait.resumes else waited,
         "hour": [[max(0.0, now - at), *seconds] for at, *seconds in session.account.slots()],
-        "switch": session.switch,
+        "switch": session.lease.switch,
         "gap": mean,
         "idle": max(0.0, now - since),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from jupyter_sing.scheduler.fairness.fair_queue import Flow
 from jupyter_sing.scheduler.fairness.mlfq import Gaps, SwapBudget
 from jupyter_sing.scheduler.fairness.quotas import Quota
 from jupyter_sing.scheduler.fairness.tier_targets import Account, Admission
-from jupyter_sing.scheduler.settings import DeviceSpec
+from jupyter_sing.scheduler.settings import DeviceSpec, Tier
 
 
 class Phase(Enum):
@@ -34,34 +35,107 @@ class Phase(Enum):
 HOLDING = (Phase.LOADING, Phase.RUNNING, Phase.STOPPING)
 
 
-class EngineSession:
-    """One session. `number` is its order of arrival, which breaks all ties.
+@dataclass(slots=True)
+class SessionTerms:
+    """Rights of a session.
 
     Attributes
     ----------
-    attained
-        Device seconds of the present cell until `run_since`.
-    devices
-        Devices that are granted to it.
-    homes
-        Devices on which its memory is: those of its lease, and during a move also the old ones.
     admission
         Whether the target of its tier is kept for it.
     goal
         Fraction of its device time demand that it was promised; 0 if that cannot be kept.
-    quotas
-        Those of its user and of its virtual cluster.
-    right
-        Virtual cluster by whose guarantee it holds its devices; empty if it borrows them.
-    exposed_at
-        When premium sessions may preempt it, if it is a basic one.
-    aged
-        It holds its lease because it had waited so long.
+    """
+
+    tier: Tier
+    pinned: bool
+    may_pack: bool
+    may_preempt: bool
+    admission: Admission
+    goal: float = 0.0
+
+
+@dataclass(slots=True)
+class SessionWait:
+    """Wait of a session for devices.
+
+    Attributes
+    ----------
+    arrival
+        Order of the requests.
+    boost
+        Levels that it has risen by waiting.
+    urgent
+        It goes before sessions without a tier target.
     resumes, waited
         Its next cell is one that an earlier engine knew, with this much attained already, and which
         had waited for this many seconds.
     short
         It waits for room within this limit of memory.
+    """
+
+    since: float
+    arrival: int
+    boost: int = 0
+    urgent: bool = False
+    resumes: bool = False
+    waited: float = 0.0
+    short: SessionQuota | None = None
+
+
+@dataclass(slots=True)
+class SessionLease:
+    """Present or last lease of a session.
+
+    Attributes
+    ----------
+    devices
+        Devices that are granted to it.
+    aged
+        It holds its lease because it had waited so long.
+    right
+        Virtual cluster by whose guarantee it holds its devices; empty if it borrows them.
+    rides
+        It shares a device that the guarantees gave to the other session.
+    share
+        Part of its devices that it is charged for.
+    switch
+        Seconds that the switch to it has taken.
+    protected_until
+        End of its minimum run time.
+    exposed_at
+        When premium sessions may preempt it, if it is a basic one.
+    level
+        Feedback level at which it executes.
+    """
+
+    token: int = 0
+    devices: tuple[EngineDevice, ...] = ()
+    granted_at: float = 0.0
+    run_since: float = 0.0
+    aged: bool = False
+    right: str = ""
+    rides: bool = False
+    share: float = 1.0
+    switch: float = 0.0
+    protected_until: float = 0.0
+    exposed_at: float = 0.0
+    quantum_end: float = 0.0
+    level: int = 0
+
+
+@dataclass(slots=True)
+class Residency:
+    """Places of a session's memory.
+
+    Attributes
+    ----------
+    clean_at
+        When its memory is copied to the host, unless it executes.
+    homes
+        Devices on which its memory is: those of its lease, and during a move also the old ones.
+    bound
+        Device that its worker is bound to; None: it may move.
     pinned_on
         Device that it is pinned to: it is granted only there, until it is unpinned.
     arriving
@@ -71,136 +145,107 @@ class EngineSession:
         else is done with it until that is answered.
     stays_until
         Its memory could not be evicted or moved; there is no retry until then.
+    """
+
+    clean_at: float
+    homes: list[EngineDevice] = field(default_factory=list)
+    bound: EngineDevice | None = None
+    pinned_on: EngineDevice | None = None
+    arriving: tuple[EngineDevice, ...] = ()
+    moving: dict[EngineDevice, EngineDevice | None] = field(default_factory=dict)
+    migrated_at: float = float("-inf")
+    stays_until: float = float("-inf")
+
+
+@dataclass(slots=True)
+class SessionUsage:
+    """Measurements of a session.
+
+    Attributes
+    ----------
     rate_alone
         Steps per second that were measured when it had a device of its own.
-    rides
-        It shares a device that the guarantees gave to the other session.
-    share
-        Part of its devices that it is charged for.
     utilisation
         Part of the time between its last two measurements in which it executed.
-    boost
-        Levels that it has risen by waiting.
+    """
+
+    measured_at: float
+    step_seconds: float | None = None
+    nadir: float | None = None
+    rate_alone: float | None = None
+    utilisation: float = 1.0
+
+
+class EngineSession:
+    """One session.
+
+    Attributes
+    ----------
+    number
+        Its order of arrival, which breaks all ties.
+    attained
+        Device seconds of the present cell until `SessionLease.run_since`.
+    quotas
+        Those of its user and of its virtual cluster.
+    version, timers
+        Numbers of changes: entries of heaps that have an older one are stale.
     """
 
     __slots__ = (
         "account",
-        "admission",
-        "aged",
-        "arrival",
-        "arriving",
         "attained",
-        "boost",
-        "bound",
-        "clean_at",
-        "devices",
-        "exposed_at",
         "flow",
         "gaps",
-        "goal",
         "gpus",
-        "granted_at",
-        "homes",
         "id",
-        "may_pack",
-        "may_preempt",
-        "measured_at",
+        "lease",
         "memory",
-        "migrated_at",
-        "moving",
-        "nadir",
         "number",
         "phase",
-        "pinned",
-        "pinned_on",
-        "protected_until",
-        "quantum_end",
         "quotas",
-        "rate_alone",
-        "resumes",
-        "rides",
-        "right",
-        "run_since",
-        "running_level",
-        "share",
-        "short",
-        "stays_until",
-        "step_seconds",
-        "switch",
-        "tier",
+        "residency",
+        "terms",
         "timers",
-        "token",
-        "urgent",
-        "utilisation",
+        "usage",
         "vc",
         "version",
-        "waited",
-        "waiting_since",
+        "wait",
     )
 
     def __init__(self, event: SessionAdded, number: int, flow: Flow) -> None:
         self.id = event.session
         self.number = number
         self.vc = event.vc
-        self.tier = event.tier
         self.gpus = event.gpus
         self.memory = event.memory
-        self.pinned = event.pinned
-        self.may_pack = event.may_pack
-        self.may_preempt = event.may_preempt
         self.flow = flow
         self.account = Account(event.at)
         self.gaps = Gaps(event.at)
+        self.quotas: tuple[SessionQuota, SessionQuota] = flow.quotas
         self.phase = Phase.IDLE
         self.attained = 0.0
-        self.aged = False
-        self.arriving: tuple[EngineDevice, ...] = ()
-        self.arrival = number
-        self.boost = 0
-        self.bound: EngineDevice | None = None
-        self.clean_at = event.at
-        self.devices: tuple[EngineDevice, ...] = ()
-        self.admission = Admission(event.tier, True, "")
-        self.exposed_at = 0.0
-        self.goal = 0.0
-        self.granted_at = 0.0
-        self.homes: list[EngineDevice] = []
-        self.measured_at = event.at
-        self.migrated_at = float("-inf")
-        self.moving: dict[EngineDevice, EngineDevice | None] = {}
-        self.nadir: float | None = None
-        self.pinned_on: EngineDevice | None = None
-        self.protected_until = 0.0
-        self.quantum_end = 0.0
-        self.quotas: tuple[SessionQuota, SessionQuota] = flow.quotas
-        self.resumes = False
-        self.rides = False
-        self.right = ""
-        self.rate_alone: float | None = None
-        self.run_since = 0.0
-        self.running_level = 0
-        self.share = 1.0
-        self.short: SessionQuota | None = None
-        self.stays_until = float("-inf")
-        self.step_seconds: float | None = None
-        self.switch = 0.0
-        self.timers = 0
-        self.token = 0
-        self.urgent = False
-        self.utilisation = 1.0
-        self.version = 0
-        self.waited = 0.0
-        self.waiting_since = event.at
+        self.version = self.timers = 0
+        self.terms = SessionTerms(
+            event.tier,
+            event.pinned,
+            event.may_pack,
+            event.may_preempt,
+            Admission(event.tier, True, ""),
+        )
+        self.wait = SessionWait(event.at, number)
+        self.lease = SessionLease()
+        self.residency = Residency(event.at)
+        self.usage = SessionUsage(event.at)
 
     @property
     def only(self) -> EngineDevice | None:
         """Device to which its execution is restricted; None: it may execute on any."""
-        return self.pinned_on or self.bound
+        return self.residency.pinned_on or self.residency.bound
 
     def attained_at(self, now: float) -> float:
         """Device seconds that the present cell has had until then."""
         running = self.phase in (Phase.RUNNING, Phase.STOPPING)
-        return self.attained + (now - self.run_since if running else 0.0)
+        return self.attained + (now - self.lease.run_since if running else 0.0)
 
 
 SessionQuota: TypeAlias = Quota[Flow, EngineSession]

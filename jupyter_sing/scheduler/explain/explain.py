@@ -94,7 +94,7 @@ class Explainer:
                 limited.setdefault(limit.flow, []).append((key, session, limit))
         expected = self._look(free, self._leases.devices.values(), now)
         for _, session in free:
-            held_up = session.moving or self._leases.tried_again(session, now) > now
+            held_up = session.residency.moving or self._leases.tried_again(session, now) > now
             where = "" if held_up else _where(expected[session].devices)
             place, seconds = line.place(session.only), expected[session].seconds
             found[session.id] = ExplainedWait(place, seconds, self._usual(session, now), where)
@@ -129,7 +129,7 @@ class Explainer:
     def _held(self, holder: EngineSession) -> tuple[EngineDevice, ...]:
         if holder.phase is Phase.RESERVED:
             return self._leases.reserved(holder)
-        return holder.devices
+        return holder.lease.devices
 
     def _aside(self, session: EngineSession, now: float) -> ExplainedWait:
         """Return the outlook of a session that waits for room within a limit, or for ever."""
@@ -139,8 +139,8 @@ class Explainer:
             seconds = math.inf
         elif limit is not None:
             seconds = limit.seconds
-        if session.short is not None:
-            place += list(session.short.short).index(session)
+        if session.wait.short is not None:
+            place += list(session.wait.short.short).index(session)
         return ExplainedWait(place, seconds, self.why(session, now))
 
     def _never(self, session: EngineSession) -> str | None:
@@ -157,7 +157,7 @@ class Explainer:
         return None
 
     def _usual(self, session: EngineSession, now: float) -> str:
-        if session.moving:
+        if session.residency.moving:
             return "its memory is moving"
         if self._leases.tried_again(session, now) > now:
             return "the last attempt failed; the next one is soon"

@@ -101,11 +101,11 @@ class Forecast:
         found: dict[EngineSession, Expected] = {}
         queue: list[_Entry] = []
         for number, (key, session) in enumerate(order):
-            leaving = (device.transfer(session.memory) for device in session.moving)
+            leaving = (device.transfer(session.memory) for device in session.residency.moving)
             tried_again = self._leases.tried_again(session, self._now)
             since = max(self._now + max(leaving, default=0.0), tried_again)
-            began, boost = session.waiting_since, session.boost
-            wish = self._wish(session, session.attained, began, boost, session.urgent)
+            began, boost = session.wait.since, session.wait.boost
+            wish = self._wish(session, session.attained, began, boost, session.wait.urgent)
             queue.append((key, number, wish, since))
         asked = {session for _, session in order}
         count = len(queue)
@@ -158,16 +158,16 @@ class Forecast:
             return None
         session = device.lessees[0]
         if session.phase is not Phase.RUNNING:
-            start = max(self._now, session.granted_at + session.switch)
-            return self._turn(session, start, session.switch, session.attained)
-        had, level = session.attained_at(self._now), session.running_level
+            start = max(self._now, session.lease.granted_at + session.lease.switch)
+            return self._turn(session, start, session.lease.switch, session.attained)
+        had, level = session.attained_at(self._now), session.lease.level
         return ExpectedLease(
             session=session,
-            start=session.run_since,
+            start=session.lease.run_since,
             attained=session.attained,
-            protected=session.protected_until,
-            exposed=session.exposed_at,
-            expires=session.quantum_end,
+            protected=session.lease.protected_until,
+            exposed=session.lease.exposed_at,
+            expires=session.lease.quantum_end,
             held=self._agenda.running.hold_end(session),
             urgent_until=self._urgent_until(session, level, self._now, had),
             throttled=self._is_throttled(session, level),
@@ -187,7 +187,7 @@ class Forecast:
             protected=protected,
             exposed=protected,
             expires=start + turn_of(level, switch, settings),
-            held=start + settings.max_hold.get(session.tier, math.inf),
+            held=start + settings.max_hold.get(session.terms.tier, math.inf),
             urgent_until=self._urgent_until(session, level, start, attained),
             throttled=self._is_throttled(session, level),
             end=start + self._left(attained),
@@ -207,19 +207,19 @@ class Forecast:
 
         `attained` is what the cell has had by `at`.
         """
-        if session.goal == 0.0:
+        if session.terms.goal == 0.0:
             return -math.inf
         if level <= INTERACTIVE and not self._is_throttled(session, level):
             return at + self._settings.levels[INTERACTIVE] - attained
         spare = self._spare(session, level)
-        if spare >= 0.0 or session.goal >= 1.0:
+        if spare >= 0.0 or session.terms.goal >= 1.0:
             return -math.inf if spare >= 0.0 else math.inf
-        return at - spare / (1.0 - session.goal)  # what it gains by executing
+        return at - spare / (1.0 - session.terms.goal)  # what it gains by executing
 
     def _spare(self, session: EngineSession, level: int) -> float:
         """Seconds that a session can lose until its tier target is about to be missed."""
-        least = threshold(session.switch, self._settings.quanta[level])
-        return session.account.slack_at(session.goal, self._now) - least
+        least = threshold(session.lease.switch, self._settings.quanta[level])
+        return session.account.slack_at(session.terms.goal, self._now) - least
 
     # Requests.
 
@@ -235,10 +235,10 @@ class Forecast:
         urgent_at = self._now
         if not urgent:
             urgent_at = since + (own + 1) * patience
-            if session.goal > 0.0:
+            if session.terms.goal > 0.0:
                 spare = max(0.0, self._spare(session, levels[0][0]))
                 early = [at for level, at in levels if level <= INTERACTIVE and not throttled]
-                urgent_at = min(urgent_at, self._now + spare / session.goal, *early)
+                urgent_at = min(urgent_at, self._now + spare / session.terms.goal, *early)
         return WaitingRequest(session, attained, tuple(levels), urgent_at, throttled)
 
     def _again(self, turn: ExpectedLease, at: float, number: int) -> _Entry:
@@ -259,7 +259,7 @@ class Forecast:
         if session.only is not None:
             places = [self._places[session.only]] if session.only in self._places else []
         else:
-            homes = [self._places[home] for home in session.homes if home in self._places]
+            homes = [self._places[home] for home in session.residency.homes if home in self._places]
             places = list(dict.fromkeys([*homes, *self._soonest[:CANDIDATES]]))
         ranked = []
         for place in places:

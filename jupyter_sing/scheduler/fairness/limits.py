@@ -154,10 +154,10 @@ class Limiter:
             for other in islice(quota.residents, LOOKS):
                 if excess <= 0:
                     break
-                if other is session or not (other.moving or may_leave(other, now)):
+                if other is session or not (other.residency.moving or may_leave(other, now)):
                     continue
                 excess -= quota.residents[other]
-                found.update({(other, device): None for device in other.homes})
+                found.update({(other, device): None for device in other.residency.homes})
             if excess > 0 and adding > 0:
                 return None
         return list(found)
@@ -168,7 +168,7 @@ class Limiter:
         assert user.quota
         flow = user if self._lacks(session, user.quota) else cluster
         assert flow.quota
-        session.short = flow.quota
+        session.wait.short = flow.quota
         flow.quota.short[session] = None
         if flow.quota.retry_at <= now:
             flow.quota.retry_at = now + RETRY
@@ -181,9 +181,9 @@ class Limiter:
 
     def forget(self, session: EngineSession) -> None:
         """Record that a session no longer waits for room."""
-        if session.short is not None:
-            session.short.short.pop(session, None)
-            session.short = None
+        if session.wait.short is not None:
+            session.wait.short.short.pop(session, None)
+            session.wait.short = None
 
     def woken(self, flow: Flow, now: float) -> list[EngineSession]:
         """Remove and return some sessions that waited for room, those retried longest ago first."""
@@ -207,7 +207,7 @@ class Limiter:
             found = _about_devices(session, quota)
             if found is None and self.is_exhausted(flow, now):
                 found = _about_time(flow, now)
-            if found is None and session.short is not None and self._lacks(session, quota):
+            if found is None and session.wait.short is not None and self._lacks(session, quota):
                 found = _about_memory(session, quota)
             if found is not None:
                 return found

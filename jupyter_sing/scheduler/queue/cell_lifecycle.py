@@ -52,22 +52,22 @@ class CellLifecycle:
             return
         now = event.at
         session.gaps.used(now)
-        if not session.resumes:
-            session.attained = session.waited = 0.0
+        if not session.wait.resumes:
+            session.attained = session.wait.waited = 0.0
         self._ledger.activate(session.flow, now)
         self.wait_again(session, now)
-        session.resumes, session.waited = False, 0.0
+        session.wait.resumes, session.wait.waited = False, 0.0
 
     def wait_again(self, session: EngineSession, now: float) -> None:
         """Let a session wait."""
         self._serving.yielded[session] = None
         self._order += 1
-        session.arrival = self._order
+        session.wait.arrival = self._order
         session.phase = Phase.WAITING
-        session.waiting_since = now - (session.waited if session.resumes else 0.0)
-        session.boost = 0
+        session.wait.since = now - (session.wait.waited if session.wait.resumes else 0.0)
+        session.wait.boost = 0
         session.account.wait(now)
-        session.urgent = self._agenda.is_urgent(session, now)
+        session.wait.urgent = self._agenda.is_urgent(session, now)
         self._serving.let_wait(session, now)
         self._packing.offer(session)
         self._agenda.set_timer(session, self._agenda.next_look(session, now))
@@ -100,11 +100,11 @@ class CellLifecycle:
         if pack is not None:
             self._packing.part(pack, now, failed=False)
         if session.phase in HOLDING:
-            self._explaining.ended(now - session.granted_at)
+            self._explaining.ended(now - session.lease.granted_at)
             before, session.attained = session.attained, session.attained_at(now)
             self._note_burst(session, before, now)
-            session.clean_at = now + max(
-                (device.transfer(session.memory) for device in session.devices), default=0.0
+            session.residency.clean_at = now + max(
+                (device.transfer(session.memory) for device in session.lease.devices), default=0.0
             )
             if not turned_back:
                 self._leases.arrived(session)
@@ -130,7 +130,7 @@ class CellLifecycle:
 
     def _current(self, name: str, token: int) -> EngineSession | None:
         session = self._sessions.get(name)
-        if session is None or session.phase not in HOLDING or session.token != token:
+        if session is None or session.phase not in HOLDING or session.lease.token != token:
             return None
         return session
 
@@ -141,23 +141,23 @@ class CellLifecycle:
         now = event.at
         self._arrived(session, resident=True)
         if session.phase is Phase.STOPPING:  # it is preempted already
-            session.attained, session.run_since = session.attained_at(now), now
+            session.attained, session.lease.run_since = session.attained_at(now), now
             return
         session.phase = Phase.RUNNING
-        session.run_since = now
-        loaded = session.switch > 0.0 and session.memory > 0
-        session.switch = now - session.granted_at
+        session.lease.run_since = now
+        loaded = session.lease.switch > 0.0 and session.memory > 0
+        session.lease.switch = now - session.lease.granted_at
         session.account.execute(now)
         level = level_of(session.attained, self._settings)
-        session.running_level = level
-        session.protected_until = now + run_min(level, session.switch, self._settings)
-        session.exposed_at = session.protected_until
-        overdrawn = any(device.budget.stretch(now) > 1.0 for device in session.devices)
-        if session.tier is Tier.BASIC and not session.aged and not overdrawn:
-            cost = session.switch if loaded else 0.0
-            session.exposed_at = now + run_min(level, cost, self._settings, floor=0.0)
-        session.quantum_end = now + self._agenda.quantum_of(session, now)
-        session.measured_at = now
+        session.lease.level = level
+        session.lease.protected_until = now + run_min(level, session.lease.switch, self._settings)
+        session.lease.exposed_at = session.lease.protected_until
+        overdrawn = any(device.budget.stretch(now) > 1.0 for device in session.lease.devices)
+        if session.terms.tier is Tier.BASIC and not session.lease.aged and not overdrawn:
+            cost = session.lease.switch if loaded else 0.0
+            session.lease.exposed_at = now + run_min(level, cost, self._settings, floor=0.0)
+        session.lease.quantum_end = now + self._agenda.quantum_of(session, now)
+        session.usage.measured_at = now
         self._packing.offer(session)
         self._agenda.review(session, now)
 
@@ -169,7 +169,7 @@ class CellLifecycle:
     def evicted(self, event: events.Evicted) -> None:
         session = self._sessions.get(event.session)
         device = self._leases.devices.get(event.device)
-        if session is None or device is None or device in session.devices:
+        if session is None or device is None or device in session.lease.devices:
             return  # a lease there has begun since
         if session in device.residents:
             self._leases.left(session, device, event.at)
@@ -180,7 +180,7 @@ class CellLifecycle:
         if session is None or device is None:
             return
         if session.phase in HOLDING:
-            if device in session.devices:  # the move that its lease has requested
+            if device in session.lease.devices:  # the move that its lease has requested
                 self._arrived(session, resident=event.resident)
                 return
             self.lose(session, event.at)
@@ -190,13 +190,13 @@ class CellLifecycle:
         self._leases.arrived(session, resident=resident)
         if resident:
             self._leases.refusals.forget(session)
-        if session.pinned_on is not None:
-            (session.pinned_on,) = session.devices
+        if session.residency.pinned_on is not None:
+            (session.residency.pinned_on,) = session.lease.devices
 
     def refused(self, event: events.GrantRefused) -> None:
         session, now = self._current(event.session, event.token), event.at
         if session is not None:
-            for device in session.devices:
+            for device in session.lease.devices:
                 self._agenda.look_again(self._leases.refusals.note(session, device, now))
             self._leases.turn_back(session, now)
             self.lose(session, now, turned_back=True)
@@ -204,9 +204,9 @@ class CellLifecycle:
     def stayed(self, event: events.Stayed) -> None:
         session = self._sessions.get(event.session)
         device = self._leases.devices.get(event.device)
-        if session is not None and device is not None and device in session.moving:
+        if session is not None and device is not None and device in session.residency.moving:
             self._leases.stayed(session, device, event.at)
-            self._agenda.look_again(session.stays_until)
+            self._agenda.look_again(session.residency.stays_until)
 
     def worker_died(self, event: events.WorkerDied) -> None:
         session = self._sessions.get(event.session)

@@ -143,7 +143,7 @@ class Dispatcher:
         if session in self.yielded:
             self._agenda.look_again(now + YIELD_PAUSE)
             return False
-        return not session.moving
+        return not session.residency.moving
 
     def _put_aside(self, session: EngineSession, now: float) -> None:
         """Let a session wait for room within its limits."""
@@ -197,7 +197,7 @@ class Dispatcher:
         self, session: EngineSession, choice: PlacementChoice | None, now: float
     ) -> bool:
         self._waiting.remove(session)
-        aged = session.boost > 0
+        aged = session.wait.boost > 0
         for victim in choice.victims if choice else ():
             self._running.remove(victim)
         if choice is not None:
@@ -207,7 +207,7 @@ class Dispatcher:
                 session, now
             )
         if done:
-            session.aged = aged
+            session.lease.aged = aged
             self._packing.withdraw(session)
         elif session.phase is Phase.WAITING:
             self.let_wait(session, now)

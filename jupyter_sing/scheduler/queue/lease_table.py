@@ -158,7 +158,7 @@ class LeaseTable:
 
     def entitle(self, session: EngineSession, now: float) -> bool:
         """Let the guarantees choose devices that the virtual cluster is entitled to."""
-        homes = session.homes if session.only is None else [session.only]
+        homes = session.residency.homes if session.only is None else [session.only]
         prefer = tuple(home for home in homes if home.healthy)
         return self._bind(
             session, DeviceReservation(prefer, "its virtual cluster's guarantee"), now
@@ -192,7 +192,7 @@ class LeaseTable:
             self._undo(session, answer)
             return False
         self._move(session, reservation, devices)
-        session.right = session.vc if answer.guaranteed else ""
+        session.lease.right = session.vc if answer.guaranteed else ""
         reservation.bound = True
         self._hold(session, session.gpus, now)
         return self._make_room(session, reservation, now)
@@ -258,21 +258,21 @@ class LeaseTable:
     def preempt(self, session: EngineSession, reason: str, now: float, nadir: float = 0.0) -> None:
         """Request the end of a lease."""
         if session.phase is Phase.LOADING:
-            session.run_since = now
+            session.lease.run_since = now
         session.phase = Phase.STOPPING
         self.preemptions += 1
-        self.out.append(Preempt(session.id, session.token, reason, nadir))
+        self.out.append(Preempt(session.id, session.lease.token, reason, nadir))
 
     def _nadir(self, session: EngineSession, victim: EngineSession) -> float:
         """Return the seconds that a victim may take to reach the memory nadir of its step.
 
         An interactive cell waits for the nadir only if its user cannot notice that.
         """
-        if victim.step_seconds is None or victim.nadir is None:
+        if victim.usage.step_seconds is None or victim.usage.nadir is None:
             return 0.0
         interactive = session.attained < self._settings.levels[INTERACTIVE]
         limit = NADIR_UNNOTICED if interactive else self._settings.nadir_wait
-        return victim.step_seconds if victim.step_seconds <= limit else 0.0
+        return victim.usage.step_seconds if victim.usage.step_seconds <= limit else 0.0
 
     def _make_room(
         self, session: EngineSession, reservation: DeviceReservation, now: float
@@ -293,7 +293,7 @@ class LeaseTable:
             return True
         for victim, device in beyond:
             reservation.leaving[victim, device] = None
-            if device not in victim.moving:
+            if device not in victim.residency.moving:
                 self._park(victim, device, session)
         for device, plan in zip(reservation.devices, plans, strict=True):
             assert plan is not None
@@ -311,14 +311,16 @@ class LeaseTable:
     ) -> None:
         """Move the memory of an idle session to another device that has room, or to the host."""
         size = device.residents[victim]
-        may_move = victim.bound is None and now - victim.migrated_at >= MIGRATION_PAUSE
-        if may_move and len(victim.homes) == 1:
+        may_move = (
+            victim.residency.bound is None and now - victim.residency.migrated_at >= MIGRATION_PAUSE
+        )
+        if may_move and len(victim.residency.homes) == 1:
             for other in self.free.roomiest(1):
                 if room(victim, other, now) == NO_VICTIMS:
-                    victim.moving[device] = other
+                    victim.residency.moving[device] = other
                     other.put(victim, size)
                     self.free.update(other)
-                    victim.migrated_at = now
+                    victim.residency.migrated_at = now
                     self.migrations += 1
                     self.out.append(
                         MigrateMemory(
@@ -330,7 +332,7 @@ class LeaseTable:
 
     def _park(self, victim: EngineSession, device: EngineDevice, session: EngineSession) -> None:
         """Take the memory of an idle session off a device."""
-        victim.moving[device] = None
+        victim.residency.moving[device] = None
         size = device.residents[victim]
         self.evictions += 1
         to: Literal["host", "disk"] = (
@@ -344,36 +346,44 @@ class LeaseTable:
             return
         del self._reservations[session]
         self.token += 1
-        session.token = self.token
+        session.lease.token = self.token
         session.phase = Phase.LOADING
-        session.devices = reservation.devices
-        session.granted_at = now
-        if session.pinned and session.gpus == 1:
-            session.pinned_on = session.devices[0]
-        session.switch = max(device.switch(session) for device in reservation.devices)
-        if session.switch:
+        session.lease.devices = reservation.devices
+        session.lease.granted_at = now
+        if session.terms.pinned and session.gpus == 1:
+            session.residency.pinned_on = session.lease.devices[0]
+        session.lease.switch = max(device.switch(session) for device in reservation.devices)
+        if session.lease.switch:
             self.switches += 1
         for quota in session.quotas:
             quota.expect(session, 0)
-        session.arriving = tuple(d for d in reservation.devices if session not in d.residents)
+        session.residency.arriving = tuple(
+            d for d in reservation.devices if session not in d.residents
+        )
         for device in reservation.devices:
-            device.budget.spend(session.switch, now)
+            device.budget.spend(session.lease.switch, now)
             device.incoming = None
             device.lessees.append(session)
             device.put(session, session.memory)
-            if device not in session.homes:
-                session.homes.append(device)
+            if device not in session.residency.homes:
+                session.residency.homes.append(device)
             self.free.update(device)
         self.host.leave(session)
         names = tuple(device.id for device in reservation.devices)
         self.out.append(
-            Grant(session.id, names, session.token, self._quantum(session, now), reservation.reason)
+            Grant(
+                session.id,
+                names,
+                session.lease.token,
+                self._quantum(session, now),
+                reservation.reason,
+            )
         )
 
     def held(self) -> dict[str, tuple[str, int]]:
         """Return device and token of every lease, by session; of several devices, the first."""
         return {
-            each.id: (each.devices[0].id, each.token)
+            each.id: (each.lease.devices[0].id, each.lease.token)
             for each in self.sessions.values()
             if each.phase in HOLDING
         }
@@ -385,43 +395,43 @@ class LeaseTable:
 
         If it is not `resident`, its memory is yet to come.
         """
-        for home in session.homes:
-            if home not in session.devices:
+        for home in session.residency.homes:
+            if home not in session.lease.devices:
                 home.drop(session)
                 self.free.update(home)
-        session.homes = list(session.devices)
+        session.residency.homes = list(session.lease.devices)
         if resident:
-            session.arriving = ()
+            session.residency.arriving = ()
 
     def turn_back(self, session: EngineSession, now: float) -> None:
         """Record that the memory of a session does not come to the devices of its lease."""
-        for device in session.arriving:
+        for device in session.residency.arriving:
             device.drop(session)
-            session.homes.remove(device)
+            session.residency.homes.remove(device)
             self.free.update(device)
-        session.arriving = ()
+        session.residency.arriving = ()
 
     def end(self, session: EngineSession, now: float) -> None:
         """End the lease or reservation of a session; reservations that waited for it continue."""
         if session.phase is Phase.RESERVED:
             self._cancel(session, now)
             return
-        self._ledger.hold(session.flow, -session.gpus * session.share, now)
-        session.share = 1.0
-        if not session.rides:
+        self._ledger.hold(session.flow, -session.gpus * session.lease.share, now)
+        session.lease.share = 1.0
+        if not session.lease.rides:
             self._guarantees.release(session.id)
         self._entitled.clear()
         for quota in session.quotas:
             quota.leave(session)
         why = self._partings.pop(session, f"{session.id} has stopped")
-        for device in session.devices:
+        for device in session.lease.devices:
             device.lessees.remove(session)
             self.free.update(device)
             for other in device.lessees:
                 self._leave_alone(other, session, device, why, now)
-        session.rides = False
-        session.devices = session.arriving = ()
-        session.right = ""
+        session.lease.rides = False
+        session.lease.devices = session.residency.arriving = ()
+        session.lease.right = ""
         for waiting in [s for s, r in self._reservations.items() if session in r.victims]:
             self._freed(waiting, session, now)
 
@@ -429,12 +439,12 @@ class LeaseTable:
 
     def pack(self, host: EngineSession, guest: EngineSession, now: float) -> None:
         """Grant a waiting session the device that another one executes on; both memories fit."""
-        (device,) = host.devices
+        (device,) = host.lease.devices
         self._ledger.hold(host.flow, -0.5, now)
         self._enter(guest, DeviceReservation((device,), f"it shares it with {host.id}", bound=True))
         self._hold(guest, 0.5, now)
-        host.share = guest.share = 0.5
-        guest.rides = True
+        host.lease.share = guest.lease.share = 0.5
+        guest.lease.rides = True
         names = (host.id, guest.id)
         reason = "both permit it and somebody waits for a device, so that it is tried"
         self.out.append(Pack(names, device.id, reason))
@@ -443,7 +453,7 @@ class LeaseTable:
     def keep(self, host: EngineSession, guest: EngineSession, total: float) -> None:
         """Announce that a pair stays together, and why."""
         reason = f"{_worth(total)}, so that it is kept"
-        self.out.append(Pack((host.id, guest.id), host.devices[0].id, reason))
+        self.out.append(Pack((host.id, guest.id), host.lease.devices[0].id, reason))
 
     def part(self, guest: EngineSession, total: float, now: float) -> None:
         """Stop a guest because sharing is no faster than taking turns."""
@@ -454,16 +464,16 @@ class LeaseTable:
         self, other: EngineSession, gone: EngineSession, device: EngineDevice, why: str, now: float
     ) -> None:
         """Give a session all of the device that it shared; stop it if guarantees forbid that."""
-        self._hold(other, 1.0 - other.share, now)
-        other.share = 1.0
-        names = (other.id, gone.id) if gone.rides else (gone.id, other.id)
+        self._hold(other, 1.0 - other.lease.share, now)
+        other.lease.share = 1.0
+        names = (other.id, gone.id) if gone.lease.rides else (gone.id, other.id)
         self.out.append(Unpack(names, device.id, why))
-        if not other.rides or other.phase is Phase.STOPPING or not device.healthy:
+        if not other.lease.rides or other.phase is Phase.STOPPING or not device.healthy:
             return
         priority = 0 if self.below(other.vc, 1) else -1
         answer = self._guarantees.place(other.id, other.vc, priority, 1, [device.id])
         if isinstance(answer, Bound) and answer.devices == (device.id,):
-            other.rides, other.right = False, other.vc if answer.guaranteed else ""
+            other.lease.rides, other.lease.right = False, other.vc if answer.guaranteed else ""
             self._entitled.clear()
             return
         if not isinstance(answer, NoPlacement):
@@ -484,7 +494,7 @@ class LeaseTable:
         elif reservation.asked:
             self._guarantees.cancel(session.id)
         self._entitled.clear()
-        session.right = ""
+        session.lease.right = ""
         for quota in session.quotas:
             quota.leave(session)
         for device in reservation.devices:
@@ -504,9 +514,9 @@ class LeaseTable:
     def left(self, session: EngineSession, device: EngineDevice, now: float) -> None:
         """Record that the bytes of a session are off a device."""
         device.drop(session)
-        session.moving.pop(device, None)
-        if device in session.homes:
-            session.homes.remove(device)
+        session.residency.moving.pop(device, None)
+        if device in session.residency.homes:
+            session.residency.homes.remove(device)
         self.free.update(device)
         self.refusals.relent(device)
         self._settle(session, now)
@@ -515,18 +525,18 @@ class LeaseTable:
         self, session: EngineSession, target: EngineDevice, now: float, *, resident: bool
     ) -> None:
         """Record that a session belongs to a device from now on, and is `resident` there or not."""
-        session.moving.clear()
+        session.residency.moving.clear()
         if resident:
             self.host.leave(session)
-        if session.bound is not None:
-            session.bound = target
-        if session.pinned_on is not None:
-            session.pinned_on = target
-        before = list(session.homes)
+        if session.residency.bound is not None:
+            session.residency.bound = target
+        if session.residency.pinned_on is not None:
+            session.residency.pinned_on = target
+        before = list(session.residency.homes)
         for device in self.devices.values():
             if device is not target or not resident:
                 device.drop(session)
-        session.homes = [target] if resident else []
+        session.residency.homes = [target] if resident else []
         if resident:
             target.put(session, session.memory)
         for device in dict.fromkeys([*before, target]):
@@ -537,10 +547,10 @@ class LeaseTable:
 
     def stayed(self, session: EngineSession, device: EngineDevice, now: float) -> None:
         """Record a failed eviction or migration; sessions that needed the room wait again."""
-        target = session.moving.pop(device)
-        session.stays_until = now + FAILURE_PAUSE
+        target = session.residency.moving.pop(device)
+        session.residency.stays_until = now + FAILURE_PAUSE
         self.host.leave(session)
-        if target is not None and target not in session.homes:
+        if target is not None and target not in session.residency.homes:
             target.drop(session)
             self.free.update(target)
         self._settle(session, now)
@@ -549,7 +559,7 @@ class LeaseTable:
         """Continue reservations whose device a session has left; if it stays, give them up."""
         for waiting, reservation in list(self._reservations.items()):
             for device in [d for leaving, d in reservation.leaving if leaving is session]:
-                if waiting not in self._reservations or device in session.moving:
+                if waiting not in self._reservations or device in session.residency.moving:
                     continue
                 if session in device.residents:
                     self.give_up(waiting, now)
@@ -559,9 +569,9 @@ class LeaseTable:
 
     def forget(self, session: EngineSession, now: float) -> None:
         """Drop all memory of a session: its worker is gone."""
-        session.moving.clear()
+        session.residency.moving.clear()
         self.host.leave(session)
-        session.homes = []
+        session.residency.homes = []
         for device in self.devices.values():
             if session in device.residents:
                 device.drop(session)
@@ -572,7 +582,7 @@ class LeaseTable:
     def resize(self, session: EngineSession, memory: int) -> None:
         """Set how many bytes per device a session holds."""
         less, session.memory = memory < session.memory, memory
-        for device in session.homes:
+        for device in session.residency.homes:
             if less:
                 self.refusals.relent(device)
             if session in device.residents:
@@ -618,11 +628,13 @@ class LeaseTable:
         for device in self.devices.values():
             if not device.healthy:
                 self._set_health(device, False)
-        holders = {s.token: s for d in self.devices.values() for s in d.lessees if not s.rides}
+        holders = {
+            s.lease.token: s for d in self.devices.values() for s in d.lessees if not s.lease.rides
+        }
         for _, session in sorted(holders.items()):
-            names = [device.id for device in session.devices]
+            names = [device.id for device in session.lease.devices]
             kept = guarantees.adopt(session.id, session.vc, names)
-            session.right = session.vc if kept else ""
+            session.lease.right = session.vc if kept else ""
 
     def configure(self, settings: EngineSettings) -> None:
         """Use other settings from now on."""

@@ -60,10 +60,10 @@ class Packing:
     def offer(self, session: EngineSession) -> None:
         """Register a session that begins to wait, or to execute alone, if it may share."""
         self.withdraw(session)
-        if session.may_pack and session.gpus == 1 and session.rate_alone is not None:
+        if session.terms.may_pack and session.gpus == 1 and session.usage.rate_alone is not None:
             if session.phase is Phase.WAITING:
                 self._guests[session] = None
-            elif session.phase is Phase.RUNNING and len(session.devices[0].lessees) == 1:
+            elif session.phase is Phase.RUNNING and len(session.lease.devices[0].lessees) == 1:
                 self._hosts[session] = None
 
     def withdraw(self, session: EngineSession) -> None:
@@ -75,10 +75,10 @@ class Packing:
         """Find (host, guest), the least utilised of both sides that fit."""
         if not self._hosts or not self._guests:
             return None
-        hosts = sorted(islice(self._hosts, LOOKS), key=lambda s: (s.utilisation, s.number))
-        guests = sorted(islice(self._guests, LOOKS), key=lambda s: (s.utilisation, s.number))
+        hosts = sorted(islice(self._hosts, LOOKS), key=lambda s: (s.usage.utilisation, s.number))
+        guests = sorted(islice(self._guests, LOOKS), key=lambda s: (s.usage.utilisation, s.number))
         for guest in guests:
-            if guest.moving or not self._may_come(guest, now):
+            if guest.residency.moving or not self._may_come(guest, now):
                 continue
             for host in hosts:
                 if self._suits(host, guest, now):
@@ -86,20 +86,20 @@ class Packing:
         return None
 
     def _suits(self, host: EngineSession, guest: EngineSession, now: float) -> bool:
-        device = host.devices[0]
+        device = host.lease.devices[0]
         until, _ = self._pauses.get(_key(host, guest), (now, 0.0))
         return (
             now >= until
             and device.healthy
             and device.incoming is None
-            and guest.bound in (None, device)
-            and host.right in ("", guest.vc)
+            and guest.residency.bound in (None, device)
+            and host.lease.right in ("", guest.vc)
             and room(guest, device, now) == NO_VICTIMS
         )
 
     def join(self, host: EngineSession, guest: EngineSession) -> PackedPair:
         """Record that two sessions share a device from now on."""
-        pack = PackedPair(host, guest, host.devices[0])
+        pack = PackedPair(host, guest, host.lease.devices[0])
         self.packs[host] = self.packs[guest] = pack
         self.withdraw(host)
         self.withdraw(guest)
@@ -122,9 +122,9 @@ class Packing:
         Then `PackedPair.kept` says whether they stay together.
         """
         pack = self.packs[session]
-        if session.step_seconds is None or session.rate_alone is None:
+        if session.usage.step_seconds is None or session.usage.rate_alone is None:
             return None
-        pack.rates[session] = 1.0 / session.step_seconds / session.rate_alone
+        pack.rates[session] = 1.0 / session.usage.step_seconds / session.usage.rate_alone
         if len(pack.rates) < 2:
             return None
         total = sum(pack.rates.values())

@@ -92,7 +92,7 @@ class Placement:
             return self._several(session, level, now)
         if session.only is not None:
             return self._bound(session, level, session.only, now)
-        home = session.homes[0] if session.homes else None
+        home = session.residency.homes[0] if session.residency.homes else None
         if home is not None and self._is_free(session, home, now):
             return PlacementChoice((home,), (), "its memory is there")
         at_home = self._at_home(session, level, home, now)
@@ -113,7 +113,7 @@ class Placement:
         )
         if victim is None:
             return None if held is None else Later(held)
-        device = victim.devices[0]
+        device = victim.lease.devices[0]
         if patience is not None and patience < device.switch(session):
             return Later(now + max(WAIT_MIN, patience))
         return PlacementChoice((device,), tuple(device.lessees), "it goes before what runs there")
@@ -133,15 +133,15 @@ class Placement:
         freed = [
             device
             for victim in gone
-            for device in victim.devices
+            for device in victim.lease.devices
             if device.incoming is None
             and device.healthy
             and all(lessee in gone for lessee in device.lessees)
         ]
-        if session.bound is not None:
-            candidates = [session.bound]
+        if session.residency.bound is not None:
+            candidates = [session.residency.bound]
         else:
-            candidates = [*session.homes[:1], *freed, *self._free.roomiest(1)]
+            candidates = [*session.residency.homes[:1], *freed, *self._free.roomiest(1)]
         for device in candidates:
             if self._refusals.holds(session, device, now):
                 continue
@@ -149,7 +149,7 @@ class Placement:
                 victims = gone
             else:
                 others = self._stoppable(session, level, device, now)
-                if session.bound is None or others is None:
+                if session.residency.bound is None or others is None:
                     continue
                 victims = tuple(dict.fromkeys([*gone, *others]))
             if room(session, device, now, leaving=victims) is not None:
@@ -162,7 +162,7 @@ class Placement:
         """Choose the only device that it can use; that it is taken says nothing about others."""
         self.cramped = True
         if self._is_free(session, device, now):
-            pinned = device is session.pinned_on
+            pinned = device is session.residency.pinned_on
             why = "it is pinned to it" if pinned else "it is the device that was asked for"
             return PlacementChoice((device,), (), why)
         return self._at_home(session, level, device, now)
@@ -180,7 +180,7 @@ class Placement:
         holder = home.incoming or next(iter(home.lessees), None)
         if holder is None or not self._running.is_reachable(session, holder):
             return 0.0
-        if not holder.may_preempt or holder.tier is not session.tier:
+        if not holder.terms.may_preempt or holder.terms.tier is not session.terms.tier:
             return 0.0
         return min(self._running.settings.move_lag, session.attained_at(now))
 
@@ -200,8 +200,10 @@ class Placement:
         now: float,
         lag: float = 0.0,
     ) -> float | None:
-        device = victim.devices[0]
-        alike = victim.tier is session.tier and victim.running_level <= max(level, INTERACTIVE)
+        device = victim.lease.devices[0]
+        alike = victim.terms.tier is session.terms.tier and victim.lease.level <= max(
+            level, INTERACTIVE
+        )
         if lag and alike and behind(session, victim, now) < lag:
             return None
         victims = self._stoppable(session, level, device, now)
@@ -254,15 +256,15 @@ class Placement:
             return None
         if holder.phase is not Phase.RUNNING or not self._running.is_reachable(session, holder):
             return None
-        protected = max(0.0, holder.protected_until - now)
-        if level < holder.running_level:
+        protected = max(0.0, holder.lease.protected_until - now)
+        if level < holder.lease.level:
             wait = protected
         else:
-            left = max(protected, holder.quantum_end - now)
+            left = max(protected, holder.lease.quantum_end - now)
             wait = min(left, max(0.5, holder.attained_at(now)))
         # A session that has waited for as long as the move takes does not wait any longer for its
         # home.
-        return wait if now - session.waiting_since + wait < home.transfer(session.memory) else None
+        return wait if now - session.wait.since + wait < home.transfer(session.memory) else None
 
     def _cheapest(
         self, session: EngineSession, level: int, now: float
@@ -304,7 +306,7 @@ class Placement:
         A long cell does not evict a session whose reload its user would notice, while the next cell
         of that session is likely to come soon: that would cost both sessions a load.
         """
-        if level <= INTERACTIVE or session.urgent:
+        if level <= INTERACTIVE or session.wait.urgent:
             return 0.0
         return max(
             (

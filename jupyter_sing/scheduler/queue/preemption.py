@@ -27,10 +27,10 @@ Pool: TypeAlias = list[list[Entry]]
 
 def misses(session: EngineSession, quantum: float, now: float) -> bool:
     """True if a session misses its tier target unless it executes soon, or continues to execute."""
-    if session.goal == 0.0:
+    if session.terms.goal == 0.0:
         return False
     session.account.settle(now)
-    return session.account.slack(session.goal) < threshold(session.switch, quantum)
+    return session.account.slack(session.terms.goal) < threshold(session.lease.switch, quantum)
 
 
 def behind(one: EngineSession, other: EngineSession, now: float) -> float:
@@ -80,14 +80,14 @@ class RunningSessions:
         session.version += 1
         self._here[session] = None
         surplus = 0.0
-        if session.tier is not Tier.BASIC:
+        if session.terms.tier is not Tier.BASIC:
             session.account.settle(now)
-            aim = self.settings.targets.get(session.tier, 0.0)
+            aim = self.settings.targets.get(session.terms.tier, 0.0)
             surplus = round(session.account.fraction - aim, 1)
-        if now < session.protected_until:
+        if now < session.lease.protected_until:
             turn = 2
         else:
-            turn = int(now < min(session.quantum_end, self.hold_end(session)))
+            turn = int(now < min(session.lease.quantum_end, self.hold_end(session)))
         entry = (
             turn,
             -surplus,
@@ -96,14 +96,14 @@ class RunningSessions:
             session.version,
             session,
         )
-        self._push(self._pools.setdefault(session.right, _pool()), entry)
+        self._push(self._pools.setdefault(session.lease.right, _pool()), entry)
         for quota in session.quotas:
             if quota.limits.devices < math.inf:
                 self._push(self._limited.setdefault(quota, _pool()), entry)
 
     def _push(self, pool: Pool, entry: Entry) -> None:
         session = entry[-1]
-        heap = pool[ORDER[session.tier] * LEVELS + session.running_level]
+        heap = pool[ORDER[session.terms.tier] * LEVELS + session.lease.level]
         heapq.heappush(heap, entry)
         if len(heap) > 4 * len(self._here) + 64:
             heap[:] = [known for known in heap if known[4] == known[5].version]
@@ -122,7 +122,7 @@ class RunningSessions:
 
     def hold_end(self, session: EngineSession) -> float:
         """Return when a session has held its lease so long that any waiting session goes first."""
-        return session.granted_at + self.settings.max_hold.get(session.tier, math.inf)
+        return session.lease.granted_at + self.settings.max_hold.get(session.terms.tier, math.inf)
 
     def is_urgent(self, session: EngineSession, level: int, now: float) -> bool:
         """True if its tier puts it before others.
@@ -130,7 +130,7 @@ class RunningSessions:
         An interactive cell with a tier target is urgent from the beginning: time until it has a
         device is all that it can lose.
         """
-        if session.goal == 0.0:
+        if session.terms.goal == 0.0:
             return False
         if level <= INTERACTIVE and not self._is_throttled(session, level, now):
             return True
@@ -138,17 +138,17 @@ class RunningSessions:
 
     def is_reachable(self, waiting: EngineSession, victim: EngineSession) -> bool:
         """True if no guarantee of another virtual cluster protects the victim."""
-        return victim.right in ("", waiting.vc)
+        return victim.lease.right in ("", waiting.vc)
 
     def _outranks(
         self, waiting: EngineSession, level: int, victim: EngineSession, now: float
     ) -> bool:
         """True if an interactive cell of a premium session waits while a basic one executes."""
         return (
-            waiting.tier is Tier.PREMIUM
-            and victim.tier is Tier.BASIC
+            waiting.terms.tier is Tier.PREMIUM
+            and victim.terms.tier is Tier.BASIC
             and level <= INTERACTIVE
-            and (waiting.urgent or not self._is_throttled(waiting, level, now))
+            and (waiting.wait.urgent or not self._is_throttled(waiting, level, now))
         )
 
     def may_preempt(
@@ -157,27 +157,27 @@ class RunningSessions:
         """True if a waiting session may preempt one that executes."""
         if (
             victim.phase is not Phase.RUNNING
-            or not victim.may_preempt
+            or not victim.terms.may_preempt
             or not self.is_reachable(waiting, victim)
         ):
             return False
-        if now < victim.protected_until:
-            return now >= victim.exposed_at and self._outranks(waiting, level, victim, now)
+        if now < victim.lease.protected_until:
+            return now >= victim.lease.exposed_at and self._outranks(waiting, level, victim, now)
         if self.settings.max_hold and now >= self.hold_end(victim):
             return True
-        if waiting.tier is Tier.PREMIUM and self._outranks(waiting, level, victim, now):
+        if waiting.terms.tier is Tier.PREMIUM and self._outranks(waiting, level, victim, now):
             return True
-        expired = now >= victim.quantum_end
-        victim_urgent = self.is_urgent(victim, victim.running_level, now)
-        if waiting.urgent != victim_urgent:
-            return waiting.urgent
-        if not waiting.urgent:
+        expired = now >= victim.lease.quantum_end
+        victim_urgent = self.is_urgent(victim, victim.lease.level, now)
+        if waiting.wait.urgent != victim_urgent:
+            return waiting.wait.urgent
+        if not waiting.wait.urgent:
             mine = self._is_throttled(waiting, level, now)
-            theirs = self._is_throttled(victim, victim.running_level, now)
+            theirs = self._is_throttled(victim, victim.lease.level, now)
             if mine != theirs:
-                return theirs and (expired or level < victim.running_level)
-        if level != victim.running_level:
-            return level < victim.running_level
+                return theirs and (expired or level < victim.lease.level)
+        if level != victim.lease.level:
+            return level < victim.lease.level
         return expired and behind(waiting, victim, now) > 0.0
 
     def within(

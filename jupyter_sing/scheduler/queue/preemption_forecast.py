@@ -91,12 +91,12 @@ def gives_way(
 ) -> float:
     """Return when a lease is likely to end, be it only for the sake of a waiting session."""
     victim, waiting = turn.session, wish.session
-    if not victim.may_preempt or victim.right not in ("", waiting.vc):
+    if not victim.terms.may_preempt or victim.lease.right not in ("", waiting.vc):
         return max(now, turn.end)
     when = max(turn.protected, min(turn.held, *_comes_first(turn, wish, settings, now)))
     interactive = wish.levels[0][0] <= INTERACTIVE
     interactive = interactive and (wish.urgent_at <= now or not wish.throttled)
-    if interactive and waiting.tier is Tier.PREMIUM and victim.tier is Tier.BASIC:
+    if interactive and waiting.terms.tier is Tier.PREMIUM and victim.terms.tier is Tier.BASIC:
         when = min(when, turn.exposed)
     return max(now, min(when, turn.end))
 

@@ -34,9 +34,9 @@ NO_VICTIMS = RoomPlan((), 0.0)
 def may_leave(session: EngineSession, now: float) -> bool:
     """True if the memory of a session may be taken off its device now."""
     return (
-        not session.pinned
-        and not session.moving
-        and now >= session.stays_until
+        not session.terms.pinned
+        and not session.residency.moving
+        and now >= session.residency.stays_until
         and session.phase not in HOLDING
         and session.phase is not Phase.RESERVED
     )
@@ -80,7 +80,7 @@ def room(
         for other in device.residents
         if other is not session
         and other not in spared
-        and (may_leave(other, now) or (other in leaving and not other.pinned))
+        and (may_leave(other, now) or (other in leaving and not other.terms.pinned))
     ]
     candidates.sort()
     for _, _, other in candidates:
@@ -98,7 +98,7 @@ def room(
 
 def _is_dirty(session: EngineSession, leaving: tuple[EngineSession, ...], now: float) -> bool:
     """True if it has executed so recently that its memory is not copied yet."""
-    return session in leaving or now < session.clean_at
+    return session in leaving or now < session.residency.clean_at
 
 
 class HostMemoryEstimate:

@@ -70,16 +70,16 @@ class Timers:
     def quantum_of(self, session: EngineSession, now: float) -> float:
         """Return the quantum, in seconds, of a lease that begins now."""
         level = level_of(session.attained_at(now), self.settings)
-        stretch = max((device.budget.stretch(now) for device in session.devices), default=1.0)
-        return turn_of(level, session.switch, self.settings) * stretch
+        stretch = max((device.budget.stretch(now) for device in session.lease.devices), default=1.0)
+        return turn_of(level, session.lease.switch, self.settings) * stretch
 
     def level(self, session: EngineSession, now: float) -> int:
         """Return the level at which a session waits or executes, including its rise by waiting."""
-        return max(0, level_of(session.attained_at(now), self.settings) - session.boost)
+        return max(0, level_of(session.attained_at(now), self.settings) - session.wait.boost)
 
     def is_urgent(self, session: EngineSession, now: float) -> bool:
         """True if a waiting session goes before those without a tier target."""
-        if session.boost > level_of(session.attained, self.settings):
+        if session.wait.boost > level_of(session.attained, self.settings):
             return True  # it has waited long enough, regardless of the targets of others
         return self.running.is_urgent(session, self.level(session, now), now)
 
@@ -114,43 +114,43 @@ class Timers:
         """Bring level, urgency and place in the order up to date, and set the next timer."""
         self.take_turns(session)
         if session.phase is Phase.WAITING:
-            boost = session.boost
+            boost = session.wait.boost
             while boost < LEVELS and now >= self._rises_at(session, boost):
                 boost += 1
-            rises, session.boost = boost != session.boost, boost
+            rises, session.wait.boost = boost != session.wait.boost, boost
             urgent = self.is_urgent(session, now)
-            if rises or urgent != session.urgent:
-                session.urgent = urgent
+            if rises or urgent != session.wait.urgent:
+                session.wait.urgent = urgent
                 if session in self.waiting:
                     self.waiting.remove(session)
                     self.waiting.add(session, self.level(session, now), now)
             self.set_timer(session, self.next_look(session, now))
         elif session.phase is Phase.RUNNING:
             level = level_of(session.attained_at(now), self.settings)
-            if level != session.running_level:
-                session.running_level = level
-                session.quantum_end = now + self.quantum_of(session, now)
-            if now >= session.quantum_end and self.limiter.has_ended(session, now):
+            if level != session.lease.level:
+                session.lease.level = level
+                session.lease.quantum_end = now + self.quantum_of(session, now)
+            if now >= session.lease.quantum_end and self.limiter.has_ended(session, now):
                 self._stop(session, now)
                 return
-            if now >= min(session.protected_until, session.exposed_at):
+            if now >= min(session.lease.protected_until, session.lease.exposed_at):
                 self.running.put(session, now)
             self.set_timer(session, self._next_change(session, now))
 
     def _rises_at(self, session: EngineSession, boost: int) -> float:
         """Return when a waiting session rises for the next time."""
         quantum = self.settings.quanta[level_of(session.attained, self.settings)]
-        return session.waiting_since + (boost + 1) * AGING * quantum
+        return session.wait.since + (boost + 1) * AGING * quantum
 
     def next_look(self, session: EngineSession, now: float) -> float | None:
         """Return when a waiting session rises a level or becomes urgent."""
         times = []
-        if session.boost <= level_of(session.attained, self.settings):
-            times.append(self._rises_at(session, session.boost))
-        goal = session.goal
-        if goal > 0.0 and not session.urgent:
+        if session.wait.boost <= level_of(session.attained, self.settings):
+            times.append(self._rises_at(session, session.wait.boost))
+        goal = session.terms.goal
+        if goal > 0.0 and not session.wait.urgent:
             quantum = self.settings.quanta[self.level(session, now)]
-            spare = session.account.slack(goal) - threshold(session.switch, quantum)
+            spare = session.account.slack(goal) - threshold(session.lease.switch, quantum)
             # Its own demand grows while it waits, so that of each second only the target is lost.
             times.append(now + max(LOOK_MIN, spare / goal))
         return min(times, default=None)
@@ -158,7 +158,12 @@ class Timers:
     def _next_change(self, session: EngineSession, now: float) -> float | None:
         """Return when an executing session may be stopped, sinks, or ends its quantum."""
         hold = self.running.hold_end(session)
-        marks = (session.exposed_at, session.protected_until, session.quantum_end, hold)
+        marks = (
+            session.lease.exposed_at,
+            session.lease.protected_until,
+            session.lease.quantum_end,
+            hold,
+        )
         times = [mark for mark in marks if now < mark < math.inf]
         sinks = level_end(session.attained_at(now), self.settings)
         if sinks is not None:

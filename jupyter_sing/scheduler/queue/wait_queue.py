@@ -47,7 +47,7 @@ class _Bucket:
         if heap is None:
             heap = self.sessions[user] = []
             heapq.heappush(self.users, (user.at(now), user.number, user))
-        heapq.heappush(heap, (session.flow.at(now), session.arrival, session.version, session))
+        heapq.heappush(heap, (session.flow.at(now), session.wait.arrival, session.version, session))
 
     def first(self, gpus: int, now: float, is_capped: IsCapped) -> EngineSession | None:
         """Return the session that is owed the most, of the user that is owed the most."""
@@ -159,7 +159,7 @@ class WaitQueue:
 
     def add(self, session: EngineSession, level: int, now: float) -> None:
         """Let a session wait."""
-        index = (0 if session.urgent else LEVELS) + level
+        index = (0 if session.wait.urgent else LEVELS) + level
         by_index = self._buckets.get(session.gpus)
         if by_index is None:
             by_index = self._buckets[session.gpus] = [{} for _ in range(2 * LEVELS)]
@@ -243,7 +243,7 @@ class WaitQueue:
                     continue
                 user = session.flow.parent
                 assert user
-                key = (index, user.at(now), session.flow.at(now), session.arrival)
+                key = (index, user.at(now), session.flow.at(now), session.wait.arrival)
                 if best is None or key < best[0]:
                     best = key, session
                 break  # later sessions of this size have a later index
@@ -296,13 +296,13 @@ class WaitQueue:
         assert user.parent
         rank = 0 if below else self._class(session, index % LEVELS, now)
         tags = (user.parent.at(now), user.at(now), session.flow.at(now))
-        return (rank, index, *tags, session.arrival)
+        return (rank, index, *tags, session.wait.arrival)
 
     def order(self, now: float) -> list[tuple[Key, EngineSession]]:
         """Return all waiting sessions in the order of service, with their places in it."""
         found = []
         for each, (gpus, index) in self._places.items():
-            key = self.place_of(each, index % LEVELS, each.urgent, now, now)
+            key = self.place_of(each, index % LEVELS, each.wait.urgent, now, now)
             found.append(((0, *key[1:]) if self._below(each.vc, gpus) else key, each))
         found.sort(key=lambda each: each[0])
         return found
@@ -317,9 +317,9 @@ class WaitQueue:
         rank = 1 if urgent else 3 if self.would_throttle(session, level, now) else 2
         index = (0 if urgent else LEVELS) + level
         tags = (user.parent.at(at), user.at(at), session.flow.at(at))
-        return (rank, index, *tags, session.arrival)
+        return (rank, index, *tags, session.wait.arrival)
 
     def _class(self, session: EngineSession, level: int, now: float) -> int:
-        if session.urgent:
+        if session.wait.urgent:
             return 1
         return 3 if self.is_throttled(session, level, now) else 2

@@ -279,7 +279,7 @@ class TestMemory:
         place = device()
         other = session("other", 1, 20 * GB, pinned=obstacle == "pinned")
         if obstacle == "moving":
-            other.moving[place] = None
+            other.residency.moving[place] = None
         if obstacle in ("running", "loading", "reserved"):
             other.phase = Phase(obstacle)
         place.put(other, 20 * GB)
@@ -295,7 +295,7 @@ class TestMemory:
         place = device()
         other = session("other", 1, 20 * GB)
         place.put(other, 20 * GB)
-        other.clean_at = 5.0
+        other.residency.clean_at = 5.0
         new = session("new", 2)
         dirty, clean = room(new, place, 4.0), room(new, place, 5.0)
         assert dirty is not None

@@ -197,7 +197,7 @@ class Trial:
         engine = self.machine.controller._engine
         for name, session in engine._sessions.items():
             assert session.phase is Phase.IDLE, f"{name}: {session.phase}"
-            assert not session.moving
+            assert not session.residency.moving
         assert not engine._leases._reservations
         for name, device in engine._leases.devices.items():
             assert (device.incoming, device.lessees) == (None, []), f"{name} stays reserved"
