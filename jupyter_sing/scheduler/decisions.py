@@ -147,6 +147,14 @@ class NoPlacement:
     reason: str
 
 
+class GuaranteesError(Exception):
+    """Base of all errors of the guarantees."""
+
+
+class RequestError(GuaranteesError):
+    """The request could never be served as it stands. Nothing was changed."""
+
+
 class Guarantees(Protocol):
     """Rights of requests to devices: which request may hold which devices, guaranteed or borrowed.
 
@@ -183,7 +191,13 @@ class Guarantees(Protocol):
         ...
 
     def set_health(self, device_or_node: str, good: bool) -> None:
-        """Mark a device, or all devices of a node, as usable or not."""
+        """Mark a device, or all devices of a node, as usable or not.
+
+        Raises
+        ------
+        RequestError
+            If the guarantees do not contain it.
+        """
         ...
 
     def free(self, vc: str) -> int:

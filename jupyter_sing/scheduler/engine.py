@@ -65,7 +65,7 @@ class Engine:
         self._agenda = Timers(
             self._settings,
             self._ledger,
-            lambda vc, gpus: self._leases.below(vc, gpus),
+            lambda vc, gpus: self._leases.entitlements.below(vc, gpus),
             lambda session, now: self._cells.time_is_up(session, now),
         )
         self._limiter = self._agenda.limiter
@@ -138,9 +138,7 @@ class Engine:
         for each in (event, *others):
             if isinstance(each, ANNOUNCED):
                 self._announce(each.session, now)
-        decided = self._leases.out
-        self._leases.out = []
-        return decided
+        return self._leases.issued.take()
 
     def outlooks(self, now: float) -> dict[SessionId, ExplainedWait]:
         """Return for each waiting session its position, its expected wait, and why it waits.
@@ -171,13 +169,13 @@ class Engine:
     def accounts(self, now: float) -> past.Document:
         """Export the service that all have had, for the next engine (`persistence.py`)."""
         return past.export(
-            token=self._leases.token,
+            token=self._leases.issued.token,
             turn=self._explaining.turn,
             violations=self._tally.missed,
             ledger=self._ledger,
             sessions=self._sessions.values(),
             past=self._past.values(),
-            devices=self._leases.devices.values(),
+            devices=self._leases.table.devices.values(),
             now=now,
         )
 
@@ -188,10 +186,10 @@ class Engine:
     def statistics(self) -> Statistics:
         """Return the counters."""
         return Statistics(
-            self._leases.preemptions,
-            self._leases.switches,
-            self._leases.evictions,
-            self._leases.migrations,
+            self._leases.issued.preemptions,
+            self._leases.issued.switches,
+            self._leases.issued.evictions,
+            self._leases.issued.migrations,
             self._tally.missed,
             {
                 (flow.parent.name, flow.name): flow.served
@@ -210,7 +208,7 @@ class Engine:
                 bytes_per_second=d.bytes_per_second,
                 constant_seconds=d.constant_seconds,
             )
-            for d in self._leases.devices.values()
+            for d in self._leases.table.devices.values()
         ]
 
     def held(self) -> dict[str, tuple[str, int]]:
@@ -226,8 +224,10 @@ class Engine:
         return self._sessions[session].terms.admission
 
     def _restore(self, accounts: object, now: float) -> None:
-        found = past.restore(accounts, self._ledger, self._leases.devices, self._settings, now)
-        self._leases.token = found.token
+        found = past.restore(
+            accounts, self._ledger, self._leases.table.devices, self._settings, now
+        )
+        self._leases.issued.token = found.token
         self._explaining.turn = found.turn
         self._tally.missed = found.violations
         self._past = found.sessions
@@ -253,13 +253,13 @@ class Engine:
         if known is not None:
             known.apply(session, event.at)
         if event.bound is not None and event.gpus == 1:
-            session.residency.bound = self._leases.devices[event.bound]
+            session.residency.bound = self._leases.table.devices[event.bound]
         if event.device is not None and event.resident and event.gpus == 1 and event.memory:
-            home = self._leases.devices[event.device]
+            home = self._leases.table.devices[event.device]
             if home.healthy and home.used + event.memory <= home.memory:
                 home.put(session, event.memory)
                 session.residency.homes = [home]
-                self._leases.free.update(home)
+                self._leases.table.free.update(home)
 
     def _user(self, vc: str, user: str, now: float) -> Flow:
         """Return the flow of a user, with the weights and limits of the settings."""
@@ -290,7 +290,7 @@ class Engine:
         else:
             self._unpromised[session] = None
         if found.kept != before.kept or (not found.kept and found.tier is not before.tier):
-            self._leases.out.append(Promised(session.id, found.kept, found.reason))
+            self._leases.issued.append(Promised(session.id, found.kept, found.reason))
 
     def _withdraw_promise(self, session: EngineSession) -> None:
         """Withdraw the tier target of a session; `_promise_again` may then admit others."""
@@ -311,18 +311,18 @@ class Engine:
         """Pin a session to the device that it holds or is on, or unpin it."""
         if session.terms.pinned and not pinned:
             for home in session.residency.homes:
-                self._leases.refusals.relent(home)
+                self._leases.table.refusals.relent(home)
         session.terms.pinned = pinned
         if not pinned or session.gpus > 1:
             session.residency.pinned_on = None
         elif session.residency.pinned_on is None:
             here = [*session.lease.devices, *session.residency.homes][:1]
-            session.residency.pinned_on = self._leases.devices.get(
+            session.residency.pinned_on = self._leases.table.devices.get(
                 device or "", here[0] if here else None
             )
 
     def _admit(self, session: EngineSession) -> Admission:
-        healthy = sum(device.healthy for device in self._leases.devices.values())
+        healthy = sum(device.healthy for device in self._leases.table.devices.values())
         return admit(
             session.terms.tier, session.gpus, self._tiers, healthy, healthy, self._settings.targets
         )
@@ -334,8 +334,8 @@ class Engine:
         self._cells.stop(session, event.at)
         if session.phase is not Phase.IDLE:
             self._cells.rest(session, event.at)
-        self._leases.forget(session, event.at)
-        self._leases.refusals.forget(session)
+        self._leases.table.forget(session, event.at)
+        self._leases.table.refusals.forget(session)
         self._packing.forget(session)
         self._serving.placement.shapes[session.gpus] -= 1
         self._withdraw_promise(session)
@@ -387,7 +387,7 @@ class Engine:
         session = self._sessions.get(event.session)
         if session is None:
             return
-        self._leases.resize(session, event.memory)
+        self._leases.table.resize(session, event.memory)
         session.usage.step_seconds = event.step_seconds
         session.usage.nadir = event.nadir
         if event.at > session.usage.measured_at:
@@ -410,7 +410,7 @@ class Engine:
             self._packing.offer(session)
 
     def _bandwidth(self, event: events.BandwidthMeasured) -> None:
-        device = self._leases.devices.get(event.device)
+        device = self._leases.table.devices.get(event.device)
         if device is not None and event.bytes_per_second > 0.0:
             device.bytes_per_second = event.bytes_per_second
             device.constant_seconds = max(0.0, event.constant_seconds)
@@ -451,4 +451,4 @@ class Engine:
         """Announce that a session has to wait."""
         session = self._sessions.get(name)
         if session is not None and session.phase is Phase.WAITING:
-            self._leases.out.append(Queued(name, self._explaining.why(session, now)))
+            self._leases.issued.append(Queued(name, self._explaining.why(session, now)))

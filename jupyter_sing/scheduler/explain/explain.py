@@ -56,7 +56,7 @@ class Explainer:
         self._waiting, self._limiter = agenda.waiting, agenda.limiter
         self._leases = leases
         self._serving = serving
-        self._largest = max((device.memory for device in leases.devices.values()), default=0)
+        self._largest = max((device.memory for device in leases.table.devices.values()), default=0)
         self.turn = 1.0
 
     def ended(self, seconds: float) -> None:
@@ -77,8 +77,8 @@ class Explainer:
         line = _Line()
         for session in self._leases.sessions.values():
             if session.phase is Phase.RESERVED:
-                rest, why = self._leases.awaited(session)
-                place = line.place(self._leases.reserved(session)[0])
+                rest, why = self._leases.reservations.awaited(session)
+                place = line.place(self._leases.reservations.reserved(session)[0])
                 found[session.id] = ExplainedWait(place, rest, why)
             elif session.phase is Phase.WAITING and session not in self._waiting:
                 found[session.id] = self._aside(session, now)
@@ -92,9 +92,9 @@ class Explainer:
                 free.append((key, session))
             else:
                 limited.setdefault(limit.flow, []).append((key, session, limit))
-        expected = self._look(free, self._leases.devices.values(), now)
+        expected = self._look(free, self._leases.table.devices.values(), now)
         for _, session in free:
-            held_up = session.residency.moving or self._leases.tried_again(session, now) > now
+            held_up = session.residency.moving or self._leases.table.tried_again(session, now) > now
             where = "" if held_up else _where(expected[session].devices)
             place, seconds = line.place(session.only), expected[session].seconds
             found[session.id] = ExplainedWait(place, seconds, self._usual(session, now), where)
@@ -128,7 +128,7 @@ class Explainer:
 
     def _held(self, holder: EngineSession) -> tuple[EngineDevice, ...]:
         if holder.phase is Phase.RESERVED:
-            return self._leases.reserved(holder)
+            return self._leases.reservations.reserved(holder)
         return holder.lease.devices
 
     def _aside(self, session: EngineSession, now: float) -> ExplainedWait:
@@ -159,10 +159,10 @@ class Explainer:
     def _usual(self, session: EngineSession, now: float) -> str:
         if session.residency.moving:
             return "its memory is moving"
-        if self._leases.tried_again(session, now) > now:
+        if self._leases.table.tried_again(session, now) > now:
             return "the last attempt failed; the next one is soon"
         count = len(self._waiting)
-        devices = len(self._leases.devices)
+        devices = len(self._leases.table.devices)
         wanted = "1 device" if devices == 1 else f"{devices} devices"
         return f"{count} session{' waits' if count == 1 else 's wait'} for {wanted}"
 

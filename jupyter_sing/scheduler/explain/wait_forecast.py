@@ -83,7 +83,7 @@ class Forecast:
     ) -> None:
         self._agenda = agenda
         self._leases = leases
-        self._nodes = leases.nodes
+        self._nodes = leases.table.nodes
         self._typical = typical
         self._now = now
         self._places: dict[EngineDevice, _Place] = {}
@@ -102,7 +102,7 @@ class Forecast:
         queue: list[_Entry] = []
         for number, (key, session) in enumerate(order):
             leaving = (device.transfer(session.memory) for device in session.residency.moving)
-            tried_again = self._leases.tried_again(session, self._now)
+            tried_again = self._leases.table.tried_again(session, self._now)
             since = max(self._now + max(leaving, default=0.0), tried_again)
             began, boost = session.wait.since, session.wait.boost
             wish = self._wish(session, session.attained, began, boost, session.wait.urgent)

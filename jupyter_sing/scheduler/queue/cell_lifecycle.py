@@ -107,7 +107,7 @@ class CellLifecycle:
                 (device.transfer(session.memory) for device in session.lease.devices), default=0.0
             )
             if not turned_back:
-                self._leases.arrived(session)
+                self._leases.table.arrived(session)
         if session.phase in HOLDING or session.phase is Phase.RESERVED:
             self._leases.end(session, now)
         if pack is not None:
@@ -168,15 +168,15 @@ class CellLifecycle:
 
     def evicted(self, event: events.Evicted) -> None:
         session = self._sessions.get(event.session)
-        device = self._leases.devices.get(event.device)
+        device = self._leases.table.devices.get(event.device)
         if session is None or device is None or device in session.lease.devices:
             return  # a lease there has begun since
         if session in device.residents:
-            self._leases.left(session, device, event.at)
+            self._leases.table.left(session, device, event.at)
 
     def moved(self, event: events.Moved) -> None:
         session = self._sessions.get(event.session)
-        device = self._leases.devices.get(event.device)
+        device = self._leases.table.devices.get(event.device)
         if session is None or device is None:
             return
         if session.phase in HOLDING:
@@ -184,12 +184,12 @@ class CellLifecycle:
                 self._arrived(session, resident=event.resident)
                 return
             self.lose(session, event.at)
-        self._leases.moved(session, device, event.at, resident=event.resident)
+        self._leases.table.moved(session, device, event.at, resident=event.resident)
 
     def _arrived(self, session: EngineSession, *, resident: bool) -> None:
-        self._leases.arrived(session, resident=resident)
+        self._leases.table.arrived(session, resident=resident)
         if resident:
-            self._leases.refusals.forget(session)
+            self._leases.table.refusals.forget(session)
         if session.residency.pinned_on is not None:
             (session.residency.pinned_on,) = session.lease.devices
 
@@ -197,32 +197,32 @@ class CellLifecycle:
         session, now = self._current(event.session, event.token), event.at
         if session is not None:
             for device in session.lease.devices:
-                self._agenda.look_again(self._leases.refusals.note(session, device, now))
-            self._leases.turn_back(session, now)
+                self._agenda.look_again(self._leases.table.refusals.note(session, device, now))
+            self._leases.table.turn_back(session, now)
             self.lose(session, now, turned_back=True)
 
     def stayed(self, event: events.Stayed) -> None:
         session = self._sessions.get(event.session)
-        device = self._leases.devices.get(event.device)
+        device = self._leases.table.devices.get(event.device)
         if session is not None and device is not None and device in session.residency.moving:
-            self._leases.stayed(session, device, event.at)
+            self._leases.table.stayed(session, device, event.at)
             self._agenda.look_again(session.residency.stays_until)
 
     def worker_died(self, event: events.WorkerDied) -> None:
         session = self._sessions.get(event.session)
         if session is not None:
             self.lose(session, event.at)
-            self._leases.forget(session, event.at)
+            self._leases.table.forget(session, event.at)
 
     def device_failed(self, event: events.DeviceFailed) -> None:
-        device = self._leases.devices.get(event.device)
+        device = self._leases.table.devices.get(event.device)
         if device is not None:
             for session in self._leases.fail(device, event.at):
                 self.lose(session, event.at)
-                self._leases.forget(session, event.at)
+                self._leases.table.forget(session, event.at)
 
     def device_healed(self, event: events.DeviceHealed) -> None:
-        device = self._leases.devices.get(event.device)
+        device = self._leases.table.devices.get(event.device)
         if device is not None:
             self._leases.heal(device)
 
@@ -233,4 +233,4 @@ class CellLifecycle:
             self._packing.withdraw(session)
             held = self._limiter.reason(session, now)
             reason = held.text if held else "its device time is used up"
-            self._leases.preempt(session, reason, now)
+            self._leases.issued.preempt(session, reason, now)

@@ -54,7 +54,9 @@ class Dispatcher:
         self._waiting, self._running = agenda.waiting, agenda.running
         self._limiter = agenda.limiter
         self._packing = packing
-        self.placement = Placement(leases.nodes, leases.free, agenda.running, leases.refusals)
+        self.placement = Placement(
+            leases.table.nodes, leases.table.free, agenda.running, leases.table.refusals
+        )
         self.promised = promised
         self.widest = leases.widest()
         self.yielded: dict[EngineSession, None] = {}
@@ -91,7 +93,7 @@ class Dispatcher:
         self._serve(now)
         self._take_turns(now)
         settings = self._agenda.settings
-        if len(self._waiting) and not len(self._leases.free) and settings.packing:
+        if len(self._waiting) and not len(self._leases.table.free) and settings.packing:
             self._pack(now)
 
     def _wake(self, now: float) -> None:
@@ -107,7 +109,7 @@ class Dispatcher:
         blocked = Blocked(self._running.has_own, self.promised)
         passed: list[EngineSession] = []
         self.yielded.clear()
-        while len(self._waiting) and (len(self._leases.free) or len(self._running)):
+        while len(self._waiting) and (len(self._leases.table.free) or len(self._running)):
             session = self._waiting.best(now, blocked)
             if session is None or len(passed) >= SKIPS_MAX:
                 break
@@ -201,11 +203,13 @@ class Dispatcher:
         for victim in choice.victims if choice else ():
             self._running.remove(victim)
         if choice is not None:
-            done = self._leases.take(session, choice.devices, choice.victims, choice.reason, now)
-        else:
-            done = self._leases.below(session.vc, session.gpus) and self._leases.entitle(
-                session, now
+            done = self._leases.reservations.take(
+                session, choice.devices, choice.victims, choice.reason, now
             )
+        else:
+            done = self._leases.entitlements.below(
+                session.vc, session.gpus
+            ) and self._leases.reservations.entitle(session, now)
         if done:
             session.lease.aged = aged
             self._packing.withdraw(session)

@@ -641,7 +641,7 @@ def test_a_refused_session_is_where_it_was() -> None:
     host.open("long", GB, bound="node0/gpu0")
     host.submit("long", 100.0)
     host.run_until(0.1)
-    home, other = host.engine._leases.devices.values()
+    home, other = host.engine._leases.table.devices.values()
     (grant,) = host.engine.handle(events.CellSubmitted(0.1, "a"))
     assert isinstance(grant, Grant)
     assert grant.devices == (other.id,)
@@ -676,6 +676,6 @@ def test_a_migration_is_answered_and_who_waits_for_it_goes_on(answer: str) -> No
     (grant,) = decided
     host.engine.handle(events.Started(9.0, "new", grant.token))
     host.engine.handle(events.CellFinished(9.5, "new"))
-    left, right = host.engine._leases.devices.values()
+    left, right = host.engine._leases.table.devices.values()
     assert [left.incoming, left.lessees, right.incoming, right.lessees] == [None, [], None, []]
     assert [each.id for each in right.residents] == (["idle"] if answer == "moves" else [])

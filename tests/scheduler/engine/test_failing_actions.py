@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_sing.scheduler.queue import lease_table as leases
+from jupyter_sing.scheduler.queue import evictions
 from jupyter_sing.scheduler.state import Phase
 from kernelproxy.agent.devices.device_allocator import Room
 from kernelproxy.common.errors import SingError
@@ -198,8 +198,8 @@ class Trial:
         for name, session in engine._sessions.items():
             assert session.phase is Phase.IDLE, f"{name}: {session.phase}"
             assert not session.residency.moving
-        assert not engine._leases._reservations
-        for name, device in engine._leases.devices.items():
+        assert not list(engine._leases.reservations)
+        for name, device in engine._leases.table.devices.items():
             assert (device.incoming, device.lessees) == (None, []), f"{name} stays reserved"
             assert {each.id for each in device.residents} == {
                 each.id
@@ -213,12 +213,12 @@ class Trial:
         """Check what holds when all sessions were closed."""
         leases = self.machine.controller._engine._leases
         assert not leases.sessions
-        assert not leases._reservations
-        assert not leases.refusals._known
-        for device in leases.devices.values():
+        assert not list(leases.reservations)
+        assert not leases.table.refusals._known
+        for device in leases.table.devices.values():
             assert device.is_free
             assert (device.used, device.residents) == (0, {})
-            assert leases.host.used(device.node) == 0
+            assert leases.table.host.used(device.node) == 0
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_whatever_fails_everybody_is_served(
     devices = {each.id: each for each in configured_devices()}
     machine.patch(monkeypatch)
     monkeypatch.setattr("os.fsync", lambda fd: None)
-    monkeypatch.setattr(leases, "MIGRATION_PAUSE", 1.0)
+    monkeypatch.setattr(evictions, "MIGRATION_PAUSE", 1.0)
     logging.disable(logging.CRITICAL)  # each failure is logged
 
     async def main() -> Trial:

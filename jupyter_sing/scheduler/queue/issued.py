@@ -1,0 +1,39 @@
+"""Decisions that the engine has made and not returned yet, and counts of them."""
+
+from __future__ import annotations
+
+from jupyter_sing.scheduler.decisions import Decision, Preempt
+from jupyter_sing.scheduler.state import EngineSession, Phase
+
+
+class IssuedDecisions:
+    """Decisions in their order, and how many of each kind there were.
+
+    Attributes
+    ----------
+    token
+        The last one that was given to a lease.
+    """
+
+    def __init__(self) -> None:
+        self._decisions: list[Decision] = []
+        self.append = self._decisions.append
+        self.token = 0
+        self.switches = 0
+        self.preemptions = 0
+        self.evictions = 0
+        self.migrations = 0
+
+    def take(self) -> list[Decision]:
+        """Return the decisions since the last call."""
+        found = self._decisions.copy()
+        self._decisions.clear()
+        return found
+
+    def preempt(self, session: EngineSession, reason: str, now: float, nadir: float = 0.0) -> None:
+        """Request the end of a lease."""
+        if session.phase is Phase.LOADING:
+            session.lease.run_since = now
+        session.phase = Phase.STOPPING
+        self.preemptions += 1
+        self.append(Preempt(session.id, session.lease.token, reason, nadir))
