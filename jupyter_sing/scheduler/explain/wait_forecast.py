@@ -19,14 +19,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jupyter_sing.scheduler.fairness.mlfq import AGING, level_of, run_min, turn_of
-from jupyter_sing.scheduler.fairness.tier_targets import threshold
-from jupyter_sing.scheduler.queue.lease_table import LeaseTable
-from jupyter_sing.scheduler.queue.preemption_forecast import (
+from jupyter_sing.scheduler.explain.preemption_forecast import (
     ExpectedLease,
     WaitingRequest,
     gives_way,
 )
+from jupyter_sing.scheduler.fairness.mlfq import AGING, level_of, run_min, turn_of
+from jupyter_sing.scheduler.fairness.tier_targets import threshold
+from jupyter_sing.scheduler.queue.lease_table import LeaseTable
 from jupyter_sing.scheduler.queue.residency import room
 from jupyter_sing.scheduler.queue.timers import Timers
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE, Key
