@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jupyter_sing.scheduler.decisions import Grant, Guarantees, Pack, Unpack
+from jupyter_sing.scheduler.entitlements import Entitlements
 from jupyter_sing.scheduler.fairness.fair_queue import ServiceLedger
 from jupyter_sing.scheduler.fairness.limits import Limiter
 from jupyter_sing.scheduler.queue.device_table import DeviceTable
-from jupyter_sing.scheduler.queue.entitlements import Entitlements
 from jupyter_sing.scheduler.queue.issued import IssuedDecisions
 from jupyter_sing.scheduler.queue.packing import TURNS
 from jupyter_sing.scheduler.queue.reservations import DeviceReservation, Reservations

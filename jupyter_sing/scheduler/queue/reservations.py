@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jupyter_sing.scheduler.decisions import NoPlacement, Victims
+from jupyter_sing.scheduler.entitlements import Entitlements
 from jupyter_sing.scheduler.fairness.fair_queue import ServiceLedger
 from jupyter_sing.scheduler.fairness.limits import Limiter
 from jupyter_sing.scheduler.queue.device_table import DeviceTable
-from jupyter_sing.scheduler.queue.entitlements import Entitlements
 from jupyter_sing.scheduler.queue.evictions import Evictions
 from jupyter_sing.scheduler.queue.issued import IssuedDecisions
 from jupyter_sing.scheduler.queue.wait_queue import INTERACTIVE
