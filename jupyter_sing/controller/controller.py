@@ -47,7 +47,7 @@ from kernelproxy.common.protocol.views import (
     SharingView,
 )
 from kernelproxy.common.readable import device_name, devices_named
-from kernelproxy.common.scheduler_api import Hands, SessionDescription, WaitOutlook
+from kernelproxy.common.scheduler_api import Hands, SessionDescription, SessionOutlook
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ class Controller:
         """See `Arbiter`."""
         return self._engine.contended(session)
 
-    def outlook(self, session: str) -> WaitOutlook | None:
+    def outlook(self, session: str) -> SessionOutlook | None:
         """See `Arbiter`."""
         return self._outlooks.of(session)
 

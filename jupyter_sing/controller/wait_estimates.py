@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jupyter_sing.scheduler.explain import explain
 from kernelproxy.common import readable
-from kernelproxy.common.scheduler_api import WaitOutlook
+from kernelproxy.common.scheduler_api import SessionOutlook
 
 #: Seconds for which an answer is cached if there was no event since.
 KEEP_SECONDS = 0.1
@@ -44,14 +44,14 @@ class WaitEstimates:
         """Return the sessions that wait."""
         return list(self._all())
 
-    def of(self, session: str) -> WaitOutlook | None:
+    def of(self, session: str) -> SessionOutlook | None:
         """Return the outlook of a session; None: it does not wait."""
         found = self._all().get(session)
         if found is None:
             return None
         seconds = found.expected_wait
         known = None if seconds is None or seconds == math.inf else seconds
-        return WaitOutlook(found.position, known, self._sentence(session, found))
+        return SessionOutlook(found.position, known, self._sentence(session, found))
 
     def _all(self) -> dict[str, explain.ExplainedWait]:
         now = self._clock()

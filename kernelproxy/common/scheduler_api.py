@@ -88,7 +88,7 @@ class Allowance:
 
 
 @dataclass(frozen=True)
-class WaitOutlook:
+class SessionOutlook:
     """Forecast for a waiting session.
 
     Parameters
@@ -228,7 +228,7 @@ class Arbiter(Protocol):
     def contended(self, session: str) -> bool:
         """True if other sessions wait for resources that a session holds."""
 
-    def outlook(self, session: str) -> WaitOutlook | None:
+    def outlook(self, session: str) -> SessionOutlook | None:
         """Return the forecast for a waiting session; None: it does not wait, or it is unknown."""
 
     def sharing(self) -> SharingView:
@@ -349,7 +349,7 @@ class Everybody:
     def contended(self, session: str) -> bool:
         return False
 
-    def outlook(self, session: str) -> WaitOutlook | None:
+    def outlook(self, session: str) -> SessionOutlook | None:
         return None
 
     def sharing(self) -> SharingView:

@@ -22,7 +22,7 @@ from kernelproxy.agent.workers.crash_policy import Verdict, pause
 from kernelproxy.agent.workers.zygotes import Zygote
 from kernelproxy.common.errors import ControlError, StoreError, WorkerDiedError, WorkerError
 from kernelproxy.common.readable import device_name, turn
-from kernelproxy.common.scheduler_api import WaitOutlook
+from kernelproxy.common.scheduler_api import SessionOutlook
 from kernelproxy.common.shared_memory import Presence
 from kernelproxy.common.units import bytes_text
 
@@ -242,19 +242,19 @@ class Returning:
         wanted = wish.bytes if wish else state.memory.client.memory_used
         return min(max(granted, state.replay_grant, wanted), session.room.ledger.total)
 
-    def outlook(self) -> WaitOutlook | None:
+    def outlook(self) -> SessionOutlook | None:
         """Return what it can expect while it waits for a lease or for room; None if unknown."""
         session = self._session
         if session.standing()[0] is not State.QUEUED:
             return None
         if place := session.room.place(session):
-            return WaitOutlook(place, None, session.reason)
+            return SessionOutlook(place, None, session.reason)
         found = session.arbiter.outlook(session.id)
         if found is None:
             return None
         kept = self.kept_out()
         seconds = None if kept else found.seconds
-        return WaitOutlook(found.position, seconds, kept or self.why(found.reason))
+        return SessionOutlook(found.position, seconds, kept or self.why(found.reason))
 
     def kept_out(self) -> str:
         """Return who keeps memory that it needs even with a lease; "" if nothing keeps it out."""

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from kernelproxy.common.errors import ControlError
-from kernelproxy.common.scheduler_api import Hands, SessionDescription, WaitOutlook
+from kernelproxy.common.scheduler_api import Hands, SessionDescription, SessionOutlook
 
 
 class Turns:
@@ -144,12 +144,12 @@ class Turns:
     def contended(self, session: str) -> bool:
         return bool(self.queues[self.device[session]])
 
-    def outlook(self, session: str) -> WaitOutlook | None:
+    def outlook(self, session: str) -> SessionOutlook | None:
         queue = self.queues[self.device[session]]
         if session not in queue:
             return None
         place = queue.index(session) + 1
-        return WaitOutlook(place, place * self.quantum, "Waiting for the others.")
+        return SessionOutlook(place, place * self.quantum, "Waiting for the others.")
 
     def sharing(self) -> dict[str, Any]:
         return {}
