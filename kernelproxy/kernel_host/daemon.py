@@ -1,6 +1,6 @@
 """The kernel host's process: which server has a kernel, when it has ended, when to exit.
 
-Note [Leaving]: as with the daemon (`kernelproxy.agent.api.daemon`), a process that connects holds
+Note [Last kernel]: as with the daemon (`kernelproxy.agent.api.daemon`), a process that connects holds
 the start lock, shared; the kernel host exits with that lock held exclusively and no connection
 pending, and keeps it until its process has ended.
 """
@@ -39,7 +39,7 @@ from kernelproxy.common.protocol import (
     StartKernel,
 )
 from kernelproxy.kernel_host import SOCKET_NAME, directory, hosted_kernel
-from kernelproxy.kernel_host.hosted_kernel import Kernel
+from kernelproxy.kernel_host.hosted_kernel import HostedKernel
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class _Kept:
     """Kernel, with the connection of its server, if it has one."""
 
     id: str
-    kernel: Kernel
+    kernel: HostedKernel
     keep: float
     server: socket.socket | None
     deadline: float | None = None  # it is ended then, unless a server adopts it
@@ -186,7 +186,7 @@ class Attendant:
             return waited and not self._kept and not self._busy
 
     def _leave(self) -> bool:
-        """Exit if no client connects, see Note [Leaving]."""
+        """Exit if no client connects, see Note [Last kernel]."""
         lock = os.open(self._place / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ export interface IArriving {
 /**
  * The checkpoints, kept up to date while a view shows them.
  *
- * Note [Looking]: while no view is visible, nothing is requested from the server. While one is, the
+ * Note [Unseen lists]: while no view is visible, nothing is requested from the server. While one is, the
  * list is requested at the beginning, and when sessions show that a checkpoint was made: their last
  * checkpoint has changed, or a save has ended.
  */
@@ -63,7 +63,7 @@ export class CheckpointStore implements IDisposable {
     return this._isDisposed;
   }
 
-  /** True while a view is visible; see Note [Looking]. */
+  /** True while a view is visible; see Note [Unseen lists]. */
   get isWatched(): boolean {
     return this._observing !== null;
   }

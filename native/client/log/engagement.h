@@ -1,4 +1,4 @@
-// The operations for which leave() waits, see Note [Leaving] in session.h.
+// The operations for which leave() waits, see Note [Detaching] in session.h.
 #pragma once
 
 #include "client/log/session.h"

@@ -1,4 +1,4 @@
-// Detaching from the session's memory and reattaching: Note [Leaving] in session.h.
+// Detaching from the session's memory and reattaching: Note [Detaching] in session.h.
 #include <sys/mman.h>
 #include <unistd.h>
 

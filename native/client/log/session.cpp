@@ -27,7 +27,7 @@ constexpr auto kWait = std::chrono::milliseconds(50);  // upper bound on the del
 constexpr int kStill = 20;
 // Memory of the log is populated in steps of this size: some thousand small operators.
 constexpr uint64_t kPopulatedBytes = uint64_t{256} << 10;
-// Note [Patience]: a wake-up takes some 50 us, so a waiting thread first spins for about as long.
+// Note [Spinning]: a wake-up takes some 50 us, so a waiting thread first spins for about as long.
 // If the worker's threads need all cores, spinning delays the very answer for which the thread
 // waits, unless the worker executes small operators with one thread. So in that case it spins long
 // only while answers come soon.
@@ -327,7 +327,7 @@ void Session::wait_answer(const std::function<bool()>& ready) {
   for (;;) {
     const uint32_t bell = worker_->bell.load(std::memory_order_seq_cst);
     if (ready()) {
-      if (crowded_) {  // see Note [Patience]
+      if (crowded_) {  // see Note [Spinning]
         const bool soon = monotonic_ns(0) - began < kSoonNs;
         spins_.store(soon ? kSpinsMost : kSpinsLeast, std::memory_order_relaxed);
       }

@@ -8,7 +8,7 @@
 // holding mutex_. Otherwise an interrupt could not be delivered, or two threads would wait for each
 // other.
 //
-// Note [Leaving]: so that the process can be saved, it can be without the session's memory for a
+// Note [Detaching]: so that the process can be saved, it can be without the session's memory for a
 // while. From leave() to rejoin(), private copies of the pages are mapped at their addresses: code
 // that reads there without a lock (check_usable, reached, the futexes) finds their last contents. A
 // thread that wants to write to the log, or to wait for another process, calls lock_present(), and
@@ -136,7 +136,7 @@ class Session {
   // Detaches the process from the session: unmaps the session's memory and forgets the bell's
   // descriptor, which the caller owns again. Throws if a thread waits for another process for
   // longer than `limit`, or if the wait is interrupted; then nothing has changed. See
-  // Note [Leaving].
+  // Note [Detaching].
   void leave(std::chrono::milliseconds limit);
   // Reattaches, perhaps to another session with the same state as this one; perhaps in a process
   // that was restored from images. Throws if the state differs from the one at leave(); then the
@@ -205,7 +205,7 @@ class Session {
   std::byte* const log_;
   const std::byte* const answers_;
   bool crowded_ = false;        // the worker's threads need all cores
-  std::atomic<int> spins_{0};   // see Note [Patience]
+  std::atomic<int> spins_{0};   // see Note [Spinning]
   int64_t clock_ahead_ns_ = 0;  // offset to the CLOCK_MONOTONIC of the other processes
   std::atomic<bool> agent_gone_{false};
   Word<uint32_t> turn_{0};  // futex word: changed when lock_present() or leave() may continue

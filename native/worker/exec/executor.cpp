@@ -407,8 +407,8 @@ std::shared_ptr<const std::string> Executor::missing_operand() {
   return nullptr;
 }
 
-// Note [Failures]: the results of the current call are lost; what it should have changed in place
-// is stale. Storages that this call used first hold no value, and are lost too.
+// As in Note [Failures], the results of the current call are lost; what it should have changed in
+// place is stale. Storages that this call used first hold no value, and are lost too.
 void Executor::skip_call(const std::shared_ptr<const std::string>& cause) {
   for (const Operand& operand : call_.operands) {
     if (!operand.written) continue;
