@@ -154,6 +154,7 @@ lint: $(VENV)/.package labextension ## style and types
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/structure.py
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(NPM) run lint
 
